@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -186,29 +185,6 @@ func TestReceiptsCanBeTurnedOff(t *testing.T) {
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Admin.Receipts = 0 }})
 	require.Equal(t, http.StatusOK, c.post(chatPath, chat("x", "")).status)
 	require.Equal(t, http.StatusNotFound, c.get("/decisions").status)
-}
-
-func TestATrustedCallerMayAskForTheWayInHeaders(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	ask := func(key, body string) reply {
-		return c.post(chatPath, body, "Authorization", "Bearer "+key, "X-Evenkeel-Explain", "true")
-	}
-	body := chat("hi", `"max_tokens":2,`)
-	r := ask("ek-ops", body)
-	got := c.receipt(r.header.Get("X-Request-Id"))
-	require.Equal(t, got.Attempts[0].Prefill.Candidate, r.header.Get("X-Evenkeel-Prefill"))
-	require.Equal(t, got.Attempts[0].Decode.Rank, r.header.Get("X-Evenkeel-Decode"))
-	require.Regexp(t, `^queue;dur=[0-9.]+, probe;dur=[0-9.]+, pool;dur=[0-9.]+, transfer;dur=[0-9.]+$`, r.header.Get("X-Evenkeel-Waits"))
-	require.Equal(t, "model_not_found", ask("ek-ops", strings.Replace(body, model, "none", 1)).header.Get("X-Evenkeel-Reason"))
-	for name := range ask("ek-team", body).header {
-		require.NotContains(t, strings.ToLower(name), "evenkeel", "names of engines are addresses")
-	}
-	for name := range c.post(chatPath, body, "Authorization", "Bearer ek-ops").header {
-		require.NotContains(t, strings.ToLower(name), "evenkeel", "nobody asked")
-	}
 }
 
 func TestAReceiptOfAForwardNamesThePeer(t *testing.T) {
