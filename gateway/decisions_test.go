@@ -2,7 +2,6 @@ package gateway_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"testing"
 
@@ -110,19 +109,4 @@ func TestReceiptsCanBeTurnedOff(t *testing.T) {
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Admin.Receipts = 0 }})
 	require.Equal(t, http.StatusOK, c.post(chatPath, chat("x", "")).status)
 	require.Equal(t, http.StatusNotFound, c.get("/decisions").status)
-}
-
-func TestAReceiptOfAForwardNamesThePeer(t *testing.T) {
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{})
-	r := us.post(chatPath, chat("far away", `"max_tokens":3,`), "X-Request-Id", "far")
-	require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
-	here := us.receipt("far")
-	require.Equal(t, "eu-1", here.Peer)
-	require.Len(t, here.Attempts, 1)
-	require.Equal(t, "eu-1", here.Attempts[0].Peer)
-	require.Positive(t, here.Attempts[0].Waits.Transfer)
-	there := eu.receipt(here.ID)
-	require.Equal(t, "us-1", there.Origin)
-	require.NotNil(t, there.Attempts[0].Decode, fmt.Sprintf("%+v", there))
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +17,6 @@ import (
 
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
-	"evenkeel/geo"
 )
 
 // raw sends text on a connection of its own and leaves it open.
@@ -38,47 +36,6 @@ func status(t *testing.T, conn net.Conn) int {
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	return resp.StatusCode
-}
-
-// Other proxies' bodies are on the same account as those of clients.
-func TestBodiesOfPeersAreBounded(t *testing.T) {
-	t.Parallel()
-	const size, limit = 1 << 20, 4 << 20
-	us := alone(t, func(cfg *config.Config) { cfg.Limits.Body, cfg.Limits.Bodies = size, limit })
-	keys, err := geo.ParseKeys(geoKey)
-	require.NoError(t, err)
-	body := strings.Repeat("x", size)
-	var open []net.Conn
-	for range 8 {
-		h := us.hopFrom("eu-1", body)
-		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s: t\r\n", chatPath, size, geo.TenantHeader)
-		for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
-			head += field[0] + ": " + field[1] + "\r\n"
-		}
-		open = append(open, us.raw(us.gw.GeoAddr(), head+"\r\n"+body[1:]))
-	}
-	held := func() float64 { return us.metric("evenkeel_bodies_bytes") }
-	us.eventually("those that fit are charged", func() bool { return held() >= 2*size })
-	require.LessOrEqual(t, held(), float64(limit/2), "one address leaves room for another")
-	require.Equal(t, http.StatusServiceUnavailable, status(t, open[len(open)-1]))
-	for _, conn := range open {
-		_ = conn.Close()
-	}
-	us.eventually("all is given back", func() bool { return held() == 0 })
-}
-
-func TestForgedHeadsOfPeersAreRefusedUnread(t *testing.T) {
-	t.Parallel()
-	us := alone(t, nil)
-	keys, err := geo.ParseKeys("a another-key-of-at-least-32-bytes\n")
-	require.NoError(t, err)
-	h := us.hopFrom("eu-1", "")
-	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", chatPath, geo.TenantHeader)
-	for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
-		head += field[0] + ": " + field[1] + "\r\n"
-	}
-	require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")), "not a byte of the body was sent, or asked for")
-	require.Zero(t, us.metric("evenkeel_bodies_bytes"))
 }
 
 // A key that fills its share of the memory for bodies leaves room for others.
