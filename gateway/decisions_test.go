@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/receipt"
 )
 
@@ -102,11 +101,4 @@ func TestReceiptsOfRequests(t *testing.T) {
 		require.Equal(t, http.StatusNotFound, c.get("/decisions?id=nobody").status)
 		require.Equal(t, http.StatusBadRequest, c.get("/decisions?n=0").status)
 	})
-}
-
-func TestReceiptsCanBeTurnedOff(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.Admin.Receipts = 0 }})
-	require.Equal(t, http.StatusOK, c.post(chatPath, chat("x", "")).status)
-	require.Equal(t, http.StatusNotFound, c.get("/decisions").status)
 }

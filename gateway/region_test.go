@@ -353,16 +353,6 @@ func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
 	})
 }
 
-func TestWithoutOtherRegionsThereIsNothingOfThem(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	require.Equal(t, 404, c.get("/geo").status)
-	require.NotContains(t, c.get("/metrics").body, "evenkeel_geo_")
-	got := c.post("/v1/chat/completions", chat("one", ""))
-	require.Equal(t, 200, got.status)
-	require.Empty(t, got.header.Get("X-Evenkeel-Route"))
-}
-
 // A request whose decode rank fails at its prompt, and that no prefill engine here can
 // serve, is answered in another region. Nothing of its way there is left behind.
 func TestAPromptThatADecodeRankFailsAtGoesToAnotherRegion(t *testing.T) {

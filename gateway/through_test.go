@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -39,79 +40,125 @@ func form(t *testing.T, file string, fields ...string) (body, kind string) {
 	return b.String(), w.FormDataContentType()
 }
 
-// bench/outside/api has the official client ask for embeddings, transcriptions and translations.
-func TestPassedThrough(t *testing.T) {
+func TestRequestsOfOneEngine(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
 		decode:    []refengine.Config{{}, pooling(), {Model: "ears", Task: plain.Transcription}},
 		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 	})
-	vector := func(text string) string {
-		b, err := json.Marshal(plain.Vector(text))
-		require.NoError(t, err)
-		return string(b)
-	}
-	for _, row := range []struct {
-		name, path, body, want string
-		prompt                 int // tokens, as told
-	}{
-		{"a text is counted", "/tokenize", `{"model":"ref","prompt":"one two three"}`, `"count":3`, 0},
-		{"a chat is counted", "/tokenize", `{"model":"ref","messages":[{"role":"user","content":"one two"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"image_url":{"type":"string"}}}}}]}`, `"count":`, 0},
-		{"a message is counted", "/v1/messages/count_tokens", `{"model":"ref","system":"a b","messages":[{"role":"user","content":"c d e"}],"tools":[]}`, `"input_tokens":`, 0},
-		{"ids become text", "/detokenize", fmt.Sprintf(`{"model":"ref","tokens":[%d]}`, reftext.FirstAnswerID), `"prompt":"`, 0},
-		{"a model without a prefill engine is embedded", "/v1/embeddings", `{"model":"emb","input":"one two"}`, vector("one two"), 2},
-		{"several texts are embedded", "/v1/embeddings", `{"model":"emb","input":["one","two"]}`, vector("two"), 2},
-		{"documents are put in an order", "/v1/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
-		{"texts are compared", "/v1/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
-		{"documents by the second name", "/v2/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
-		{"documents by the short name", "/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
-		{"texts by the short name", "/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
-		{"a text is classified", "/classify", `{"model":"emb","input":"a"}`, `"num_classes":2`, 1},
-		{"a text is pooled", "/pooling", `{"model":"emb","input":"a b c"}`, vector("a b c"), 3},
-		{"embeddings come as base64", "/v1/embeddings", `{"model":"emb","input":"a","encoding_format":"base64"}`, `"embedding":"`, 1},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			id := strings.ReplaceAll(row.name, " ", "-")
-			r := c.post(row.path, row.body, "X-Request-Id", id)
-			require.Equal(t, http.StatusOK, r.status, r.body)
-			require.Contains(t, r.body, row.want)
-			require.Equal(t, "application/json", r.header.Get("Content-Type"))
-			require.Equal(t, "passed-through", r.header.Get("X-Evenkeel-Route"))
-			require.NotEmpty(t, r.header.Get("X-Evenkeel-Engine"))
-			require.Equal(t, "1", r.header.Get("X-Evenkeel-Attempts"))
-			kept := c.receipt(id)
-			require.Equal(t, "ok", kept.Outcome)
-			require.Equal(t, row.path, kept.Endpoint)
-			require.Equal(t, "passed-through", kept.Route)
-			require.Equal(t, row.prompt, kept.PromptTokens)
-			require.Len(t, kept.Attempts, 1)
-			require.Equal(t, r.header.Get("X-Evenkeel-Engine"), kept.Attempts[0].Engine)
+	c.served("emb", 1)
+	c.served("ears", 1)
+	// bench/outside/api has the official client ask for embeddings, transcriptions and translations.
+	t.Run("are passed through", func(t *testing.T) {
+		vector := func(text string) string {
+			b, err := json.Marshal(plain.Vector(text))
+			require.NoError(t, err)
+			return string(b)
+		}
+		for _, row := range []struct {
+			name, path, body, want string
+			prompt                 int // tokens, as told
+		}{
+			{"a text is counted", "/tokenize", `{"model":"ref","prompt":"one two three"}`, `"count":3`, 0},
+			{"a chat is counted", "/tokenize", `{"model":"ref","messages":[{"role":"user","content":"one two"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"image_url":{"type":"string"}}}}}]}`, `"count":`, 0},
+			{"a message is counted", "/v1/messages/count_tokens", `{"model":"ref","system":"a b","messages":[{"role":"user","content":"c d e"}],"tools":[]}`, `"input_tokens":`, 0},
+			{"ids become text", "/detokenize", fmt.Sprintf(`{"model":"ref","tokens":[%d]}`, reftext.FirstAnswerID), `"prompt":"`, 0},
+			{"a model without a prefill engine is embedded", "/v1/embeddings", `{"model":"emb","input":"one two"}`, vector("one two"), 2},
+			{"several texts are embedded", "/v1/embeddings", `{"model":"emb","input":["one","two"]}`, vector("two"), 2},
+			{"documents are put in an order", "/v1/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
+			{"texts are compared", "/v1/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
+			{"documents by the second name", "/v2/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
+			{"documents by the short name", "/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
+			{"texts by the short name", "/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
+			{"a text is classified", "/classify", `{"model":"emb","input":"a"}`, `"num_classes":2`, 1},
+			{"a text is pooled", "/pooling", `{"model":"emb","input":"a b c"}`, vector("a b c"), 3},
+			{"embeddings come as base64", "/v1/embeddings", `{"model":"emb","input":"a","encoding_format":"base64"}`, `"embedding":"`, 1},
+		} {
+			t.Run(row.name, func(t *testing.T) {
+				id := strings.ReplaceAll(row.name, " ", "-")
+				r := c.post(row.path, row.body, "X-Request-Id", id)
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				require.Contains(t, r.body, row.want)
+				require.Equal(t, "application/json", r.header.Get("Content-Type"))
+				require.Equal(t, "passed-through", r.header.Get("X-Evenkeel-Route"))
+				require.NotEmpty(t, r.header.Get("X-Evenkeel-Engine"))
+				require.Equal(t, "1", r.header.Get("X-Evenkeel-Attempts"))
+				kept := c.receipt(id)
+				require.Equal(t, "ok", kept.Outcome)
+				require.Equal(t, row.path, kept.Endpoint)
+				require.Equal(t, "passed-through", kept.Route)
+				require.Equal(t, row.prompt, kept.PromptTokens)
+				require.Len(t, kept.Attempts, 1)
+				require.Equal(t, r.header.Get("X-Evenkeel-Engine"), kept.Attempts[0].Engine)
+			})
+		}
+		t.Run("bytes come with the header that says what they are", func(t *testing.T) {
+			r := c.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
+			require.Equal(t, http.StatusOK, r.status)
+			require.Equal(t, "application/octet-stream", r.header.Get("Content-Type"))
+			require.Len(t, r.body, 16)
+			require.Contains(t, r.header.Get("Metadata"), `"prompt_tokens":2`)
+			require.Equal(t, 2, c.receipt("bytes").PromptTokens)
 		})
-	}
-	t.Run("bytes come with the header that says what they are", func(t *testing.T) {
-		r := c.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
-		require.Equal(t, http.StatusOK, r.status)
-		require.Equal(t, "application/octet-stream", r.header.Get("Content-Type"))
-		require.Len(t, r.body, 16)
-		require.Contains(t, r.header.Get("Metadata"), `"prompt_tokens":2`)
-		require.Equal(t, 2, c.receipt("bytes").PromptTokens)
+		t.Run("a transcription is streamed", func(t *testing.T) {
+			body, kind := form(t, "speech", "model", "ears", "stream", "true")
+			r := c.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			require.NoError(t, r.err)
+			require.Contains(t, r.header.Get("Content-Type"), "text/event-stream")
+			require.Equal(t, 7, strings.Count(r.body, "data: "))
+			require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
+			require.True(t, c.receipt("streamed").Stream)
+		})
+		c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 16 })
+		for _, outcome := range c.outcomes() {
+			require.Equal(t, "ok", outcome)
+		}
+		require.EqualValues(t, 4, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
+		require.EqualValues(t, 1, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
 	})
-	t.Run("a transcription is streamed", func(t *testing.T) {
-		body, kind := form(t, "speech", "model", "ears", "stream", "true")
-		r := c.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.NoError(t, r.err)
-		require.Contains(t, r.header.Get("Content-Type"), "text/event-stream")
-		require.Equal(t, 7, strings.Count(r.body, "data: "))
-		require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
-		require.True(t, c.receipt("streamed").Stream)
+	// A client of HTTP/1.0, such as many reverse proxies, never gets a Transfer-Encoding, in whatever way it is answered.
+	t.Run("clients of HTTP/1.0 get them, and others, in no chunks", func(t *testing.T) {
+		heard, kind := form(t, "speech", "model", "ears", "stream", "true")
+		for _, row := range []struct {
+			name, method, path, body, kind string
+			status                         int
+			stream                         bool
+		}{
+			{"an answer that is streamed", "POST", chatPath, chat("one two", `"stream":true,"max_tokens":20,`), "", 200, true},
+			{"a short answer that is streamed", "POST", chatPath, chat("one two", `"stream":true,"max_tokens":2,`), "", 200, true},
+			{"several answers that are streamed", "POST", chatPath, chat("one two", `"stream":true,"n":2,"max_tokens":20,`), "", 200, true},
+			{"a whole answer", "POST", chatPath, chat("one two", `"max_tokens":20,`), "", 200, false},
+			{"a refused request", "POST", chatPath, `{`, "", 400, false},
+			{"a list", "GET", "/v1/models", "", "", 200, false},
+			{"a path that is not there", "GET", "/other", "", "", 404, false},
+			{"a whole answer that is passed through", "POST", "/v1/embeddings", embedding, "", 200, false},
+			{"a streamed answer that is passed through", "POST", transcriptions, heard, kind, 200, true},
+			{"a refusal of an engine", "POST", "/v1/embeddings", `{"model":"emb"}`, "", 400, false},
+		} {
+			t.Run(row.name, func(t *testing.T) {
+				if row.kind == "" {
+					row.kind = "application/json"
+				}
+				conn := c.raw(c.gw.Addr(), fmt.Sprintf("%s %s HTTP/1.0\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", row.method, row.path, row.kind, len(row.body), row.body))
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				require.NoError(t, err)
+				defer resp.Body.Close()
+				body, err := io.ReadAll(resp.Body)
+				require.NoError(t, err)
+				require.Equal(t, row.status, resp.StatusCode, string(body))
+				require.Empty(t, resp.TransferEncoding)
+				require.Equal(t, row.stream, strings.HasSuffix(string(body), "data: [DONE]\n\n"), string(body))
+				require.Equal(t, row.stream, resp.ContentLength < 0)
+				if row.stream {
+					require.True(t, resp.Close)
+				}
+				_, err = conn.Read(make([]byte, 1))
+				require.ErrorIs(t, err, io.EOF, "the connection ends with the answer")
+			})
+		}
+		c.eventually("nothing runs any more", func() bool { return c.metric("evenkeel_requests_open") == 0 })
 	})
-	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 16 })
-	for _, outcome := range c.outcomes() {
-		require.Equal(t, "ok", outcome)
-	}
-	require.EqualValues(t, 4, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
-	require.EqualValues(t, 1, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
 }
 
 // served waits until an engine of the model is up.
