@@ -58,12 +58,13 @@ func TestAnAnswerMayBeginWithItsPrompt(t *testing.T) {
 		w.send(textEvent + lastText(1))
 	}
 	b := misled(t, u)
-	r := b.post(mooncake.Completions.Path(), completion("hello", `"echo":true,"logprobs":5,"max_tokens":1,"stream":true,`))
+	b.route.Rows = true // its decode engines compute such a prompt by themselves
+	r := b.post(mooncake.Completions.Path(), completion("hello", `"echo":true,"logprobs":5,"max_tokens":2,"stream":true,`))
 	require.Equal(t, http.StatusOK, r.status)
 	require.NotContains(t, r.body[max(0, len(r.body)-300):], `"error"`)
 	require.Greater(t, len(r.body), 12_600_000)
 
-	r = b.post(mooncake.Completions.Path(), completion("hello", `"logprobs":5,"max_tokens":1,"stream":true,`))
+	r = b.post(mooncake.Completions.Path(), completion("hello", `"logprobs":5,"max_tokens":2,"stream":true,`))
 	require.Contains(t, r.body[max(0, len(r.body)-300):], `"error"`, "nobody asked for an echo")
 	b.settle()
 }
