@@ -40,7 +40,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "24"); err != nil { // these tests wait more than they compute
+	if err := flag.Set("test.parallel", "32"); err != nil { // these tests wait more than they compute
 		panic(err)
 	}
 	os.Exit(m.Run())
