@@ -5,34 +5,11 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 )
-
-// The monitor reads an engine's gauges and pages. However wrong or late they are, clients notice nothing. What else an engine
-// can do wrong is tried in gateway/request.
-func TestEveryFaultOfAnEnginesPages(t *testing.T) {
-	t.Parallel()
-	for _, fault := range []refengine.Fault{refengine.FrozenGauges, refengine.SlowPages} {
-		t.Run(string(fault), func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{dirty: true})
-			for _, rule := range fault.Forms() {
-				for _, e := range []*refengine.Engine{c.prefill[0], c.decode[0]} {
-					require.NoError(t, e.SetFaults(rule))
-					for j, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
-						require.Equal(t, "right", c.judge(fmt.Sprintf("p%d words to prefill", j), more))
-					}
-					require.NoError(t, e.SetFaults())
-				}
-			}
-		})
-	}
-}
 
 // judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
 func (c *cluster) judging(prompt, more string) <-chan string {

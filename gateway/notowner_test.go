@@ -88,12 +88,3 @@ func TestARequestThatWasRefusedByNonOwnersGoesToTheNext(t *testing.T) {
 	require.EqualValues(t, 4, asked.Load())
 	require.Less(t, len(us.receipts()), 5, "who said no is asked again only once it says that it is: %v", time.Since(begin))
 }
-
-func TestAStandbySendsBackWhatItMayNotForward(t *testing.T) {
-	t.Parallel()
-	us := standby(t, func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded twice") })
-	got := us.knock("us-2", chatPath, chat("one", ""))
-	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-	require.Equal(t, geo.RejectOwner, got.header.Get(geo.RejectHeader))
-	require.Equal(t, geo.RejectOwner, code(got.body))
-}

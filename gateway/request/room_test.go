@@ -180,3 +180,15 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 		})
 	}
 }
+
+// The end of a proxy waits until the hand-off of a request that was refused after its prefill is discarded.
+func TestTheEndWaitsForDiscards(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}}, configure: func(c *config.Config, _ *Env) { c.Limits.DrainTimeout = time.Second }})
+	b.route.MaxLen = 131072
+	r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":131072,`))
+	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")
+	require.Equal(t, 1, b.pins())
+	b.settle()
+	require.Zero(t, b.pins())
+}
