@@ -2,13 +2,14 @@ package gateway_test
 
 import (
 	"context"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 
 	"github.com/stretchr/testify/require"
-
-	"evenkeel/bench/lab/reftext"
 )
 
 // judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
@@ -76,3 +77,43 @@ func (c *cluster) settledRequests(n int) {
 	c.Helper()
 	c.eventually("the request is logged", func() bool { return len(c.records()) == n })
 }
+
+// send starts a request that its client will leave; wait returns when the
+// client's side is over.
+func (c *cluster) send(body string) (leave, wait func()) {
+	c.Helper()
+	path := chatPath
+	if strings.Contains(body, `"prompt":`) {
+		path = "/v1/completions"
+	}
+	return c.sendTo(path, body)
+}
+
+// sendTo is send for any endpoint.
+func (c *cluster) sendTo(path, body string) (leave, wait func()) {
+	c.Helper()
+	ctx, cancel := context.WithCancel(c.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, strings.NewReader(body))
+	require.NoError(c, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if resp, err := c.http.Do(req); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+	}()
+	wait = func() { <-done }
+	leave = func() {
+		cancel()
+	}
+	c.Cleanup(func() { leave(); wait() })
+	return leave, wait
+}
+
+// slow keeps the answer's beginning from coming in one read, before which all
+// begins anew; halting, all of it.
+var (
+	slow    = refengine.Rule{Fault: refengine.Slow, DelayMS: 120, Tokens: 6, Leg: refengine.LegDecode}
+	halting = refengine.Rule{Fault: refengine.Slow, DelayMS: 250, Leg: refengine.LegDecode}
+)
