@@ -80,6 +80,7 @@ recording: ## gateway/lifecycle/testdata/recording.txt and gateway/recording/tes
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario mixed -duration 20s -record out/recording/$$c-mixed.jsonl || exit 1; done
 	go test ./gateway -count=1 -timeout 20m -skip TestARequestOfOneTokenAllocatesLittle -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/gateway-tests.jsonl'"
 	go test ./gateway/passthrough -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/passthrough-tests.jsonl'"
+	go test ./gateway/request -count=1 -timeout 20m -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/request-tests.jsonl'"
 	go test ./bench/outside/api -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/api-tests.jsonl'"
 	go test ./gateway/lifecycle -count=1 -run TestRecordedLives -v -recording '$(CURDIR)/out/recording/*.jsonl' -update
 	go test ./gateway/recording -count=1 -run TestRecordedRosters -rosters '$(CURDIR)/out/recording/*-mixed.jsonl.rosters' -update

@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"testing"
 	"time"
@@ -107,12 +108,25 @@ func TestAdviceKnowsOfRanksThatAreDown(t *testing.T) {
 	})
 }
 
-func TestNoAdviceWhereItIsOff(t *testing.T) {
+func TestWhatIsTurnedOff(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.Advice.Interval = 0 }})
-	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-	require.Empty(t, c.gw.Status(t.Context()).Advice)
-	require.NotContains(t, c.get("/metrics").body, "evenkeel_advice")
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Advice.Interval, cfg.Admin.Receipts = 0, 0 }})
+	t.Run("advice", func(t *testing.T) {
+		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		require.Empty(t, c.gw.Status(t.Context()).Advice)
+		require.NotContains(t, c.get("/metrics").body, "evenkeel_advice")
+	})
+	t.Run("receipts", func(t *testing.T) {
+		require.Equal(t, http.StatusOK, c.post(chatPath, chat("x", "")).status)
+		require.Equal(t, http.StatusNotFound, c.get("/decisions").status)
+	})
+	t.Run("other regions", func(t *testing.T) {
+		require.Equal(t, 404, c.get("/geo").status)
+		require.NotContains(t, c.get("/metrics").body, "evenkeel_geo_")
+		got := c.post("/v1/chat/completions", chat("one", ""))
+		require.Equal(t, 200, got.status)
+		require.Empty(t, got.header.Get("X-Evenkeel-Route"))
+	})
 }
 
 func TestNoAdviceOnEnginesOfAnother(t *testing.T) {

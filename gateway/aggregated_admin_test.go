@@ -18,83 +18,78 @@ import (
 	"evenkeel/gateway/live"
 )
 
-// Engines that prefill and decode come, drain and go as others do, and whoever names no role means one of them, too.
-func TestEnginesThatDoBothComeAndGo(t *testing.T) {
+func TestOperatorsSeeEnginesThatDoBoth(t *testing.T) {
 	t.Parallel()
 	c := start(t, together(nil))
-	late := c.engine(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
-	c.decode = append(c.decode, late)
-	address := addressOf(late)
-	worker := c.admin + "/workers/" + address
-	add := fmt.Sprintf(`{"role":"aggregated","url":%q,"ranks":2,"group":"late","slots":8,"token_budget":4096,"prefill_schedule_interval":2}`, late.URLs()[0])
-	require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", add).status)
-	stop := c.keepAsking(8)
-	c.eventually("it gets requests", func() bool { return late.Stats().Plain > 3 })
-
-	for _, path := range []string{"", "/1"} { // the whole engine, and a rank
-		require.Equal(t, http.StatusNoContent, c.ask("POST", worker+path+"/drain", "").status)
-		c.eventually("nothing is left on it", func() bool {
-			drains := c.gw.Status(t.Context()).Drains
-			return len(drains) == 1 && drains[0].State == "done" && drains[0].Role == "aggregated"
-		})
-		require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker+path+"/drain", "").status)
-	}
-	require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker, "").status)
-	c.eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").body, address) })
-	require.Equal(t, http.StatusNotFound, c.ask("DELETE", worker, "").status)
-
-	var list struct {
-		Prefill, Decode []string
-		Aggregated      []string `json:"current_aggregated_instances"`
-	}
-	r := c.ask("POST", c.admin+"/instances/add", fmt.Sprintf(`{"type":"aggregated","instances":[%q]}`, address))
-	require.Equal(t, 200, r.status, r.body)
-	require.NoError(t, json.Unmarshal([]byte(r.body), &list))
-	require.Contains(t, list.Aggregated, address)
-	require.Equal(t, 200, c.ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"aggregated","instances":[%q]}`, address)).status)
-	stop()
-}
-
-func TestReadinessNamesEnginesThatDoBoth(t *testing.T) {
-	t.Parallel()
-	c := start(t, together(nil))
-	require.Equal(t, 1, c.logs.FilterMessage("listening").FilterField(zap.Int("aggregated", 2)).Len())
-	c.decode[0].Kill()
-	c.eventually("it says which engines are missing", func() bool {
-		r := c.get("/readyz")
-		return r.status == http.StatusServiceUnavailable && strings.HasPrefix(r.body, "no healthy aggregated engine")
-	})
-}
-
-// The page and top show ranks that do both as ranks, and not as prefill engines without load.
-func TestTheLiveDocumentOfEnginesThatDoBoth(t *testing.T) {
-	t.Parallel()
-	c := start(t, together(nil))
-	_, route := c.say(talk(`"stream":true,`, "hello"))
-	require.Equal(t, "aggregated", route)
-	c.settledRequests(1)
 	see := func() (d live.Document) {
 		require.NoError(t, json.Unmarshal([]byte(c.get("/live?once").body), &d))
 		return d
 	}
-	d := see()
-	require.Len(t, d.Models, 1)
-	require.Equal(t, model+" (aggregated)", d.Models[0].Name)
-	require.True(t, d.Models[0].Aggregated)
-	require.Len(t, d.Models[0].Groups[0].Ranks, 2)
-	require.Empty(t, d.Prefill.Engines)
-	require.Equal(t, []detect.PrefillGroup{{ID: "main of " + model + " (aggregated)", State: "open"}}, d.Prefill.Groups)
-	require.Empty(t, d.Advice)
-	require.Empty(t, d.Incidents)
-	require.Empty(t, d.Decisions[0].Prefill)
-	require.NotEmpty(t, d.Decisions[0].Rank)
-	c.decode[0].Kill()
-	c.eventually("no engine is left, and it says so", func() bool {
-		return slices.ContainsFunc(see().Incidents, func(i detect.Incident) bool {
-			return strings.Contains(strings.ToLower(i.What+i.Clients), "no aggregated engine takes prompts")
-		})
+	// The page and top show ranks that do both as ranks, and not as prefill engines without load.
+	t.Run("the page and top", func(t *testing.T) {
+		_, route := c.say(talk(`"stream":true,`, "hello"))
+		require.Equal(t, "aggregated", route)
+		c.accounted()
+		d := see()
+		require.Len(t, d.Models, 1)
+		require.Equal(t, model+" (aggregated)", d.Models[0].Name)
+		require.True(t, d.Models[0].Aggregated)
+		require.Len(t, d.Models[0].Groups[0].Ranks, 2)
+		require.Empty(t, d.Prefill.Engines)
+		require.Equal(t, []detect.PrefillGroup{{ID: "main of " + model + " (aggregated)", State: "open"}}, d.Prefill.Groups)
+		require.Empty(t, d.Advice)
+		require.Empty(t, d.Incidents)
+		require.Empty(t, d.Decisions[0].Prefill)
+		require.NotEmpty(t, d.Decisions[0].Rank)
 	})
-	require.Equal(t, detect.RankDown, see().Models[0].Groups[0].Ranks[0].State)
+	// Engines that prefill and decode come, drain and go as others do, and whoever names no role means one of them, too.
+	t.Run("they come and go", func(t *testing.T) {
+		late := c.engine(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
+		c.decode = append(c.decode, late)
+		address := addressOf(late)
+		worker := c.admin + "/workers/" + address
+		add := fmt.Sprintf(`{"role":"aggregated","url":%q,"ranks":2,"group":"late","slots":8,"token_budget":4096,"prefill_schedule_interval":2}`, late.URLs()[0])
+		require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", add).status)
+		stop := c.keepAsking(8)
+		c.eventually("it gets requests", func() bool { return late.Stats().Plain > 3 })
+
+		for _, path := range []string{"", "/1"} { // the whole engine, and a rank
+			require.Equal(t, http.StatusNoContent, c.ask("POST", worker+path+"/drain", "").status)
+			c.eventually("nothing is left on it", func() bool {
+				drains := c.gw.Status(t.Context()).Drains
+				return len(drains) == 1 && drains[0].State == "done" && drains[0].Role == "aggregated"
+			})
+			require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker+path+"/drain", "").status)
+		}
+		require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker, "").status)
+		c.eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").body, address) })
+		require.Equal(t, http.StatusNotFound, c.ask("DELETE", worker, "").status)
+
+		var list struct {
+			Prefill, Decode []string
+			Aggregated      []string `json:"current_aggregated_instances"`
+		}
+		r := c.ask("POST", c.admin+"/instances/add", fmt.Sprintf(`{"type":"aggregated","instances":[%q]}`, address))
+		require.Equal(t, 200, r.status, r.body)
+		require.NoError(t, json.Unmarshal([]byte(r.body), &list))
+		require.Contains(t, list.Aggregated, address)
+		require.Equal(t, 200, c.ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"aggregated","instances":[%q]}`, address)).status)
+		stop()
+	})
+	t.Run("readiness and incidents name them", func(t *testing.T) {
+		require.Equal(t, 1, c.logs.FilterMessage("listening").FilterField(zap.Int("aggregated", 2)).Len())
+		c.decode[0].Kill()
+		c.eventually("it says which engines are missing", func() bool {
+			r := c.get("/readyz")
+			return r.status == http.StatusServiceUnavailable && strings.HasPrefix(r.body, "no healthy aggregated engine")
+		})
+		c.eventually("no engine is left, and it says so", func() bool {
+			return slices.ContainsFunc(see().Incidents, func(i detect.Incident) bool {
+				return strings.Contains(strings.ToLower(i.What+i.Clients), "no aggregated engine takes prompts")
+			})
+		})
+		require.Equal(t, detect.RankDown, see().Models[0].Groups[0].Ranks[0].State)
+	})
 }
 
 // A discovered engine that prefills and decodes is tried alone, and then gets requests.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,12 +55,30 @@ func toStub(t *testing.T, offer string, serve http.HandlerFunc, more ...func(*co
 	return us
 }
 
+// A stub is a peer that serves in one way, and later in another one.
+type stub struct {
+	serve atomic.Pointer[http.HandlerFunc]
+}
+
+func (s *stub) does(f http.HandlerFunc) { s.serve.Store(&f) }
+
+func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) { (*s.serve.Load())(w, r) }
+
+// servesWell serves a request as it should.
+func servesWell(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	_, _ = io.WriteString(w, event(0)+"data: [DONE]\n\n")
+}
+
 func event(n int) string {
 	return fmt.Sprintf("data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w%d \"}}]}\n\n", n)
 }
 
-func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) {
+// What a peer cannot serve is served here, once.
+func TestAPeerThatCannotServe(t *testing.T) {
 	t.Parallel()
+	peer := &stub{}
+	us := toStub(t, honest, peer.ServeHTTP, func(cfg *config.Config) { cfg.ExposeRoute = true })
 	reset := func(w http.ResponseWriter) {
 		c, _, err := w.(http.Hijacker).Hijack()
 		if err == nil {
@@ -104,55 +123,68 @@ func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) {
 		"it answers a stream with a page": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "broken"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			us := toStub(t, honest, row.serve)
-			us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+			peer.does(servesWell) // else five fallbacks in a row would take it out
+			us.eventually("it is forwarded again", func() bool {
+				return us.availability("eu-1") == "available" && us.post(chatPath, chat("one", `"stream":true,`)).header.Get("X-Evenkeel-Route") == "forwarded"
+			})
+			us.accounted()
+			peer.does(row.serve)
+			fallbacks := func() float64 {
+				return us.metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause))
+			}
+			before, forwards := fallbacks(), len(us.receipts())
 			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
 			us.accounted()
-			require.Equal(t, 1.0, us.metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause)))
-			require.Len(t, us.receipts(), 1, "it is forwarded once")
+			require.Equal(t, before+1, fallbacks())
+			require.Len(t, us.receipts(), forwards+1, "it is forwarded once")
 			require.Equal(t, geo.OutcomeFallback, us.receipts()[0].Outcome)
-			require.Equal(t, []string{"ok"}, us.outcomes())
+			all := us.outcomes()
+			require.Equal(t, "ok", all[len(all)-1])
 		})
 	}
-}
-
-func TestTheClientSeesItsOwnFaults(t *testing.T) {
-	t.Parallel()
-	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(400)
-		_, _ = io.WriteString(w, `{"error":{"message":"too hot"}}`)
+	t.Run("several answers come back once, too", func(t *testing.T) {
+		peer.does(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
+		forwards := len(us.receipts())
+		got := us.post(chatPath, chat("one two", `"n":2,`))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "fallback", got.header.Get("X-Evenkeel-Route"))
+		require.Len(t, us.receipts(), forwards+1)
+		us.settled(false)
 	})
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
-	require.Equal(t, 400, got.status)
-	require.Equal(t, `{"error":{"message":"too hot"}}`, got.body)
-	us.accounted()
-	require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
-}
-
-func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) {
-	t.Parallel()
-	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for n := range 3 {
-			_, _ = io.WriteString(w, event(n))
+	t.Run("but the client sees its own faults", func(t *testing.T) {
+		peer.does(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(400)
+			_, _ = io.WriteString(w, `{"error":{"message":"too hot"}}`)
+		})
+		got := us.post(chatPath, chat("one", `"stream":true,`))
+		require.Equal(t, 400, got.status)
+		require.Equal(t, `{"error":{"message":"too hot"}}`, got.body)
+		us.accounted()
+		require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
+	})
+	t.Run("and a peer that is lost in the middle is said so", func(t *testing.T) {
+		peer.does(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for n := range 3 {
+				_, _ = io.WriteString(w, event(n))
+				w.(http.Flusher).Flush()
+			}
+			_, _ = io.WriteString(w, `data: {"id":"half of an ev`)
 			w.(http.Flusher).Flush()
-		}
-		_, _ = io.WriteString(w, `data: {"id":"half of an ev`)
-		w.(http.Flusher).Flush()
-		panic(http.ErrAbortHandler)
+			panic(http.ErrAbortHandler)
+		})
+		forwards := len(us.receipts())
+		got := us.post(chatPath, chat("one", `"stream":true,`))
+		require.Equal(t, 200, got.status)
+		require.Error(t, got.err, "the connection is closed in the middle of the body")
+		require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"the region that served the request was lost; send the request again","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
+		us.accounted()
+		require.Len(t, us.receipts(), forwards+1)
+		require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
+		all := us.outcomes()
+		require.Equal(t, "peer_lost", all[len(all)-1])
 	})
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
-	require.Equal(t, 200, got.status)
-	require.Error(t, got.err, "the connection is closed in the middle of the body")
-	require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"the region that served the request was lost; send the request again","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
-	us.accounted()
-	require.Len(t, us.receipts(), 1)
-	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
-	require.Equal(t, []string{"peer_lost"}, us.outcomes())
 }
 
 // wire is a connection of a client that writes its own bytes.
@@ -291,17 +323,6 @@ func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 		require.True(t, got.whole(0))
 	}
 	us.eventually("it is down", func() bool { return !us.gw.Geo().Status().Peers[0].Up })
-}
-
-func TestARequestForSeveralAnswersComesBackOnce(t *testing.T) {
-	t.Parallel()
-	us := toStub(t, honest, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "fallback", got.header.Get("X-Evenkeel-Route"))
-	require.Len(t, us.receipts(), 1)
-	us.settled(false)
 }
 
 func TestThreeRequestsAndOneThatComesBack(t *testing.T) {

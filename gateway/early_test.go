@@ -2,15 +2,10 @@ package gateway_test
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -89,61 +84,6 @@ func (c *cluster) judgeAll(n int, more string) (verdicts map[string]int) {
 	return verdicts
 }
 
-func TestARequestIsBoundBeforeItsPrefill(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			var health atomic.Int64
-			told := func(path string, _ http.Header) {
-				if path == "/health" {
-					health.Add(1)
-				}
-			}
-			c := early(t, connector, options{prefill: []refengine.Config{{OnRequest: told}}, decode: []refengine.Config{{DPSize: 2, OnRequest: told}}})
-			for _, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
-				require.Equal(t, "right", c.judge("one two three "+more, more))
-			}
-			require.EqualValues(t, 6, c.decode[0].Stats().Decodes)
-			require.Equal(t, map[string]int{"right": 60}, c.judgeAll(60, `"stream":true,`))
-			r := c.post(chatPath, chat("a b", `"stop_regex":"(a+)+$","max_tokens":2,`))
-			if connector != refengine.SGLang {
-				require.Equal(t, http.StatusOK, r.status, r.body)
-				return
-			}
-			require.Equal(t, http.StatusBadRequest, r.status, r.body)
-			require.Contains(t, r.body, `"param":"stop_regex","code":"unsupported_parameter"`)
-			require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
-		})
-	}
-}
-
-// Ranks of SGLang meet in rooms: the room belongs to the prefill rank, and the decode rank is told it.
-func TestRoomsBelongToRanks(t *testing.T) {
-	t.Parallel()
-	for name, prefill := range map[string]refengine.Config{
-		"with DP attention":        {},
-		"of replicas":              {Replicas: true},             // each checks the room as if it were the first one
-		"that share requests out":  {LoadBalance: "round_robin"}, // each tells its bootstrap server first whose room it is
-		"of replicas that do both": {LoadBalance: "round_robin", Replicas: true},
-	} {
-		t.Run("ranks "+name, func(t *testing.T) {
-			t.Parallel()
-			prefill.DPSize, prefill.DPMode = 4, "internal"
-			c := early(t, refengine.SGLang, options{
-				prefill: []refengine.Config{prefill}, decode: []refengine.Config{{DPSize: 8, DPMode: "internal", Slots: 4}},
-				configure: func(cfg *config.Config) { cfg.Engines.Prefill[0].Ranks = 4 },
-			})
-			require.Equal(t, map[string]int{"right": 100}, c.judgeAll(100, `"stream":true,`))
-			p, d := c.prefill[0].Stats(), c.decode[0].Stats()
-			require.EqualValues(t, 100, p.Requests, "no attempt is refused")
-			require.EqualValues(t, 100, d.Requests)
-			require.EqualValues(t, 100, d.Pushes)
-			require.Zero(t, p.RankPosts, "no rank waits for its bootstrap server")
-		})
-	}
-}
-
 // A prefill engine that restarts is another one to decode engines.
 func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 	t.Parallel()
@@ -162,122 +102,3 @@ func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 }
 
 var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
-
-// Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id or room is used
-// twice, and nothing is held in the end.
-func TestRandomLivesOfBoundRequests(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			c := early(t, connector, options{
-				prefill: []refengine.Config{{PrefillConcurrency: 8, BootstrapTimeout: time.Second}, {PrefillConcurrency: 8, BootstrapTimeout: time.Second}},
-				decode:  []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, dirty: true,
-				configure: func(cfg *config.Config) {
-					for name, p := range cfg.Profiles {
-						p.FirstEventTimeout = time.Second
-						cfg.Profiles[name] = p
-					}
-					cfg.Limits.ProbeTimeout = 3 * time.Second
-					cfg.Bind.CallbackTimeout, cfg.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
-					cfg.Bind.Confirm = patience // on a busy machine a prefill's answer comes late
-					cfg.Prefill.Retry.Attempts = 4
-				},
-			})
-			seed := time.Now().UnixNano()
-			t.Logf("seed %d", seed)
-			r := rand.New(rand.NewPCG(uint64(seed), 0))
-			faults := func(engines []*refengine.Engine, list []refengine.Fault) {
-				for _, e := range engines {
-					var rules []refengine.Rule
-					for _, f := range list {
-						rule := refengine.Rule{Fault: f, Probability: 0.03, AfterTokens: r.IntN(5), DelayMS: r.IntN(100)}
-						if f == refengine.Reset || f == refengine.Hang {
-							rule.Phase = []string{refengine.PhaseBeforeHeaders, refengine.PhaseAfterHeaders, refengine.PhaseMidStream}[r.IntN(3)]
-						}
-						rules = append(rules, rule)
-					}
-					require.NoError(t, e.SetFaults(rules...))
-				}
-			}
-			faults(c.prefill, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Reset, refengine.Reject}, boundFaults[connector]...))
-			faults(c.decode, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Throttle, refengine.Reset, refengine.ErrorEvent, refengine.SilentEnd}, boundFaults[connector]...))
-			lives := 300
-			var wg sync.WaitGroup
-			var next atomic.Int64
-			for range 12 {
-				own := rand.New(rand.NewPCG(r.Uint64(), 0))
-				wg.Go(func() {
-					for i := next.Add(1); i <= int64(lives); i = next.Add(1) {
-						prompt := fmt.Sprintf("life %d of %s", i, strings.Repeat("words ", own.IntN(40)))
-						if own.IntN(4) > 0 {
-							c.judge(prompt, []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`}[own.IntN(3)])
-							continue
-						}
-						leave, wait := c.send(chat(prompt, `"stream":true,"max_tokens":30,`))
-						time.Sleep(time.Duration(own.IntN(20)) * time.Millisecond) // its client leaves at any moment
-						leave()
-						wait()
-					}
-				})
-			}
-			wg.Wait()
-			for _, e := range append(c.prefill, c.decode...) {
-				require.NoError(t, e.SetFaults())
-			}
-			c.eventually("all is well again", func() bool { return c.judge("and now", `"stream":true,`) == "right" })
-		})
-	}
-}
-
-// boundFaults are what engines of a connector can do wrong besides.
-var boundFaults = map[refengine.Connector][]refengine.Fault{
-	refengine.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
-	refengine.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
-	refengine.NIXLPush:        {refengine.DoneLost},
-}
-
-// As long as the address of a prefill engine that pushes is not known, its requests are bound after their prefill. Their KV
-// has a lease then, like that of any hand-off: they wait for a slot in the decode engine's own queue, which renews it.
-func TestAHandOffOfAPushHasALease(t *testing.T) {
-	t.Parallel()
-	const lease = 8 * time.Second
-	c := early(t, refengine.NIXLPush, options{
-		dirty:   true, // a machine that stands still at a deadline loses a hand-off, not an answer
-		prefill: []refengine.Config{{KVHoldTimeout: lease}, {KVHoldTimeout: lease}}, decode: []refengine.Config{{Slots: 1, KVHoldTimeout: lease}},
-		profile:   mooncake.Profile{KVHoldTimeout: lease},
-		configure: func(cfg *config.Config) { cfg.Dispatch.Beyond, cfg.Prefill.Policy = 4, "round-robin" },
-	})
-	c.allUp()
-	leave := c.endless() // tells where one of the prefill engines is reached
-	got := c.judging(strings.Repeat("waits ", 300), streamed)
-	c.eventually("it is in the decode engine's queue", func() bool { return c.sum("evenkeel_rank_beyond_slots") > 0 })
-	time.Sleep(lease + time.Second) // beyond the lease: that is what is tested
-	require.Positive(t, c.prefill[0].Stats().Renewals+c.prefill[1].Stats().Renewals)
-	leave()
-	require.Equal(t, "right", <-got)
-	require.EqualValues(t, 2, c.prefill[0].Stats().Pulls+c.prefill[1].Stats().Pulls)
-	require.Zero(t, c.sum("evenkeel_bind_orphan_tokens"))
-}
-
-// A prefill engine that broke off may have written: no other one goes on for the same decode leg, whose blocks may be
-// lost.
-func TestNoSecondPrefillForABrokenOne(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.AscendLayerwise, options{prefill: []refengine.Config{{}}, decode: []refengine.Config{{}, {}}, dirty: true})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Count: 1}))
-	require.Equal(t, "right", c.judge("one two three", streamed))
-	decodes, lost := int64(0), 0.0
-	for _, d := range c.decode {
-		s := d.Stats()
-		decodes += s.Decodes
-		require.Zero(t, s.MixedPushes)
-	}
-	require.EqualValues(t, 2, decodes)
-	c.eventually("the blocks are kept on the rank's account", func() bool { lost = c.sum("evenkeel_bind_orphan_tokens"); return lost > 0 })
-	for _, d := range c.decode {
-		d.Kill()
-		require.NoError(t, d.Revive())
-	}
-	c.eventually("another process has its blocks back", func() bool { return c.sum("evenkeel_bind_orphan_tokens") == 0 })
-}

@@ -58,38 +58,6 @@ func (c *cluster) say(body string, header ...string) (text, route string) {
 	return text, r.header.Get("X-Evenkeel-Route")
 }
 
-func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
-	t.Parallel()
-	c := start(t, conditional(nil))
-	first := reftext.MakePrompt(1, 3000)
-	_, route := c.say(talk(`"stream":true,`, first))
-	require.Equal(t, "disaggregated", route, "3000 new tokens")
-	c.settledRequests(1)
-	was := c.records()[0].Rank
-	for i, more := range []string{`"stream":true,`, ""} {
-		_, route = c.say(talk(more, first, "well", fmt.Sprint("and then, number ", i)))
-		require.Equal(t, "local-prefill", route)
-		c.settledRequests(2 + i)
-		r := c.records()[1+i]
-		require.Equal(t, was, r.Rank, "which pulled the beginning")
-		require.Equal(t, "local-prefill", r.Route)
-		require.Less(t, r.LocalTokens, 257)
-		require.Positive(t, r.LocalTokens)
-		require.Empty(t, r.Prefill)
-		require.Greater(t, r.CachedTokens, 2800, "as the engine counts")
-		require.Greater(t, r.PromptTokens, 3000)
-		require.Equal(t, 1, r.Attempts)
-	}
-	_, route = c.say(talk("", reftext.MakePrompt(2, 3000)))
-	require.Equal(t, "disaggregated", route)
-	require.Equal(t, http.StatusOK, c.ask("POST", c.admin+"/reset_prefix_cache", "").status)
-	_, route = c.say(talk("", first, "well", "once more"))
-	require.Equal(t, "disaggregated", route, "no engine has anything any more")
-	require.EqualValues(t, 2, c.metric(`evenkeel_local_prefill_requests_total{reason="short"}`))
-	require.EqualValues(t, 2, c.decode[0].Stats().LocalPrefills)
-	require.EqualValues(t, 3, c.prefill[0].Stats().Probes)
-}
-
 func TestATrustedCallerChoosesTheWay(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
@@ -112,4 +80,7 @@ func TestATrustedCallerChoosesTheWay(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, r.status)
 	require.Equal(t, "bad_target", r.header.Get("X-Evenkeel-Reason"))
 	require.EqualValues(t, 1, c.metric(`evenkeel_local_prefill_requests_total{reason="asked"}`))
+	require.Equal(t, "local-prefill", way("ek-ops", "auto", long), "its rank has it")
+	require.Equal(t, http.StatusOK, c.ask("POST", c.admin+"/reset_prefix_cache", "").status)
+	require.Equal(t, "disaggregated", way("ek-ops", "auto", long), "no engine has anything any more")
 }

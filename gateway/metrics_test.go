@@ -55,8 +55,7 @@ var link = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 
 var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variableLabels: {([^}]*)}`)
 
-// docs/metrics.md has every metric there is, and no other.
-func TestMetricsAreDocumented(t *testing.T) {
+func TestMetrics(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.Discovery.Files = []string{filepath.Join(t.TempDir(), "none.yaml")}
@@ -64,13 +63,36 @@ func TestMetricsAreDocumented(t *testing.T) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
 		cfg.Geo.Ownership.Engine = geo.OwnStatic
 	}})
-	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-	c.settled(false)
+	// docs/metrics.md has every metric there is, and no other.
+	t.Run("are documented, and there are no others", func(t *testing.T) {
+		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		c.settled(false)
 
-	exists, docs := c.described(), metricsDoc(t)
-	maps.DeleteFunc(docs, func(name string, _ documented) bool { return strings.HasPrefix(name, haMetrics) })
-	require.Equal(t, keysSorted(docs), keysSorted(exists), "documented, and there")
-	c.asDocumented(exists, docs)
+		exists, docs := c.described(), metricsDoc(t)
+		maps.DeleteFunc(docs, func(name string, _ documented) bool { return strings.HasPrefix(name, haMetrics) })
+		require.Equal(t, keysSorted(docs), keysSorted(exists), "documented, and there")
+		c.asDocumented(exists, docs)
+	})
+	// Alerts name requests by how they ended: every such word is one that is counted.
+	t.Run("have the outcomes that alerts name", func(t *testing.T) {
+		families, err := c.gw.Registry().Gather()
+		require.NoError(t, err)
+		var there []string
+		for _, f := range families {
+			if f.GetName() == "evenkeel_requests_total" {
+				for _, m := range f.GetMetric() {
+					there = append(there, m.GetLabel()[0].GetValue())
+				}
+			}
+		}
+		rules, err := os.ReadFile("../configs/prometheus/rules.yaml")
+		require.NoError(t, err)
+		named := regexp.MustCompile(`requests_total{outcome=~?"([a-z_|]+)"`).FindAllStringSubmatch(string(rules), -1)
+		require.NotEmpty(t, named)
+		for _, n := range named {
+			require.Subset(t, there, strings.Split(n[1], "|"))
+		}
+	})
 }
 
 // haMetrics are those that only proxies of one region have, which their own test
@@ -128,29 +150,6 @@ func (c *cluster) asDocumented(exists map[string][]string, docs map[string]docum
 				}
 			}
 		}
-	}
-}
-
-// Alerts name requests by how they ended: every such word is one that is counted.
-func TestAlertsNameOutcomesThatThereAre(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	families, err := c.gw.Registry().Gather()
-	require.NoError(t, err)
-	var there []string
-	for _, f := range families {
-		if f.GetName() == "evenkeel_requests_total" {
-			for _, m := range f.GetMetric() {
-				there = append(there, m.GetLabel()[0].GetValue())
-			}
-		}
-	}
-	rules, err := os.ReadFile("../configs/prometheus/rules.yaml")
-	require.NoError(t, err)
-	named := regexp.MustCompile(`requests_total{outcome=~?"([a-z_|]+)"`).FindAllStringSubmatch(string(rules), -1)
-	require.NotEmpty(t, named)
-	for _, n := range named {
-		require.Subset(t, there, strings.Split(n[1], "|"))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai/answertest"
 	"evenkeel/geo"
 )
 
@@ -89,11 +90,24 @@ func TestARequestThatWasRefusedByNonOwnersGoesToTheNext(t *testing.T) {
 	require.Less(t, len(us.receipts()), 5, "who said no is asked again only once it says that it is: %v", time.Since(begin))
 }
 
-func TestAStandbySendsBackWhatItMayNotForward(t *testing.T) {
+// A proxy that does not admit to the decode group refuses what it may not send to the one that does.
+func TestAStandbyRefusesResponsesAndMessages(t *testing.T) {
 	t.Parallel()
-	us := standby(t, func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded twice") })
-	got := us.knock("us-2", chatPath, chat("one", ""))
+	us := standbyOf(t, takesMessages(options{}), func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded") })
+	r := us.post(responsesPath, respond("a", ""))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	said, _, _ := failure(t, r)
+	require.Equal(t, geo.RejectOwner, said)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	r = us.post(messagesPath, wordsOf("a", `"stream":true,`))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	kind, says := answertest.Refused(t, r.body)
+	require.Equal(t, "overloaded_error", kind)
+	require.Contains(t, says, "another proxy")
+	got := us.knock("us-2", chatPath, chat("one", "")) // nor may it forward what came from another proxy
 	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
 	require.Equal(t, geo.RejectOwner, got.header.Get(geo.RejectHeader))
 	require.Equal(t, geo.RejectOwner, code(got.body))
+	require.Zero(t, us.decode[0].Stats().Requests)
+	require.Zero(t, us.prefill[0].Stats().Requests)
 }

@@ -17,21 +17,27 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// jam is a cluster that serves one request at a time, and a request that is
-// being served until free is called: whoever comes waits in the arrival queue.
-func jam(t *testing.T, queue int, keys ...string) (c *cluster, free func()) {
+// jam is a cluster that serves one request at a time.
+func jam(t *testing.T, queue int, keys ...string) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	keyFile(t, file, append(keys, "jam ek-jam")...)
-	c = start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
+	return start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
 		cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -10}}
 		cfg.Prefill.Queue.Timeout = time.Hour // nobody is refused for its wait, however slow the machine
 	}})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until it is freed
-	ctx, leave := context.WithCancel(t.Context())
+}
+
+// jammed serves a request until free is called: what comes meanwhile waits in the arrival queue. ended are the records of requests
+// that ended since then.
+func (c *cluster) jammed() (free func(), ended func() []record) {
+	c.Helper()
+	before := len(c.records())
+	require.NoError(c, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until it is freed
+	ctx, leave := context.WithCancel(c.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(chat("jam", "")))
-	require.NoError(t, err)
+	require.NoError(c, err)
 	req.Header.Set("Authorization", "Bearer ek-jam")
 	gone := make(chan error, 1)
 	go func() {
@@ -41,13 +47,13 @@ func jam(t *testing.T, queue int, keys ...string) (c *cluster, free func()) {
 		}
 		gone <- err
 	}()
-	c.eventually("the only place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })
+	c.eventually("the only place is taken", func() bool { return c.gw.Status(c.Context()).PoolUsed == 1 })
 	free = func() {
-		require.NoError(t, c.prefill[0].SetFaults())
+		require.NoError(c, c.prefill[0].SetFaults())
 		leave()
-		require.Error(t, <-gone)
+		require.Error(c, <-gone)
 	}
-	return c, free
+	return free, func() []record { return c.records()[before:] }
 }
 
 // queued sends a request and returns when it waits.
@@ -77,62 +83,87 @@ func (c *cluster) allAnswered(all []<-chan reply) {
 	c.settled(false)
 }
 
-func TestPrioritiesAndTurns(t *testing.T) {
+func TestWhoIsServedNext(t *testing.T) {
 	t.Parallel()
-	c, free := jam(t, 100, "crowd ek-crowd", "one ek-one", "ops ek-ops , trusted: true", "batch ek-batch , priority: -10")
-	body := chat("a", `"max_tokens":2,`)
-	var all []<-chan reply
-	send := func(key string, header ...string) { all = append(all, c.queued(key, body, header...)) }
-	send("ek-batch")
-	for range 4 {
-		send("ek-crowd", "X-Evenkeel-Priority", "50") // not trusted: without effect
-	}
-	send("ek-one")
-	send("ek-ops", "X-Evenkeel-Priority", "-50")
-	send("ek-ops", "X-Evenkeel-Priority", "+7")
-	require.EqualValues(t, 5, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`))
-	require.EqualValues(t, 1, c.metric(`evenkeel_prefill_queue_requests{priority="7"}`))
-	free()
-	c.allAnswered(all)
-	var order []string
-	for _, r := range c.records() {
-		order = append(order, r.Key)
-	}
-	require.Equal(t, []string{"jam", "ops", "crowd", "one", "crowd", "crowd", "crowd", "batch", "ops"}, order)
-}
-
-// A gateway in front of the proxy says what a request is: its objective stands for a priority, and flows take turns as keys do.
-func TestWhatATrustedGatewaySays(t *testing.T) {
-	t.Parallel()
-	c, free := jam(t, 100, "team ek-team", "gateway ek-gateway , trusted: true")
-	var all []<-chan reply
-	send := func(tokens int, key string, header ...string) {
-		all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
-	}
-	const objective, flow = "X-Gateway-Inference-Objective", "X-Gateway-Inference-Fairness-Id"
-	send(2, "ek-gateway", objective, "batch", flow, "b")
-	send(3, "ek-gateway", flow, "a")
-	send(4, "ek-gateway", flow, "a", objective, "nobody knows it")
-	send(5, "ek-gateway", "X-Llm-D-Inference-Fairness-Id", "a", objective, "batch", "X-Evenkeel-Priority", "0")
-	send(6, "ek-gateway", flow, "b")
-	send(7, "ek-team", objective, "batch", flow, "a") // not trusted: without effect
-	page := c.ask("GET", c.url+"/metrics", "")
-	require.Equal(t, 200, page.status)
-	require.Contains(t, page.body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
-	require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 1\n", "the one that is prefilled")
-	free()
-	c.allAnswered(all)
-	var order []int
-	for _, r := range c.records() {
-		order = append(order, r.OutputTokens)
-	}
-	require.Equal(t, []int{0, 3, 6, 7, 4, 5, 2}, order)
+	c := jam(t, 100, "crowd ek-crowd", "one ek-one", "ops ek-ops , trusted: true", "batch ek-batch , priority: -10", "team ek-team", "gateway ek-gateway , trusted: true")
+	t.Run("by priority, and keys take turns", func(t *testing.T) {
+		free, ended := c.jammed()
+		body := chat("a", `"max_tokens":2,`)
+		var all []<-chan reply
+		send := func(key string, header ...string) { all = append(all, c.queued(key, body, header...)) }
+		send("ek-batch")
+		for range 4 {
+			send("ek-crowd", "X-Evenkeel-Priority", "50") // not trusted: without effect
+		}
+		send("ek-one")
+		send("ek-ops", "X-Evenkeel-Priority", "-50")
+		send("ek-ops", "X-Evenkeel-Priority", "+7")
+		require.EqualValues(t, 5, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`))
+		require.EqualValues(t, 1, c.metric(`evenkeel_prefill_queue_requests{priority="7"}`))
+		free()
+		c.allAnswered(all)
+		var order []string
+		for _, r := range ended() {
+			order = append(order, r.Key)
+		}
+		require.Equal(t, []string{"jam", "ops", "crowd", "one", "crowd", "crowd", "crowd", "batch", "ops"}, order)
+	})
+	// A gateway in front of the proxy says what a request is: its objective stands for a priority, and flows take turns as keys do.
+	t.Run("as a trusted gateway says", func(t *testing.T) {
+		free, ended := c.jammed()
+		var all []<-chan reply
+		send := func(tokens int, key string, header ...string) {
+			all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
+		}
+		const objective, flow = "X-Gateway-Inference-Objective", "X-Gateway-Inference-Fairness-Id"
+		send(2, "ek-gateway", objective, "batch", flow, "b")
+		send(3, "ek-gateway", flow, "a")
+		send(4, "ek-gateway", flow, "a", objective, "nobody knows it")
+		send(5, "ek-gateway", "X-Llm-D-Inference-Fairness-Id", "a", objective, "batch", "X-Evenkeel-Priority", "0")
+		send(6, "ek-gateway", flow, "b")
+		send(7, "ek-team", objective, "batch", flow, "a") // not trusted: without effect
+		page := c.ask("GET", c.url+"/metrics", "")
+		require.Equal(t, 200, page.status)
+		require.Contains(t, page.body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
+		require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 1\n", "the one that is prefilled")
+		free()
+		c.allAnswered(all)
+		var order []int
+		for _, r := range ended() {
+			order = append(order, r.OutputTokens)
+		}
+		require.Equal(t, []int{0, 3, 6, 7, 4, 5, 2}, order)
+	})
+	// The earliest deadline is served first, and a request whose deadline passes ends before anything is computed for it.
+	t.Run("by deadline", func(t *testing.T) {
+		free, ended := c.jammed()
+		const header = "X-Evenkeel-Deadline-Ms"
+		late := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", header, "50")
+		require.Equal(t, http.StatusServiceUnavailable, late.status)
+		code, _, _ := failure(t, late)
+		require.Equal(t, "deadline_unmet", code)
+		require.Equal(t, "1", late.header.Get("Retry-After"))
+		var all []<-chan reply
+		send := func(tokens int, key string, header ...string) {
+			all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
+		}
+		send(2, "ek-ops")
+		send(3, "ek-team", header, "1") // not trusted: without effect
+		send(4, "ek-ops", header, "80000000")
+		send(5, "ek-ops", header, "70000000")
+		free()
+		c.allAnswered(all)
+		var order []int
+		for _, r := range ended() {
+			order = append(order, r.OutputTokens)
+		}
+		require.Equal(t, []int{0, 0, 5, 4, 3, 2}, order, "then it is the turn of the other key")
+		require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+	})
 }
 
 func TestThePickersMetrics(t *testing.T) {
 	t.Parallel()
-	unset := start(t, options{})
-	require.Equal(t, http.StatusNotFound, unset.ask("GET", unset.url+"/metrics", "").status)
 	c := start(t, options{decode: []refengine.Config{{Slots: 4, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) { cfg.GatewayAPI.Metrics = true }})
 	leave, _ := c.sendTo(chatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`))
 	c.eventually("it runs", func() bool {
@@ -145,49 +176,6 @@ func TestThePickersMetrics(t *testing.T) {
 	})
 	leave()
 	c.settled(false)
-}
-
-func TestAPriorityThatIsNone(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	for _, value := range []string{"high", "101", "-101", "1.5", "99999999999999999999", "0x1"} {
-		r := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Priority", value)
-		require.Equal(t, http.StatusBadRequest, r.status, value)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "bad_priority", code)
-		require.Equal(t, 200, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-team", "X-Evenkeel-Priority", value).status, "dropped")
-	}
-	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="bad_priority"}`))
-}
-
-// The earliest deadline is served first, and a request whose deadline passes ends before anything is computed for it.
-func TestDeadlines(t *testing.T) {
-	t.Parallel()
-	c, free := jam(t, 100, "ops ek-ops , trusted: true", "team ek-team")
-	const header = "X-Evenkeel-Deadline-Ms"
-	late := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", header, "50")
-	require.Equal(t, http.StatusServiceUnavailable, late.status)
-	code, _, _ := failure(t, late)
-	require.Equal(t, "deadline_unmet", code)
-	require.Equal(t, "1", late.header.Get("Retry-After"))
-	var all []<-chan reply
-	send := func(tokens int, key string, header ...string) {
-		all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
-	}
-	send(2, "ek-ops")
-	send(3, "ek-team", header, "1") // not trusted: without effect
-	send(4, "ek-ops", header, "80000000")
-	send(5, "ek-ops", header, "70000000")
-	free()
-	c.allAnswered(all)
-	var order []int
-	for _, r := range c.records() {
-		order = append(order, r.OutputTokens)
-	}
-	require.Equal(t, []int{0, 0, 5, 4, 3, 2}, order, "then it is the turn of the other key")
-	require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
 }
 
 // Batch is held back while other requests wait or run that need its slot, and runs when they have ended. By key or by
@@ -246,84 +234,6 @@ func TestBatchBesideOnline(t *testing.T) {
 			require.Zero(t, got.Waiting)
 		})
 	}
-}
-
-func TestAFullQueueMakesRoom(t *testing.T) {
-	t.Parallel()
-	c, free := jam(t, 3, "crowd ek-crowd", "one ek-one", "ops ek-ops , priority: 5")
-	body := chat("a", `"max_tokens":2,`)
-	refused := func(r reply) {
-		t.Helper()
-		require.Equal(t, http.StatusTooManyRequests, r.status)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "queue_full", code)
-		require.Equal(t, "1", r.header.Get("Retry-After"))
-	}
-	first, second, third := c.queued("ek-crowd", body), c.queued("ek-crowd", body), c.queued("ek-crowd", body)
-	refused(c.post(chatPath, body, "Authorization", "Bearer ek-crowd"))
-	one := c.queued("ek-one", body)
-	refused(<-third)
-	ops := c.queued("ek-ops", body)
-	refused(<-second)
-	refused(c.post(chatPath, chat("a", `"n":3,`), "Authorization", "Bearer ek-ops")) // two could make room
-	require.EqualValues(t, 2, c.metric("evenkeel_prefill_queue_displaced_total"))
-	free()
-	for _, r := range []<-chan reply{first, one, ops} {
-		require.Equal(t, 200, (<-r).status)
-	}
-}
-
-func TestLegsAreRefusedTogether(t *testing.T) {
-	t.Parallel()
-	c, free := jam(t, 3, "team ek-team")
-	for _, more := range []string{`"n":4,`, `"n":4,"stream":true,`} {
-		r := c.post(chatPath, chat("a", more), "Authorization", "Bearer ek-team")
-		require.Equal(t, http.StatusTooManyRequests, r.status)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "queue_full", code)
-	}
-	require.Zero(t, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`), "no leg stays")
-	require.EqualValues(t, 0, c.prefill[0].Stats().Finished)
-	three := c.queued("ek-team", chat("a", `"n":3,"max_tokens":2,`))
-	c.eventually("each leg takes a place", func() bool { return c.metric(`evenkeel_prefill_queue_requests{priority="0"}`) == 3 })
-	free()
-	require.Equal(t, 200, (<-three).status)
-}
-
-func TestRatesOfAKey(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "rare ek-rare , rpm: 2", "short ek-short , tpm: 600", "free ek-free")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	status := func(key, body string) (int, string, string) {
-		r := c.post(chatPath, body, "Authorization", "Bearer "+key)
-		code := ""
-		if r.status != 200 {
-			code, _, _ = failure(t, r)
-		}
-		return r.status, code, r.header.Get("Retry-After")
-	}
-	began := time.Now() // the bucket fills all the while
-	for _, body := range []string{chat("a", ""), `{`} {
-		got, _, _ := status("ek-rare", body)
-		require.Contains(t, []int{200, 400}, got)
-	}
-	got, code, after := status("ek-rare", chat("a", ""))
-	require.Equal(t, 429, got)
-	require.Equal(t, "rate_limit_exceeded", code)
-	require.LessOrEqual(t, number(t, after), 31.0, "when the bucket has room for one")
-	require.GreaterOrEqual(t, number(t, after), 28-time.Since(began).Seconds())
-
-	long := chat(strings.Repeat("word ", 400), `"max_tokens":8,`)
-	got, _, _ = status("ek-short", long)
-	require.Equal(t, 200, got)
-	got, code, after = status("ek-short", long)
-	require.Equal(t, 429, got)
-	require.Equal(t, "rate_limit_exceeded", code)
-	require.Positive(t, number(t, after))
-	got, _, _ = status("ek-free", long)
-	require.Equal(t, 200, got, "others are not concerned")
-	require.EqualValues(t, 2, c.metric(`evenkeel_requests_total{outcome="rate_limit_exceeded"}`))
 }
 
 func number(t *testing.T, text string) float64 {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,15 +77,89 @@ func alone(t *testing.T, more func(*config.Config)) *cluster {
 	}})
 }
 
-func TestAModelThatNobodyInReachServes(t *testing.T) {
+// us-1 has one peer, which does not run. What comes in its name is looked at all the same.
+func TestAProxyWhosePeerIsGone(t *testing.T) {
 	t.Parallel()
-	us := alone(t, nil)
-	us.hasEngines()
-	got := us.post(chatPath, strings.Replace(chat("one", ""), model, "elsewhere", 1))
-	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-	require.Equal(t, "no_region_available", code(got.body), "eu-1 may have it")
-	require.Equal(t, "1", got.header.Get("Retry-After"))
-	require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
+	const size, limit = 1 << 20, 4 << 20
+	us := alone(t, func(cfg *config.Config) { cfg.Limits.Body, cfg.Limits.Bodies = size, limit })
+	t.Run("a model that no engine in reach serves", func(t *testing.T) {
+		us.hasEngines()
+		got := us.post(chatPath, strings.Replace(chat("one", ""), model, "elsewhere", 1))
+		require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
+		require.Equal(t, "no_region_available", code(got.body), "eu-1 may have it")
+		require.Equal(t, "1", got.header.Get("Retry-After"))
+		require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
+	})
+	t.Run("a region without owners hands nothing back", func(t *testing.T) {
+		for _, ask := range []string{`{"region":"us","epoch":1}`, `{"region":"us","group":"main","epoch":1}`} {
+			got := us.knock("eu-1", geo.HandBackPath, ask)
+			require.Equal(t, http.StatusConflict, got.status, got.body)
+			require.Equal(t, "not_holder", code(got.body))
+		}
+		require.Equal(t, http.StatusBadRequest, us.knock("eu-1", geo.HandBackPath, "{").status)
+	})
+	t.Run("a bad signature is refused unread", func(t *testing.T) {
+		h := us.hopFrom("eu-1", "")
+		for name, signature := range map[string]string{
+			"forged": "kid=a;v1=" + strings.Repeat("0", 64),
+			"none":   "kid=b;v1=",
+		} {
+			conn, err := net.Dial("tcp", us.gw.GeoAddr())
+			require.NoError(t, err)
+			require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", chatPath, geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
+			require.NoError(t, err)
+			got, err := http.ReadResponse(bufio.NewReader(conn), nil) // while no byte of the body has been sent
+			require.NoError(t, err, name)
+			require.Equal(t, http.StatusUnauthorized, got.StatusCode, name)
+			require.Equal(t, geo.RejectSignature, got.Header.Get(geo.RejectHeader), name)
+			_ = got.Body.Close()
+			_ = conn.Close()
+		}
+	})
+	t.Run("forged heads are refused unread", func(t *testing.T) {
+		keys, err := geo.ParseKeys("a another-key-of-at-least-32-bytes\n")
+		require.NoError(t, err)
+		h := us.hopFrom("eu-1", "")
+		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", chatPath, geo.TenantHeader)
+		for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
+			head += field[0] + ": " + field[1] + "\r\n"
+		}
+		require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")), "not a byte of the body was sent, or asked for")
+		require.Zero(t, us.metric("evenkeel_bodies_bytes"))
+	})
+	// What another proxy signs is the body as it is sent.
+	t.Run("another proxy may pack a request", func(t *testing.T) {
+		keys, err := geo.ParseKeys(geoKey)
+		require.NoError(t, err)
+		body := packed(t, "gzip", chat("one", ""))
+		h := us.hopFrom("eu-1", body)
+		r := us.deliver(chatPath, body, append(papers(keys, chatPath, &h), geo.TenantHeader, "t", "Content-Encoding", "gzip")...)
+		require.Equal(t, http.StatusOK, r.status, r.body)
+	})
+	// Other proxies' bodies are on the same account as those of clients.
+	t.Run("bodies of peers are on the account of all bodies", func(t *testing.T) {
+		keys, err := geo.ParseKeys(geoKey)
+		require.NoError(t, err)
+		body := strings.Repeat("x", size)
+		var open []net.Conn
+		for range 8 {
+			h := us.hopFrom("eu-1", body)
+			head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s: t\r\n", chatPath, size, geo.TenantHeader)
+			for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
+				head += field[0] + ": " + field[1] + "\r\n"
+			}
+			open = append(open, us.raw(us.gw.GeoAddr(), head+"\r\n"+body[1:]))
+		}
+		held := func() float64 { return us.metric("evenkeel_bodies_bytes") }
+		us.eventually("those that fit are charged", func() bool { return held() >= 2*size })
+		require.LessOrEqual(t, held(), float64(limit/2), "one address leaves room for another")
+		require.Equal(t, http.StatusServiceUnavailable, status(t, open[len(open)-1]))
+		for _, conn := range open {
+			_ = conn.Close()
+		}
+		us.eventually("all is given back", func() bool { return held() == 0 })
+	})
 }
 
 func TestEnginesThatAreNotOursAreNone(t *testing.T) {
@@ -140,17 +215,6 @@ func TestARegionThatIsBusySaysSo(t *testing.T) {
 	eu.prefill[0].Close()
 	<-jam
 	<-next
-}
-
-func TestARegionWithoutOwnersHandsNothingBack(t *testing.T) {
-	t.Parallel()
-	us := alone(t, nil)
-	for _, ask := range []string{`{"region":"us","epoch":1}`, `{"region":"us","group":"main","epoch":1}`} {
-		got := us.knock("eu-1", geo.HandBackPath, ask)
-		require.Equal(t, http.StatusConflict, got.status, got.body)
-		require.Equal(t, "not_holder", code(got.body))
-	}
-	require.Equal(t, http.StatusBadRequest, us.knock("eu-1", geo.HandBackPath, "{").status)
 }
 
 // What ends gives back what it owns before it is gone: nobody waits until it
@@ -224,28 +288,6 @@ func TestAHopIsBelievedByOneRunOfOneDispatcher(t *testing.T) {
 	require.Equal(t, http.StatusMisdirectedRequest, got.status, "the same one, restarted: %s", got.body)
 	require.Equal(t, 1.0, again.metric(`evenkeel_geo_rejects_total{reason="recipient"}`))
 	require.Equal(t, 0.0, again.sum("evenkeel_geo_received_total"))
-}
-
-func TestABadSignatureIsRefusedUnread(t *testing.T) {
-	t.Parallel()
-	us := alone(t, nil)
-	h := us.hopFrom("eu-1", "")
-	for name, signature := range map[string]string{
-		"forged": "kid=a;v1=" + strings.Repeat("0", 64),
-		"none":   "kid=b;v1=",
-	} {
-		conn, err := net.Dial("tcp", us.gw.GeoAddr())
-		require.NoError(t, err)
-		require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
-		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", chatPath, geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
-		require.NoError(t, err)
-		got, err := http.ReadResponse(bufio.NewReader(conn), nil) // while no byte of the body has been sent
-		require.NoError(t, err, name)
-		require.Equal(t, http.StatusUnauthorized, got.StatusCode, name)
-		require.Equal(t, geo.RejectSignature, got.Header.Get(geo.RejectHeader), name)
-		_ = got.Body.Close()
-		_ = conn.Close()
-	}
 }
 
 func TestDispatchersOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"evenkeel/bench/lab/reftext"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
@@ -136,17 +135,4 @@ func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
 			require.ErrorContains(t, err, tc.refused)
 		})
 	}
-}
-
-func TestTheBoardHearsTheStepsOfItsEngines(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	// Events that arrive together are heard as one step: on a busy machine a
-	// short answer may not be enough.
-	seed := uint64(3)
-	c.eventually("steps are heard", func() bool {
-		seed++
-		require.Equal(t, "right", c.judge(reftext.MakePrompt(seed, 40), `"stream":true,`))
-		return c.metric(`evenkeel_step_seconds_count{group="main"}`) > 5
-	})
 }

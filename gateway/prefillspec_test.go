@@ -43,8 +43,7 @@ var prefillMetrics = map[string][]string{
 	"calibration_r2_ratio":                  {"model"},
 }
 
-// TestMetricsAreDocumented holds docs/metrics.md against the registry, so that
-// what is in the one is in the other.
+// That the proxy has what docs/metrics.md has, and nothing else, is in TestMetrics.
 func TestThePrefillTierHasItsMetrics(t *testing.T) {
 	t.Parallel()
 	docs := metricsDoc(t)

@@ -71,58 +71,59 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	}
 }
 
-// Who asks for readiness is told which engines are missing and why, if it may know their addresses.
-func TestReadinessTellsTheReasonByEngine(t *testing.T) {
+func TestReasonsOfEngines(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte("sesame\n"), 0o600))
-	o := twoDecodes(func(cfg *config.Config) { cfg.Admin.TokenFile = file })
+	o := twoDecodes(func(cfg *config.Config) { cfg.Admin.TokenFile, cfg.Health.Interval = file, 50*time.Millisecond })
 	o.token = "sesame"
 	c := start(t, o)
-	decode, dead, drained := addressOf(c.decode[0]), addressOf(c.prefill[0]), addressOf(c.decode[1])
-	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+drained+"/drain", "", "Authorization", "Bearer sesame").status)
-	c.prefill[0].Kill()
-	var got []string
-	c.eventually("it is not ready", func() bool {
-		r := c.get("/readyz")
-		got = strings.Split(strings.TrimSpace(r.body), "\n")
-		return r.status == http.StatusServiceUnavailable && len(got) > 1
+	// That nobody takes the connection says more than the requests that failed by it.
+	t.Run("the better reason is shown", func(t *testing.T) {
+		bad := c.decode[0]
+		require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
+		for i := 0; c.engineStatus(bad).State == "up"; i++ {
+			require.Less(t, i, 50)
+			c.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
+		}
+		for _, l := range c.logs.FilterMessageSnippet("engine is out of service").All() {
+			require.Contains(t, l.ContextMap()["error"], "read response body")
+			require.NotContains(t, l.ContextMap()["error"], "upstream_broken")
+		}
+		bad.Kill()
+		c.eventually("the reason is that it is gone", func() bool {
+			s := c.engineStatus(bad)
+			return s.State == "down" && strings.Contains(s.Error, "connection refused")
+		})
+		require.NoError(t, bad.SetFaults())
+		require.NoError(t, bad.Revive())
+		c.eventually("it is up again", func() bool { return c.engineStatus(bad).State == "up" })
 	})
-	require.Equal(t, "no healthy prefill engine", got[0])
-	require.Len(t, got, 3, "%q: one for each that is missing", got)
-	for _, want := range []string{"prefill " + dead + " is down: ", "decode " + drained + " is draining: it drains"} {
-		require.True(t, slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }), "%q: %s", got, want)
-	}
-	require.NotContains(t, strings.Join(got, " "), decode)
-	for _, header := range [][]string{nil, {"Authorization", "Bearer wrong"}} {
-		r := c.ask("GET", c.admin+"/readyz", "", header...)
-		require.Equal(t, http.StatusServiceUnavailable, r.status, "kubelets need no token")
-		require.Equal(t, "no healthy prefill engine\n", r.body, "strangers learn no address")
-	}
-	require.NoError(t, c.prefill[0].Revive())
-	c.eventually("it is ready again", func() bool { return c.get("/readyz").body == "ok\n" })
-}
-
-// That nobody takes the connection says more than the requests that failed by it.
-func TestTheBetterReasonIsShown(t *testing.T) {
-	t.Parallel()
-	c := start(t, twoDecodes(func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }))
-	bad := c.decode[0]
-	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
-	for i := 0; c.engineStatus(bad).State == "up"; i++ {
-		require.Less(t, i, 50)
-		c.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
-	}
-	for _, l := range c.logs.FilterMessageSnippet("engine is out of service").All() {
-		require.Contains(t, l.ContextMap()["error"], "read response body")
-		require.NotContains(t, l.ContextMap()["error"], "upstream_broken")
-	}
-	bad.Kill()
-	c.eventually("the reason is that it is gone", func() bool {
-		s := c.engineStatus(bad)
-		return s.State == "down" && strings.Contains(s.Error, "connection refused")
+	// Who asks for readiness is told which engines are missing and why, if it may know their addresses.
+	t.Run("readiness tells them by engine", func(t *testing.T) {
+		decode, dead, drained := addressOf(c.decode[0]), addressOf(c.prefill[0]), addressOf(c.decode[1])
+		require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+drained+"/drain", "", "Authorization", "Bearer sesame").status)
+		c.prefill[0].Kill()
+		var got []string
+		c.eventually("it is not ready", func() bool {
+			r := c.get("/readyz")
+			got = strings.Split(strings.TrimSpace(r.body), "\n")
+			return r.status == http.StatusServiceUnavailable && len(got) > 1
+		})
+		require.Equal(t, "no healthy prefill engine", got[0])
+		require.Len(t, got, 3, "%q: one for each that is missing", got)
+		for _, want := range []string{"prefill " + dead + " is down: ", "decode " + drained + " is draining: it drains"} {
+			require.True(t, slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }), "%q: %s", got, want)
+		}
+		require.NotContains(t, strings.Join(got, " "), decode)
+		for _, header := range [][]string{nil, {"Authorization", "Bearer wrong"}} {
+			r := c.ask("GET", c.admin+"/readyz", "", header...)
+			require.Equal(t, http.StatusServiceUnavailable, r.status, "kubelets need no token")
+			require.Equal(t, "no healthy prefill engine\n", r.body, "strangers learn no address")
+		}
+		require.NoError(t, c.prefill[0].Revive())
+		c.eventually("it is ready again", func() bool { return c.get("/readyz").body == "ok\n" })
 	})
-	require.NoError(t, bad.Revive())
 }
 
 // A busy engine answers requests while its metrics and its health check take

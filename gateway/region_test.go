@@ -114,50 +114,172 @@ var varying = regexp.MustCompile(`"(id|created)":("[^"]*"|\d+)`)
 
 func constant(body string) string { return varying.ReplaceAllString(body, `"$1":0`) }
 
-func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) {
+// All that a client sends to us-1 goes to eu-1, one test after the other.
+func TestForwardsToAnotherRegion(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
-	for name, body := range map[string]string{
-		"a stream":                 chat("one two three", `"stream":true,`),
-		"a stream with its usage":  chat("four five", `"stream":true,"stream_options":{"include_usage":true},`),
-		"a completion":             completion("six seven", `"stream":true,"max_tokens":20,`),
-		"an answer in one piece":   chat("eight nine", ""),
-		"a refusal of the request": chat("ten", `"temperature":"hot",`),
-	} {
-		path := "/v1/chat/completions"
-		if strings.Contains(body, `"prompt"`) {
-			path = "/v1/completions"
+	t.Run("a forwarded answer is the local one byte for byte", func(t *testing.T) {
+		for name, body := range map[string]string{
+			"a stream":                 chat("one two three", `"stream":true,`),
+			"a stream with its usage":  chat("four five", `"stream":true,"stream_options":{"include_usage":true},`),
+			"a completion":             completion("six seven", `"stream":true,"max_tokens":20,`),
+			"an answer in one piece":   chat("eight nine", ""),
+			"a refusal of the request": chat("ten", `"temperature":"hot",`),
+		} {
+			path := "/v1/chat/completions"
+			if strings.Contains(body, `"prompt"`) {
+				path = "/v1/completions"
+			}
+			local, forwarded := eu.post(path, body), us.post(path, body)
+			require.NoError(t, forwarded.err, name)
+			require.Equal(t, local.status, forwarded.status, name)
+			require.Equal(t, local.header.Get("Content-Type"), forwarded.header.Get("Content-Type"), name)
+			require.Equal(t, constant(local.body), constant(forwarded.body), name)
+			if local.status == http.StatusOK {
+				require.Equal(t, "forwarded", forwarded.header.Get("X-Evenkeel-Route"), name)
+				require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
+			}
 		}
-		local, forwarded := eu.post(path, body), us.post(path, body)
-		require.NoError(t, forwarded.err, name)
-		require.Equal(t, local.status, forwarded.status, name)
-		require.Equal(t, local.header.Get("Content-Type"), forwarded.header.Get("Content-Type"), name)
-		require.Equal(t, constant(local.body), constant(forwarded.body), name)
-		if local.status == http.StatusOK {
-			require.Equal(t, "forwarded", forwarded.header.Get("X-Evenkeel-Route"), name)
+		us.accounted()
+		eu.accounted()
+		require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
+		require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+		for _, c := range []*cluster{us, eu} {
+			for _, line := range c.logs.All() {
+				require.NotRegexp(t, "one two|four five|six seven|eight nine", fmt.Sprint(line.Message, line.ContextMap()))
+			}
+		}
+		for _, r := range us.receipts() {
+			if r.Outcome == geo.OutcomeRelayed {
+				continue
+			}
+			require.Equal(t, "ok", r.Outcome)
+			require.Positive(t, r.BytesOut)
+			require.Positive(t, r.BytesIn)
+			require.InDelta(t, (float64(r.BytesOut)*0.02+float64(r.BytesIn)*0.05)/1e9, r.USD, 1e-15)
+			require.GreaterOrEqual(t, r.Actual.CachedTokens, 0)
+			require.Positive(t, r.Actual.TTFTMs)
+		}
+	})
+	t.Run("a request for several answers is forwarded whole", func(t *testing.T) {
+		for name, body := range map[string]string{
+			"several answers":           chat("one two three", `"n":3,`),
+			"a list of prompts":         strings.Replace(completion("@", `"max_tokens":8,`), `"@"`, `["four five","six"]`, 1),
+			"several answers, streamed": chat("seven eight", `"n":2,"stream":true,"stream_options":{"include_usage":true},`),
+		} {
+			path := "/v1/chat/completions"
+			if strings.Contains(body, `"prompt"`) {
+				path = "/v1/completions"
+			}
+			local, got := eu.post(path, body), us.post(path, body)
+			require.NoError(t, got.err, name)
+			require.Equal(t, http.StatusOK, got.status, "%s: %s", name, got.body)
+			require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), name)
 			require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
+			if !strings.Contains(body, `"stream"`) { // whose legs take turns as they come
+				require.Equal(t, constant(local.body), constant(got.body), name)
+			}
+			require.Equal(t, len(local.body), len(got.body), name)
 		}
-	}
-	us.accounted()
-	eu.accounted()
-	require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
-	require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
-	for _, c := range []*cluster{us, eu} {
-		for _, line := range c.logs.All() {
-			require.NotRegexp(t, "one two|four five|six seven|eight nine", fmt.Sprint(line.Message, line.ContextMap()))
+		eu.accounted()
+		require.Equal(t, 7.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+		us.settled(false)
+		eu.settled(false)
+	})
+	t.Run("a receipt names the peer", func(t *testing.T) {
+		r := us.post(chatPath, chat("far away", `"max_tokens":3,`), "X-Request-Id", "far")
+		require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
+		here := us.receipt("far")
+		require.Equal(t, "eu-1", here.Peer)
+		require.Len(t, here.Attempts, 1)
+		require.Equal(t, "eu-1", here.Attempts[0].Peer)
+		require.Positive(t, here.Attempts[0].Waits.Transfer)
+		there := eu.receipt(here.ID)
+		require.Equal(t, "us-1", there.Origin)
+		require.NotNil(t, there.Attempts[0].Decode, fmt.Sprintf("%+v", there))
+	})
+	t.Run("a request that wants to stay does", func(t *testing.T) {
+		before := len(us.receipts())
+		got := us.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local")
+		require.Equal(t, http.StatusOK, got.status)
+		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+		require.Len(t, us.receipts(), before)
+	})
+	t.Run("a client that leaves frees everything there", func(t *testing.T) {
+		before := len(us.receipts())
+		leave := us.endless()
+		require.Equal(t, 1, us.gw.Geo().Status().Peers[0].InFlight)
+		leave()
+		us.eventually("the forward has ended", func() bool { return len(us.receipts()) == before+1 })
+		require.Equal(t, geo.OutcomeGone, us.receipts()[0].Outcome)
+		eu.settled(false)
+		eu.eventually("the other region has counted it", func() bool { return eu.metric(`evenkeel_requests_total{outcome="client_closed"}`) == 1 })
+	})
+	t.Run("forged and replayed hops are refused", func(t *testing.T) {
+		keys, err := geo.ParseKeys(geoKey)
+		require.NoError(t, err)
+		stranger, err := geo.ParseKeys("a ffffffffffffffffffffffffffffffff\n")
+		require.NoError(t, err)
+		body := chat("one two", "")
+		send := func(k *geo.Keys, change func(h *geo.Hop), header ...string) reply {
+			h := eu.hopFrom("us-1", body)
+			if change != nil {
+				change(&h)
+			}
+			return eu.deliver(chatPath, body, append(append(papers(k, chatPath, &h), geo.TenantHeader, "t"), header...)...)
 		}
-	}
-	for _, r := range us.receipts() {
-		if r.Outcome == geo.OutcomeRelayed {
-			continue
+		got := send(keys, nil)
+		require.Equal(t, 200, got.status, got.body)
+		require.Equal(t, "eu-1", got.header.Get("X-Evenkeel-Served-By"))
+		require.NotEmpty(t, got.header.Get("X-Evenkeel-Cached-Tokens"))
+		for name, row := range map[string]struct {
+			keys   *geo.Keys
+			change func(h *geo.Hop)
+			header []string
+			status int
+			reject string
+		}{
+			"signed by a stranger": {keys: stranger, status: 401, reject: "signature"},
+			"an old one":           {keys: keys, change: func(h *geo.Hop) { h.Time -= 31_000 }, status: 401, reject: "stale"},
+			"another tenant":       {keys: keys, header: []string{geo.TenantHeader, "rich"}, status: 401, reject: "signature"},
+			"a second hop":         {keys: keys, change: func(h *geo.Hop) { h.N = 2; h.Via = append(h.Via, "us-1") }, status: 508, reject: "hop"},
+			"one that was here":    {keys: keys, change: func(h *geo.Hop) { h.Max, h.N, h.Via = 3, 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: "hop"},
+			"too many hops":        {keys: keys, change: func(h *geo.Hop) { h.Max = 5 }, status: 508, reject: "hop"},
+			"a stranger's name":    {keys: keys, change: func(h *geo.Hop) { h.Origin, h.Via = "mars", []string{"mars"} }, status: 403, reject: "peer_not_allowed"},
+			"nobody waits for it":  {keys: keys, change: func(h *geo.Hop) { h.Deadline = h.Time - 1 }, status: 504, reject: "deadline"},
+			"for another region":   {keys: keys, change: func(h *geo.Hop) { h.To = "us-1" }, status: 421, reject: "recipient"},
+			"for an earlier run":   {keys: keys, change: func(h *geo.Hop) { h.Boot = "b" }, status: 421, reject: "recipient"},
+			"another body":         {keys: keys, change: func(h *geo.Hop) { h.Digest = geo.DigestOf() }, status: 401, reject: "signature"},
+			"the version before":   {keys: keys, header: []string{geo.HopHeader, "v1;n=1"}, status: 400, reject: "version"},
+			"no hop":               {keys: keys, header: []string{geo.HopHeader, ""}, status: 508, reject: "hop"},
+		} {
+			got := send(row.keys, row.change, row.header...)
+			require.Equal(t, row.status, got.status, name)
+			require.Equal(t, row.reject, got.header.Get("X-Evenkeel-Reject"), name)
 		}
-		require.Equal(t, "ok", r.Outcome)
-		require.Positive(t, r.BytesOut)
-		require.Positive(t, r.BytesIn)
-		require.InDelta(t, (float64(r.BytesOut)*0.02+float64(r.BytesIn)*0.05)/1e9, r.USD, 1e-15)
-		require.GreaterOrEqual(t, r.Actual.CachedTokens, 0)
-		require.Positive(t, r.Actual.TTFTMs)
-	}
+		same := func(h *geo.Hop) { h.Nonce = strings.Repeat("ab", 16) }
+		require.Equal(t, 200, send(keys, same).status)
+		require.Equal(t, 401, send(keys, same).status, "a replay")
+
+		// On the listener for clients the headers mean nothing.
+		h := geo.Hop{N: 1, Max: 1, Origin: "eu-1", Via: []string{"eu-1"}, RID: "r", Time: 1, Nonce: strings.Repeat("0", 32)}
+		got = us.post("/v1/chat/completions", body, geo.HopHeader, h.String(), geo.TenantHeader, "rich")
+		require.Equal(t, 200, got.status)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "n is 0 again")
+		require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
+
+		eu.gw.Service().Drain(0)
+		eu.eventually("what is new is refused", func() bool {
+			got := send(keys, nil)
+			return got.status == 503 && got.header.Get("X-Evenkeel-Reject") == "draining"
+		})
+	})
+	t.Run("a region that drains is told of", func(t *testing.T) {
+		us.eventually("it is known", func() bool { return us.availability("eu-1") == "draining" })
+		got := us.post("/v1/chat/completions", chat("one", ""))
+		require.Equal(t, 200, got.status)
+		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+	})
 }
 
 // Another region has what is left of a request's deadline, and its class. That a deadline cannot be met is no failure of that region.
@@ -188,186 +310,47 @@ func TestADeadlineAndAClassGoAlong(t *testing.T) {
 	<-batch
 }
 
-func TestARequestThatWantsToStayDoes(t *testing.T) {
-	t.Parallel()
-	us, _ := pair(t, options{configure: remote}, options{})
-	got := us.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local")
-	require.Equal(t, http.StatusOK, got.status)
-	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
-	require.Empty(t, us.receipts())
-}
-
-func TestAClientThatLeavesFreesEverythingInTheOtherRegion(t *testing.T) {
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{})
-	leave := us.endless()
-	require.Equal(t, 1, us.gw.Geo().Status().Peers[0].InFlight)
-	leave()
-	us.eventually("the forward has ended", func() bool { return len(us.receipts()) == 1 })
-	require.Equal(t, geo.OutcomeGone, us.receipts()[0].Outcome)
-	eu.settled(false)
-	eu.eventually("the other region has counted it", func() bool { return eu.metric(`evenkeel_requests_total{outcome="client_closed"}`) == 1 })
-}
-
 func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{}, options{})
-	us.prefill[0].Close()
-	us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
-	got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-	require.Equal(t, http.StatusOK, us.get("/readyz").status)
-}
-
-func TestForgedAndReplayedHopsAreRefused(t *testing.T) {
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{})
-	keys, err := geo.ParseKeys(geoKey)
-	require.NoError(t, err)
-	stranger, err := geo.ParseKeys("a ffffffffffffffffffffffffffffffff\n")
-	require.NoError(t, err)
-	body := chat("one two", "")
-	send := func(k *geo.Keys, change func(h *geo.Hop), header ...string) reply {
-		h := eu.hopFrom("us-1", body)
-		if change != nil {
-			change(&h)
-		}
-		return eu.deliver(chatPath, body, append(append(papers(k, chatPath, &h), geo.TenantHeader, "t"), header...)...)
-	}
-	got := send(keys, nil)
-	require.Equal(t, 200, got.status, got.body)
-	require.Equal(t, "eu-1", got.header.Get("X-Evenkeel-Served-By"))
-	require.NotEmpty(t, got.header.Get("X-Evenkeel-Cached-Tokens"))
-	for name, row := range map[string]struct {
-		keys   *geo.Keys
-		change func(h *geo.Hop)
-		header []string
-		status int
-		reject string
-	}{
-		"signed by a stranger": {keys: stranger, status: 401, reject: "signature"},
-		"an old one":           {keys: keys, change: func(h *geo.Hop) { h.Time -= 31_000 }, status: 401, reject: "stale"},
-		"another tenant":       {keys: keys, header: []string{geo.TenantHeader, "rich"}, status: 401, reject: "signature"},
-		"a second hop":         {keys: keys, change: func(h *geo.Hop) { h.N = 2; h.Via = append(h.Via, "us-1") }, status: 508, reject: "hop"},
-		"one that was here":    {keys: keys, change: func(h *geo.Hop) { h.Max, h.N, h.Via = 3, 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: "hop"},
-		"too many hops":        {keys: keys, change: func(h *geo.Hop) { h.Max = 5 }, status: 508, reject: "hop"},
-		"a stranger's name":    {keys: keys, change: func(h *geo.Hop) { h.Origin, h.Via = "mars", []string{"mars"} }, status: 403, reject: "peer_not_allowed"},
-		"nobody waits for it":  {keys: keys, change: func(h *geo.Hop) { h.Deadline = h.Time - 1 }, status: 504, reject: "deadline"},
-		"for another region":   {keys: keys, change: func(h *geo.Hop) { h.To = "us-1" }, status: 421, reject: "recipient"},
-		"for an earlier run":   {keys: keys, change: func(h *geo.Hop) { h.Boot = "b" }, status: 421, reject: "recipient"},
-		"another body":         {keys: keys, change: func(h *geo.Hop) { h.Digest = geo.DigestOf() }, status: 401, reject: "signature"},
-		"the version before":   {keys: keys, header: []string{geo.HopHeader, "v1;n=1"}, status: 400, reject: "version"},
-		"no hop":               {keys: keys, header: []string{geo.HopHeader, ""}, status: 508, reject: "hop"},
-	} {
-		got := send(row.keys, row.change, row.header...)
-		require.Equal(t, row.status, got.status, name)
-		require.Equal(t, row.reject, got.header.Get("X-Evenkeel-Reject"), name)
-	}
-	same := func(h *geo.Hop) { h.Nonce = strings.Repeat("ab", 16) }
-	require.Equal(t, 200, send(keys, same).status)
-	require.Equal(t, 401, send(keys, same).status, "a replay")
-
-	// On the listener for clients the headers mean nothing.
-	h := geo.Hop{N: 1, Max: 1, Origin: "eu-1", Via: []string{"eu-1"}, RID: "r", Time: 1, Nonce: strings.Repeat("0", 32)}
-	got = us.post("/v1/chat/completions", body, geo.HopHeader, h.String(), geo.TenantHeader, "rich")
-	require.Equal(t, 200, got.status)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "n is 0 again")
-	require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
-
-	eu.gw.Service().Drain(0)
-	eu.eventually("what is new is refused", func() bool {
-		got := send(keys, nil)
-		return got.status == 503 && got.header.Get("X-Evenkeel-Reject") == "draining"
+	t.Run("the policy can be changed while it runs", func(t *testing.T) {
+		put := func(body string) reply { return us.ask(http.MethodPut, us.admin+"/geo", body) }
+		got := put(`{"policy":"skylb:tau=2","qs":2}`)
+		require.Equal(t, 200, got.status, got.body)
+		var s geo.Status
+		require.NoError(t, json.Unmarshal([]byte(us.get("/geo").body), &s))
+		require.Equal(t, "skylb:tau=2", s.Policy)
+		require.Equal(t, 2.0, s.QS)
+		require.Equal(t, 400, put(`{"policy":"nonsense"}`).status)
+		require.Equal(t, 400, put(`{"qs":-1}`).status)
+		us.eventually("it decides", func() bool {
+			return us.post("/v1/chat/completions", chat("one", "")).status == 200 && us.metric(`evenkeel_geo_decisions_total{policy="skylb",route="local"}`) > 0
+		})
+		require.Equal(t, 200, us.get("/geo/receipts?n=5").status)
+		require.Equal(t, 200, put(`{"policy":"finish","qs":1}`).status)
 	})
-}
-
-func TestARegionThatDrainsIsToldOf(t *testing.T) {
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{})
-	eu.gw.Service().Drain(0)
-	us.eventually("it is known", func() bool { return us.availability("eu-1") == "draining" })
-	got := us.post("/v1/chat/completions", chat("one", ""))
-	require.Equal(t, 200, got.status)
-	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
-}
-
-func TestThePolicyCanBeChangedWhileItRuns(t *testing.T) {
-	t.Parallel()
-	us, _ := pair(t, options{}, options{})
-	put := func(body string) reply { return us.ask(http.MethodPut, us.admin+"/geo", body) }
-	got := put(`{"policy":"skylb:tau=2","qs":2}`)
-	require.Equal(t, 200, got.status, got.body)
-	var s geo.Status
-	require.NoError(t, json.Unmarshal([]byte(us.get("/geo").body), &s))
-	require.Equal(t, "skylb:tau=2", s.Policy)
-	require.Equal(t, 2.0, s.QS)
-	require.Equal(t, 400, put(`{"policy":"nonsense"}`).status)
-	require.Equal(t, 400, put(`{"qs":-1}`).status)
-	us.eventually("it decides", func() bool {
-		return us.post("/v1/chat/completions", chat("one", "")).status == 200 && us.metric(`evenkeel_geo_decisions_total{policy="skylb",route="local"}`) > 0
+	t.Run("a request whose last engine fails", func(t *testing.T) {
+		us.prefill[0].Close() // and nobody has noticed yet
+		got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+		got = us.post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
+		require.GreaterOrEqual(t, got.status, 500, "one that wants to stay does")
+		us.settled(false)
 	})
-	require.Equal(t, 200, us.get("/geo/receipts?n=5").status)
-}
-
-func TestWithoutOtherRegionsThereIsNothingOfThem(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	require.Equal(t, 404, c.get("/geo").status)
-	require.NotContains(t, c.get("/metrics").body, "evenkeel_geo_")
-	got := c.post("/v1/chat/completions", chat("one", ""))
-	require.Equal(t, 200, got.status)
-	require.Empty(t, got.header.Get("X-Evenkeel-Route"))
-}
-
-func TestARequestForSeveralAnswersIsForwardedWhole(t *testing.T) {
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
-	for name, body := range map[string]string{
-		"several answers":           chat("one two three", `"n":3,`),
-		"a list of prompts":         strings.Replace(completion("@", `"max_tokens":8,`), `"@"`, `["four five","six"]`, 1),
-		"several answers, streamed": chat("seven eight", `"n":2,"stream":true,"stream_options":{"include_usage":true},`),
-	} {
-		path := "/v1/chat/completions"
-		if strings.Contains(body, `"prompt"`) {
-			path = "/v1/completions"
-		}
-		local, got := eu.post(path, body), us.post(path, body)
-		require.NoError(t, got.err, name)
-		require.Equal(t, http.StatusOK, got.status, "%s: %s", name, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), name)
-		require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
-		if !strings.Contains(body, `"stream"`) { // whose legs take turns as they come
-			require.Equal(t, constant(local.body), constant(got.body), name)
-		}
-		require.Equal(t, len(local.body), len(got.body), name)
-	}
-	eu.accounted()
-	require.Equal(t, 3.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
-	us.settled(false)
-	eu.settled(false)
-}
-
-func TestARequestForSeveralAnswersThatOnlyAnotherRegionCanServe(t *testing.T) {
-	t.Parallel()
-	us, _ := pair(t, options{}, options{})
-	us.prefill[0].Close()
-	us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
-	got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-}
-
-func TestARequestWhoseLastEngineFailsGoesToAnotherRegion(t *testing.T) {
-	t.Parallel()
-	us, _ := pair(t, options{}, options{})
-	us.prefill[0].Close() // and nobody has noticed yet
-	got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-	got = us.post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
-	require.GreaterOrEqual(t, got.status, 500, "one that wants to stay does")
-	us.settled(false)
+	t.Run("one that no engine could serve", func(t *testing.T) {
+		us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+		got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+		require.Equal(t, http.StatusOK, us.get("/readyz").status)
+	})
+	t.Run("one for several answers", func(t *testing.T) {
+		us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+		got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+	})
 }
 
 // A request whose decode rank fails at its prompt, and that no prefill engine here can

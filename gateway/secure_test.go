@@ -43,121 +43,109 @@ func tlsCluster(t *testing.T, a *certtest.Authority, configure func(*config.Conf
 	}})
 }
 
-func TestBothListenersSpeakTLS(t *testing.T) {
+// Both listeners have a certificate of an hour.
+func TestListenersThatSpeakTLS(t *testing.T) {
 	t.Parallel()
 	a := certtest.New(t)
-	c := tlsCluster(t, a, nil)
-	require.Equal(t, "right", c.judge("a story over TLS", `"stream":true,`))
-	require.Equal(t, "right", c.judge("and one in one piece", ""))
-	require.Equal(t, 200, c.get("/status").status)
+	c := tlsCluster(t, a, func(cfg *config.Config) { cfg.Limits.ReadTimeout = time.Second })
+	t.Run("both serve, and nothing in clear text or an old version", func(t *testing.T) {
+		require.Equal(t, "right", c.judge("a story over TLS", `"stream":true,`))
+		require.Equal(t, "right", c.judge("and one in one piece", ""))
+		require.Equal(t, 200, c.get("/status").status)
 
-	t.Run("clear text is not served", func(t *testing.T) {
-		for _, url := range []string{c.url + "/health", c.admin + "/livez"} {
-			r := c.ask("GET", "http"+strings.TrimPrefix(url, "https"), "")
-			require.True(t, r.err != nil || r.status == http.StatusBadRequest, "%+v", r)
+		t.Run("clear text is not served", func(t *testing.T) {
+			for _, url := range []string{c.url + "/health", c.admin + "/livez"} {
+				r := c.ask("GET", "http"+strings.TrimPrefix(url, "https"), "")
+				require.True(t, r.err != nil || r.status == http.StatusBadRequest, "%+v", r)
+			}
+		})
+		t.Run("TLS 1.1 is not spoken", func(t *testing.T) {
+			for _, url := range []string{c.url, c.admin} {
+				_, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11})
+				require.Error(t, err)
+			}
+		})
+	})
+	t.Run("a client that leaves is noticed", func(t *testing.T) {
+		for name, leave := range map[string]func(raw *net.TCPConn, secure *tls.Conn){
+			"closed":         func(_ *net.TCPConn, secure *tls.Conn) { _ = secure.Close() },
+			"cut":            func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.Close() },
+			"reset":          func(raw *net.TCPConn, _ *tls.Conn) { _, _ = raw.SetLinger(0), raw.Close() },
+			"TCP half close": func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.CloseWrite() },
+		} {
+			t.Run(name, func(t *testing.T) {
+				raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+				require.NoError(t, err)
+				defer func() { _ = raw.Close() }()
+				secure := tls.Client(raw, &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
+				body := chat("an endless story", `"stream":true,"ignore_eos":true,`)
+				_, err = fmt.Fprintf(secure, "POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+				require.NoError(t, err)
+				resp, err := http.ReadResponse(bufio.NewReader(secure), nil)
+				require.NoError(t, err)
+				require.Equal(t, 200, resp.StatusCode)
+				_, err = resp.Body.Read(make([]byte, 1))
+				require.NoError(t, err)
+				require.EqualValues(t, 1, c.decode[0].Stats().Running)
+				leave(raw.(*net.TCPConn), secure)
+				c.eventually("the engine notices", func() bool { return c.decode[0].Stats().Running == 0 })
+				_ = resp.Body.Close()
+			})
 		}
 	})
-	t.Run("TLS 1.1 is not spoken", func(t *testing.T) {
-		for _, url := range []string{c.url, c.admin} {
-			_, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11})
-			require.Error(t, err)
+	// A socket that never gets as far as a request is a slot of limits.connections.
+	t.Run("a handshake that stops is closed", func(t *testing.T) {
+		for name, begin := range map[string]string{
+			"nothing":               "",
+			"half of a ClientHello": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+			"no TLS at all":         "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		} {
+			t.Run(name, func(t *testing.T) {
+				raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+				require.NoError(t, err)
+				defer func() { _ = raw.Close() }()
+				require.NoError(t, raw.SetDeadline(time.Now().Add(patience)))
+				_, err = raw.Write([]byte(begin))
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, raw)
+				require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "still open")
+			})
 		}
 	})
-}
-
-func TestAClientThatLeavesThroughTLSIsNoticed(t *testing.T) {
-	t.Parallel()
-	a := certtest.New(t)
-	c := tlsCluster(t, a, nil)
-	for name, leave := range map[string]func(raw *net.TCPConn, secure *tls.Conn){
-		"closed":         func(_ *net.TCPConn, secure *tls.Conn) { _ = secure.Close() },
-		"cut":            func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.Close() },
-		"reset":          func(raw *net.TCPConn, _ *tls.Conn) { _, _ = raw.SetLinger(0), raw.Close() },
-		"TCP half close": func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.CloseWrite() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+	t.Run("a new certificate is in force within seconds", func(t *testing.T) {
+		serial := func(url string) string {
+			conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
 			require.NoError(t, err)
-			defer func() { _ = raw.Close() }()
-			secure := tls.Client(raw, &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
-			body := chat("an endless story", `"stream":true,"ignore_eos":true,`)
-			_, err = fmt.Fprintf(secure, "POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-			require.NoError(t, err)
-			resp, err := http.ReadResponse(bufio.NewReader(secure), nil)
-			require.NoError(t, err)
-			require.Equal(t, 200, resp.StatusCode)
-			_, err = resp.Body.Read(make([]byte, 1))
-			require.NoError(t, err)
-			require.EqualValues(t, 1, c.decode[0].Stats().Running)
-			leave(raw.(*net.TCPConn), secure)
-			c.eventually("the engine notices", func() bool { return c.decode[0].Stats().Running == 0 })
-			_ = resp.Body.Close()
-		})
-	}
-}
-
-// A socket that never gets as far as a request is a slot of limits.connections.
-func TestAHandshakeThatStopsIsClosed(t *testing.T) {
-	t.Parallel()
-	c := tlsCluster(t, certtest.New(t), func(cfg *config.Config) { cfg.Limits.ReadTimeout = 200 * time.Millisecond })
-	for name, begin := range map[string]string{
-		"nothing":               "",
-		"half of a ClientHello": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-		"no TLS at all":         "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
-			require.NoError(t, err)
-			defer func() { _ = raw.Close() }()
-			require.NoError(t, raw.SetDeadline(time.Now().Add(patience)))
-			_, err = raw.Write([]byte(begin))
-			require.NoError(t, err)
-			_, err = io.Copy(io.Discard, raw)
-			require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "still open")
-		})
-	}
-}
-
-func TestANewCertificateIsInForceWithinSeconds(t *testing.T) {
-	t.Parallel()
-	a := certtest.New(t)
-	c := tlsCluster(t, a, nil)
-	serial := func(url string) string {
-		conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
-		require.NoError(t, err)
-		defer func() { _ = conn.Close() }()
-		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
-	}
-	first := serial(c.url)
-	require.Equal(t, first, serial(c.admin))
-	leave := c.endless()
-	a.Issue(t, "proxy", nextHour)
-	c.eventually("both listeners have it", func() bool { return serial(c.url) != first && serial(c.admin) != first })
-	require.EqualValues(t, 1, c.decode[0].Stats().Running, "what runs goes on")
-	leave()
-	require.NotZero(t, c.logs.FilterMessage("a changed file is in force now").Len())
-	require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
-	require.InDelta(t, nextHour.Unix(), c.metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
-}
-
-// What the alerts on certificates page for, the page tells, too.
-func TestACertificateThatEndsIsToldOnThePage(t *testing.T) {
-	t.Parallel()
-	a := certtest.New(t)
-	c := tlsCluster(t, a, nil) // with certificates of an hour
-	incidents := func() string {
-		body := c.get("/live?once").body
-		var d struct {
-			Incidents []struct{ Severity, What string } `json:"incidents"`
+			defer func() { _ = conn.Close() }()
+			return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 		}
-		require.NoError(t, json.Unmarshal([]byte(body), &d), body)
-		return fmt.Sprint(d.Incidents)
-	}
-	for _, want := range []string{"{bad The certificate of tls ends in less than two hours}", "{bad The certificate of admin.tls ends in less than two hours}"} {
-		c.eventually(want, func() bool { return strings.Contains(incidents(), want) })
-	}
-	a.Issue(t, "proxy", time.Now().Add(3*24*time.Hour+time.Minute))
-	c.eventually("days are left", func() bool { return strings.Contains(incidents(), "{warn The certificate of tls ends in 3 days}") })
+		first := serial(c.url)
+		require.Equal(t, first, serial(c.admin))
+		leave := c.endless()
+		a.Issue(t, "proxy", nextHour)
+		c.eventually("both listeners have it", func() bool { return serial(c.url) != first && serial(c.admin) != first })
+		require.EqualValues(t, 1, c.decode[0].Stats().Running, "what runs goes on")
+		leave()
+		require.NotZero(t, c.logs.FilterMessage("a changed file is in force now").Len())
+		require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
+		require.InDelta(t, nextHour.Unix(), c.metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
+	})
+	// What the alerts on certificates page for, the page tells, too.
+	t.Run("one that ends is told on the page", func(t *testing.T) {
+		incidents := func() string {
+			body := c.get("/live?once").body
+			var d struct {
+				Incidents []struct{ Severity, What string } `json:"incidents"`
+			}
+			require.NoError(t, json.Unmarshal([]byte(body), &d), body)
+			return fmt.Sprint(d.Incidents)
+		}
+		for _, want := range []string{"{bad The certificate of tls ends in less than two hours}", "{bad The certificate of admin.tls ends in less than two hours}"} {
+			c.eventually(want, func() bool { return strings.Contains(incidents(), want) })
+		}
+		a.Issue(t, "proxy", time.Now().Add(3*24*time.Hour+time.Minute))
+		c.eventually("days are left", func() bool { return strings.Contains(incidents(), "{warn The certificate of tls ends in 3 days}") })
+	})
 }
 
 func TestEnginesBehindTLS(t *testing.T) {
@@ -220,163 +208,121 @@ func keyFile(t *testing.T, file string, entries ...string) {
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
-func TestAKeyFileThatChanges(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "team ek-one , max_concurrent: 2")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	status := func(key, more string) int {
-		return c.post(chatPath, chat("a", more), "Authorization", "Bearer "+key).status
-	}
-	require.Equal(t, 200, status("ek-one", ""))
-	leave := c.endless("Authorization", "Bearer ek-one")
-
-	require.NoError(t, os.WriteFile(file, []byte("keys: []\n"), 0o600))
-	c.eventually("a file without keys is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() == 1 })
-	require.Equal(t, 200, status("ek-one", ""), "and not used")
-	require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="keys_file",outcome="refused"}`))
-
-	keyFile(t, file, "team ek-two , max_concurrent: 2", "other ek-other")
-	c.eventually("the new key is known", func() bool { return status("ek-two", "") == 200 })
-	require.Equal(t, http.StatusUnauthorized, status("ek-one", ""), "the old one is not")
-	require.Equal(t, 200, status("ek-other", ""))
-	require.Equal(t, http.StatusTooManyRequests, status("ek-two", `"n":2,`), "one runs since before the change")
-	require.Equal(t, http.StatusBadRequest, status("ek-two", `"n":3,`), "never")
-	require.EqualValues(t, 1, c.decode[0].Stats().Running, "what ran goes on")
-	leave()
-	c.settled(false)
-	require.Equal(t, 200, status("ek-two", `"n":2,`))
-	c.settled(false)
-	require.Equal(t, 200, status("ek-two", `"n":2,`), "both places came back")
-}
-
-// Without a token the admin listener is open to this machine, and so to every
-// page its user visits. None of them may use it.
-func TestPagesOfOtherSitesCannotUseTheAdminListener(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	port := c.admin[strings.LastIndexByte(c.admin, ':'):]
-	const policy = `{"policy":"jsq"}`
-	for _, tt := range []struct {
-		name, method, path, body string
-		header                   []string
-		want                     int
-		code                     string
-	}{
-		{"curl", "GET", "/status", "", nil, 200, ""},
-		{"curl, writing", "PUT", "/policy", policy, nil, 200, ""},
-		{"curl, by the name localhost", "GET", "/status", "", []string{"Host", "localhost" + port}, 200, ""},
-		{"curl, by its IPv6 address", "GET", "/status", "", []string{"Host", "[::1]" + port}, 200, ""},
-		{"our own page", "PUT", "/policy", policy, []string{"Origin", c.admin, "Sec-Fetch-Site", "same-origin"}, 200, ""},
-		{"an address that was typed", "GET", "/status", "", []string{"Sec-Fetch-Site", "none", "Sec-Fetch-Mode", "navigate"}, 200, ""},
-		{"a link that was followed", "GET", "/status", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 200, ""},
-		{"a form of another site", "POST", "/drain", "", []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 403, "cross_site"},
-		{"a script of another site", "POST", "/drain", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, 403, "cross_site"},
-		{"a browser that says no more than the origin", "POST", "/drain", "", []string{"Origin", "https://evil.example"}, 403, "cross_site"},
-		{"a sandboxed page", "POST", "/drain", "", []string{"Origin", "null"}, 403, "cross_site"},
-		{"a page on another port of this host", "POST", "/drain", "", []string{"Origin", "http://127.0.0.1:1"}, 403, "cross_site"},
-		{"a picture of another site", "GET", "/debug/pprof/profile?seconds=60", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, 403, "cross_site"},
-		{"a read of another site", "GET", "/status", "", []string{"Origin", "https://evil.example"}, 403, "cross_site"},
-		{"the same, said to be a link", "GET", "/status", "", []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"}, 403, "cross_site"},
-		{"a frame of another site", "GET", "/status", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, 403, "cross_site"},
-		{"a link to a profile", "GET", "/debug/pprof/profile?seconds=60", "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, 403, "cross_site"},
-		{"an operator's profile", "GET", "/debug/pprof/cmdline", "", nil, 200, ""},
-		{"brackets in brackets", "GET", "/status", "", []string{"Host", "[[127.0.0.1]]" + port}, 403, "wrong_host"},
-		{"brackets around what needs none", "GET", "/status", "", []string{"Host", "[127.0.0.1]" + port}, 403, "wrong_host"},
-		{"brackets without a port", "GET", "/status", "", []string{"Host", "[::1]"}, 200, ""},
-		{"a name that leads here", "GET", "/status", "", []string{"Host", "evil.example" + port}, 403, "wrong_host"},
-		{"a name that begins well", "GET", "/status", "", []string{"Host", "127.0.0.1.evil.example"}, 403, "wrong_host"},
-		{"the same, as the browser's own site", "POST", "/drain", "", []string{"Host", "evil.example", "Origin", "http://evil.example", "Sec-Fetch-Site", "same-origin"}, 403, "wrong_host"},
-		{"plain text, which needs no leave", "PUT", "/policy", policy, []string{"Content-Type", "text/plain"}, 415, "wrong_content_type"},
-		{"a form", "POST", "/workers", "url=x", []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "wrong_content_type"},
-		{"JSON with a charset", "PUT", "/policy", policy, []string{"Content-Type", "application/json; charset=utf-8"}, 200, ""},
-		{"kubelets use any name", "GET", "/readyz", "", []string{"Host", "proxy.pd.internal"}, 200, ""},
-		{"more than any body", "PUT", "/policy", `{"policy":"` + strings.Repeat("x", 2<<20) + `"}`, nil, 400, "bad_body"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r := c.ask(tt.method, c.admin+tt.path, tt.body, tt.header...)
-			require.NoError(t, r.err)
-			require.Equal(t, tt.want, r.status, r.body)
-			require.Empty(t, r.header.Get("Access-Control-Allow-Origin"))
-			if tt.code != "" {
-				code, _, _ := failure(t, r)
-				require.Equal(t, tt.code, code)
-			}
-		})
-	}
-	require.Equal(t, 200, c.get("/readyz").status, "nobody drained it")
-}
-
-func TestWithATokenTheAdminListenerAnswersToAnyName(t *testing.T) {
+func TestTheAdminTokenIsAskedFor(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte("sesame\n"), 0o600))
 	c := start(t, options{token: "sesame", configure: func(cfg *config.Config) { cfg.Admin.TokenFile = file }})
-	const token = "Bearer sesame"
-	require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
-	require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
-	require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").status, "schemes have no case")
-	for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
-		require.Equal(t, 401, c.ask("GET", c.admin+"/status", "", "Authorization", header).status, header)
-	}
-	require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
+	t.Run("any name will do, where there is a token", func(t *testing.T) {
+		const token = "Bearer sesame"
+		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
+		require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
+		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").status, "schemes have no case")
+		for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
+			require.Equal(t, 401, c.ask("GET", c.admin+"/status", "", "Authorization", header).status, header)
+		}
+		require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
+	})
+	t.Run("each route but those of kubelets wants it, and it can be changed", func(t *testing.T) {
+		without := func(method, path string, header ...string) int {
+			req, err := http.NewRequestWithContext(t.Context(), method, c.admin+path, nil)
+			require.NoError(t, err)
+			if len(header) > 0 {
+				req.Header.Set("Authorization", header[0])
+			}
+			resp, err := c.http.Do(req)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			return resp.StatusCode
+		}
+		for _, path := range []string{"/livez", "/readyz"} {
+			require.Equal(t, 200, without("GET", path), "kubelets have no token")
+		}
+		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST", "/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/instances/add": "POST"} {
+			require.Equal(t, http.StatusUnauthorized, without(method, path), path)
+			require.Equal(t, http.StatusUnauthorized, without(method, path, "Bearer ses"), path)
+		}
+		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"))
+
+		for _, empty := range []string{"", " \n"} {
+			require.NoError(t, os.WriteFile(file, []byte(empty), 0o600))
+			cfg := config.Default()
+			cfg.Admin.TokenFile = file
+			require.NoError(t, cfg.Validate())
+			_, err := gateway.New(cfg, zap.NewNop())
+			require.ErrorContains(t, err, "write the token")
+		}
+		c.eventually("it is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() >= 1 })
+		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"), "an empty file changes nothing")
+		require.NoError(t, os.WriteFile(file, []byte("close sesame\n"), 0o600))
+		c.eventually("the new token is known", func() bool { return without("GET", "/status", "Bearer close sesame") == 200 })
+		require.Equal(t, http.StatusUnauthorized, without("GET", "/status", "Bearer sesame"), "the old one is not")
+		c.token = "close sesame"
+	})
 }
 
-func TestAStrangersBodyIsNotRead(t *testing.T) {
+func TestKeysOfCallers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "team ek-one")
+	keyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true")
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
-	require.NoError(t, err)
-	defer func() { _ = conn.Close() }()
-	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n", chatPath)
-	require.NoError(t, err)
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // not a byte of the body was sent
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Equal(t, http.StatusUnauthorized, resp.StatusCode, "not 413, and at once")
-	require.Equal(t, "Bearer", resp.Header.Get("WWW-Authenticate"))
-	require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="invalid_api_key"}`), "counted, though no handler saw it")
-	require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-one").status)
-}
+	t.Run("a stranger's body is not read", func(t *testing.T) {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+		require.NoError(t, err)
+		defer func() { _ = conn.Close() }()
+		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n", chatPath)
+		require.NoError(t, err)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // not a byte of the body was sent
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, http.StatusUnauthorized, resp.StatusCode, "not 413, and at once")
+		require.Equal(t, "Bearer", resp.Header.Get("WWW-Authenticate"))
+		require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="invalid_api_key"}`), "counted, though no handler saw it")
+		require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-one").status)
+	})
+	t.Run("a trusted caller may ask for the way in headers", func(t *testing.T) {
+		ask := func(key, body string) reply {
+			return c.post(chatPath, body, "Authorization", "Bearer "+key, "X-Evenkeel-Explain", "true")
+		}
+		body := chat("hi", `"max_tokens":2,`)
+		r := ask("ek-ops", body)
+		got := c.receipt(r.header.Get("X-Request-Id"))
+		require.Equal(t, got.Attempts[0].Prefill.Candidate, r.header.Get("X-Evenkeel-Prefill"))
+		require.Equal(t, got.Attempts[0].Decode.Rank, r.header.Get("X-Evenkeel-Decode"))
+		require.Regexp(t, `^queue;dur=[0-9.]+, probe;dur=[0-9.]+, pool;dur=[0-9.]+, transfer;dur=[0-9.]+$`, r.header.Get("X-Evenkeel-Waits"))
+		require.Equal(t, "model_not_found", ask("ek-ops", strings.Replace(body, model, "none", 1)).header.Get("X-Evenkeel-Reason"))
+		for name := range ask("ek-one", body).header {
+			require.NotContains(t, strings.ToLower(name), "evenkeel", "names of engines are addresses")
+		}
+		for name := range c.post(chatPath, body, "Authorization", "Bearer ek-ops").header {
+			require.NotContains(t, strings.ToLower(name), "evenkeel", "nobody asked")
+		}
+	})
+	t.Run("the file changes", func(t *testing.T) {
+		status := func(key, more string) int {
+			return c.post(chatPath, chat("a", more), "Authorization", "Bearer "+key).status
+		}
+		require.Equal(t, 200, status("ek-one", ""))
+		leave := c.endless("Authorization", "Bearer ek-one")
 
-// What hides a second request in the first must reach no engine, whichever way a
-// proxy in front of us read it.
-func TestHiddenRequestsReachNoEngine(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	body := chat("a", "")
-	hidden := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
-	head := "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n"
-	for name, in := range map[string]string{
-		"CL.TE":                          head + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s", len(hidden)+5, hidden),
-		"TE.CL":                          head + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(hidden), hidden),
-		"TE.TE, one of them in disguise": head + "Transfer-Encoding: chunked\r\nTransfer-encoding: cow\r\n\r\n0\r\n\r\n" + hidden,
-		"a coding behind a tab":          head + "Transfer-Encoding:\tchunked, identity\r\n\r\n0\r\n\r\n" + hidden,
-		"a coding with a vertical tab":   head + "Transfer-Encoding: \vchunked\r\n\r\n0\r\n\r\n" + hidden,
-		"two lengths":                    head + fmt.Sprintf("Content-Length: 0\r\nContent-Length: %d\r\n\r\n%s", len(hidden), hidden),
-		"a folded length":                head + fmt.Sprintf("Content-Length: 0\r\nX: y\r\n Content-Length: %d\r\n\r\n%s", len(hidden), hidden),
-		"a chunk line that ends in LF":   head + "Transfer-Encoding: chunked\r\n\r\n0;a\n\r\n" + hidden,
-		"a bare CR in a chunk extension": head + "Transfer-Encoding: chunked\r\n\r\n0;a\rb\r\n\r\n" + hidden,
-		"a space in a chunk size":        head + "Transfer-Encoding: chunked\r\n\r\n0 0\r\n\r\n" + hidden,
-		"a chunk longer than it says":    head + "Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n" + hidden,
-		"a trailer that is framing":      head + "Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n" + hidden,
-	} {
-		t.Run(name, func(t *testing.T) {
-			conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
-			require.NoError(t, err)
-			defer func() { _ = conn.Close() }()
-			require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
-			_, err = io.WriteString(conn, in)
-			require.NoError(t, err)
-			answer, err := io.ReadAll(conn)
-			require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection is not used again")
-			require.True(t, strings.HasPrefix(string(answer), "HTTP/1.1 400 "), "%s", answer)
-			require.Equal(t, 1, strings.Count(string(answer), "HTTP/1.1 "), "one answer")
-			require.Zero(t, c.prefill[0].Stats().Requests)
-		})
-	}
+		require.NoError(t, os.WriteFile(file, []byte("keys: []\n"), 0o600))
+		c.eventually("a file without keys is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() == 1 })
+		require.Equal(t, 200, status("ek-one", ""), "and not used")
+		require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="keys_file",outcome="refused"}`))
+
+		keyFile(t, file, "team ek-two , max_concurrent: 2", "other ek-other")
+		c.eventually("the new key is known", func() bool { return status("ek-two", "") == 200 })
+		require.Equal(t, http.StatusUnauthorized, status("ek-one", ""), "the old one is not")
+		require.Equal(t, 200, status("ek-other", ""))
+		require.Equal(t, http.StatusTooManyRequests, status("ek-two", `"n":2,`), "one runs since before the change")
+		require.Equal(t, http.StatusBadRequest, status("ek-two", `"n":3,`), "never")
+		require.EqualValues(t, 1, c.decode[0].Stats().Running, "what ran goes on")
+		leave()
+		c.settled(false)
+		require.Equal(t, 200, status("ek-two", `"n":2,`))
+		c.settled(false)
+		require.Equal(t, 200, status("ek-two", `"n":2,`), "both places came back")
+	})
 }
 
 func TestFilesThatCannotBeReadKeepTheProxyFromStarting(t *testing.T) {

@@ -4,94 +4,17 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
-	"evenkeel/mooncake"
 )
-
-// SGLang makes a request without a room of a score, and its DP controller ends the whole server then.
-func TestNothingIsComputedAloneOnEnginesOfSGLang(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{
-		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal"}, {DPSize: 2, DPMode: "internal"}}, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "follow_bootstrap_room"}},
-		configure: func(cfg *config.Config) { cfg.Engines.Prefill[0].Ranks, cfg.Engines.Prefill[1].Ranks = 2, 2 },
-	})
-	for range 2 {
-		for _, row := range [][2]string{
-			{"/v1/score", `{"model":"ref","query":"a","items":["b"],"label_token_ids":[1]}`}, {"/v1/rerank", `{"model":"ref","query":"a","documents":["b"]}`},
-			{"/v1/embeddings", `{"model":"ref","input":"a"}`}, {"/classify", `{"model":"ref","input":"a"}`}, {"/pooling", `{"model":"ref","input":"a"}`},
-		} {
-			r := c.post(row[0], row[1])
-			require.Equal(t, http.StatusNotFound, r.status, r.body)
-			code, _, _ := failure(t, r)
-			require.Equal(t, "no_such_route", code)
-			require.Contains(t, r.body, "no engine of this model computes")
-		}
-	}
-	speech, kind := form(t, "speech", "model", "ref")
-	require.Equal(t, http.StatusNotFound, c.post(transcriptions, speech, "Content-Type", kind).status)
-	require.Equal(t, http.StatusOK, c.post("/tokenize", `{"model":"ref","prompt":"one two"}`).status, "to count tokens computes nothing")
-	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-	for _, e := range append(c.prefill, c.decode...) {
-		require.Zero(t, e.Stats().Crashes)
-	}
-}
-
-// An engine of a pair waits for its counterpart, or was started for half of the work.
-func TestHalfOfAPairComputesNothingAlone(t *testing.T) {
-	t.Parallel()
-	speech, kind := form(t, "speech", "model", "ref")
-	pair := func(t *testing.T, may bool) *cluster {
-		return start(t, options{
-			prefill: []refengine.Config{{Task: plain.Transcription}}, decode: []refengine.Config{{Task: plain.Transcription}},
-			profile: mooncake.Profile{PassThrough: may}, configure: func(cfg *config.Config) { cfg.SelfTest = false },
-		})
-	}
-	t.Run("unless its profile says so", func(t *testing.T) {
-		r := pair(t, true).post(transcriptions, speech, "Content-Type", kind)
-		require.Equal(t, http.StatusOK, r.status, r.body)
-	})
-	t.Run("and else the client is told", func(t *testing.T) {
-		c := pair(t, false)
-		r := c.post(transcriptions, speech, "Content-Type", kind)
-		require.Equal(t, http.StatusNotFound, r.status, r.body)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "no_such_route", code)
-		require.Contains(t, r.body, "no engine of this model computes")
-		require.Equal(t, http.StatusOK, c.post("/tokenize", `{"model":"ref","prompt":"one two"}`).status)
-	})
-}
-
-// With elastic EP a server of SGLang goes on without a rank whose GPU has failed, and ends when a request names it.
-func TestRanksThatAreNotNamedMayFail(t *testing.T) {
-	t.Parallel()
-	never := false
-	c := early(t, refengine.SGLang, options{
-		dirty:   true, // one rank may get more than its part, because SGLang chooses
-		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "round_robin"}}, decode: []refengine.Config{{DPSize: 2, DPMode: "internal"}},
-		configure: func(cfg *config.Config) {
-			cfg.Engines.Prefill[0].Ranks = 2
-			p := cfg.Profiles[config.DefaultProfile]
-			p.NameRanks = &never
-			cfg.Profiles[config.DefaultProfile] = p
-		},
-	})
-	for _, e := range append(c.prefill, c.decode...) {
-		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
-	}
-	require.Equal(t, map[string]int{"right": 40}, c.judgeAll(40, `"stream":true,`))
-	for _, e := range append(c.prefill, c.decode...) {
-		require.Zero(t, e.Stats().Crashes)
-	}
-}
 
 // Whether a rank of SGLang computes is tried with SGLang's fake host: a request without a room is refused whatever the
 // rank does, or ends the whole server.
@@ -132,8 +55,13 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 // the other.
 func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 	t.Parallel()
+	var health atomic.Int64
 	c := early(t, refengine.SGLang, options{
-		decode:    []refengine.Config{{DPSize: 2, DPMode: "internal", C1: 20 * time.Microsecond, BarrierMetrics: true}},
+		decode: []refengine.Config{{DPSize: 2, DPMode: "internal", C1: 20 * time.Microsecond, BarrierMetrics: true, OnRequest: func(path string, _ http.Header) {
+			if path == "/health" {
+				health.Add(1)
+			}
+		}}},
 		configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }, // metrics are read every ten of them
 	})
 	c.eventually("a wait is told", func() bool {
@@ -141,6 +69,7 @@ func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 		const told = `"sync_wait_ms":`
 		return strings.Contains(c.get("/status").body, told) && strings.Contains(c.get("/live?once").body, told)
 	})
+	require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
 }
 
 // After the end, the dispatcher has one status for everybody who asks. Waits are told in a copy of it.

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/gateway/config"
 )
 
 // Shutting down: not ready at once, nothing new is taken, what runs finishes.
@@ -67,31 +66,4 @@ func TestShutdownCutsWhenItIsCancelled(t *testing.T) {
 	require.ErrorIs(t, <-down, context.Canceled)
 	require.NotContains(t, (<-got).body, `"finish_reason":"`)
 	c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
-}
-
-// A hand-off that is being drained is waited for.
-func TestShutdownWaitsForDrains(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{
-		decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}},
-		configure: func(cfg *config.Config) {
-			cfg.Limits.DrainTimeout = time.Second
-			cfg.Prefill.Index.TokenizeTimeout = time.Nanosecond // nobody tells how long the prompt is
-		},
-	})
-	r := c.post(chatPath, chat("a", `"max_tokens":131072,`))
-	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")
-	require.Equal(t, 1, c.prefill[0].Stats().Pins)
-	require.NoError(t, c.gw.Shutdown(t.Context()))
-	require.Zero(t, c.prefill[0].Stats().Pins)
-}
-
-// An engine that says when to come back is believed, up to a bound.
-func TestRetryAfterIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
-	began := time.Now()
-	require.Equal(t, "right", c.judge("one", ""))
-	require.GreaterOrEqual(t, time.Since(began), time.Second)
 }

@@ -90,22 +90,3 @@ func TestClientsThatStopReadingInTheMiddle(t *testing.T) {
 	require.Equal(t, streams, gone)
 	t.Logf("%d streams: %d KiB each at most", streams, (most-before)/int64(streams)>>10)
 }
-
-// One that reads a little now and then is within write_timeout for ever.
-func TestAClientThatSipsIsCutInTheEnd(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) {
-		cfg.Limits.ClientLag, cfg.Limits.ClientBacklog = 500*time.Millisecond, 4096
-	}})
-	_, br := c.sip(chat("a story", `"stream":true,"ignore_eos":true,`))
-	p := make([]byte, 64)
-	var err error
-	for err == nil { // a read for every few tokens, until it is cut
-		_, err = br.Read(p)
-		tokens := c.decode[0].Stats().Tokens
-		c.eventually("it is decoded", func() bool { st := c.decode[0].Stats(); return st.Tokens >= tokens+20 || st.Running == 0 })
-	}
-	c.eventually("it is counted", func() bool { return c.metric(`evenkeel_clients_cut_total{reason="lagging"}`) == 1 })
-	c.settled(false)
-	require.Equal(t, []string{"client_closed"}, c.outcomes())
-}

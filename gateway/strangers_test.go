@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +17,6 @@ import (
 
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
-	"evenkeel/geo"
 )
 
 // raw sends text on a connection of its own and leaves it open.
@@ -40,104 +38,55 @@ func status(t *testing.T, conn net.Conn) int {
 	return resp.StatusCode
 }
 
-// Other proxies' bodies are on the same account as those of clients.
-func TestBodiesOfPeersAreBounded(t *testing.T) {
-	t.Parallel()
-	const size, limit = 1 << 20, 4 << 20
-	us := alone(t, func(cfg *config.Config) { cfg.Limits.Body, cfg.Limits.Bodies = size, limit })
-	keys, err := geo.ParseKeys(geoKey)
-	require.NoError(t, err)
-	body := strings.Repeat("x", size)
-	var open []net.Conn
-	for range 8 {
-		h := us.hopFrom("eu-1", body)
-		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s: t\r\n", chatPath, size, geo.TenantHeader)
-		for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
-			head += field[0] + ": " + field[1] + "\r\n"
-		}
-		open = append(open, us.raw(us.gw.GeoAddr(), head+"\r\n"+body[1:]))
-	}
-	held := func() float64 { return us.metric("evenkeel_bodies_bytes") }
-	us.eventually("those that fit are charged", func() bool { return held() >= 2*size })
-	require.LessOrEqual(t, held(), float64(limit/2), "one address leaves room for another")
-	require.Equal(t, http.StatusServiceUnavailable, status(t, open[len(open)-1]))
-	for _, conn := range open {
-		_ = conn.Close()
-	}
-	us.eventually("all is given back", func() bool { return held() == 0 })
-}
-
-func TestForgedHeadsOfPeersAreRefusedUnread(t *testing.T) {
-	t.Parallel()
-	us := alone(t, nil)
-	keys, err := geo.ParseKeys("a another-key-of-at-least-32-bytes\n")
-	require.NoError(t, err)
-	h := us.hopFrom("eu-1", "")
-	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", chatPath, geo.TenantHeader)
-	for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
-		head += field[0] + ": " + field[1] + "\r\n"
-	}
-	require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")), "not a byte of the body was sent, or asked for")
-	require.Zero(t, us.metric("evenkeel_bodies_bytes"))
-}
-
-// A key that fills its share of the memory for bodies leaves room for others.
-func TestAKeyHoldsItsShareOfBodies(t *testing.T) {
+func TestKeysOfStrangers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "greedy ek-greedy", "modest ek-modest")
+	keyFile(t, file, "team ek-one", "lists ek-lists , rpm: 2", "large ek-large , rpm: 2", "greedy ek-greedy", "modest ek-modest")
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Limits.Body, cfg.Limits.Bodies = file, 1<<20, 2<<20
 	}})
-	body := strings.Repeat("x", 1<<20)
-	head := func(key string) string {
-		return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", chatPath, key, len(body))
-	}
-	c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+body[1:])
-	c.eventually("one body is all but whole", func() bool { return c.metric("evenkeel_bodies_bytes") == 1<<20 })
-	for range 64 {
-		conn := c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+"hello")
-		require.Equal(t, http.StatusServiceUnavailable, status(t, conn))
-	}
-	require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-modest").status)
-}
+	t.Run("two keys are one too many", func(t *testing.T) {
+		body := chat("a", "")
+		for _, keys := range []string{"ek-one ek-two", "ek-two ek-one", "ek-one ek-one"} {
+			first, second, _ := strings.Cut(keys, " ")
+			conn := c.raw(strings.TrimPrefix(c.url, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, first, second, len(body), body))
+			require.Equal(t, 400, status(t, conn))
+		}
+		require.Zero(t, c.prefill[0].Stats().Requests)
+	})
+	// A request counts in its key's minute wherever it is refused.
+	t.Run("what no handler serves counts in the minute of its key", func(t *testing.T) {
+		addr := strings.TrimPrefix(c.url, "http://")
 
-// A request counts in its key's minute wherever it is refused.
-func TestWhatNoHandlerServesCountsInTheKeysMinute(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "lists ek-lists , rpm: 2", "large ek-large , rpm: 2")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile, cfg.Limits.Body = file, 64<<10 }})
-	addr := strings.TrimPrefix(c.url, "http://")
+		for range 2 {
+			require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists").status)
+		}
+		r := c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists")
+		require.Equal(t, 429, r.status)
+		code, _, _ := failure(t, r)
+		require.Equal(t, "rate_limit_exceeded", code)
+		require.NotEmpty(t, r.header.Get("Retry-After"))
 
-	for range 2 {
-		require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists").status)
-	}
-	r := c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists")
-	require.Equal(t, 429, r.status)
-	code, _, _ := failure(t, r)
-	require.Equal(t, "rate_limit_exceeded", code)
-	require.NotEmpty(t, r.header.Get("Retry-After"))
-
-	for range 2 {
-		conn := c.raw(addr, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 65537\r\n\r\n")
-		require.Equal(t, 413, status(t, conn))
-	}
-	require.Equal(t, 429, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-large").status)
-}
-
-func TestTwoKeysAreOneTooMany(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "team ek-one")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	body := chat("a", "")
-	for _, keys := range []string{"ek-one ek-two", "ek-two ek-one", "ek-one ek-one"} {
-		first, second, _ := strings.Cut(keys, " ")
-		conn := c.raw(strings.TrimPrefix(c.url, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, first, second, len(body), body))
-		require.Equal(t, 400, status(t, conn))
-	}
-	require.Zero(t, c.prefill[0].Stats().Requests)
+		for range 2 {
+			conn := c.raw(addr, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 1048577\r\n\r\n")
+			require.Equal(t, 413, status(t, conn))
+		}
+		require.Equal(t, 429, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-large").status)
+	})
+	// A key that fills its share of the memory for bodies leaves room for others.
+	t.Run("a key holds its share of bodies", func(t *testing.T) {
+		body := strings.Repeat("x", 1<<20)
+		head := func(key string) string {
+			return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", chatPath, key, len(body))
+		}
+		c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+body[1:])
+		c.eventually("one body is all but whole", func() bool { return c.metric("evenkeel_bodies_bytes") == 1<<20 })
+		for range 64 {
+			conn := c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+"hello")
+			require.Equal(t, http.StatusServiceUnavailable, status(t, conn))
+		}
+		require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-modest").status)
+	})
 }
 
 func TestPrivateFilesThatAllUsersCanRead(t *testing.T) {

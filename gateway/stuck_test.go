@@ -14,6 +14,29 @@ import (
 	"evenkeel/mooncake"
 )
 
+// twoGroups are two groups of four ranks that prefill and decode.
+func twoGroups(server string) options {
+	o := together(func(cfg *config.Config) {
+		cfg.Prefill.Retry = config.Default().Prefill.Retry // the usual tries, with the usual pauses
+		for i := range cfg.Engines.Aggregated {
+			e := &cfg.Engines.Aggregated[i]
+			e.Group, e.Barrier = []string{"one", "other"}[i*2/len(cfg.Engines.Aggregated)], config.BarrierDP
+		}
+	})
+	o.mixed[0].DPSize = 4
+	if server != ownServers {
+		o.mixed[0].DPMode = "internal"
+	}
+	o.mixed = append(o.mixed, o.mixed[0])
+	return o
+}
+
+// The ways in which ranks share what refuses their requests.
+const (
+	oneServer  = "a group has one API server"
+	ownServers = "each rank has its own API server"
+)
+
 // knowsPrompts are two groups of ranks that prefill and decode, of which it is known what a prompt costs.
 func knowsPrompts(server string, quiet time.Duration) options {
 	o := twoGroups(server)

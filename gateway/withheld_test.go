@@ -108,24 +108,36 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 	}
 }
 
-// A group whose change failed takes no requests until it is restarted. Requests do not wait for it.
-func TestAGroupThatCouldNotChangeItsRanksIsDown(t *testing.T) {
+func TestEnginesThatTakeNoRequestsAnyMore(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{dirty: true, configure: quickHealth, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}})
-	failed := c.decode[0]
-	require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: 8}))
-	c.eventually("it is seen, with the number", func() bool {
-		s := c.engineStatus(failed)
-		return s.State == "halted" && strings.Contains(s.Error, "it is to have 8")
+	// A group whose change failed takes no requests until it is restarted. Requests do not wait for it.
+	t.Run("one that could not change its ranks is down until it is restarted", func(t *testing.T) {
+		failed := c.decode[0]
+		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: 8}))
+		c.eventually("it is seen, with the number", func() bool {
+			s := c.engineStatus(failed)
+			return s.State == "halted" && strings.Contains(s.Error, "it is to have 8")
+		})
+		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: -8}))
+		c.eventually("it is down, with the reason", func() bool {
+			s := c.engineStatus(failed)
+			return s.State == "down" && strings.Contains(s.Error, "RuntimeError")
+		})
+		require.Equal(t, "right", c.judge("served by the other one", ""))
+		require.NoError(t, failed.SetFaults())
+		c.eventually("it was restarted", func() bool { return c.state(failed) == "up" })
 	})
-	require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: -8}))
-	c.eventually("it is down, with the reason", func() bool {
-		s := c.engineStatus(failed)
-		return s.State == "down" && strings.Contains(s.Error, "RuntimeError")
+	// A rank that vLLM has retired gets nothing, and its group goes on.
+	t.Run("one that was retired is down", func(t *testing.T) {
+		gone := c.decode[1]
+		require.NoError(t, gone.SetFaults(refengine.Rule{Fault: refengine.Retired}))
+		for i := range 4 {
+			require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+		}
+		c.eventually("it is down", func() bool { return c.state(gone) == "down" })
+		require.Contains(t, c.engineStatus(gone).Error, "has taken this rank out of its group")
 	})
-	require.Equal(t, "right", c.judge("served by the other one", ""))
-	require.NoError(t, failed.SetFaults())
-	c.eventually("it was restarted", func() bool { return c.state(failed) == "up" })
 }
 
 // A group that re-forms for too long ends the waits at their limits, with an error that says so, and nothing is held then.
@@ -207,19 +219,6 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 			require.Equal(t, map[string]int{"right": 9}, c.judgeAll(9, `"stream":true,`))
 		})
 	}
-}
-
-// A rank that vLLM has retired gets nothing, and its group goes on.
-func TestARetiredRankIsDown(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{dirty: true, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}, configure: quickHealth})
-	gone := c.decode[1]
-	require.NoError(t, gone.SetFaults(refengine.Rule{Fault: refengine.Retired}))
-	for i := range 4 {
-		require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
-	}
-	c.eventually("it is down", func() bool { return c.state(gone) == "down" })
-	require.Contains(t, c.engineStatus(gone).Error, "has taken this rank out of its group")
 }
 
 // vLLM with --enable-fault-tolerance stays up after a fault and waits for its recovery. It says that it is healthy to all who

@@ -25,6 +25,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/openai/answertest"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/passthrough"
 	"evenkeel/gateway/receipt"
@@ -52,13 +53,17 @@ const (
 	letIn              = "500 internal_error" // no connection is watched
 )
 
-func build(t *testing.T) *house {
+// build makes one whose config is the usual one but for changes.
+func build(t *testing.T, changes ...func(*config.Config)) *house {
 	t.Helper()
 	cfg := config.Default()
 	cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -5}}
 	cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull}}
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://" + prefiller, Profile: "pull"}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://" + decoder, Profile: "pull", Slots: 8}}
+	for _, change := range changes {
+		change(cfg)
+	}
 	cfg.KeysFile = filepath.Join(t.TempDir(), "keys.yaml")
 	var list strings.Builder
 	list.WriteString("keys:\n")
@@ -119,9 +124,9 @@ func (h *house) says(role, at string, up bool, models ...string) {
 }
 
 // open is a house whose engines serve m.
-func open(t *testing.T) *house {
+func open(t *testing.T, changes ...func(*config.Config)) *house {
 	t.Helper()
-	h := build(t)
+	h := build(t, changes...)
 	h.says(fleet.Prefill, prefiller, true, "m")
 	h.says(fleet.Decode, decoder, true, "m")
 	return h
@@ -170,6 +175,7 @@ func TestAPathTakesItsMethod(t *testing.T) {
 	h := open(t)
 	require.Equal(t, "404 not_found", h.got(asking("GET", "/v2/models", "")))
 	require.Equal(t, "404 not_found", h.got(asking("GET", "/v1/models/", "")))
+	require.Equal(t, "404 not_found", h.got(asking("GET", "/v1/responses/resp_1", "")), "no engine keeps responses")
 	for _, route := range h.Routes() {
 		method, path, _ := strings.Cut(route, " ")
 		path = strings.Replace(path, "{model}", "m", 1)
@@ -186,40 +192,56 @@ func TestAPathTakesItsMethod(t *testing.T) {
 
 func TestOnlyACallerWithAKeyIsLetIn(t *testing.T) {
 	h := open(t)
+	const refused, in, coded, broken = "401 invalid_api_key", letIn, "415 unsupported_encoding", "400 bad_encoding"
 	for _, c := range []struct {
 		name    string
 		headers []string
 		want    string
 		caller  string
 	}{
-		{"no key", nil, "401 invalid_api_key", ""},
-		{"an unknown key", []string{by("nobody")}, "401 invalid_api_key", ""},
-		{"a key", []string{by("plain")}, letIn, "plain"},
-		{"as Anthropic's clients send it", []string{"X-Api-Key: ek-plain"}, letIn, "plain"},
-		{"an Authorization counts before it", []string{"X-Api-Key: ek-plain", by("nobody")}, "401 invalid_api_key", ""},
-		{"a body in a coding that is not read", []string{by("plain"), "Content-Encoding: br"}, "415 unsupported_encoding", "plain"},
-		{"a body that is not packed as it says", []string{by("plain"), "Content-Encoding: gzip"}, "400 bad_encoding", "plain"},
-		{"a stranger's body is not unpacked", []string{by("nobody"), "Content-Encoding: gzip"}, "401 invalid_api_key", ""},
-		{"a body that says that it is not compressed", []string{by("plain"), "Content-Encoding: Identity"}, letIn, "plain"},
+		{"no key", nil, refused, ""},
+		{"an unknown key", []string{by("nobody")}, refused, ""},
+		{"a key", []string{by("plain")}, in, "plain"},
+		{"a key in another scheme", []string{"Authorization: Basic ek-plain"}, refused, ""},
+		{"as Anthropic's clients send it", []string{"X-Api-Key: ek-plain"}, in, "plain"},
+		{"an unknown one", []string{"X-Api-Key: ek-nobody"}, refused, ""},
+		{"none of it", []string{"X-Api-Key: "}, refused, ""},
+		{"with a scheme", []string{"X-Api-Key: Bearer ek-plain"}, refused, ""},
+		{"an Authorization counts before it", []string{"X-Api-Key: ek-plain", by("nobody")}, refused, ""},
+		{"and so it does where it is right", []string{"X-Api-Key: anything", by("plain")}, in, "plain"},
+		{"a body in a coding that is not read", []string{by("plain"), "Content-Encoding: br"}, coded, "plain"},
+		{"a body that is not packed as it says", []string{by("plain"), "Content-Encoding: gzip"}, broken, "plain"},
+		{"a stranger's body is not unpacked", []string{by("nobody"), "Content-Encoding: gzip"}, refused, ""},
+		{"a body that says that it is not compressed", []string{by("plain"), "Content-Encoding: Identity"}, in, "plain"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			ctx := asking("POST", "/v1/chat/completions", chat, append(c.headers, "X-Request-Id: theirs")...)
-			head := &ctx.Request.Header
-			require.Equal(t, c.caller, h.Caller(head))
-			refusal := h.Stranger(head)
-			require.Equal(t, c.caller == "", refusal != nil)
-			require.Equal(t, c.want, h.got(ctx))
-			require.Equal(t, "theirs", string(ctx.Response.Header.Peek("X-Request-Id")))
-			if refusal != nil {
-				require.Equal(t, c.want, fmt.Sprint(refusal.Status, " ", refusal.Code))
-				require.Equal(t, "Bearer", string(ctx.Response.Header.Peek("WWW-Authenticate")))
-				require.Equal(t, "401 invalid_api_key", h.got(asking("GET", "/v1/models", "", c.headers...)))
-			}
-		})
+		for path, body := range map[string]string{chatPath: chat, messagesPath: messages, countPath: messages, embeddingsPath: `{"model":"m","input":"hi"}`} {
+			t.Run(c.name+" "+path, func(t *testing.T) {
+				ctx := asking("POST", path, body, append(c.headers, "X-Request-Id: theirs")...)
+				head := &ctx.Request.Header
+				require.Equal(t, c.caller, h.Caller(head))
+				refusal := h.Stranger(head)
+				require.Equal(t, c.caller == "", refusal != nil)
+				got := h.got(ctx)
+				require.Equal(t, "theirs", string(ctx.Response.Header.Peek("X-Request-Id")))
+				if strings.HasPrefix(path, messagesPath) { // whose errors have a kind and no code
+					require.Equal(t, c.want[:4], got[:4])
+					kind, _ := answertest.Refused(t, string(ctx.Response.Body()))
+					require.Equal(t, refusal != nil, kind == "authentication_error")
+				} else {
+					require.Equal(t, c.want, got)
+				}
+				if refusal != nil {
+					require.Equal(t, refused, fmt.Sprint(refusal.Status, " ", refusal.Code))
+					require.Equal(t, "Bearer", string(ctx.Response.Header.Peek("WWW-Authenticate")))
+					require.Equal(t, refused, h.got(asking("GET", "/v1/models", "", c.headers...)))
+				}
+			})
+		}
 	}
-	ctx := asking("POST", "/v1/chat/completions", chat)
+	ctx := asking("POST", chatPath, chat)
 	h.Handle(ctx)
-	require.Len(t, ctx.Response.Header.Peek("X-Request-Id"), 32, "one of ours, where the client sends none")
+	require.Regexp(t, "^[0-9a-f]{32}$", string(ctx.Response.Header.Peek("X-Request-Id")), "one of ours, where the client sends none")
+	require.Equal(t, "200 ", h.got(asking("GET", "/health", "")), "health asks for no key")
 }
 
 // A minute of a key, and its answers at once, are taken by whatever it sends, and given back at the end.
@@ -249,6 +271,49 @@ func TestAKeyIsHeldToItsLimits(t *testing.T) {
 	_, ok := thrifty.Tokens(time.Now(), 10)
 	require.True(t, ok)
 	require.Equal(t, "429 rate_limit_exceeded, retry after 6", post("thrifty", tokens(1)), "a tenth of a minute")
+}
+
+// What goes to one engine as it came is on the account of its key, too, and to count tokens costs none.
+func TestAKeyPaysForWhatIsPassedThrough(t *testing.T) {
+	h := open(t)
+	text := `{"model":"m","input":"` + strings.Repeat("w ", 30) + `","prompt":"a"}`
+	post := func(key, path string) string { return h.got(asking("POST", path, text, by(key))) }
+	require.Equal(t, letIn, post("slow", "/tokenize"))
+	require.Equal(t, "429 rate_limit_exceeded, retry after 60", post("slow", "/tokenize"))
+
+	require.Equal(t, letIn, post("thrifty", embeddingsPath))
+	require.Equal(t, letIn, post("thrifty", embeddingsPath), "it used none of the tokens that it took")
+	thrifty, _ := h.host.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
+	_, ok := thrifty.Tokens(time.Now(), 10)
+	require.True(t, ok)
+	require.Contains(t, post("thrifty", embeddingsPath), "429 rate_limit_exceeded")
+	require.Equal(t, letIn, post("thrifty", "/tokenize"))
+	ctx := asking("POST", messagesPath, messages, "X-Api-Key: ek-thrifty")
+	require.Contains(t, h.got(ctx), "429 , retry after")
+	kind, _ := answertest.Refused(t, string(ctx.Response.Body()))
+	require.Equal(t, "rate_limit_error", kind)
+
+	narrow, _ := h.host.Config.Keys().Authenticate([]byte("Bearer ek-narrow"))
+	require.True(t, narrow.Acquire(2))
+	require.Equal(t, "429 queue_full, retry after 1", post("narrow", embeddingsPath))
+	narrow.Release(2)
+	require.Equal(t, letIn, post("narrow", embeddingsPath))
+}
+
+// What a request may ask for is in the config.
+func TestAnOperatorSaysWhatARequestMayAskFor(t *testing.T) {
+	h := open(t, func(c *config.Config) { c.Limits.Answers, c.Limits.AnswersPerPrompt, c.Limits.StopStrings = 40, 30, 20 })
+	stops := strings.Repeat(`"zzz",`, 19) + `"z"`
+	for more, want := range map[string]string{
+		`"n":30`: letIn, `"n":31`: "400 invalid_value", `"stop":[` + stops + `]`: letIn, `"stop":[` + stops + `,"y"]`: "400 invalid_value",
+		`"prompt":["a","b"],"n":20`: letIn, `"prompt":["a","b"],"n":21`: "400 invalid_value",
+	} {
+		body := `{"model":"m",` + more + `}`
+		if !strings.Contains(more, "prompt") {
+			body = `{"model":"m","prompt":"a",` + more + `}`
+		}
+		require.Equal(t, want, h.got(asking("POST", completionPath, body, by("plain"))), more)
+	}
 }
 
 // A request that no handler saw, because its head or body was wrong, counts in its key's minute all the same.
@@ -291,6 +356,7 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 			h.says(fleet.Decode, decoder, true, "m")
 		}, "/v1/messages", messages, letIn},
 		{"responses", nil, "/v1/responses", `{"model":"m","input":"hi"}`, letIn},
+		{"responses that are not kept", nil, "/v1/responses", `{"model":"m","input":"hi","background":false,"store":null,"previous_response_id":null}`, letIn},
 		{"embeddings", nil, "/v1/embeddings", `{"model":"m","input":"hi"}`, letIn},
 		{"no JSON", nil, "/v1/chat/completions", "hi", "400 invalid_json"},
 		{"embeddings of no JSON", nil, "/v1/embeddings", "hi", "400 invalid_json"},
@@ -360,7 +426,12 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 	}{
 		{"X-Evenkeel-Priority: -7", "", func(in *incoming) bool { return in.Priority == -7 }},
 		{"X-Evenkeel-Priority: 101", "bad_priority", nil},
+		{"X-Evenkeel-Priority: -101", "bad_priority", nil},
 		{"X-Evenkeel-Priority: high", "bad_priority", nil},
+		{"X-Evenkeel-Priority: 1.5", "bad_priority", nil},
+		{"X-Evenkeel-Priority: 99999999999999999999", "bad_priority", nil},
+		{"X-Evenkeel-Priority: 0x1", "bad_priority", nil},
+		{"X-Evenkeel-Priority: +7", "", func(in *incoming) bool { return in.Priority == 7 }},
 		{"X-Evenkeel-Class: batch", "", func(in *incoming) bool { return in.Batch }},
 		{"X-Evenkeel-Class: online", "", func(in *incoming) bool { return !in.Batch }},
 		{"X-Evenkeel-Class: flex", "bad_class", nil},
@@ -428,6 +499,10 @@ func TestASessionBelongsToItsCaller(t *testing.T) {
 	require.NotZero(t, of("plain", `"user":"u",`))
 	require.Zero(t, of("plain", `"user":"",`))
 	require.Zero(t, of("plain", `"user":null,`))
+	for said, want := range map[string][2]any{"true": {true, ""}, "false": {false, ""}, "soon": {false, "bad_session_end"}} {
+		in, refused := h.wishes(chat, by("plain"), "X-Evenkeel-Session: a", "X-Evenkeel-Session-End: "+said)
+		require.Equal(t, want, [2]any{in.Ends, refused}, said)
+	}
 }
 
 // The OpenAI libraries say how long they wait. No answer is worth computing that begins later.

@@ -138,9 +138,16 @@ func TestNoEngineServesAPassedRequest(t *testing.T) {
 	}
 	require.Len(t, lacks.got(), 1)
 	p.engines.list = nil
-	require.Contains(t, p.ask("/classify", "none").body, `"engine_unavailable"`)
+	r := p.ask("/classify", "none")
+	require.Contains(t, r.body, `"engine_unavailable"`)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
 	p.engines.paired = true
-	require.Contains(t, p.ask("/classify", "paired").body, `"no_such_route"`)
+	for _, path := range []string{"/v1/score", "/v1/rerank", "/v1/embeddings", "/classify", "/pooling"} {
+		r := p.ask(path, "paired"+path)
+		require.Contains(t, r.body, `"no_such_route"`, path)
+		require.Contains(t, r.body, "no engine of this model computes", path)
+	}
+	require.Empty(t, lacks.got()[1:], "nobody is asked")
 }
 
 func TestAnotherEngineServesAPassedRequest(t *testing.T) {

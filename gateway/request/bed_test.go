@@ -40,7 +40,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "16"); err != nil { // these tests wait more than they compute
+	if err := flag.Set("test.parallel", "32"); err != nil { // these tests wait more than they compute
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -57,7 +57,8 @@ type bed struct {
 	ln    *edge.Listener
 	drain func() error // ends the listener, and the server behind it
 
-	workers []board.Worker // the decode ranks
+	fill    []*engine.Target // the ranks that prefill
+	workers []board.Worker   // the decode ranks
 
 	late bool // as in setup
 
@@ -72,12 +73,17 @@ type bed struct {
 // profiles have if nobody says another.
 type setup struct {
 	prefill, decode []refengine.Config
+	mixed           []refengine.Config // engines that prefill and decode; with any, there are no others unless they are named
+	groups          []string           // of those; nil: they are of one group
+	second          string             // the kind of engines that comes second, if there are both; empty: those that prefill and decode
 	profile         mooncake.Profile
 	configure       func(*config.Config, *Env)
 	route           fleet.Route
+	pins            bool                                                              // ranks behind one address heed their name at each endpoint
 	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
 	late            bool                                                              // decode engines may pull KV that was given away: the test says that no answer is made of it
 	gauged          bool                                                              // the gauges of decode engines are read, all the time
+	address         func(at string) string                                            // where an engine is reached instead; nil: where it is
 	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands in front of each engine; nil: nothing does
 }
 
@@ -88,14 +94,15 @@ const patience = time.Minute
 
 func start(t *testing.T, o setup) *bed {
 	t.Helper()
-	if o.prefill == nil {
+	if o.prefill == nil && o.mixed == nil {
 		o.prefill = []refengine.Config{{}}
 	}
-	if o.decode == nil {
+	if o.decode == nil && o.mixed == nil {
 		o.decode = []refengine.Config{{}}
 	}
 	b := &bed{t: t, route: o.route, limits: unlimited{}, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
+	b.route.Alone = o.prefill == nil && o.decode == nil
 	b.server = newServer(t, func(cfg *config.Config, env *Env) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
@@ -130,27 +137,46 @@ func start(t *testing.T, o setup) *bed {
 	var candidates []prefill.Candidate
 	for i, e := range b.p {
 		p := profile
-		if p.Connector == mooncake.SGLang { // a reference engine's rooms are at its own port
+		if p.Connector == mooncake.SGLang || p.Connector == mooncake.VLLMMooncake { // a reference engine is met at its own port
 			_, port, _ := strings.Cut(strings.TrimPrefix(e.URLs()[0], "http://"), ":")
 			p.BootstrapPort, _ = strconv.Atoi(port)
 		}
 		id := fmt.Sprintf("p%d", i)
-		candidates = append(candidates, prefill.Candidate{
-			ID: id + "/0", Instance: "prefill " + id, Target: b.target(id, e, o.front), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
-		})
+		b.engines.prefills = e.Config().DPSize
+		for rank := range b.engines.prefills {
+			c := prefill.Candidate{
+				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
+				Second: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
+			}
+			if e.Config().DPSize > 1 {
+				c.Target.Rank = rank
+			}
+			b.fill = append(b.fill, c.Target)
+			candidates = append(candidates, c)
+		}
 	}
 	b.engines.ranks = map[int32]*fleet.Rank{}
 	for i, e := range b.d {
-		id := fmt.Sprintf("d%d", i)
-		b.engines.ranks[int32(i)] = &fleet.Rank{
-			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e, o.front), Profile: &profile,
-			Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
+		b.ranksOf(e, fleet.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
+			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
+		}, o)
+	}
+	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume, FirstEventTimeout: profile.FirstEventTimeout}.WithDefaults()
+	for i, c := range o.mixed {
+		c.Role = refengine.Aggregated
+		e, group := b.engine(c, &mooncake.Profile{}), "main"
+		b.d = append(b.d, e)
+		if o.groups != nil {
+			group = o.groups[i]
 		}
-		b.workers = append(b.workers, board.Worker{
-			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(), Barrier: o.waits,
-		})
-		if profile.Renews() {
-			b.workers[i].Beyond = b.Settings().Dispatch.Beyond
+		b.ranksOf(e, fleet.Rank{Instance: fmt.Sprintf("aggregated m%d", i), Profile: &alone, Board: mixedBoard, Group: group}, board.Worker{
+			Engine: fmt.Sprintf("m%d", i), Group: group, Mixed: true, Barrier: o.waits,
+		}, o)
+		if known := func(c prefill.Candidate) bool { return c.ID == group }; !slices.ContainsFunc(candidates, known) {
+			first := b.engines.ranks[b.workers[len(b.workers)-1].ID]
+			candidates = append(candidates, prefill.Candidate{
+				ID: group, Instance: group, Target: first.Target, Profile: &alone, Models: []string{refModel}, Board: mixedBoard, Live: true, Mixed: true, Second: o.prefill != nil && o.second != config.PreferPD,
+			})
 		}
 	}
 	if o.gauged {
@@ -158,10 +184,10 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b.Tier.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(b.workers)
-	if profile.AllowLocalPrefill || profile.PullsLacking() {
+	if profile.AllowLocalPrefill || profile.PullsLacking() || o.mixed != nil {
 		var ranks []local.Rank
 		for _, w := range b.workers {
-			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill})
+			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill || w.Mixed})
 		}
 		b.Locals.Set(ranks)
 	}
@@ -170,6 +196,36 @@ func start(t *testing.T, o setup) *bed {
 		b.meet()
 	}
 	return b
+}
+
+// mixedBoard is the board of the ranks that prefill and decode.
+const mixedBoard = refModel + "+aggregated"
+
+// ranksOf has the ranks of an engine take requests: all are like this rank and this worker.
+func (b *bed) ranksOf(e *refengine.Engine, like fleet.Rank, w board.Worker, o setup) {
+	n := e.Config().DPSize
+	like.Context = 131072
+	for i := range n {
+		r, name, at := like, w.Engine, e.URLs()[0]
+		if n > 1 {
+			name = fmt.Sprintf("%s/%d", w.Engine, i)
+		}
+		if e.Config().DPMode != "internal" {
+			at = e.URLs()[i]
+		}
+		r.Worker, r.Target = int32(len(b.workers)), b.target(name, at, o)
+		if e.Config().DPMode == "internal" && n > 1 {
+			r.Target.Rank = i
+		}
+		r.Traffic, r.Signs, r.Pins = &engine.Traffic{}, engine.NewSigns(), o.pins
+		b.engines.ranks[r.Worker] = &r
+		w.Strays = !r.Heeds(mooncake.Responses)
+		w.ID, w.Name, w.Model, w.Slots, w.Up = r.Worker, name, r.Board, e.Config().Slots, true
+		if r.Profile.Renews() {
+			w.Beyond = b.Settings().Dispatch.Beyond
+		}
+		b.workers = append(b.workers, w)
+	}
 }
 
 // meet has every prefill engine tell where decode engines reach it. As long as it has not, its requests are bound after their prefill.
@@ -183,11 +239,11 @@ func (b *bed) meet() {
 
 // engine is a reference engine whose times do not hold a test up.
 func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine {
-	c.Connector = refengine.Connector(p.Connector)
+	c.Connector = cmp.Or(refengine.Connector(p.Connector), c.Connector)
 	for _, d := range []*time.Duration{&c.C0, &c.PrefillBase} {
 		*d = cmp.Or(*d, time.Millisecond)
 	}
-	c.C1, c.PrefillPerToken, c.TransferPer = 1, 1, 1
+	c.C1, c.PrefillPerToken, c.TransferPer = cmp.Or(c.C1, 1), cmp.Or(c.PrefillPerToken, 1), 1
 	c.TransferBase = max(c.TransferBase, 100*time.Microsecond)
 	c.PromptTokensDetails = true
 	e, err := refengine.Start(c)
@@ -196,10 +252,13 @@ func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine 
 	return e
 }
 
-func (b *bed) target(id string, e *refengine.Engine, front func(http.ResponseWriter, *http.Request, http.Handler)) *engine.Target {
-	u, err := url.Parse(e.URLs()[0])
+func (b *bed) target(id, at string, o setup) *engine.Target {
+	if o.address != nil {
+		at = o.address(at)
+	}
+	u, err := url.Parse(at)
 	require.NoError(b.t, err)
-	if front != nil {
+	if front := o.front; front != nil {
 		through := httputil.NewSingleHostReverseProxy(u)
 		through.Transport, through.FlushInterval, through.ErrorLog = &http.Transport{DisableKeepAlives: true}, -1, stdlog.New(io.Discard, "", 0)
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front(w, r, through) }))
@@ -214,10 +273,10 @@ func (b *bed) target(id string, e *refengine.Engine, front func(http.ResponseWri
 func (b *bed) listen() {
 	limits := &b.Settings().Limits
 	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{
-		MaxConns: 100, Log: b.Log, WriteTimeout: limits.WriteTimeout, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
+		MaxConns: 1000, Log: b.Log, WriteTimeout: limits.WriteTimeout, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
 	})
 	require.NoError(b.t, err)
-	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 100, IdleTimeout: limits.IdleTimeout})
+	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 1000, IdleTimeout: limits.IdleTimeout})
 	over := make(chan struct{})
 	go func() { defer close(over); _ = s.Serve(ln) }()
 	b.drain = sync.OnceValue(func() error {
@@ -246,6 +305,12 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
 	in.Record.Witness(func(string) string { return "" }, false, endpoint.Path())
 	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
+	if fail == nil && !b.route.Alone {
+		fail = req.Split(b.route.Rows)
+	}
+	if fail == nil {
+		fail = b.Prompts.Overlong(b.route, req, req.Legs())
+	}
 	if fail == nil {
 		fail = b.Serve(ctx, in, req, b.route, req.Legs())
 	}

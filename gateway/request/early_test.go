@@ -228,12 +228,19 @@ func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
 	}
 }
 
-// judgeAll has so many chats at once judged. done says what came of them.
-func (b *bed) judgeAll(n int) (done chan map[string]int) {
+// judgeAll has so many streamed chats at once judged. done says what came of them.
+func (b *bed) judgeAll(n int) (done chan map[string]int) { return b.judgeEach(n, `"stream":true,`) }
+
+// judgeEach is judgeAll of chats with more members.
+func (b *bed) judgeEach(n int, more string) (done chan map[string]int) {
 	done = make(chan map[string]int, 1)
 	verdicts := make(chan string, n)
 	for i := range n {
-		go func() { verdicts <- b.judge(fmt.Sprintf("prompt %d of many", i), `"stream":true,`) }()
+		go func() {
+			got := "no verdict" // if judge fails
+			defer func() { verdicts <- got }()
+			got = b.judge(fmt.Sprintf("prompt %d of many", i), more)
+		}()
 	}
 	go func() {
 		got := map[string]int{}

@@ -152,10 +152,17 @@ func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
 	// A hand-off that has been bound at its deadline has a quarter of a second to be sent, the longest that there is.
 	// After that its KV is kept without a sign of life for three quarters of the margin, in which two heartbeats must go out.
 	const hold, margin, waiting = 8 * time.Second, 6 * time.Second, 3
-	for _, stream := range []bool{true, false} {
-		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
+	for _, row := range []struct {
+		connector string // one that pushes keeps its KV for a lease where it is asked first
+		stream    bool
+	}{{mooncake.NIXLPull, true}, {mooncake.NIXLPull, false}, {mooncake.NIXLPush, true}} {
+		stream := row.stream
+		t.Run(fmt.Sprintf("%s, stream %t", row.connector, stream), func(t *testing.T) {
 			t.Parallel()
-			o := holding(mooncake.NIXLPull, hold, margin, 20*time.Millisecond)
+			o := holding(row.connector, hold, margin, 20*time.Millisecond)
+			if row.connector == mooncake.NIXLPush {
+				o.profile.Bind = mooncake.BindLate
+			}
 			o.waits, o.decode, o.profile.FirstEventTimeout = true, append(o.decode, o.decode...), time.Second
 			o.configure = func(c *config.Config, _ *Env) { c.Dispatch.Beyond, c.Prefill.Retry.Attempts = 2*waiting, 10 }
 			b := start(t, o)

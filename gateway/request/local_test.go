@@ -279,3 +279,137 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 	require.NotEqual(t, second, on(talk("", words(62))))
 	b.settle()
 }
+
+// A short turn of a chat is computed by the rank that pulled the turns before it, and what is remembered of that is forgotten with the
+// engines' caches.
+func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
+	t.Parallel()
+	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, PrefixCache: 4096}}, waits: true, configure: func(c *config.Config, _ *Env) {
+		c.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
+	}}))
+	first := reftext.MakePrompt(1, 3000)
+	require.Equal(t, journal.Disaggregated, b.say(talk(`"stream":true,`, first)), "3000 new tokens")
+	was := b.asked[0].Record.Rank
+	for i, more := range []string{`"stream":true,`, ""} {
+		require.Equal(t, journal.Local, b.say(talk(more, first, "well", fmt.Sprint("and then, number ", i))))
+		r := b.asked[1+i].Record
+		require.Equal(t, was, r.Rank, "which pulled the beginning")
+		require.Less(t, r.LocalTokens, 257)
+		require.Positive(t, r.LocalTokens)
+		require.Empty(t, r.Prefill)
+		require.Greater(t, r.CachedTokens, 2800, "as the engine counts")
+		require.Greater(t, r.PromptTokens, 3000)
+		require.Equal(t, 1, r.Attempts)
+	}
+	require.Equal(t, journal.Disaggregated, b.say(talk("", reftext.MakePrompt(2, 3000))))
+	b.Locals.Forget()
+	require.Equal(t, journal.Disaggregated, b.say(talk("", first, "well", "once more")), "no engine has anything any more")
+	require.EqualValues(t, 2, b.locals())
+	require.EqualValues(t, 2, b.d[0].Stats().LocalPrefills)
+	require.Equal(t, 3, b.probes())
+	b.clean()
+}
+
+// A trusted caller chooses the way of a request, its engines and the policy for its prefill.
+func TestACallerChoosesTheWay(t *testing.T) {
+	t.Parallel()
+	b := start(t, alone(setup{prefill: both, decode: both, configure: func(c *config.Config, _ *Env) {
+		c.Prefill.Disaggregation.Mode, c.ExposeRoute = prefill.DisaggregateAlways, true
+		c.Prefill.Policy = config.Default().Prefill.Policy
+	}}))
+	long, few := reftext.MakePrompt(4, 3000), "hi"
+	for _, row := range []struct {
+		wish   Wishes
+		prompt string
+		route  string
+	}{
+		{Wishes{Disaggregate: DisaggregateAuto}, few, journal.Local},
+		{Wishes{Disaggregate: DisaggregateAuto}, long, journal.Disaggregated},
+		{Wishes{Disaggregate: DisaggregateAlways}, few, journal.Disaggregated},
+		{Wishes{Disaggregate: DisaggregateNever}, reftext.MakePrompt(5, 3000), journal.Local},
+		{Wishes{}, few, journal.Disaggregated},
+		{Wishes{ToPrefill: "p0/0"}, few, journal.Disaggregated},
+		{Wishes{ToPrefill: "p1/0"}, few, journal.Disaggregated},
+		{Wishes{ToDecode: []int32{0}}, few, journal.Disaggregated},
+		{Wishes{ToDecode: []int32{1}}, few, journal.Disaggregated},
+		{Wishes{PrefillPolicy: "gorgo:qs=2"}, few, journal.Disaggregated},
+	} {
+		b.wish = row.wish
+		times := 3 // so that it is no chance
+		if row.wish.Disaggregate != "" {
+			times = 1
+		}
+		for range times {
+			require.Equal(t, row.route, b.say(talk("", row.prompt)), "%+v", row.wish)
+			r := b.asked[len(b.asked)-1].Record
+			if row.wish.ToPrefill != "" {
+				require.Equal(t, row.wish.ToPrefill, r.Prefill)
+			}
+			if len(row.wish.ToDecode) > 0 {
+				require.Equal(t, fmt.Sprint("d", row.wish.ToDecode[0]), r.Rank)
+			}
+			if row.wish.PrefillPolicy != "" {
+				require.Equal(t, "gorgo", r.PrefillPolicy)
+			}
+		}
+	}
+	require.EqualValues(t, 1, b.metric(t, "evenkeel_local_prefill_requests_total", localAsked))
+	b.settle()
+}
+
+// The turns of a session go to one prefill engine, whatever the policy says, until a request ends it.
+func TestASessionStaysAtItsEngine(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{prefill: []refengine.Config{{}, {}, {}}, configure: func(c *config.Config, _ *Env) {
+		c.Prefill.Policy = "random"
+		c.Prefill.Affinity.Enabled, c.Prefill.Affinity.LoadFactor = true, 100 // whatever the load
+	}})
+	for i, session := range []uint64{7, 8} {
+		b.wish = Wishes{Session: session}
+		engines := map[string]bool{}
+		for range 6 {
+			require.Equal(t, "right", b.judge("hi", ""))
+			b.over()
+			engines[b.asked[len(b.asked)-1].Record.Prefill] = true
+		}
+		require.Len(t, engines, 1)
+		require.EqualValues(t, i+1, b.metric(t, "evenkeel_affinity_total", "new"))
+		require.EqualValues(t, 5*(i+1), b.metric(t, "evenkeel_affinity_total", "kept"))
+	}
+	b.wish.Ends = true
+	require.Equal(t, "right", b.judge("hi", ""))
+	b.over()
+	b.wish.Ends = false
+	require.Equal(t, "right", b.judge("hi", ""))
+	require.EqualValues(t, 3, b.metric(t, "evenkeel_affinity_total", "new"), "the session that had ended began anew")
+	b.clean()
+}
+
+// Where expose_route is set, answers say which way they came. Else nothing of that is in them.
+func TestAnswersSayWhichWayTheyCame(t *testing.T) {
+	t.Parallel()
+	body := chat(strings.Repeat("the same long story ", 200), `"max_tokens":4,`)
+	for _, exposed := range []bool{true, false} {
+		t.Run(fmt.Sprint(exposed), func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{prefill: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
+				c.ExposeRoute, c.Prefill.Policy = exposed, config.Default().Prefill.Policy
+			}})
+			first, second := b.post(mooncake.Chat.Path(), body), b.post(mooncake.Chat.Path(), body)
+			require.Equal(t, http.StatusOK, second.status)
+			if !exposed {
+				for name := range second.header {
+					require.NotContains(t, strings.ToLower(name), "evenkeel")
+				}
+				return
+			}
+			require.Equal(t, "0", first.header.Get("X-Evenkeel-Hit-Tokens"))
+			require.NotEqual(t, "0", second.header.Get("X-Evenkeel-Hit-Tokens"))
+			require.Equal(t, "1", second.header.Get("X-Evenkeel-Attempts"))
+			require.Equal(t, "lmetric", second.header.Get("X-Evenkeel-Policy"), "finish knows no times yet")
+			require.Equal(t, "disaggregated", second.header.Get("X-Evenkeel-Route"))
+			require.Equal(t, "p0/0", second.header.Get("X-Evenkeel-Prefill"))
+			b.clean()
+		})
+	}
+}

@@ -172,3 +172,20 @@ func TestAShutdownWaitsForTheAnswerOnly(t *testing.T) {
 		require.Len(t, b.asked, 1)
 	})
 }
+
+// A client that reads a little now and then is within write_timeout for ever, and is cut in the end.
+func TestAClientThatSipsIsCutInTheEnd(t *testing.T) {
+	eachDriver(t, func(c *config.Config) { c.Limits.ClientLag, c.Limits.ClientBacklog = 500*time.Millisecond, 4096 }, func(t *testing.T, b *bed) {
+		_, br := b.wire(streamed("a story", 100_000, ""), 4096)
+		p := make([]byte, 64)
+		var err error
+		for err == nil { // a read for every few tokens, until it is cut
+			_, err = br.Read(p)
+			tokens := b.d[0].Stats().Tokens
+			b.eventually("it is decoded", func() bool { st := b.d[0].Stats(); return st.Tokens >= tokens+20 || st.Running == 0 })
+		}
+		b.eventually("it is counted", func() bool { return b.ln.Stats().CutLagging == 1 })
+		b.clean()
+		require.Equal(t, "client_closed", b.asked[0].Record.Outcome)
+	})
+}

@@ -19,6 +19,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/recording"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -52,11 +53,11 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 
 	s := j.newStream(bound.Slot)
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
-	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
-	j.life.Step(lifecycle.Event{What: lifecycle.NoRankTakes}, nil)
+	j.tell(lifecycle.Event{What: lifecycle.Begun}, nil)
+	j.tell(lifecycle.Event{What: lifecycle.NoRankTakes}, nil)
 	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{What: lifecycle.Turn}) })
-	j.life = lifecycle.Lifecycle{}
-	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
+	j.life, j.tape = lifecycle.Lifecycle{}, recording.Tape{}
+	j.tell(lifecycle.Event{What: lifecycle.Begun}, nil)
 	require.PanicsWithValue(t, "on purpose", func() {
 		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.RankTakes})
 	})
@@ -91,7 +92,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(), Deadline: time.Now().Add(time.Minute)})
 	require.NoError(t, bound.Err)
 	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn}, {What: lifecycle.HandedOver}, {What: lifecycle.Bound}} {
-		j.life.Step(e, nil)
+		j.tell(e, nil)
 	}
 	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
 	r := &runner{job: j, lease: lease, held: held, slot: bound.Slot, stream: j.newStream(bound.Slot)} // without the fault, so that it cannot be judged
@@ -152,7 +153,7 @@ func early(t *testing.T, to client) (*server, *runner) {
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
-		j.life.Step(e, nil)
+		j.tell(e, nil)
 	}
 	return srv, &runner{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 }

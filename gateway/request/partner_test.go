@@ -173,7 +173,7 @@ func status(code int) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) { w.WriteHeader(code) }
 }
 
-func reset(w http.ResponseWriter) {
+func resets(w http.ResponseWriter) {
 	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
 		_ = conn.Close()
 	}
@@ -288,7 +288,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "the prefill engine breaks off", connector: sglang, why: lifecycle.Broke, aborted: "decode", rebind: "prefill",
-			do: func(c *pair) *failure.Fault { c.answer <- reset; return c.isEnded() },
+			do: func(c *pair) *failure.Fault { c.answer <- resets; return c.isEnded() },
 		},
 		{
 			name: "the prefill engine refuses", connector: sglang, why: lifecycle.Busy, aborted: "decode", rebind: "prefill",

@@ -110,12 +110,15 @@ type engines struct {
 	nameless   error  // why a prefill engine cannot be named
 	down       []string
 	frees      bool
+	prefills   int            // ranks of each prefill engine; 0: one
+	counts     *engine.Target // is asked how long prompts are; nil: none is
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
-	mu      sync.Mutex
-	shunned []string                         // ranks, or the hosts of ranks
-	at      map[string]*mooncake.Coordinates // of prefill engines that have told theirs
+	mu       sync.Mutex
+	shunned  []string                         // ranks, or the hosts of ranks
+	gaveBack []string                         // engines that gave an answer back
+	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 }
 
 func (f *engines) Rank(worker int32) *fleet.Rank { return f.ranks[worker] }
@@ -132,14 +135,24 @@ func (f *engines) Context(string) int                                           
 func (f *engines) NamesRequests(prefill.Candidate) bool                          { return f.named }
 func (f *engines) KnownHost(host string) bool                                    { return host == "127.0.0.1" }
 func (f *engines) HostsOf(string) func(string) bool                              { return f.KnownHost }
-func (f *engines) Ranks(string) int                                              { return 1 }
+func (f *engines) Ranks(string) int                                              { return max(1, f.prefills) }
 func (f *engines) Born(string) fleet.Birth                                       { return fleet.Birth{} }
 func (f *engines) Outlived(fleet.Birth) (gone, sure bool)                        { return f.gone, f.sure }
 func (f *engines) RejectionFrees(*fleet.Rank) bool                               { return f.frees }
-func (f *engines) AnyPrefill(string) *engine.Target                              { return nil }
+func (f *engines) AnyPrefill(string) *engine.Target                              { return f.counts }
 func (f *engines) DownSince(engine string, _ time.Time) bool                     { return slices.Contains(f.down, engine) }
-func (f *engines) Exchange(prefill.Candidate) (*mooncake.Exchange, error)        { return nil, f.nameless }
 func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
+
+// Exchange asks a prefill engine anew each time.
+func (f *engines) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
+	if c.Profile == nil || c.Profile.Connector != mooncake.VLLMMooncake || f.nameless != nil {
+		return nil, f.nameless
+	}
+	client := engine.NewClient(engine.Options{})
+	defer client.Close()
+	x, err := engine.Bootstrap(context.Background(), client, c.Target, c.Profile.BootstrapPort)
+	return &x, err
+}
 
 func (f *engines) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	f.mu.Lock()
@@ -156,7 +169,11 @@ func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordin
 	f.at[c.ID] = at
 }
 
-func (f *engines) GaveBack(string) {}
+func (f *engines) GaveBack(decode string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gaveBack = append(f.gaveBack, decode)
+}
 
 func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 	f.mu.Lock()
@@ -168,7 +185,26 @@ func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 	return append(list, worker)
 }
 
-func (f *engines) Around(int32, []int32) (around []int32, others bool) { return nil, false }
+// Around knows the ranks of a group and those of an engine, and not whether they take requests.
+func (f *engines) Around(worker int32, list []int32) (around []int32, others bool) {
+	one := f.ranks[worker]
+	for _, beside := range []func(*fleet.Rank) bool{
+		func(r *fleet.Rank) bool { return r.Group == one.Group }, func(r *fleet.Rank) bool { return r.Instance == one.Instance },
+	} {
+		around, others = nil, false
+		for id, r := range f.ranks {
+			if beside(r) {
+				around = append(around, id)
+			} else {
+				others = others || !slices.Contains(list, id)
+			}
+		}
+		if len(around) < len(f.ranks) && one.Group != "" {
+			return around, others
+		}
+	}
+	return nil, false
+}
 
 func (f *engines) Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run {
 	return f.calls.Track(at, call, safe)

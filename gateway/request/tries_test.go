@@ -235,9 +235,13 @@ func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
 	}{{time.Now(), "429", 1}, {time.Now().Add(time.Second / 2), "429", 1}, {time.Time{}, "right", 2}} {
 		require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
 		b.wish.Patience = row.patience
+		began := time.Now()
 		require.Equal(t, row.outcome, b.judge(short, ""))
 		b.over()
 		require.Equal(t, row.attempts, b.asked[i].Record.Attempts)
+		if row.attempts > 1 {
+			require.GreaterOrEqual(t, time.Since(began), time.Second, "an engine that says when to come back is believed")
+		}
 	}
 	b.settle()
 }

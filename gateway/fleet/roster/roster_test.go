@@ -340,6 +340,12 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 		list, paired = s.Wholes(model, true)
 		require.Equal(t, want, [2]bool{len(list) > 0, paired}, model)
 	}
+	half := described("p8")
+	half.Profile.PassThrough = true
+	s.tell(Entered{Engine: half})
+	s.steps("d9 enters; d9 up r; p8 up r")
+	list, paired = s.Wholes("r", true)
+	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
 	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole(), begin(t, "a1").Kind(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
 	require.True(t, r.Alone && !ok)
@@ -389,4 +395,15 @@ func TestWhatAReloadSpeaksOf(t *testing.T) {
 	_, err = s.Compare(before, after, order, func(*Engine) *mooncake.Profile { return nil })
 	require.ErrorContains(t, err, "profiles.a is missing, but decode engine d3:80")
 	require.NotContains(t, err.Error(), "d2:80", "the config speaks of it")
+}
+
+// From vllm-ascend 0.14 on, hand-offs name the request that made them. Of a version that cannot be read, nothing is known.
+func TestWhichHandOffsNameTheirRequest(t *testing.T) {
+	for version, want := range map[string]bool{"0.13.0": false, "0.14.0rc1": true, "0.23.0": true, "main": false, "": false} {
+		s := begin(t, "p1~ascend-mooncake-v1")
+		status := health("up", "m")
+		status.Version = version
+		s.tell(Health{Key: key("p1"), Status: status})
+		require.Equal(t, want, s.NamesRequests(s.Candidates[0]), version)
+	}
 }

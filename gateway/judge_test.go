@@ -2,37 +2,15 @@ package gateway_test
 
 import (
 	"context"
-	"fmt"
-	"net/http"
-	"strings"
-	"testing"
-
-	"github.com/stretchr/testify/require"
-
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
-)
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
 
-// The monitor reads an engine's gauges and pages. However wrong or late they are, clients notice nothing. What else an engine
-// can do wrong is tried in gateway/request.
-func TestEveryFaultOfAnEnginesPages(t *testing.T) {
-	t.Parallel()
-	for _, fault := range []refengine.Fault{refengine.FrozenGauges, refengine.SlowPages} {
-		t.Run(string(fault), func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{dirty: true})
-			for _, rule := range fault.Forms() {
-				for _, e := range []*refengine.Engine{c.prefill[0], c.decode[0]} {
-					require.NoError(t, e.SetFaults(rule))
-					for j, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
-						require.Equal(t, "right", c.judge(fmt.Sprintf("p%d words to prefill", j), more))
-					}
-					require.NoError(t, e.SetFaults())
-				}
-			}
-		})
-	}
-}
+	"github.com/stretchr/testify/require"
+)
 
 // judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
 func (c *cluster) judging(prompt, more string) <-chan string {
@@ -99,3 +77,43 @@ func (c *cluster) settledRequests(n int) {
 	c.Helper()
 	c.eventually("the request is logged", func() bool { return len(c.records()) == n })
 }
+
+// send starts a request that its client will leave; wait returns when the
+// client's side is over.
+func (c *cluster) send(body string) (leave, wait func()) {
+	c.Helper()
+	path := chatPath
+	if strings.Contains(body, `"prompt":`) {
+		path = "/v1/completions"
+	}
+	return c.sendTo(path, body)
+}
+
+// sendTo is send for any endpoint.
+func (c *cluster) sendTo(path, body string) (leave, wait func()) {
+	c.Helper()
+	ctx, cancel := context.WithCancel(c.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, strings.NewReader(body))
+	require.NoError(c, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if resp, err := c.http.Do(req); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+	}()
+	wait = func() { <-done }
+	leave = func() {
+		cancel()
+	}
+	c.Cleanup(func() { leave(); wait() })
+	return leave, wait
+}
+
+// slow keeps the answer's beginning from coming in one read, before which all
+// begins anew; halting, all of it.
+var (
+	slow    = refengine.Rule{Fault: refengine.Slow, DelayMS: 120, Tokens: 6, Leg: refengine.LegDecode}
+	halting = refengine.Rule{Fault: refengine.Slow, DelayMS: 250, Leg: refengine.LegDecode}
+)
