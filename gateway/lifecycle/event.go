@@ -14,7 +14,7 @@ type Event struct {
 	Left   bool   // the client has left
 
 	// Of Fell.
-	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more. Of Panicked: no leg of a pair was begun
+	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more.
 	Engine string   // that is asked to have failed
 	Faulty bool     // it says itself that it failed: 500, or within an answer any 5xx
 	Breach Breach   // its connection
@@ -23,6 +23,7 @@ type Event struct {
 
 	// Of the legs of an attempt whose decode rank was bound before its prefill.
 	Dialect Dialect   // of Turn
+	Idle    bool      // of Panicked: neither leg of the last pair was begun
 	Deaf    bool      // of Bound: the decode engine may not heed an abort, and notices only after a while that we have left
 	Pair    int       // of CalledBack and those behind it: which of the request's pairs it happened to. The first one is 1
 	Prompt  int       // tokens of it, as an engine has counted them; 0: it did not say so

@@ -423,7 +423,7 @@ func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
 		case p.Closed():
-		case e.Quit:
+		case e.Idle:
 			dst = l.stepPair(Event{What: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)

@@ -151,7 +151,7 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 		e.What = Panicked
 	}
 	e.Script = rapid.SampledFrom([]Script{Late, Early, Mixed}).Draw(t, "script")
-	e.Kept = rapid.Bool().Draw(t, "kept")
+	e.Kept, e.Idle = rapid.Bool().Draw(t, "kept"), rapid.Bool().Draw(t, "idle")
 	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")

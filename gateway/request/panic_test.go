@@ -185,7 +185,9 @@ func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 	j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
 	p := &partner{job: j, pair: 1, rank: s.rank, slot: s.slot, dead: make(chan struct{}), over: make(chan struct{}), last: r.lease} // without a lease to settle
 	p.tell(lifecycle.Event{What: lifecycle.ProbeDue}, nil)
-	require.Panics(t, func() { p.tell(lifecycle.Event{What: lifecycle.PrefillFell, End: lifecycle.Ended{Why: lifecycle.Broke}}, nil) })
+	require.Panics(t, func() {
+		p.tell(lifecycle.Event{What: lifecycle.PrefillFell, End: lifecycle.Ended{Why: lifecycle.Broke}}, nil)
+	})
 	require.Panics(t, func() {
 		p.locked(func() { panic("on purpose") })
 	})

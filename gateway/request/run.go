@@ -78,7 +78,7 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 			j.forget()
 		}
 		met := r.stream != nil && r.stream.partner != nil
-		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked, Quit: !met}, nil)) {
+		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !met}, nil)) {
 			switch {
 			case x.Do == lifecycle.SendBoth:
 			case x.Pair > 0 && met:
