@@ -26,13 +26,16 @@ const (
 )
 
 // A Lifecycle is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
-// what is to be done. It belongs to one goroutine at a time.
+// what is to be done. One goroutine at a time serves the request. Only what happens to the legs of a pair
+// may be told by another one, and so whoever tells anything holds a lock.
 //
 //	Placing → Queued → Probing → Pooled → Opening → Answering → Done
 //	   ↑         ↓        early: Pooled → Coupled ↗      ↓
 //	   |         ↓        mixed: Pooled → Opening ↗      ↓
 //	   |       Forwarded → Done                            lost
 //	   └──────────── Pausing, Offering ←── Fell ─────────┘
+//
+// A request that is passed through has states of its own: see pass.
 //
 // A client that has waited for long has the status 200 and comments already (limits.keep_alive). That changes nothing here: what was
 // never answered is tried again as before, and whoever carries Fail out makes an event of it.
