@@ -106,89 +106,85 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 	require.Zero(t, c.logs.FilterMessage("an answer goes on after its decode engine lost it").Len(), "nobody had to move")
 }
 
-// A file that is wrong changes nothing, and whoever looks finds where.
-func TestABadConfigIsRefusedWhole(t *testing.T) {
+func TestConfigsThatAreNotUsedOrNotYet(t *testing.T) {
 	t.Parallel()
 	c := reloading(t)
-	for _, row := range []struct{ name, text, says string }{
-		{"a value", c.yaml(usual+"dispatch: {policy: fastest}\npool: {size: 5}\n", c.decode[1]), "unknown policy"},
-		{"a key", c.yaml(usual+"pol: {size: 5}\n", c.decode[1]), "no such key"},
-		{"no YAML", c.yaml(usual, c.decode[1]) + "x: [", ""},
-		{"nothing", " \n", "empty"},
-		{"a file that it names", c.yaml(usual+"keys_file: /nowhere\n", c.decode[1]), "/nowhere"},
-		{"a policy without its predictor", c.yaml(usual+"dispatch: {policy: \"brh:predictor=magic\"}\n", c.decode[1]), "predictor=magic"},
-	} {
-		c.write(row.text)
-		r, status := c.reload("?dry=1")
-		require.Equal(t, http.StatusUnprocessableEntity, status, row.name)
-		require.Contains(t, r.Error, row.says, row.name)
-		r, status = c.reload("")
-		require.Equal(t, http.StatusUnprocessableEntity, status, row.name)
-		require.Equal(t, "refused", r.Outcome, row.name)
-		require.Empty(t, r.Changes)
-		if row.name == "a value" {
-			require.Positive(t, r.Line)
-			require.Positive(t, r.Column)
+	// A file that is wrong changes nothing, and whoever looks finds where.
+	t.Run("a bad one is refused whole", func(t *testing.T) {
+		for _, row := range []struct{ name, text, says string }{
+			{"a value", c.yaml(usual+"dispatch: {policy: fastest}\npool: {size: 5}\n", c.decode[1]), "unknown policy"},
+			{"a key", c.yaml(usual+"pol: {size: 5}\n", c.decode[1]), "no such key"},
+			{"no YAML", c.yaml(usual, c.decode[1]) + "x: [", ""},
+			{"nothing", " \n", "empty"},
+			{"a file that it names", c.yaml(usual+"keys_file: /nowhere\n", c.decode[1]), "/nowhere"},
+			{"a policy without its predictor", c.yaml(usual+"dispatch: {policy: \"brh:predictor=magic\"}\n", c.decode[1]), "predictor=magic"},
+		} {
+			c.write(row.text)
+			r, status := c.reload("?dry=1")
+			require.Equal(t, http.StatusUnprocessableEntity, status, row.name)
+			require.Contains(t, r.Error, row.says, row.name)
+			r, status = c.reload("")
+			require.Equal(t, http.StatusUnprocessableEntity, status, row.name)
+			require.Equal(t, "refused", r.Outcome, row.name)
+			require.Empty(t, r.Changes)
+			if row.name == "a value" {
+				require.Positive(t, r.Line)
+				require.Positive(t, r.Column)
+			}
+			require.Equal(t, "refused", c.gw.Status(t.Context()).Config.Last.Outcome)
+			require.Equal(t, "evenkeel", c.gw.Policy())
+			require.Equal(t, 1024, c.gw.Status(t.Context()).PoolPlaces)
+			require.NotContains(t, c.get("/workers").body, addressOf(c.decode[1]))
 		}
-		require.Equal(t, "refused", c.gw.Status(t.Context()).Config.Last.Outcome)
-		require.Equal(t, "evenkeel", c.gw.Policy())
-		require.Equal(t, 1024, c.gw.Status(t.Context()).PoolPlaces)
-		require.NotContains(t, c.get("/workers").body, addressOf(c.decode[1]))
-	}
-	status := c.gw.Status(t.Context())
-	require.Equal(t, status.Started, status.Config.Since, "the config of the start is in force")
-	require.Zero(t, c.metric("evenkeel_config_last_reload_successful"))
-	require.Positive(t, c.metric(`evenkeel_reloads_total{key="config",outcome="refused"}`))
-	require.Equal(t, "right", c.judge("a story", ""))
-	hash := c.metric("evenkeel_config_hash")
-	c.write(c.yaml(usual+"pool: {size: 5}\n", c.decode[0]))
-	c.eventually("a good one is used", func() bool { return c.metric("evenkeel_config_last_reload_successful") == 1 })
-	require.NotEqual(t, hash, c.metric("evenkeel_config_hash"))
-}
-
-// What only a restart changes is named, and the rest is not lost over it.
-func TestWhatNeedsARestart(t *testing.T) {
-	t.Parallel()
-	c := reloading(t)
-	c.write(strings.Replace(c.yaml(usual+"health: {canary: 9s}\nlimits: {body_bytes: 1000, probe_timeout: 1m}\n", c.decode[0]), "listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
-	dry, _ := c.reload("?dry=1")
-	require.Contains(t, []string{"dry", "unchanged"}, dry.Outcome, "unchanged: it was found before")
-	var r *reload.Reload
-	c.eventually("it is in force, and said to be", func() bool {
-		r = c.gw.Status(t.Context()).Config.Last
-		return r != nil && c.gw.Config().Limits.ProbeTimeout == time.Minute
+		status := c.gw.Status(t.Context())
+		require.Equal(t, status.Started, status.Config.Since, "the config of the start is in force")
+		require.Zero(t, c.metric("evenkeel_config_last_reload_successful"))
+		require.Positive(t, c.metric(`evenkeel_reloads_total{key="config",outcome="refused"}`))
+		require.Equal(t, "right", c.judge("a story", ""))
+		hash := c.metric("evenkeel_config_hash")
+		c.write(c.yaml(usual+"pool: {size: 5}\n", c.decode[0]))
+		c.eventually("a good one is used", func() bool { return c.metric("evenkeel_config_last_reload_successful") == 1 })
+		require.NotEqual(t, hash, c.metric("evenkeel_config_hash"))
 	})
-	require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, r.Restart)
-	require.Equal(t, "right", c.judge("as before", ""))
-	again, status := c.reload("?dry=1")
-	require.Equal(t, 200, status)
-	require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, paths(again), "still to come")
-	require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/reload?dry=perhaps", "").status)
-}
-
-// The disk that the config lies on may hang: who looks how the proxy is, and so
-// the live page, does not wait for a reload.
-func TestStatusDoesNotWaitForAReload(t *testing.T) {
-	t.Parallel()
-	c := reloading(t)
-	hangs := filepath.Join(filepath.Dir(c.config), ".next")
-	require.NoError(t, syscall.Mkfifo(hangs, 0o600))
-	require.NoError(t, os.Rename(hangs, c.config))
-	writer, err := os.OpenFile(c.config, os.O_WRONLY, 0) // returns once the reload reads
-	require.NoError(t, err)
-	c.write(c.yaml(usual, c.decode[0])) // for whoever reads next
-	answered := make(chan struct{})
-	go func() {
-		defer close(answered)
-		c.gw.Status(context.Background())
-	}()
-	select {
-	case <-answered:
-	case <-time.After(10 * time.Second):
-		t.Error("it waits")
-	}
-	require.NoError(t, writer.Close())
-	<-answered
+	// The disk that the config lies on may hang: who looks how the proxy is, and so
+	// the live page, does not wait for a reload.
+	t.Run("the status does not wait for one that cannot be read", func(t *testing.T) {
+		hangs := filepath.Join(filepath.Dir(c.config), ".next")
+		require.NoError(t, syscall.Mkfifo(hangs, 0o600))
+		require.NoError(t, os.Rename(hangs, c.config))
+		writer, err := os.OpenFile(c.config, os.O_WRONLY, 0) // returns once the reload reads
+		require.NoError(t, err)
+		c.write(c.yaml(usual, c.decode[0])) // for whoever reads next
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			c.gw.Status(context.Background())
+		}()
+		select {
+		case <-answered:
+		case <-time.After(10 * time.Second):
+			t.Error("it waits")
+		}
+		require.NoError(t, writer.Close())
+		<-answered
+	})
+	// What only a restart changes is named, and the rest is not lost over it.
+	t.Run("what needs a restart is named", func(t *testing.T) {
+		c.write(strings.Replace(c.yaml(usual+"health: {canary: 9s}\nlimits: {body_bytes: 1000, probe_timeout: 1m}\n", c.decode[0]), "listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
+		dry, _ := c.reload("?dry=1")
+		require.Contains(t, []string{"dry", "unchanged"}, dry.Outcome, "unchanged: it was found before")
+		var r *reload.Reload
+		c.eventually("it is in force, and said to be", func() bool {
+			r = c.gw.Status(t.Context()).Config.Last
+			return r != nil && c.gw.Config().Limits.ProbeTimeout == time.Minute
+		})
+		require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, r.Restart)
+		require.Equal(t, "right", c.judge("as before", ""))
+		again, status := c.reload("?dry=1")
+		require.Equal(t, 200, status)
+		require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, paths(again), "still to come")
+		require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/reload?dry=perhaps", "").status)
+	})
 }
 
 // What an operator changed since stays, but where the file speaks of the same.
