@@ -34,13 +34,18 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
+	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "32"); err != nil { // these tests wait more than they compute
+	at := "16" // these tests wait more than they compute
+	if race.Enabled {
+		at = "12"
+	}
+	if err := flag.Set("test.parallel", at); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())

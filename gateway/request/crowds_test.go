@@ -154,7 +154,7 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 			fills := refengine.Config{PrefillConcurrency: 8, BootstrapTimeout: time.Second}
 			b := start(t, setup{
 				prefill: []refengine.Config{fills, fills}, decode: []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, waits: true,
-				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: time.Second},
+				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: 2 * time.Second},
 				configure: func(c *config.Config, _ *Env) {
 					c.Limits.ProbeTimeout = 3 * time.Second
 					c.Bind.CallbackTimeout, c.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
@@ -250,7 +250,7 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			engine.DPSize, engine.C0 = 2, 20*time.Millisecond
+			engine.DPSize, engine.C0 = 2, 50*time.Millisecond
 			b := start(t, setup{decode: []refengine.Config{engine}, waits: true})
 			const clients = 10
 			for i := range clients {
