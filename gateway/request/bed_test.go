@@ -43,7 +43,7 @@ import (
 func TestMain(m *testing.M) {
 	at := "16" // these tests wait more than they compute
 	if race.Enabled {
-		at = "12"
+		at = "10"
 	}
 	if err := flag.Set("test.parallel", at); err != nil {
 		panic(err)

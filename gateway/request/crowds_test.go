@@ -180,7 +180,10 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 			}
 			faults(b.p, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Reset, refengine.Reject}, boundFaults[connector]...))
 			faults(b.d, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Throttle, refengine.Reset, refengine.ErrorEvent, refengine.SilentEnd}, boundFaults[connector]...))
-			const lives = 300
+			lives := int64(300)
+			if race.Enabled {
+				lives = 100
+			}
 			var wg sync.WaitGroup
 			var next atomic.Int64
 			for range 12 {
@@ -222,8 +225,12 @@ func TestManyThatLeave(t *testing.T) {
 	t.Parallel()
 	fills := refengine.Config{PrefillConcurrency: 4}
 	b := start(t, setup{prefill: []refengine.Config{fills, fills}, decode: []refengine.Config{{DPSize: 4, Slots: 8, C0: 4 * time.Millisecond}}, waits: true})
+	requests := 600
+	if race.Enabled {
+		requests = 200
+	}
 	got, err := load.Run(t.Context(), load.Config{
-		URLs: []string{b.url}, Requests: conversation(600), Concurrency: 64, Chat: 0.5, Stream: 0.7, Seed: 3, Model: refModel, Cancel: load.Cancel{Share: 0.35},
+		URLs: []string{b.url}, Requests: conversation(requests), Concurrency: 64, Chat: 0.5, Stream: 0.7, Seed: 3, Model: refModel, Cancel: load.Cancel{Share: 0.35},
 	})
 	require.NoError(t, err)
 	require.Zero(t, got.Failed, "%v %v", got.Kinds, got.Failures)
@@ -249,6 +256,9 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 		"engines that tell nothing at all": {NoContinuousUsage: true, NoTokenIDs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "a token a chunk" {
+				race.Alone(t)
+			}
 			t.Parallel()
 			engine.DPSize, engine.C0 = 2, 50*time.Millisecond
 			b := start(t, setup{decode: []refengine.Config{engine}, waits: true})

@@ -15,6 +15,7 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -309,7 +310,11 @@ func TestALostAnswerGoesOn(t *testing.T) {
 					require.Equal(t, 1+row.rule.Count, last.Attempts)
 				}
 				if i == 0 {
-					require.EqualValues(t, row.rule.Count, b.metric(t, lossOf(row.rule), row.tier))
+					lost := b.metric(t, lossOf(row.rule), row.tier)
+					if row.tier != lifecycle.Repeated { // on a busy machine a further part may be lost before its first event
+						lost += b.metric(t, lossOf(row.rule), lifecycle.Repeated)
+					}
+					require.EqualValues(t, row.rule.Count, lost)
 				}
 				if row.way == mooncake.AscendLayerwise { // each attempt has an id and a token of its own
 					p, d, both := b.p[0].Stats(), b.d[0].Stats(), int64(2*(i+1))
