@@ -158,11 +158,11 @@ vulncheck: ## govulncheck
 	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
 
 .PHONY: ci
-# Tests mostly wait, so that three packages at once suit two cores; gateway takes longest, and so begins. Vet ran with the linters.
+# Tests mostly wait, so that three packages at once suit two cores; gateway and gateway/request take longest, and so begin. Vet ran with the linters.
 ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test twice
 	@bench/tools/ci/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check
-	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway work
-	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway work | bench/tools/ci/covered.sh $(PROXIES)
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work
+	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work | bench/tools/ci/covered.sh $(PROXIES)
