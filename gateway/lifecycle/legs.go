@@ -251,6 +251,14 @@ func (p *Pair) first() Limit {
 	return NotHere
 }
 
+// Confirms is how long the prefill engine's word is waited for that the KV of an answer was whole, where an answer shows nothing of that.
+func (p *Pair) Confirms() Limit {
+	if p.dialect.Aborts {
+		return ByGrace
+	}
+	return NotHere
+}
+
 // aborted is how long the decode leg outlives an abort of the prefill leg.
 func (p *Pair) aborted() Limit {
 	if p.deaf {

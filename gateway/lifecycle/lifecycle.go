@@ -235,10 +235,10 @@ func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 
 // confirms is how long the prefill engine's word is waited for that the KV of an answer was whole.
 func (l *Lifecycle) confirms() Limit {
-	if l.script == Early && l.dialect.Aborts {
-		return ByGrace
+	if l.script != Early {
+		return NotHere
 	}
-	return NotHere
+	return l.Pair(len(l.pairs)).Confirms()
 }
 
 // keep takes note of what is kept for a lost answer.

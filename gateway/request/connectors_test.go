@@ -43,8 +43,8 @@ func TestConnectors(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			decode := row.engine
-			decode.DPSize, decode.Slots = 2, 64 // all of them fit: who gets a slot first is no question of connectors
-			b := start(t, setup{prefill: []refengine.Config{row.engine}, decode: []refengine.Config{decode}, profile: mooncake.Profile{Connector: row.config}})
+			decode.DPSize = 2
+			b := start(t, setup{waits: true, prefill: []refengine.Config{row.engine}, decode: []refengine.Config{decode}, profile: mooncake.Profile{Connector: row.config}})
 			before := b.decodes()
 			for _, more := range shapes {
 				require.Equal(t, "right", b.judge("one two three "+more, more))

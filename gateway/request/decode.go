@@ -19,9 +19,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// decode has the rank decode a hand-off, or the whole request if there is none. It returns with the first data event in hand: the engine has
-// the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no engine uses the
-// slot any more.
+// decode has the rank decode a hand-off, or the whole request if there is none. It returns with the first data event in hand: the
+// engine has the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no
+// engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
 	j, slot, next := s.job, s.slot, journal.Transfer
 	if h == nil {
@@ -46,11 +46,11 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 
 // decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
 // of one leg ends the other one. quit: the client has left, and the prefill leg has ended, or the engine keeps blocks for it.
-func (s *stream) decodeBeside(lease *prefill.Lease, pair int) (f *failure.Fault, quit bool) {
+func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (f *failure.Fault, quit bool) {
 	j, slot := s.job, s.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
 	s.computes()
-	if f = s.meet(lease, pair); f != nil {
+	if f = s.meet(lease, pair, until); f != nil {
 		return f, false
 	}
 	j.client.OnGone(s.partner.clientLeft)
@@ -273,11 +273,12 @@ func (s *source) hear() (called time.Duration) {
 }
 
 // meet sends the prefill leg of an attempt, or has it wait for the decode engine's callback. With a fault nothing was sent.
-func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
+func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
 	j, c := s.job, lease.Candidate
 	p := &partner{
-		job: j, pair: pair, dialect: lifecycle.Dialects[c.Profile.Connector], decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg,
-		id: pairID(j.id, j.record.Attempts), prompt: j.estimate(), most: s.mayHave, whole: s.whole || s.muffled, deaf: s.deaf(), streamed: !s.whole, dials: j.life.Dials(),
+		job: j, pair: pair, until: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[c.Profile.Connector],
+		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg, prompt: j.estimate(), most: s.mayHave,
+		whole: s.whole || s.muffled, streamed: !s.whole, dials: j.life.Dials(),
 		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
 	}
 	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, c.Profile))
@@ -303,12 +304,6 @@ func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
 	return f
 }
 
-// deaf says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every 4 s who still
-// waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
-func (s *source) deaf() bool {
-	return (s.whole || s.muffled) && s.rank.Profile.Nameless(s.job.req.Endpoint)
-}
-
 // pairID is the X-Request-Id of both legs of an attempt. None begins another one, not even the tenth attempt's the first one's: SGLang ends
 // every request whose id begins with the one that it is told to abort.
 func pairID(request string, attempt int) string {
@@ -322,7 +317,8 @@ func (p *partner) arrange() *failure.Fault {
 	p.meeting = upstream.Meet(p.id, p.job.req.Endpoint, c.Profile, c.Target, engines.Ranks(c.Instance), rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && srv.Meta == nil:
-		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unready}, failure.BadGateway("decode", errUnheard.Error()), errUnheard)
+		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unready},
+			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
 	case p.dialect.CallsBack:
 		known := engines.HostsOf(rank.Instance)
 		p.expect = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {

@@ -180,20 +180,23 @@ func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
 
 // What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.
 func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
-	_, r := early(t, edge.NewDisconnect(zap.NewNop()))
-	j, s := r.job, r.stream
-	j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
-	p := &partner{job: j, pair: 1, rank: s.rank, slot: s.slot, dead: make(chan struct{}), over: make(chan struct{}), last: r.lease} // without a lease to settle
-	p.tell(lifecycle.Event{What: lifecycle.ProbeDue}, nil)
-	require.Panics(t, func() {
-		p.tell(lifecycle.Event{What: lifecycle.PrefillFell, End: lifecycle.Ended{Why: lifecycle.Broke}}, nil)
-	})
-	require.Panics(t, func() {
-		p.locked(func() { panic("on purpose") })
-	})
-	j.tell(lifecycle.Event{What: lifecycle.Panicked}, nil)
-	r.lease.Release()
-	s.settle(board.Failed)
+	for name, told := range map[string]func(*partner){
+		"the first event came":     func(p *partner) { p.started(0) },
+		"the decode leg ended":     func(p *partner) { p.decodeEnded(lifecycle.Died) },
+		"the client left":          (*partner).clientLeft,
+		"the prefill leg is begun": func(p *partner) { p.probe() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, r := early(t, edge.NewDisconnect(zap.NewNop()))
+			j, s := r.job, r.stream
+			j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
+			p := &partner{job: j, pair: 9, rank: s.rank, slot: s.slot, last: r.lease} // no such pair
+			require.Panics(t, func() { told(p) })
+			j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
+			r.lease.Release()
+			s.settle(board.Failed)
+		})
+	}
 }
 
 // miscounts cannot count calls.

@@ -39,7 +39,6 @@ type partner struct {
 	prompt   int  // tokens, as estimated
 	most     int  // tokens that the answer may have
 	whole    bool // the answer comes in one piece, or may say nothing before its end
-	deaf     bool // its engine may not heed an abort
 	streamed bool
 	dials    bool                    // its calls take new connections only
 	expect   *metaserver.Expectation // nil: nothing is called back
@@ -47,6 +46,7 @@ type partner struct {
 	over     chan struct{}           // closed when the prefill leg has
 	born     fleet.Birth             // of the prefill engine that has the leg
 	tried    []string                // prefill engines
+	until    lifecycle.Limit         // of what the prefill leg waits for
 
 	// These are guarded by the job's mutex.
 	lease    *prefill.Lease // nil once it is settled
@@ -84,8 +84,9 @@ func (p *partner) awaitCallback() bool {
 	select {
 	case came := <-p.expect.Came():
 		return p.calledBack(came, time.Since(began))
-	case <-time.After(p.limit(lifecycle.ByCallback)):
-		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled}, failure.Transport("decode", errNoCallback), errNoCallback)
+	case <-time.After(p.limit(p.until)):
+		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
+			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.tell(lifecycle.Event{What: lifecycle.Overdue}, why)
 		<-p.dead // of an answer that has begun although nobody called back, its end
 	case <-p.dead:
@@ -106,7 +107,8 @@ func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 	switch {
 	case came.Err != nil:
 		e.What = lifecycle.Miscalled
-		f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled}, failure.BadGateway("decode", "it named no place for the KV"), came.Err)
+		f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled},
+			failure.BadGateway("decode", "it named no place for the KV"), came.Err)
 		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
 			f.Why = lifecycle.Misplaced
 		}
@@ -138,7 +140,7 @@ func (p *partner) lateCallback() bool {
 // anew has another engine prefill for the same decode leg.
 func (p *partner) anew() bool {
 	srv := p.job.srv
-	ctx, cancel := context.WithTimeout(srv.Serving(), srv.Settings().Limits.ProbeTimeout)
+	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.until))
 	defer cancel()
 	lease, err := p.last.Another(ctx, p.tried)
 	p.job.mu.Lock()
@@ -180,9 +182,8 @@ func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
 // tell is step for those that do not hold the job's mutex.
 func (p *partner) tell(e lifecycle.Event, f *failure.Fault) (on bool) {
-	p.job.mu.Lock()
-	defer p.job.mu.Unlock()
-	return p.step(e, f)
+	p.locked(func() { on = p.step(e, f) })
+	return on
 }
 
 // locked has f hold the job's mutex. It is free again even if f panics, because what cleans up then needs it.
@@ -204,7 +205,8 @@ func (p *partner) step(e lifecycle.Event, f *failure.Fault) (on bool) {
 	todo := p.job.stepped(e, room[:0])
 	if !was && p.legs().Failed() {
 		if p.failed = f; f == nil {
-			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete}, failure.BadGateway("prefill", errBroken.Error()), errBroken)
+			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete},
+				failure.BadGateway("prefill", errBroken.Error()), errBroken)
 		}
 	}
 	for _, x := range todo {
@@ -262,6 +264,7 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 			cause = drainLeft
 		}
 		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()
+		p.until = x.Until
 		return true
 	case lifecycle.CountLoss:
 		p.job.srv.metrics.rebound(p.failed)
@@ -270,6 +273,7 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 	case lifecycle.WaitGone:
 		time.AfterFunc(p.limit(x.Until), func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
 	case lifecycle.SendBeside, lifecycle.Seek:
+		p.until = x.Until
 		return true
 	default: // nothing else is done for a pair
 	}
@@ -297,7 +301,8 @@ func (p *partner) abort(t *engine.Target) {
 	srv := p.job.srv
 	_ = srv.legs.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
 		if err := upstream.Abort(srv.Client, t, p.id, srv.Log); err != nil {
-			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job), zap.String("engine", t.ID), zap.Error(err))
+			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
+				zap.String("engine", t.ID), zap.Error(err))
 		}
 	})
 }
@@ -339,7 +344,8 @@ func (p *partner) kept() time.Duration {
 
 // unbegun is the end of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Unbegun}, openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Unbegun},
+		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
 // left is the end of legs whose client has left.
@@ -385,14 +391,17 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	if p == nil {
 		return nil
 	}
-	if p.dialect.Aborts {
+	var until lifecycle.Limit
+	p.locked(func() { until = p.legs().Confirms() })
+	if until != lifecycle.NotHere {
 		select {
 		case <-p.over:
 		case <-gone:
 			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
-		case <-time.After(p.limit(lifecycle.ByGrace)):
+		case <-time.After(p.limit(until)):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
-			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Why: lifecycle.Unconfirmed}, answer, errUnconfirmed))
+			p.tell(lifecycle.Event{What: lifecycle.Unwanted},
+				failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Why: lifecycle.Unconfirmed}, answer, errUnconfirmed))
 		}
 	}
 	p.tell(lifecycle.Event{What: lifecycle.Confirmed, Prompt: prompt}, nil)
@@ -410,7 +419,8 @@ func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, strand
 	return f, stranded
 }
 
-// clientLeft is told that the client has left; after the first event it does nothing. It does not block, and may be called from any goroutine.
+// clientLeft is told that the client has left; after the first event it does nothing. It does not block, and may be called from any
+// goroutine.
 func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGone}, left()) }
 
 // outlived waits for the end of the prefill leg of a client that has left, for at most the grace. It says whether the leg may still
@@ -449,3 +459,7 @@ func (p *partner) close(abandoned bool) {
 	}
 	p.tell(lifecycle.Event{What: lifecycle.DecodeOver}, nil)
 }
+
+// deaf says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every 4 s who still
+// waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+func deaf(whole bool, p *mooncake.Profile, e mooncake.Endpoint) bool { return whole && p.Nameless(e) }

@@ -32,11 +32,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// deaf is a dispatcher that hears of no slot.
-type deaf struct{ Dispatcher }
+// hearsNoSlot is a dispatcher that hears of no slot.
+type hearsNoSlot struct{ Dispatcher }
 
-func (deaf) Shunned(*dispatcher.Slot) []string { return nil }
-func (deaf) Rerouted(*dispatcher.Slot, string) {}
+func (hearsNoSlot) Shunned(*dispatcher.Slot) []string { return nil }
+func (hearsNoSlot) Rerouted(*dispatcher.Slot, string) {}
 
 // A pair is two legs: a prefill leg as it is, to an engine that does what the test says, and a decode leg that is the test itself.
 type pair struct {
@@ -68,7 +68,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		require.NoError(t, env.Meta.Start())
 		t.Cleanup(env.Meta.Close)
 	})
-	c.srv.Env.Dispatcher = deaf{c.srv.Dispatcher}
+	c.srv.Env.Dispatcher = hearsNoSlot{c.srv.Dispatcher}
 	serve := func(name string) *engine.Target {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(name, w, r) }))
 		t.Cleanup(e.Close)
@@ -99,13 +99,15 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		srv: c.srv.Server, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, body: body, id: "1", record: c.srv.Journal.Request(journal.Facts{}),
 		client: reader{edge.NewDisconnect(zap.NewNop())},
 	}
+	var until lifecycle.Limit
 	for _, e := range []lifecycle.Event{
 		{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {What: lifecycle.Bound},
 	} {
-		j.tell(e, nil)
+		todo := j.tell(e, nil)
+		until = todo[len(todo)-1].Until
 	}
 	s := &stream{source: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, call: c.srv.Client.NewCall(d)}}
-	require.Nil(t, s.meet(lease, 1))
+	require.Nil(t, s.meet(lease, 1, until))
 	c.partner = s.partner
 	go func() {
 		defer close(c.ended)

@@ -30,7 +30,8 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (f *failure.Fault) 
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
 		Call: j.srv.Client.NewCall(p.to.Target), Leg: lifecycle.Sole, Engine: p.to.Instance, Path: p.Path,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil), Idle: limits.EventTimeout}, Log: j.srv.Log,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
+			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
 	if s.call = call.Call; anew {
 		call.Fresh()

@@ -33,12 +33,13 @@ type prefillCall struct {
 	began time.Time
 }
 
-// toPrefill prepares the call to the engine of a lease. dials: it takes a new connection.
-func (srv *Server) toPrefill(lease *prefill.Lease, e mooncake.Endpoint, dials bool) *prefillCall {
+// toPrefill prepares the call to the engine of a lease, which has that long to answer. dials: it takes a new connection.
+func (srv *Server) toPrefill(lease *prefill.Lease, e mooncake.Endpoint, dials bool, until lifecycle.Limit) *prefillCall {
 	p, limits := lease.Candidate, &srv.Settings().Limits
 	c := &prefillCall{srv: srv, born: srv.Engines().Born(p.Instance), began: time.Now(), Call: upstream.Call{
 		Call: upstream.New(srv.Client, p.Profile, p.Target), Engine: p.Instance, Path: e.Path(), Log: srv.Log,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(lifecycle.ByProbe, srv.Settings(), p.Profile), Idle: limits.EventTimeout},
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, srv.Settings(), p.Profile),
+			Idle: limits.EventTimeout},
 	}}
 	if dials {
 		c.Fresh()
@@ -93,7 +94,7 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
-func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
+func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
 	if j.client.Left() { // before anything is sent
 		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
 	}
@@ -110,7 +111,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	if x != nil {
 		x.TransferID = j.legID("t", j.record.Attempts)
 	}
-	call := j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials())
+	call := j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials(), until)
 	call.began = began
 	call.track(lease)
 	defer call.untrack()
@@ -123,7 +124,8 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
 	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
 	leaving := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
-	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
+	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
+		c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
 	leaving.stop()
 	answered := time.Now() // the hold timeout counts from the response headers
 	if resp != nil {
@@ -238,22 +240,26 @@ func (p *partner) serve() {
 // probe sends the prefill leg that runs beside its decode leg, and reads its answer. It returns whether another engine is to be tried.
 func (p *partner) probe() (again bool) {
 	j, lease := p.job, p.last // not p.lease, which the other leg may have settled
-	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, p.dials)
-	j.mu.Lock()
-	if !p.step(lifecycle.Event{What: lifecycle.ProbeDue}, nil) {
-		j.mu.Unlock()
+	c := lease.Candidate
+	var call *prefillCall
+	p.locked(func() {
+		if p.step(lifecycle.Event{What: lifecycle.ProbeDue}, nil) {
+			call = j.srv.toPrefill(lease, j.req.Endpoint, p.dials, p.until)
+			p.call = call.Call.Call
+		}
+	})
+	if call == nil {
 		return false
 	}
-	p.call = call.Call.Call
-	j.mu.Unlock()
 	call.track(lease)
 	defer call.untrack()
 	p.born = call.born
 	lease.Send()
-	answer, f := call.Whole(p.headers, c.Profile.EarlyProbe(&p.body, p.half, p.meeting, p.streamed, nil), nil, mooncake.MaxProbeAnswer, call.by())
+	answer, f := call.Whole(p.headers, c.Profile.EarlyProbe(&p.body, p.half, p.meeting, p.streamed, nil), nil, mooncake.MaxProbeAnswer,
+		call.by())
 	answered := time.Now()
 	hungUp := f != nil && f.Why == lifecycle.HungUp
-	if hungUp && p.deaf { // the engine may write all the same, and the end of this leg ends the decode leg
+	if hungUp && deaf(p.whole, p.rank.Profile, j.req.Endpoint) { // the engine may write all the same, and the end of this leg ends the decode leg
 		select {
 		case <-time.After(p.limit(lifecycle.ByGrace)):
 		case <-j.srv.Serving().Done():
@@ -300,19 +306,20 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	if p.whole {
 		p.slot.Unheard(p.most)
 	}
-	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(got.PromptTokens, p.prompt), CachedTokens: got.CachedTokens}, at.Add(c.Profile.KVHoldTimeout))
+	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(got.PromptTokens, p.prompt), CachedTokens: got.CachedTokens},
+		at.Add(c.Profile.KVHoldTimeout))
 	p.step(lifecycle.Event{What: lifecycle.PrefillDone, Prompt: got.PromptTokens}, nil)
 	return nil
 }
 
 // prefillOnly has a prefill engine answer the request, which asks for logprobs of its prompt and for one token at most. Only an
 // engine that computes the prompt can tell these, and nothing is left to decode. So there is no hand-off and no slot.
-func (j *job) prefillOnly(lease *prefill.Lease) (*stream, *failure.Fault) {
+func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream, *failure.Fault) {
 	if j.client.Left() {
 		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
 	}
 	j.enter(journal.Prefill, "")
-	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials())
+	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials(), until)
 	call.track(lease)
 	defer call.untrack()
 	if c.Profile.Early() {
@@ -340,7 +347,8 @@ func (j *job) prefillOnly(lease *prefill.Lease) (*stream, *failure.Fault) {
 	s := slotless(j, &fleet.Rank{Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}, ask)
 	if err := takeAll(s, answer); err != nil {
 		s.settle(0)
-		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
+		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
+			fmt.Errorf("prefill %s: %w", c.ID, err))
 	}
 	u, _ := s.answer.Mirror.Usage()
 	j.prompt = u.Prompt

@@ -143,12 +143,12 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.SendProbe:
 		if j.req.PrefillOnly {
 			var f *failure.Fault
-			if r.stream, f = j.prefillOnly(r.lease); f != nil {
+			if r.stream, f = j.prefillOnly(r.lease, x.Until); f != nil {
 				return r.fell(f)
 			}
 			return lifecycle.Event{What: lifecycle.First}
 		}
-		held, f := j.probe(r.lease)
+		held, f := j.probe(r.lease, x.Until)
 		if r.held = held; f != nil {
 			f.Kept = true // until somebody fetches it
 			return r.fell(f)
@@ -163,7 +163,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		}
 		return r.began(f, quit)
 	case lifecycle.SendBoth:
-		return r.began(r.stream.decodeBeside(r.lease, x.Pair))
+		return r.began(r.stream.decodeBeside(r.lease, x.Pair, x.Until))
 	case lifecycle.Pause:
 		if j.again(x.Retry, r.fault) {
 			return lifecycle.Event{What: lifecycle.Retried}
@@ -219,7 +219,12 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 		return r.fell(f)
 	}
 	r.begin()
-	return lifecycle.Event{What: lifecycle.Bound, Kept: j.resume.charged > 0, Whole: r.stream.whole || x.Script == lifecycle.Early && r.stream.muffled, Deaf: r.stream.deaf()}
+	s := r.stream
+	silent := s.whole || s.muffled // it may say nothing before its end
+	return lifecycle.Event{
+		What: lifecycle.Bound, Kept: j.resume.charged > 0,
+		Whole: s.whole || x.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.rank.Profile, j.req.Endpoint),
+	}
 }
 
 // begin prepares the answer on the rank that was bound.
@@ -423,8 +428,9 @@ func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
 			r.fail = r.fault.Answer
 		}
 	case lifecycle.Complain:
-		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id), zap.String("endpoint", p.Path),
-			zap.String("engine", p.to.Instance), zap.Int("attempt", r.job.record.Attempts), zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
+		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
+			zap.String("endpoint", p.Path), zap.String("engine", p.to.Instance), zap.Int("attempt", r.job.record.Attempts),
+			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
 	case lifecycle.Choose:
 		if p.to, e.What, p.none = p.Engines.Choose(r.job.req.Model, p.Path, p.tried); p.none == nil {
 			p.tried = append(p.tried, p.to.Instance)
