@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -64,4 +65,35 @@ func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 			require.Zero(t, a.Mirror.Tokens(), "%s: no token is told of", row.name)
 		}
 	}
+}
+
+// An event that is passed on goes out as it came, whatever an engine writes into it, and encoding/json agrees on which one says that the
+// engine has failed.
+func FuzzVerbatim(f *testing.F) {
+	for _, seed := range []string{
+		`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, `{"usage":{"prompt_tokens":-1,"completion_tokens":1e99}}`, `{"usage":[7]}`, `{"usage":`,
+		`{"error":null}`, `{"error":{"message":"no"}}`, `{"error":"no"} x`, `[{"error":1}]`, `{"\u0065rror":1}`, `{`, `"`, ``, `[DONE]`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		framer := NewFramer(0)
+		framer.Feed(append(append([]byte("data: "), data...), "\n\n"...))
+		e, ok := framer.Next()
+		if !ok || e.Kind != KindData {
+			return
+		}
+		m := NewMirror(Ask{Form: Verbatim, Choice: -1, Cached: OwnCached})
+		out, verdict := m.Event(e, nil)
+		require.Equal(t, string(e.Raw), string(out))
+		if usage, told := m.Usage(); told {
+			require.True(t, usage.Prompt >= 0 && usage.Prompt <= mostCounted && usage.Completion >= 0 && usage.Completion <= mostCounted, "%+v", usage)
+		}
+		var says map[string]json.RawMessage
+		if json.Unmarshal(e.Data, &says) != nil || odd(e.Data) {
+			return
+		}
+		failed := says["error"] != nil && string(says["error"]) != "null"
+		require.Equal(t, failed, verdict == Failed, "%s", e.Data)
+	})
 }

@@ -14,7 +14,7 @@ type Event struct {
 	Left   bool   // the client has left
 
 	// Of Fell.
-	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more.
+	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more
 	Engine string   // that is asked to have failed
 	Faulty bool     // it says itself that it failed: 500, or within an answer any 5xx
 	Breach Breach   // its connection
