@@ -118,6 +118,10 @@ claim: ## NAME=regret: measure a claim and write its page; without NAME: a list
 	@[ -z "$(NAME)" ] || [ -d bench/claims/$(NAME) ] || [ -d bench/rigs/$(NAME) ] || { echo "There is no claim $(NAME). make claim lists those that there are."; exit 2; }
 	$(if $(NAME),go run ./$(firstword $(wildcard bench/claims/$(NAME) bench/rigs/$(NAME))) $(ARGS))
 
+.PHONY: law-check
+law-check: ## what the step laws were made of, beside this machine's GPU, with PyTorch; 2 minutes
+	set -o pipefail; python3 bench/claims/laws/check.py | go run ./bench/claims/laws -check
+
 .PHONY: lint
 # govet of golangci-lint has all analyzers of `go vet`.
 lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml

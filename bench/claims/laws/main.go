@@ -7,7 +7,7 @@
 // The engine's prefix cache should be off, and no prompt longer than what it computes in a step.
 //
 // Without arguments it makes the laws of bench/lab/laws and the tables of docs/results/laws.md, from times of kernels that NVIDIA measured;
-// then it says what it is worth to know the form of a law (-gate).
+// then it holds them against what was measured on two GPUs (-check), and says what it is worth to know the form of a law (-gate).
 package main
 
 import (
@@ -30,7 +30,7 @@ import (
 )
 
 func main() {
-	testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-gate", "-out", "docs/results/laws.md"}))
+	testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-check", "-out", "docs/results/laws.md"}, []string{"-gate", "-out", "docs/results/laws.md"}))
 }
 
 type options struct {
@@ -78,7 +78,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&o.most, "kv", 0, "tokens that a rank has room for: what does not fit is left out; 0: everything is tried")
 	_ = flags.Bool("gate", false, "as the first flag: what it is worth to know the form of a law, with flags of its own, which -gate -h lists")
 	table := flags.Bool("table", false, "make bench/lab/laws/laws.json and the tables of docs/results/laws.md; no engine is asked")
-	cache := flags.String("cache", "", "with -table: folder for the Python packages; empty: one in the user's cache folder")
+	against := flags.Bool("check", false, "hold the laws against what check.py printed on a GPU: into the page that -out names, the files in bench/claims/laws/measured; else its output from standard input")
+	into := flags.String("out", "", "with -check: the page")
+	cache := flags.String("cache", "", "with -table or -check: folder for the Python packages; empty: one in the user's cache folder")
 	model := flags.String("model", "", "its name; empty: the one that /v1/models names")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -86,8 +88,18 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if *table && o.engine == "" && flags.NArg() == 0 {
 		return tabulate(ctx, *cache, ".", out)
 	}
+	if *against && o.engine == "" && flags.NArg() == 0 {
+		files := []string{"-"}
+		if *into != "" {
+			var err error
+			if files, err = measuredFiles(); err != nil {
+				return err
+			}
+		}
+		return check(ctx, *cache, *into, files, out)
+	}
 	if o.engine == "" || flags.NArg() > 0 || o.ranks < 1 || o.steps < 16 || o.repeats < 1 {
-		return errors.New("law wants -table, or -engine URL, at least 16 -steps, one of -ranks and one of -repeats, and nothing else")
+		return errors.New("law wants -table, -check, or -engine URL, at least 16 -steps, one of -ranks and one of -repeats, and nothing else")
 	}
 	o.engine = strings.TrimRight(o.engine, "/")
 	o.client = ranks.NewClient()
