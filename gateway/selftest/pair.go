@@ -27,26 +27,35 @@ type query struct {
 	leg      *mooncake.Leg // how it goes on with an answer; nil: it begins one
 }
 
-// prompt is the request that is sent through each pair: some blocks of KV, and nobody's words.
-func prompt(model, id string) (*query, error) {
-	words := id + strings.Repeat(" evenkeel self test", 16)
-	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, words, tokens), 0)
-	return &query{body: body, endpoint: mooncake.Completions}, err
+// ask is the request that is sent through each pair: some blocks of KV, and nobody's words.
+func ask(e mooncake.Endpoint, model, id string) (*query, error) {
+	form := `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`
+	if e == mooncake.Chat {
+		form = `{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":%d,"temperature":0}`
+	}
+	body, err := mooncake.ScanBody(fmt.Appendf(nil, form, model, id+strings.Repeat(" evenkeel self test", 16), tokens), 0)
+	return &query{body: body, endpoint: e}, err
 }
 
-func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (mooncake.ProbeAnswer, error) {
-	x, err := t.exchange(ctx, p, id)
-	if err != nil {
-		return mooncake.ProbeAnswer{}, err
+func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
+	var x *mooncake.Exchange
+	if p.profile.Connector == mooncake.VLLMMooncake {
+		limited, cancel := context.WithTimeout(ctx, stepTimeout)
+		defer cancel()
+		named, err := engine.Bootstrap(limited, t.client, p.target, p.profile.BootstrapPort)
+		if err != nil {
+			return answer, err
+		}
+		x, named.TransferID = &named, id
 	}
 	text, err := t.probe(ctx, p, q, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.leg, x, nil))
 	if err != nil {
-		return mooncake.ProbeAnswer{}, err
+		return answer, err
 	}
 	if is := mooncake.ConnectorOf(text); is != "" && is != p.profile.Connector && p.profile.Connector != mooncake.Opaque {
-		return mooncake.ProbeAnswer{}, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both sides' engines", p.profile.Name, p.profile.Connector, is)
+		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both sides' engines", p.profile.Name, p.profile.Connector, is)
 	}
-	answer, err := p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
+	answer, err = p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
 	if errors.Is(err, mooncake.ErrNoHandoff) {
 		err = fmt.Errorf("%w; or is %s the wrong connector? Engines of %s and %s hand nothing off", err, p.profile.Connector, mooncake.VLLMMooncake, mooncake.AscendLayerwise)
 	}
@@ -54,20 +63,6 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (m
 		err = fmt.Errorf("%w; add it to the profile's kv_hosts if it is right", err)
 	}
 	return answer, err
-}
-
-func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.Exchange, error) {
-	if p.profile.Connector != mooncake.VLLMMooncake {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	x, err := engine.Bootstrap(ctx, t.client, p.target, p.profile.BootstrapPort)
-	if err != nil {
-		return nil, err
-	}
-	x.TransferID = id
-	return &x, nil
 }
 
 // probe sends a prefill request and reads the answer to its end.
@@ -98,20 +93,20 @@ func why(ctx context.Context, call *upstream.Call, f *failure.Fault) error {
 	case f.Status == 0:
 		return f.Err
 	}
-	return fmt.Errorf("%s was answered with %d: %s", [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[call.Leg], f.Status, clip(call.Refusal))
-}
-
-// decodeLeg ends the id of the decode request: the probe's own where only that
-// tells the prefill engine which blocks were pulled.
-func decodeLeg(a mooncake.ProbeAnswer) string {
-	if a.ByProbeID {
-		return "p"
+	said := string(call.Refusal)
+	if len(said) > 200 {
+		said = said[:200] + "..."
 	}
-	return "d"
+	is := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[call.Leg]
+	return fmt.Errorf("%s was answered with %d: %s", is, f.Status, said)
 }
 
 func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
-	return t.answer(ctx, d, q, id+"-"+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
+	leg := "-d"
+	if a.ByProbeID { // only the probe's id tells the prefill engine which blocks were pulled
+		leg = "-p"
+	}
+	return t.answer(ctx, d, q, id+leg, d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
 }
 
 // answer sends a decode request, reads the answer and compares what it says of itself. It returns how many tokens the prompt
@@ -211,11 +206,15 @@ func (t *tester) judge(d subject, s *stream) error {
 	return nil
 }
 
-func on(b *bool) bool { return b != nil && *b }
-
-func clip(b []byte) string {
-	if len(b) > 200 {
-		return string(b[:200]) + "..."
+// counts warns of an engine that does not tell what its prefix cache had of a prompt: cached is -1.
+func (t *tester) counts(p subject, cached int) {
+	flag := "--enable-prompt-tokens-details"
+	if p.profile.Connector == mooncake.SGLang {
+		flag = "--enable-cache-report"
 	}
-	return string(b)
+	if cached < 0 {
+		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
+	}
 }
+
+func on(b *bool) bool { return b != nil && *b }

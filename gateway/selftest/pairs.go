@@ -100,9 +100,21 @@ func fits(a, b subject) bool {
 	return same && ever
 }
 
+// eachAlone has every rank that prefills and decodes answer by itself. No engine is in two pairs of a round.
+func eachAlone(ranks []subject) (rounds [][]pair) {
+	for _, ranks := range ofEngines(ranks) {
+		for i, s := range ranks {
+			if i == len(rounds) {
+				rounds = append(rounds, nil)
+			}
+			rounds[i] = append(rounds[i], pair{decode: s})
+		}
+	}
+	return rounds
+}
+
 // try sends one request through each pair, a round after the other.
 func (t *tester) try(ctx context.Context, rounds [][]pair) {
-	n := 0
 	for _, round := range rounds {
 		var all sync.WaitGroup
 		free := make(chan struct{}, pairsOnce)
@@ -110,33 +122,85 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 			if ctx.Err() != nil || t.givenUp(p.prefill) || t.givenUp(p.decode) {
 				continue
 			}
-			number := n
-			n++
+			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // makes its prompt and its hand-off unlike any other's
+			t.pairs++
 			free <- struct{}{}
 			all.Go(func() {
 				defer func() { <-free }()
-				t.pair(ctx, p.prefill, p.decode, number)
+				t.pair(ctx, p, id)
 			})
 		}
 		all.Wait()
 	}
 }
 
-// score notes the result of a pair. blamed is the side that failed; nil: the pair passed.
-func (t *tester) score(p, d subject, blamed *subject) {
+// pair sends one request through a pair.
+func (t *tester) pair(ctx context.Context, pair pair, id string) {
+	p, d := &pair.prefill, &pair.decode
+	if t.seat != nil {
+		var err error
+		switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
+		case errors.Is(err, ErrNotOurs):
+			return
+		case err != nil:
+			t.report(d.name, OK, "was not tried: %v", err)
+			return
+		}
+		if d.seat.Leave != nil {
+			defer d.seat.Leave()
+		}
+	}
+	if p.profile == nil {
+		t.score(t.alone(ctx, *d, id), d)
+		return
+	}
+	model, _ := common(*p, *d)
+	q, err := ask(mooncake.Completions, model, id)
+	if err != nil {
+		t.report(p.name, Bad, "%v", err)
+		return
+	}
+	got, prefill, decode := t.through(ctx, *p, *d, q, id)
+	together, _ := meets(*p, *d)
+	of := "hand-off"
+	switch {
+	case together:
+		if of = "KV"; prefill == nil && decode == nil {
+			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
+			t.counts(*p, got.CachedTokens)
+		}
+	case prefill == nil:
+		t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", got.PromptTokens)
+		t.counts(*p, got.CachedTokens)
+	}
+	if prefill == nil && decode != nil {
+		t.score(fmt.Errorf("with the %s of %s: %w", of, p.name, decode), d, p)
+		return
+	}
+	t.score(prefill, p, d)
+}
+
+// promptTokens is more than the tokens of the prompt and of the answer together.
+const promptTokens = 512
+
+// score notes the result of a pair. err is that of the first rank; nil: the pair passed. The first failures of a rank are reported one
+// by one, the others are counted.
+func (t *tester) score(err error, sides ...*subject) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, s := range []subject{p, d} {
-		r := t.recordOf(s)
-		switch {
-		case blamed == nil:
-			r.passed = true
-		case blamed.name == s.name:
-			r.failed++
-			r.blamed++
-		default:
+	for _, s := range sides {
+		r := t.recordOf(*s)
+		if r.passed = r.passed || err == nil; err != nil {
 			r.failed++
 		}
+	}
+	of := t.recordOf(*sides[0])
+	if err != nil {
+		of.blamed++
+	}
+	told := of.blamed <= mostFails
+	t.mu.Unlock()
+	if err != nil && told {
+		t.report(sides[0].name, Bad, "%v", err)
 	}
 }
 
@@ -162,101 +226,14 @@ func (t *tester) givenUp(s subject) bool {
 	return true
 }
 
-// sum reports the failures of each rank that were not reported pair by pair.
-func (t *tester) sum(ranks []subject) {
-	for _, s := range ranks {
-		r := t.records[s.name]
-		if r == nil {
-			continue
-		}
-		if more := r.blamed - mostFails; more > 0 {
-			t.report(s.name, Bad, "it fails with %d more engines of the other side", more)
-		}
-		if r.skipped > 0 {
-			t.report(s.name, Warn, "its first %d pairs failed, so %d others were not tried; mend it, and run the check again", r.failed, r.skipped)
-		}
+// sum reports the failures of a rank that were not reported pair by pair.
+func (t *tester) sum(s subject) {
+	r := t.recordOf(s)
+	if more := r.blamed - mostFails; more > 0 {
+		t.report(s.name, Bad, "it fails with %d more engines of the other side", more)
 	}
-}
-
-// pair sends one request through a pair. id makes its prompt and its hand-off unlike any other's.
-func (t *tester) pair(ctx context.Context, p, d subject, n int) {
-	model, _ := common(p, d)
-	id := fmt.Sprintf("ek-%s-%d", t.run, n)
-	q, err := prompt(model, id)
-	if err != nil {
-		t.report(p.name, Bad, "%v", err)
-		return
-	}
-	if !t.sits(ctx, &d) {
-		return
-	}
-	defer d.seat.leave()
-	got, prefill, decode := t.through(ctx, p, d, q, id)
-	with := "with the hand-off of %s: %v"
-	switch together, _ := meets(p, d); {
-	case together:
-		if with = "with the KV of %s: %v"; prefill == nil && decode == nil {
-			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
-			t.counts(p, got.CachedTokens)
-		}
-	case prefill == nil:
-		t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", got.PromptTokens)
-		t.counts(p, got.CachedTokens)
-	}
-	switch {
-	case prefill != nil:
-		t.blame(p, d, &p, "%v", prefill)
-	case decode != nil:
-		t.blame(p, d, &d, with, p.name, decode)
-	default:
-		t.score(p, d, nil)
-	}
-}
-
-// sits takes a slot of a rank, where slots are taken; false: there is none for a test, which is reported.
-func (t *tester) sits(ctx context.Context, d *subject) bool {
-	if t.seat == nil {
-		return true
-	}
-	var err error
-	switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
-	case errors.Is(err, ErrNotOurs):
-		return false
-	case err != nil:
-		t.report(d.name, OK, "was not tried: %v", err)
-		return false
-	}
-	return true
-}
-
-func (s *Seat) leave() {
-	if s.Leave != nil {
-		s.Leave()
-	}
-}
-
-// promptTokens is more than the tokens of the prompt and of the answer together.
-const promptTokens = 512
-
-// blame reports a failure of one side of a pair. The first failures of a rank are told one by one, the others are counted.
-func (t *tester) blame(p, d subject, of *subject, format string, args ...any) {
-	t.score(p, d, of)
-	t.mu.Lock()
-	told := t.recordOf(*of).blamed <= mostFails
-	t.mu.Unlock()
-	if told {
-		t.report(of.name, Bad, format, args...)
-	}
-}
-
-// counts warns of an engine that does not tell what its prefix cache had of a prompt: cached is -1.
-func (t *tester) counts(p subject, cached int) {
-	flag := "--enable-prompt-tokens-details"
-	if p.profile.Connector == mooncake.SGLang {
-		flag = "--enable-cache-report"
-	}
-	if cached < 0 {
-		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
+	if r.skipped > 0 {
+		t.report(s.name, Warn, "its first %d pairs failed, so %d others were not tried; mend it, and run the check again", r.failed, r.skipped)
 	}
 }
 
@@ -269,4 +246,13 @@ func (t *tester) through(ctx context.Context, p, d subject, q *query, id string)
 		got.decoded, decode = t.decode(ctx, d, q, got.ProbeAnswer, id)
 	}
 	return got, prefill, decode
+}
+
+// alone has one rank compute a prompt and answer it.
+func (t *tester) alone(ctx context.Context, s subject, id string) error {
+	q, err := ask(mooncake.Completions, s.models[0], id)
+	if err == nil {
+		_, err = t.answer(ctx, s, q, id, s.profile.DecodeBody(&q.body, q.endpoint, nil, nil, "", true, nil))
+	}
+	return err
 }

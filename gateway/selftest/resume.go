@@ -23,8 +23,8 @@ func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
 	n := 0
 	for _, round := range partners(engines(prefills), engines(decodes)) {
 		for _, p := range round {
-			if ctx.Err() != nil || t.failed(p.prefill) || t.failed(p.decode) {
-				continue
+			if ctx.Err() != nil || t.recordOf(p.prefill).failed+t.recordOf(p.decode).failed > 0 {
+				continue // what a rank does not do with a completion it does not do with a chat
 			}
 			t.resume(ctx, p.prefill, p.decode, fmt.Sprintf("%s-r%d", t.id(), n))
 			n++
@@ -32,18 +32,11 @@ func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
 	}
 }
 
-// failed says whether a rank has failed a pair: what it does not do with a completion it does not do with a chat.
-func (t *tester) failed(s subject) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.recordOf(s).failed > 0
-}
-
 // resume finds what a pair goes on with.
 func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 	is := d.profile.ChatResume
 	model, _ := common(p, d)
-	q, err := chat(model, id)
+	q, err := ask(mooncake.Chat, model, id)
 	if err != nil {
 		t.report(d.name, Bad, "%v", err)
 		return
@@ -126,10 +119,4 @@ func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string,
 		}
 	}
 	return nil
-}
-
-// chat is a request for a chat.
-func chat(model, id string) (*query, error) {
-	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":%d,"temperature":0}`, model, id+" evenkeel self test", tokens), 0)
-	return &query{body: body, endpoint: mooncake.Chat}, err
 }

@@ -59,12 +59,11 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	if o.Resumes {
 		t.resumes(ctx, prefills, decodes)
 	}
-	t.everyRank(ctx, together)
-	t.sum(prefills)
-	t.sum(decodes)
+	t.try(ctx, eachAlone(together))
 	place := map[string]int{}
 	for i, s := range slices.Concat(prefills, decodes, together) {
 		place[s.name] = i
+		t.sum(s)
 	}
 	slices.SortStableFunc(t.findings[told:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
 	return t.findings
@@ -115,25 +114,20 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	if e.Ranks > 1 {
 		s.name += "/0"
 	}
-	s.models, err = t.models(ctx, s.target)
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	models, err := engine.Models(ctx, t.client, s.target)
 	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // the models are known
 		t.report(s.name, Warn, "does not tell how long a context its models take: %v", odd)
 		err = nil
 	}
-	return s, err
-}
-
-func (t *tester) models(ctx context.Context, target *engine.Target) (ids []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	models, err := engine.Models(ctx, t.client, target)
 	for _, m := range models {
-		ids = append(ids, m.ID)
+		s.models = append(s.models, m.ID)
 	}
-	if err == nil && len(ids) == 0 {
-		err = fmt.Errorf("engine %s serves no model", target.ID)
+	if err == nil && len(models) == 0 {
+		err = fmt.Errorf("engine %s serves no model", s.target.ID)
 	}
-	return ids, err
+	return s, err
 }
 
 func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s subject) *engine.Sample {
@@ -193,4 +187,110 @@ func (t *tester) learnHosts(ctx context.Context, p subject) {
 			t.hosts[a] = true
 		}
 	}
+}
+
+// partnersTried is how many engines of the other side a new engine may be tried with.
+const partnersTried = 2
+
+// One tries an engine before its first request; the error says what keeps it
+// from serving. Its findings are what else was noticed. partners are engines of
+// the other side that serve: what they fail at is not held against it.
+//
+// A prefill engine must return a hand-off that its profile promises; a partner
+// decodes it, which frees it. A decode engine must decode a partner's, or, where
+// there is none, a short prompt of its own. One that works on a request at the same time as the other side must do so
+// with a partner, and where there is none, or nothing hears its callback, it must only answer. An engine that prefills and
+// decodes must answer a short prompt.
+func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine, callbacks *metaserver.Server) ([]Finding, error) {
+	t := newTester(cfg, callbacks)
+	defer t.client.Close()
+	s, err := t.subject(ctx, role, e)
+	switch {
+	case err != nil:
+		return nil, err
+	case role == aggregated:
+		err = t.alone(ctx, s, t.id())
+	case t.unpaired(s):
+	case role == "prefill" && s.profile.HasHandoff():
+		err = t.onePrefill(ctx, s, partners)
+	default:
+		err = t.oneWith(ctx, role, s, partners)
+	}
+	return t.findings, err
+}
+
+func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.Engine) error {
+	t.learnHosts(ctx, s)
+	q, err := ask(mooncake.Completions, s.models[0], t.id())
+	if err != nil {
+		return err
+	}
+	answer, err := t.prefill(ctx, s, q, t.id())
+	if err != nil {
+		return err
+	}
+	if d, _, ok := t.partner(ctx, "decode", s, partners); ok {
+		_, _ = t.decode(ctx, d, q, answer, t.id()) // else its hold timeout frees it
+	}
+	return nil
+}
+
+// oneWith tries an engine with the first partners that speak its connector.
+func (t *tester) oneWith(ctx context.Context, role string, s subject, partners []config.Engine) error {
+	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
+	for n := range min(partnersTried, len(partners)) {
+		partner, model, ok := t.partner(ctx, other, s, partners[n:])
+		if !ok {
+			break
+		}
+		id := fmt.Sprintf("%s-%d", t.id(), n)
+		q, err := ask(mooncake.Completions, model, id)
+		if err != nil {
+			return err
+		}
+		p, d := s, partner
+		if role == "decode" {
+			p, d = partner, s
+		}
+		together, ever := meets(p, d)
+		if !ever {
+			continue
+		}
+		t.learnHosts(ctx, p)
+		got := "hand-off"
+		if together {
+			got = "KV"
+			t.learnHosts(ctx, d)
+		}
+		_, prefill, decode := t.through(ctx, p, d, q, id)
+		switch {
+		case role == "prefill" && prefill != nil:
+			return prefill
+		case role == "decode" && decode != nil:
+			return fmt.Errorf("with the %s of %s: %w", got, p.name, decode)
+		case prefill == nil && decode == nil:
+			return nil
+		}
+	}
+	if !s.profile.HasHandoff() {
+		return nil
+	}
+	q, err := ask(mooncake.Completions, s.models[0], t.id())
+	if err == nil {
+		_, err = t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
+	}
+	return err
+}
+
+// partner is the first of the other side that answers and has a model of s.
+func (t *tester) partner(ctx context.Context, role string, s subject, engines []config.Engine) (o subject, model string, ok bool) {
+	for _, e := range engines {
+		var err error
+		if o, err = t.subject(ctx, role, e); err == nil {
+			if model, ok = common(o, s); ok {
+				return o, model, true
+			}
+		}
+	}
+	return o, "", false
 }

@@ -16,6 +16,9 @@ import (
 	"evenkeel/mooncake"
 )
 
+// aggregated is the role of engines that prefill and decode.
+const aggregated = "aggregated"
+
 // Level of a finding.
 type Level string
 
@@ -51,6 +54,7 @@ type tester struct {
 	findings []Finding
 	said     map[[2]string]bool // the kinds of findings that were reported, by rank and format
 	records  map[string]*record // by the names of ranks
+	pairs    int                // tried so far
 }
 
 type subject struct {
@@ -130,7 +134,7 @@ func engines(ranks []subject) (list []subject) {
 	return list
 }
 
-// pair is a rank of each side.
+// pair is a rank of each side. One that prefills and decodes has no other.
 type pair struct{ prefill, decode subject }
 
 // meets says whether both legs of a request are under way at the same time. Engines of which one
