@@ -5,10 +5,20 @@ package passthrough
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
@@ -58,4 +68,164 @@ func (s *Server) full() *openai.Error {
 		e.Why = fmt.Sprintf("one caller has its share of the requests that may be passed through at once (limits.passed_through: %d): as many as are free beside it", s.Settings().Limits.PassedThrough)
 	}
 	return e
+}
+
+// Env is what these requests need of the proxy.
+type Env struct {
+	Registerer prometheus.Registerer
+	Buckets    []float64 // of histograms of seconds
+	Settings   func() *fleet.Settings
+	Engines    func() Engines  // as they are now
+	Requests   *request.Server // which serves them, once it is known which engine they go to
+	Bodies     *edge.Account   // of requests, and of answers in one piece
+}
+
+// Engines is what is known of engines at a moment.
+type Engines interface {
+	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
+}
+
+// A Server passes requests through.
+type Server struct {
+	Env
+	took  *prometheus.HistogramVec
+	seats *edge.Account // of requests that are passed through now: no queue and no pool knows these, so nothing else bounds them
+
+	mu    sync.Mutex
+	busy  map[string]int     // calls under way, by engine
+	lacks map[lack]time.Time // endpoints that engines do not have, and when they said so
+}
+
+// lack is an endpoint that an engine does not have.
+type lack struct{ instance, path string }
+
+// lackMemory is how long an engine is not asked again for an endpoint that it does not have.
+// It may come back as another one.
+const lackMemory = time.Minute
+
+// New makes the server of a proxy.
+func New(env Env) *Server {
+	s := &Server{Env: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{}, lacks: map[lack]time.Time{}}
+	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "evenkeel_passed_seconds",
+		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
+	}, []string{"endpoint"})
+	for _, path := range Paths {
+		s.took.WithLabelValues(path)
+	}
+	env.Registerer.MustRegister(s.took)
+	return s
+}
+
+// computes says whether an engine runs its model for a request. To count tokens it does not.
+func computes(path string) bool {
+	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
+}
+
+// Paths are the endpoints that are passed through. Not every engine has all names of one: SGLang 0.5.23 has /v1/rerank and /v1/score only
+// (entrypoints/http_server.py), vLLM 0.33 has them all (entrypoints/pooling/scoring/api_router.py, entrypoints/speech_to_text).
+var Paths = []string{
+	"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling",
+	"/v1/audio/transcriptions", "/v1/audio/translations", openai.CountPath,
+}
+
+// hears says whether an endpoint takes a form with speech. All others take JSON.
+func hears(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
+
+// Estimate is how many tokens of its key's minute a request takes before an engine has
+// counted them.
+func Estimate(path string, req *openai.Request) int {
+	if !computes(path) {
+		return 0
+	}
+	if hears(path) {
+		return req.PromptBytes / bytesPerHeard
+	}
+	return req.PromptBytes / bytesPerToken
+}
+
+// A token is about so many bytes of text, and of a form with speech: a second of it has a few
+// tokens, and from 3 to 32 KiB.
+const (
+	bytesPerToken = 4
+	bytesPerHeard = 1 << 10
+)
+
+var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
+
+// Choose takes the engine with the fewest calls of ours that may have the endpoint and was
+// not tried, if there is one in a group of which none was: one limit may stand before them all. The caller gives it back.
+func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error) {
+	all, paired := s.Engines().Wholes(model, computes(path))
+	switch {
+	case paired:
+		return fleet.Whole{}, lifecycle.NoneLeft, errPaired
+	case len(all) == 0:
+		return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, from := -1, rand.IntN(len(all))
+	lacking, groups := 0, map[string]bool{}
+	for i := range all {
+		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) {
+			groups[all[i].Group] = true
+		}
+	}
+	better := func(one, other *fleet.Whole) bool {
+		if a, b := groups[one.Group], groups[other.Group]; a != b {
+			return b
+		}
+		return s.busy[one.Instance] < s.busy[other.Instance]
+	}
+	for i := range all {
+		i = (i + from) % len(all) // of those alike not always the first
+		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
+			lacking++
+			continue
+		}
+		if slices.Contains(tried, all[i].Instance) {
+			continue
+		}
+		if found < 0 || better(&all[i], &all[found]) {
+			found = i
+		}
+	}
+	switch {
+	case found >= 0:
+		s.busy[all[found].Instance]++
+		return all[found], lifecycle.Chosen, nil
+	case lacking == len(all):
+		return fleet.Whole{}, lifecycle.NoRoute, failure.NoRoute
+	}
+	return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
+}
+
+// Count adds to the calls of ours to an engine.
+func (s *Server) Count(instance string, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy[instance] += n; s.busy[instance] <= 0 {
+		delete(s.busy, instance)
+	}
+}
+
+// Without notes that an engine does not have an endpoint.
+func (s *Server) Without(instance, path string) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l, at := range s.lacks {
+		if now.Sub(at) >= lackMemory {
+			delete(s.lacks, l)
+		}
+	}
+	s.lacks[lack{instance, path}] = now
+}
+
+var errPaired = &openai.Error{
+	Status: http.StatusNotFound, Type: "invalid_request_error", Code: "no_such_route",
+	Message: "no engine of this model computes what this endpoint asks for: each of its engines does one half of the work for completions",
+	Why:     "all engines of the model are prefill engines, or decode engines beside prefill engines; pass_through: true in the profile lets them compute such requests, but not with connector sglang",
 }
