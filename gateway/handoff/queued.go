@@ -2,6 +2,7 @@ package handoff
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"evenkeel/dispatcher"
@@ -14,27 +15,43 @@ import (
 // bound to a rank that has no slot or no KV room for it yet: ahead of a slot that comes free, or at its deadline. Where
 // the engine's own queue renews its hold, the time that it waits there does not count.
 func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration) (stop func()) {
-	done := make(chan struct{})
-	go func() {
-		look := time.NewTicker(max(limit/16, time.Millisecond))
-		defer look.Stop()
-		var since time.Time
-		for {
-			select {
-			case <-done:
-				return
-			case now := <-look.C:
-				switch {
-				case slot.Waits():
-				case since.IsZero():
-					since = now
-				case now.Sub(since) >= limit:
-					call.Expire()
-				}
-			}
+	every := max(limit/16, time.Millisecond)
+	var since time.Time
+	return Watch(every, func() time.Duration {
+		switch now := time.Now(); {
+		case slot.Waits():
+		case since.IsZero():
+			since = now
+		case now.Sub(since) >= limit:
+			call.Expire()
 		}
-	}()
-	return func() { close(done) }
+		return every
+	})
+}
+
+// Watch has look called after a while, and then again after each time that it returns, until that is 0 or less, or stop is called. look
+// does not run any more when stop has returned.
+func Watch(after time.Duration, look func() (again time.Duration)) (stop func()) {
+	var mu sync.Mutex
+	var timer *time.Timer // nil: it was stopped
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(after, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if timer == nil {
+			return
+		}
+		if again := look(); again > 0 {
+			timer.Reset(again)
+		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer.Stop()
+		timer = nil
+	}
 }
 
 // Patience is how much longer an answer in one piece is waited for, of which so many tokens were asked for at an instant. Nothing
@@ -59,26 +76,13 @@ const slowestToken = time.Second
 // LimitWhole ends the call of an answer in one piece when that is not waited for any longer.
 func LimitWhole(r *fleet.Rank, call *engine.Call, set *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
-	left := func() time.Duration { return Patience(r, set, asked, tokens, time.Now()) }
-	done := make(chan struct{})
-	go func() {
-		over := time.NewTimer(left())
-		defer over.Stop()
-		for {
-			select {
-			case <-done:
-				return
-			case <-over.C:
-				rest := left()
-				if rest <= 0 {
-					call.Expire()
-					return
-				}
-				over.Reset(rest)
-			}
+	return Watch(Patience(r, set, asked, tokens, asked), func() time.Duration {
+		left := Patience(r, set, asked, tokens, time.Now())
+		if left <= 0 {
+			call.Expire()
 		}
-	}()
-	return func() { close(done) }
+		return left
+	})
 }
 
 // Await begins the wait for the first event of a request that is sent to a rank, with a hand-off or, if h is nil, without

@@ -13,7 +13,6 @@ import (
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/upstream"
-	"evenkeel/mooncake"
 )
 
 // othersTake says whether an engine has refused the request, and it goes to ranks that are beside none which has.
@@ -75,15 +74,6 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 // another engine may take.
 const maxRetryAfter = 5 * time.Second
 
-// call prepares one to an engine, for a request with this life.
-func (srv *Server) call(l *lifecycle.Lifecycle, p *mooncake.Profile, t *engine.Target) *engine.Call {
-	call := upstream.New(srv.Client, p, t)
-	if l.Dials() {
-		call.Fresh()
-	}
-	return call
-}
-
 // legID is new for every leg and attempt, so that a retried probe never meets its own
 // first attempt.
 func (j *job) legID(leg string, attempt int) string {
@@ -96,4 +86,19 @@ func (j *job) estimate() int {
 		return j.prompt
 	}
 	return prompt.Tokens(j.req, j.leg)
+}
+
+// leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
+// After stop it goes on, whatever becomes of the client.
+func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) (stop func()) {
+	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
+	r.OnGone(func() {
+		later = time.AfterFunc(max(grace, time.Until(moment)), func() { call.Leave(upstream.Notice) })
+	})
+	return func() {
+		r.OnGone(nil)
+		if later != nil {
+			later.Stop()
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package request
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"math"
@@ -119,7 +118,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	}
 	if s.whole { // nothing comes before all of it has
 		if h != nil { // no first event shows that its pull is over, so the call outlives its client until one would have come
-			defer j.client.leaveAfter(s.call, 0, pulled).stop()
+			defer j.client.leaveAfter(s.call, 0, pulled)()
 		}
 		defer handoff.LimitWhole(s.rank, s.call, j.srv.Settings(), s.mayHave)()
 		silence = handoff.Forever
@@ -256,18 +255,8 @@ func (s *source) hear() (called time.Duration) {
 	}
 	j.record.Report(journal.Event{What: journal.Probed, Took: took})
 	j.record.Prefill = id
-	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
-	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
-	if j.life.Resumed() {
-		return called
-	}
-	j.resume.alone = j.prompt
-	if s.rank.Profile.Connector != mooncake.SGLang { // there the decode engine tells it, too
-		j.cached = got.CachedTokens
+	if prefilled(j, &got, s.rank.Profile); !j.life.Resumed() && s.rank.Profile.Connector != mooncake.SGLang {
 		s.answer.Mirror.Found(j.cached)
-	}
-	if wantsIDs(j.req, s.rank.Profile) && got.PromptTokenIDs != nil {
-		j.resume.ids = got.PromptTokenIDs
 	}
 	return called
 }

@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 )
 
@@ -173,9 +174,9 @@ func (srv *Server) drained(why string) *openai.Error {
 	return openai.Unavailable("engine_drained", why, 1)
 }
 
-// close settles the request, however it ended. A late FIN of the client must not reach a connection that is somebody else's by then,
+// Close settles the request, however it ended. A late FIN of the client must not reach a connection that is somebody else's by then,
 // so its callback goes first.
-func (s *stream) close() {
+func (s *stream) Close() {
 	if s.stage == settled {
 		return
 	}
@@ -200,7 +201,7 @@ func (s *stream) account() {
 	if tokens > 1 && s.broken == nil && !s.whole && !s.muffled {
 		j.record.Report(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
 	}
-	s.reconcile()
+	reconcile(s)
 	s.reportLocal()
 	if on := s.failedOn(); s.broken != nil && on != "" {
 		j.record.Report(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: on, Answer: s.broken})
@@ -213,7 +214,7 @@ func (s *stream) account() {
 
 // reconcile learns from a whole answer how well its tokens were counted while they
 // came: that count is the load of the ranks.
-func (s *stream) reconcile() {
+func reconcile(s *stream) {
 	if s.broken != nil || s.whole || s.muffled {
 		return
 	}
@@ -227,7 +228,7 @@ func (s *stream) reconcile() {
 // collect reads an answer that is not streamed to its end, settles the request, and returns
 // its JSON.
 func (s *stream) collect() ([]byte, *openai.Error) {
-	defer s.close()
+	defer s.Close()
 	for s.stage < ended {
 		if err := s.fill(); err != nil {
 			return nil, failure.Stream("upstream_broken", err)
@@ -363,5 +364,20 @@ func accountFor(s *stream, how lifecycle.How) {
 		s.rank.Traffic.Settles(s.may, computed)
 		s.rank.Traffic.Beyond(-1)
 		s.beyond = false
+	}
+}
+
+// part leaves the decode engine and returns when it has noticed, so that the
+// slot is never another's while the engine still has this request in it.
+func (s *source) part() {
+	if s.resp == nil || s.resp.Ended() {
+		return
+	}
+	s.call.Leave(upstream.Notice)
+	var rest [1 << 10]byte
+	for {
+		if _, err := s.resp.Read(rest[:]); err != nil {
+			return
+		}
 	}
 }

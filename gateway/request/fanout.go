@@ -1,11 +1,17 @@
 package request
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"io"
+	"runtime/debug"
 	"slices"
+	"sync"
 
 	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
@@ -18,6 +24,47 @@ import (
 	"evenkeel/prefill"
 	"evenkeel/sse"
 )
+
+// A fanned is a client's request that became several PD requests, because an engine's answer carries one hand-off only: n above 1, or a
+// list of prompts. Its legs run side by side, their choices renumbered; the first failure ends all. Where it is streamed, it is the body
+// of the answer: the events of its legs as they come, whole, and one end.
+type fanned struct {
+	srv    *Server
+	conn   client
+	req    *openai.Request
+	in     *Incoming
+	id     []byte // of the whole answer
+	legs   []branch
+	wg     sync.WaitGroup
+	cancel sync.Once
+	stop   chan struct{} // closed by endLegs
+
+	pieces  chan piece
+	pending []byte
+	over    int // legs that ended
+	ended   bool
+	fail    *openai.Error
+}
+
+// A branch is one of the PD requests.
+type branch struct {
+	job    *job
+	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
+	prompt int              // index of its prompt
+
+	// These are written before its last piece is sent.
+	answer  []byte // in one piece
+	usage   sse.Usage
+	details map[string]int // of usage: the counts of prompt_tokens_details
+}
+
+// piece is what a leg has for the client: whole events, or its end.
+type piece struct {
+	contentType []byte
+	events      []byte
+	done        bool
+	fail        *openai.Error
+}
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
@@ -145,42 +192,240 @@ func (f *fanned) goes(first *prefill.Ticket) bool {
 	return first.Elsewhere(ctx)
 }
 
-// collect answers a fan-out that is not streamed.
-func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
-	parts := make([]sse.Part, len(f.legs))
-	ends := make(chan *openai.Error, len(f.legs)) // in the order they happened
-	for i, l := range f.legs {
+// serve has each leg served on a goroutine of its own. An error that run returns is that of a leg without an answer. The edge cannot
+// recover a panic there, and it would end the process; it ends the request instead.
+func (f *fanned) serve(run func(l *branch) *openai.Error) {
+	f.pieces = make(chan piece, len(f.legs))
+	for i := range f.legs {
 		f.wg.Go(func() {
-			ends <- f.guard(func() *openai.Error {
-				s, fail := l.job.serve(nil)
-				if fail == nil {
-					parts[i].PromptIndex = l.prompt
-					parts[i].JSON, fail = s.collect()
+			defer func() {
+				if v := recover(); v != nil {
+					f.srv.Log.Error("a leg of a request ended with a panic, which is a bug", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+					f.send(piece{fail: failure.Broken(), done: true})
 				}
-				return fail
-			})
+			}()
+			if fail := run(&f.legs[i]); fail != nil {
+				f.send(piece{fail: fail, done: true})
+			}
 		})
 	}
+}
+
+// send says whether somebody may still take the piece.
+func (f *fanned) send(p piece) bool {
+	select {
+	case f.pieces <- p:
+		return true
+	case <-f.stop:
+		return false
+	}
+}
+
+// next is what one of the legs has; false: the client has left.
+func (f *fanned) next() (piece, bool) {
+	select {
+	case p := <-f.pieces:
+		return p, true
+	case <-f.stop:
+		return piece{fail: failure.Gone()}, false
+	}
+}
+
+// collect answers a fan-out that is not streamed.
+func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
+	f.serve(func(l *branch) *openai.Error {
+		s, fail := l.job.serve(nil)
+		if fail == nil {
+			l.answer, fail = s.collect()
+		}
+		if fail == nil {
+			f.send(piece{done: true})
+		}
+		return fail
+	})
 	var answer []byte
 	var fail *openai.Error
-	for range f.legs {
-		if fail = <-ends; fail != nil {
-			break
-		}
+	for n := 0; n < len(f.legs) && fail == nil; n++ {
+		ended, _ := f.next()
+		fail = ended.fail
 	}
 	if fail == nil {
+		parts := make([]sse.Part, len(f.legs))
+		for i, l := range f.legs {
+			parts[i] = sse.Part{PromptIndex: l.prompt, JSON: l.answer}
+		}
 		var err error
 		if answer, err = sse.MergeAnswers(parts); err != nil {
 			fail = failure.Stream("upstream_broken", err)
 		}
 	}
 	if fail != nil {
-		f.mark(ctx, fail)
-		f.srv.Fail(ctx, fail)
-		f.part(fail)
+		f.refuse(ctx, fail)
 		return
 	}
 	f.part(nil)
 	f.mark(ctx, nil)
 	Piece(ctx, "application/json", answer, nil)
+}
+
+// stream answers a streamed fan-out. The status is decided by the first leg
+// that has an event, or fails.
+func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
+	f.serve(f.relay)
+	first, _ := f.next()
+	edge.EndWait(ctx)
+	if first.fail != nil {
+		f.refuse(ctx, first.fail)
+		return
+	}
+	f.put(first)
+	f.srv.markRoute(ctx, f.in)
+	f.srv.Stream(ctx, first.contentType, f, 0)
+}
+
+// relay serves one leg to its end and sends what it has.
+func (f *fanned) relay(l *branch) *openai.Error {
+	s, fail := l.job.serve(nil)
+	if fail != nil {
+		return fail
+	}
+	defer s.Close()
+	contentType := bytes.Clone(s.contentType())
+	for {
+		events, err := s.Next()
+		if len(events) > 0 && !f.send(piece{contentType: contentType, events: bytes.Clone(events)}) {
+			return nil
+		}
+		if err != nil {
+			l.usage, _ = s.answer.Mirror.Usage()
+			l.details = s.answer.Mirror.PromptDetails()
+			f.send(piece{contentType: contentType, fail: s.broken, done: true})
+			return nil
+		}
+	}
+}
+
+// put lays a piece where Read finds it. Behind the last one it lays the end of the whole answer: the sum of the legs' usage, or the
+// error, and [DONE].
+func (f *fanned) put(p piece) {
+	f.pending = p.events
+	if !p.done {
+		return
+	}
+	f.over++
+	f.fail = p.fail
+	switch f.ended = f.fail != nil || f.over == len(f.legs); {
+	case !f.ended:
+		return
+	case f.fail != nil:
+		f.pending = sse.ErrorEvent(f.pending, f.fail.Message, cmp.Or(f.fail.Type, "server_error"), f.fail.Code)
+	case f.req.IncludeUsage:
+		usage, details := f.sumUsage()
+		f.pending = sse.UsageEvent(f.pending, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, usage, details)
+	}
+	f.pending = append(f.pending, sse.Done...)
+}
+
+// sumUsage counts each prompt once and every completion.
+func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
+	sum, details = sse.Usage{Cached: -1}, map[string]int{}
+	seen := map[int]bool{}
+	for _, l := range f.legs {
+		if !seen[l.prompt] {
+			seen[l.prompt] = true
+			sum.Prompt += l.usage.Prompt
+			if l.usage.Cached >= 0 {
+				sum.Cached = max(0, sum.Cached) + l.usage.Cached
+			}
+			for name, n := range l.details {
+				details[name] += n
+			}
+		}
+		sum.Completion += l.usage.Completion
+	}
+	sum.Total = sum.Prompt + sum.Completion
+	return sum, details
+}
+
+// Read hands out what has arrived, waiting for the first bytes only.
+func (f *fanned) Read(p []byte) (int, error) {
+	for len(f.pending) == 0 {
+		if f.ended {
+			return 0, io.EOF
+		}
+		next, ok := f.next()
+		if !ok {
+			return 0, io.ErrClosedPipe
+		}
+		f.put(next)
+	}
+	n := copy(p, f.pending)
+	f.pending = f.pending[n:]
+	return n, nil
+}
+
+// Pending is how much more Read has without waiting.
+func (f *fanned) Pending() int { return len(f.pending) }
+
+// Close ends every leg and settles the request. How the legs ended is known already.
+func (f *fanned) Close() {
+	if f.fail == nil && !f.ended {
+		f.fail = failure.Gone()
+	}
+	f.part(f.fail)
+}
+
+// refuse answers with an error, and settles the request.
+func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	f.mark(ctx, fail)
+	f.srv.Fail(ctx, fail)
+	f.part(fail)
+}
+
+// letters numbers legs in a request id: aa, ab, ..., zz, baa, ...
+func letters(i int) string {
+	name := string(rune('a' + i%26))
+	for i /= 26; i >= 26; i /= 26 {
+		name = string(rune('a'+i%26)) + name
+	}
+	return string(rune('a'+i)) + name
+}
+
+// endLegs ends every leg. It never blocks: the connection's watcher calls it.
+func (f *fanned) endLegs() {
+	f.cancel.Do(func() { close(f.stop) })
+	for _, l := range f.legs {
+		l.kid.Leave()
+	}
+}
+
+// part ends the legs and settles the request once they have let go of their
+// engines. After a failure that may take until the first event of each leg, so the
+// client does not wait for it.
+func (f *fanned) part(fail *openai.Error) {
+	f.endLegs()
+	f.conn.OnGone(nil)
+	last := func() {
+		f.wg.Wait()
+		f.settle(fail)
+	}
+	if fail == nil || f.srv.tails.Run(mostTails, last) != nil {
+		last()
+	}
+}
+
+// mark tells the client, or another dispatcher, where the request was served.
+func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	f.srv.markRoute(ctx, f.in)
+	if f.in.From != nil {
+		f.srv.explain(ctx, f.in, fail)
+	}
+}
+
+// settle sums the legs' facts into those of the client's request.
+func (f *fanned) settle(fail *openai.Error) {
+	for _, l := range f.legs {
+		f.in.Record.Sum(&l.job.record.Facts)
+	}
+	f.srv.Account(f.in, fail)
 }

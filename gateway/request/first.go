@@ -23,7 +23,7 @@ func (s *stream) first(deadline time.Time) error {
 	}
 	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
 		s.resp.SetDeadline(deadline)
-		return s.notAStream(ct)
+		return notAStream(s, ct)
 	}
 	s.answer.Reader.Reset(s.limits(time.Until(deadline)))
 	for !s.answer.Mirror.Started() && s.stage == flows {
@@ -39,7 +39,7 @@ func (s *stream) first(deadline time.Time) error {
 
 // notAStream reads a 200 that is no event stream: some routes answer so with
 // an error.
-func (s *stream) notAStream(contentType []byte) error {
+func notAStream(s *stream, contentType []byte) error {
 	if bytes.HasPrefix(contentType, []byte("application/json")) {
 		if err := s.readWhole(); err != nil {
 			return err
@@ -75,14 +75,20 @@ func takeWhole(s *stream, body []byte) error {
 	if e, ok := frames.Next(); ok {
 		s.event(e)
 	}
-	switch {
-	case s.broken != nil:
-		return errRefusal
-	case !s.answer.Mirror.Finished():
+	if s.broken == nil && s.answer.Mirror.Finished() {
+		s.ends()
+	}
+	return complete(s)
+}
+
+// complete ends an answer of which all is here, and which was to end by itself.
+func complete(s *stream) error {
+	if s.stage < ended {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+	}
+	if s.broken != nil {
 		return errRefusal
 	}
-	s.ends()
 	return nil
 }
 

@@ -65,14 +65,11 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.explain(ctx, in, nil)
 	}
 	if req.Stream {
-		tokens, kind := s.mayHave, []byte("text/event-stream")
-		if s.resp != nil { // else all of it is here
-			kind = s.resp.ContentType()
-		}
+		tokens := s.mayHave
 		if s.stage == ended {
 			tokens = 0
 		}
-		srv.Stream(ctx, kind, flow{s}, tokens)
+		srv.Stream(ctx, s.contentType(), s, tokens)
 		return nil
 	}
 	answer, fail := s.collect()
@@ -103,14 +100,14 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
 	if !s.whole {
-		srv.Stream(ctx, s.resp.ContentType(), flow{s}, 0)
+		srv.Stream(ctx, s.resp.ContentType(), s, 0)
 		return nil
 	}
 	if meta := s.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
 	Piece(ctx, string(s.resp.ContentType()), p.piece, p.Memory)
-	s.close()
+	s.Close()
 	return nil
 }
 

@@ -235,3 +235,15 @@ func (j *job) stepped(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Eff
 	j.tape.Step(e, dst)
 	return dst
 }
+
+// enter begins a phase, and a call of this name with it unless it is empty.
+func (j *job) enter(p journal.Phase, call string) {
+	j.record.Report(journal.Event{What: journal.Entered, Phase: p, Left: j.client.Left(), Call: call})
+}
+
+// freed observes that nothing of a request is held any more, if its client left.
+func (j *job) freed() {
+	if j.client.Left() {
+		j.record.Report(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
+	}
+}

@@ -220,6 +220,6 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	s := slotless(j, &fleet.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Ask{Form: sse.Verbatim})
 	s.firstAt = s.began
 	require.PanicsWithValue(t, "on purpose", s.ends)
-	flow{s}.Panicked("on purpose")
+	s.Panicked("on purpose")
 	require.Zero(t, seats.Held())
 }

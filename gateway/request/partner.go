@@ -314,22 +314,16 @@ func (p *partner) awaitFirst(l lifecycle.Limit) {
 		why = errLate
 	}
 	p.silence = time.AfterFunc(most, func() {
-		if l == lifecycle.ByWhole && p.waitsOn() {
-			return
+		p.job.mu.Lock()
+		defer p.job.mu.Unlock()
+		if l == lifecycle.ByWhole { // it is waited for as long as its rank goes on
+			if left := handoff.Patience(p.rank, p.job.srv.Settings(), p.ended, p.most, time.Now()); left > 0 {
+				p.silence.Reset(left)
+				return
+			}
 		}
-		p.tell(lifecycle.Event{What: lifecycle.Quiet}, unbegun(why))
+		p.step(lifecycle.Event{What: lifecycle.Quiet}, unbegun(why))
 	})
-}
-
-// waitsOn has an answer in one piece waited for as long as its rank goes on, if that is still so.
-func (p *partner) waitsOn() bool {
-	p.job.mu.Lock()
-	defer p.job.mu.Unlock()
-	left := handoff.Patience(p.rank, p.job.srv.Settings(), p.ended, p.most, time.Now())
-	if left > 0 {
-		p.silence.Reset(left)
-	}
-	return left > 0
 }
 
 // kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or if the answer

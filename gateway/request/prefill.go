@@ -33,7 +33,8 @@ type prefillCall struct {
 	began time.Time
 }
 
-// toPrefill prepares the call to the engine of a lease, which has that long to answer. dials: it takes a new connection.
+// toPrefill prepares the call to the engine of a lease, which has that long to answer. A drain may end it, until untrack. dials: it takes
+// a new connection.
 func (srv *Server) toPrefill(lease *prefill.Lease, e mooncake.Endpoint, dials bool, until lifecycle.Limit) *prefillCall {
 	p, limits := lease.Candidate, &srv.Settings().Limits
 	c := &prefillCall{srv: srv, born: srv.Engines().Born(p.Instance), began: time.Now(), Call: upstream.Call{
@@ -44,13 +45,9 @@ func (srv *Server) toPrefill(lease *prefill.Lease, e mooncake.Endpoint, dials bo
 	if dials {
 		c.Fresh()
 	}
-	return c
-}
-
-// track has a drain end the call, until untrack.
-func (c *prefillCall) track(lease *prefill.Lease) {
-	c.run = c.srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
+	c.run = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
 	c.Run = c.run
+	return c
 }
 
 func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
@@ -113,7 +110,6 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	}
 	call := j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials(), until)
 	call.began = began
-	call.track(lease)
 	defer call.untrack()
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
 		lease.Send()
@@ -123,10 +119,10 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	// moment, and its hand-off is discarded like any other. One that takes longer is aborted, which frees it on the engine at
 	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
 	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
-	leaving := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
+	stay := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
 		c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
-	leaving.stop()
+	stay()
 	answered := time.Now() // the hold timeout counts from the response headers
 	if resp != nil {
 		defer resp.Close()
@@ -179,14 +175,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		}
 		return nil, failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 	}
-	j.prompt = got.PromptTokens
-	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
-	if !j.life.Resumed() {
-		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
-		if wantsIDs(j.req, c.Profile) {
-			j.resume.ids = bytes.Clone(got.PromptTokenIDs)
-		}
-	}
+	prefilled(j, &got, c.Profile)
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID)}
@@ -201,6 +190,22 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		return h, failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.atP, got.PromptTokens))
+}
+
+// prefilled takes note of what the prefill engine has said of the prompt. p is the profile of the engine whose loss needs the token ids.
+func prefilled(j *job, got *mooncake.ProbeAnswer, p *mooncake.Profile) {
+	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
+	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
+	if j.life.Resumed() {
+		return
+	}
+	j.resume.alone = j.prompt
+	if p.Connector != mooncake.SGLang { // there the decode engine tells it, too
+		j.cached = got.CachedTokens
+	}
+	if wantsIDs(j.req, p) && got.PromptTokenIDs != nil {
+		j.resume.ids = bytes.Clone(got.PromptTokenIDs)
+	}
 }
 
 // ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
@@ -251,7 +256,6 @@ func (p *partner) probe() (again bool) {
 	if call == nil {
 		return false
 	}
-	call.track(lease)
 	defer call.untrack()
 	p.born = call.born
 	lease.Send()
@@ -320,7 +324,6 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	}
 	j.enter(journal.Prefill, "")
 	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials(), until)
-	call.track(lease)
 	defer call.untrack()
 	if c.Profile.Early() {
 		lease.Send()
@@ -373,11 +376,5 @@ func takeAll(s *stream, answer []byte) error {
 	s.now = time.Now()
 	s.answer.out, fx = s.answer.Feed(s.answer.out, answer, s.now)
 	s.effect(fx)
-	if s.broken == nil && s.stage < ended {
-		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
-	}
-	if s.broken != nil {
-		return errRefusal
-	}
-	return nil
+	return complete(s)
 }

@@ -24,7 +24,10 @@ import (
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
-	call := j.srv.call(&j.life, rank.Profile, rank.Target)
+	call := upstream.New(j.srv.Client, rank.Profile, rank.Target)
+	if j.life.Dials() {
+		call.Fresh()
+	}
 	s := &stream{source: source{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
 		answer: buffersPool.Get().(*buffers),
@@ -253,7 +256,7 @@ func (s *stream) progress(tokens, events int) {
 // Read hands out what has arrived, waiting for the first bytes only.
 func (s *stream) Read(p []byte) (int, error) {
 	if len(s.unread) == 0 {
-		events, err := s.next()
+		events, err := s.Next()
 		if err != nil {
 			return 0, err
 		}
@@ -270,9 +273,9 @@ func (s *stream) Pending() int { return len(s.unread) + len(s.answer.out) }
 // Ended says that behind what Read has nothing comes.
 func (s *stream) Ended() bool { return s.stage >= ended }
 
-// next returns the whole events that have arrived, waiting for the first; they
+// Next returns the whole events that have arrived, waiting for the first; they
 // are valid until the next call. io.EOF ends the answer, whole or not.
-func (s *stream) next() ([]byte, error) {
+func (s *stream) Next() ([]byte, error) {
 	for len(s.answer.out) == 0 || s.more() {
 		if s.stage >= ended {
 			return nil, io.EOF

@@ -39,12 +39,11 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.mu.Unlock()
 	j.avoid.prefill = nil
 	defer func() { j.question = nil }()
-	r := runner{job: j, ctx: ctx}
 	begun := lifecycle.Event{What: lifecycle.Begun}
 	if j.passed != nil {
 		begun.Script = lifecycle.Passed
 	}
-	s, fail := r.run(begun)
+	s, fail := (&runner{job: j, ctx: ctx}).run(begun)
 	if fail != nil {
 		j.record.EndAttempt(fail)
 	}
@@ -137,23 +136,22 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
-		what, fail := j.send(r.ctx, r.away)
-		r.fail = fail
-		return lifecycle.Event{What: what}
+		var e lifecycle.Event
+		e.What, r.fail = j.send(r.ctx, r.away)
+		return e
 	case lifecycle.SendProbe:
+		var f *failure.Fault
 		if j.req.PrefillOnly {
-			var f *failure.Fault
 			if r.stream, f = j.prefillOnly(r.lease, x.Until); f != nil {
 				return r.fell(f)
 			}
 			return lifecycle.Event{What: lifecycle.First}
 		}
-		held, f := j.probe(r.lease, x.Until)
-		if r.held = held; f != nil {
+		if r.held, f = j.probe(r.lease, x.Until); f != nil {
 			f.Kept = true // until somebody fetches it
 			return r.fell(f)
 		}
-		return lifecycle.Event{What: lifecycle.HandedOver, Named: held.ProbeID != ""}
+		return lifecycle.Event{What: lifecycle.HandedOver, Named: r.held.ProbeID != ""}
 	case lifecycle.Enqueue:
 		return r.enqueue(x)
 	case lifecycle.SendDecode:
@@ -320,15 +318,15 @@ func (r *runner) offer(group bool) lifecycle.Event {
 // answer takes note that the answer has begun. It is nil if another dispatcher has answered.
 func (r *runner) answer() *stream {
 	s := r.stream
-	if s != nil {
-		s.shed()
-		if s.stage == ended { // all of it came at once
-			e := lifecycle.Event{What: lifecycle.Ends}
-			if s.fault != nil {
-				e = r.job.fell(s.fault)
-			}
-			s.step(e)
+	if s == nil {
+		return nil
+	}
+	if s.shed(); s.stage == ended { // all of it came at once
+		e := lifecycle.Event{What: lifecycle.Ends}
+		if s.fault != nil {
+			e = r.job.fell(s.fault)
 		}
+		s.step(e)
 	}
 	return s
 }
@@ -391,30 +389,27 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			handoff.Settle(h.Lease, how, nil)
 		}
 	case lifecycle.Slot:
-		r.giveSlotBack(how)
+		kind, s := kinds[how], r.stream
+		if s == nil { // there was none yet when something panicked
+			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
+			return
+		}
+		if s.local && how == lifecycle.Failing && r.fault != nil && !r.mixed() {
+			j.localFailed(s, r.fault)
+		}
+		s.settle(kind)
 	case lifecycle.Holder:
-		j.stay.end(j.srv.Tier)
+		if j.stay.holder != nil { // the audit hears that no lease has to come back any more
+			j.srv.Tier.Ended(j.stay.holder)
+			j.stay.holder = nil
+		}
 	case lifecycle.Kept:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
-		if r.job.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
+		if j.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
 			r.stream.settle(board.Failed)
 		}
 	}
-}
-
-// giveSlotBack does so with the slot of an attempt that failed.
-func (r *runner) giveSlotBack(how lifecycle.How) {
-	j, kind := r.job, kinds[how]
-	s := r.stream
-	if s == nil { // there was none yet when something panicked
-		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
-		return
-	}
-	if s.local && how == lifecycle.Failing && r.fault != nil && !r.mixed() {
-		j.localFailed(s, r.fault)
-	}
-	s.settle(kind)
 }
 
 // pass carries out what only a request has that is passed through.
@@ -443,24 +438,25 @@ func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
 
 // sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
 func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
+	j, p := r.job, r.job.passed
 	if r.stream = nil; anew {
-		r.job.passed.Engines.Count(r.job.passed.to.Instance, 1)
+		p.Engines.Count(p.to.Instance, 1)
 	}
-	if r.job.record.Attempts > 0 {
-		r.job.record.Report(journal.Event{What: journal.Retried})
+	if j.record.Attempts > 0 {
+		j.record.Report(journal.Event{What: journal.Retried})
 	}
-	r.job.record.Report(journal.Event{What: journal.Attempted})
-	r.job.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: r.job.client.Left(), Call: "pass", Engine: r.job.passed.to.ID})
-	to := &fleet.Rank{Instance: r.job.passed.to.Instance, Target: r.job.passed.to.Target, Traffic: r.job.passed.to.Traffic}
-	r.stream = slotless(r.job, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	j.record.Report(journal.Event{What: journal.Attempted})
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.to.ID})
+	to := &fleet.Rank{Instance: p.to.Instance, Target: p.to.Target, Traffic: p.to.Traffic}
+	r.stream = slotless(j, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
 	f := openPassed(r.stream, anew, until)
 	if f == nil {
 		return lifecycle.Event{What: lifecycle.First}
 	}
-	if r.stream.run.Moved() && !r.job.client.Left() {
-		f = failure.Of(f.Ended, r.job.srv.drained(notAnswered), failure.ErrMoved)
+	if r.stream.run.Moved() && !j.client.Left() {
+		f = failure.Of(f.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
 		f.Moved = true
 	}
-	r.job.passed.before = r.fault
+	p.before = r.fault
 	return r.fell(f)
 }

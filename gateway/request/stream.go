@@ -101,6 +101,13 @@ func (b *buffers) putBack() {
 	}
 }
 
+func (s *source) contentType() []byte {
+	if s.resp == nil { // all of it is here
+		return []byte("text/event-stream")
+	}
+	return s.resp.ContentType()
+}
+
 // slotless is the stream of an answer whose engine has no slot for it.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
@@ -111,24 +118,17 @@ func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	return s
 }
 
-// flow is a stream as a pump needs it.
-type flow struct{ *stream }
-
 // shortAnswer is how many tokens an answer may have at most that fasthttp writes as it writes any other body.
 // To pass the sockets to a loop and back costs as much as a few arrivals.
 const shortAnswer = 8
 
-var _ pump.Stream = flow{} // else no loop would carry an answer, and nothing would say so
+var _ pump.Stream = (*stream)(nil) // else no loop would carry an answer, and nothing would say so
 
-func (s flow) Next() ([]byte, error) { return s.next() }
+func (s *stream) Wait(now time.Time) time.Duration { return s.answer.Reader.Wait(now) }
 
-func (s flow) Close() { s.close() }
+func (s *stream) Err() error { return s.answer.Err() }
 
-func (s flow) Wait(now time.Time) time.Duration { return s.answer.Reader.Wait(now) }
-
-func (s flow) Err() error { return s.answer.Err() }
-
-func (s flow) Flow() *engine.Response {
+func (s *stream) Flow() *engine.Response {
 	if s.stage != flows || s.slot == nil || s.answer.Assembler != nil || s.resp.Arrived() {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (s flow) Flow() *engine.Response {
 	return s.resp
 }
 
-func (s flow) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
+func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
 	dst, fx := s.answer.Feed(dst, data, now)
 	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(data), false, fx.Events > 0, now)
@@ -146,7 +146,7 @@ func (s flow) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, fx.End
 }
 
-func (s flow) GoBack(events []byte, end sse.End) {
+func (s *stream) GoBack(events []byte, end sse.End) {
 	s.answer.out = events
 	switch err := s.answer.Err(); {
 	case end != sse.Runs:
@@ -156,7 +156,7 @@ func (s flow) GoBack(events []byte, end sse.End) {
 	}
 }
 
-func (s flow) Panicked(v any) { s.job.panicked(v, s.close) }
+func (s *stream) Panicked(v any) { s.job.panicked(v, s.Close) }
 
 // panicked settles a request whose stream has panicked.
 func (j *job) panicked(v any, settle func()) {

@@ -21,18 +21,17 @@ import (
 // take the prompt. It may be that another dispatcher should have the request.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	lease, err := j.acquire()
-	if err == nil {
-		return lease, nil, nil
-	}
 	q := j.question
 	j.question = nil
-	if q == nil || q.Forward() == nil {
-		return nil, nil, err
-	}
-	if errors.Is(err, prefill.ErrElsewhere) {
+	switch {
+	case err == nil:
+		return lease, nil, nil
+	case q == nil || q.Forward() == nil:
+	case errors.Is(err, prefill.ErrElsewhere):
 		return nil, q.Forward(), nil
+	default:
+		q.Forward().Drop()
 	}
-	q.Forward().Drop()
 	return nil, nil, err
 }
 
@@ -62,7 +61,12 @@ func (j *job) acquire() (*prefill.Lease, error) {
 			j.srv.Places.Release()
 		}
 	})
-	lease = j.srv.prefer(lease)
+	if p := lease.Candidate; p.Profile.Early() { // the best rank may be of an engine that KV of this one lately did not reach
+		blocked := j.srv.Dispatcher.Blocked(p.Board)
+		if slices.Contains(blocked, p.Instance) {
+			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease) // it ends the prefill at most bind.lead later
+		}
+	}
 	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
 		j.avoid.prefill = nil // of attempts before its question
@@ -70,23 +74,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	if j.question != nil {
 		j.question.Stayed()
 	}
-	j.question = nil
 	return lease, nil
-}
-
-// prefer returns the lease of another prefill engine that ends the prefill at most bind.lead later, where KV from the chosen one lately did
-// not arrive at every decode engine: the best rank may be of one that it does not reach.
-func (srv *Server) prefer(lease *prefill.Lease) *prefill.Lease {
-	if !lease.Candidate.Profile.Early() {
-		return lease
-	}
-	blocked := srv.Dispatcher.Blocked(lease.Candidate.Board)
-	if slices.Contains(blocked, lease.Candidate.Instance) {
-		if other := lease.Sooner(-srv.Settings().Bind.Lead, blocked); other != nil {
-			return other
-		}
-	}
-	return lease
 }
 
 // awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
@@ -144,14 +132,6 @@ func (j *job) arrival() prefill.Request {
 		r.May = node.May(j.record.Key, j.model.Name)
 	}
 	return r
-}
-
-// end tells the audit that the request no longer has to give back any lease.
-func (s *stay) end(tier *prefill.Tier) {
-	if s.holder != nil {
-		tier.Ended(s.holder)
-		s.holder = nil
-	}
 }
 
 // script is how a request goes on whose turn has come. As long as

@@ -268,3 +268,16 @@ func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
 		})
 	}
 }
+
+// Several prompts whose logprobs are streamed: each answer comes in one piece from a prefill engine, which streams nothing.
+func TestLogprobsOfSeveralPromptsAreStreamed(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{})
+	r := b.post(mooncake.Completions.Path(), `{"model":"ref","prompt":["one two","three"],"echo":true,"logprobs":1,"max_tokens":1,"stream":true}`)
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	got := readSeamless(t, r)
+	require.Empty(t, got.fail)
+	require.Len(t, got.finishes, 2, r.body)
+	b.settle()
+	require.Zero(t, b.decodes())
+}
