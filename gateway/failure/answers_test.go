@@ -33,8 +33,8 @@ func seen(e *openai.Error) string {
 }
 
 func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
-	queue := func(err error) *openai.Error { return Queue(err, "m", false) }
-	pooled := func(err error) *openai.Error { return Pool(err, 7, "m", false) }
+	queue := func(err error) *openai.Error { return Unplaced("prefill", err, 0, "m", false) }
+	pooled := func(err error) *openai.Error { return Unplaced("decode", err, 7, "m", false) }
 	for _, c := range []struct {
 		name string
 		of   func(error) *openai.Error
@@ -54,8 +54,8 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 		{"no rank had room after it", pooled, pool.ErrTimeout, "503 pool_timeout, retry after 2"},
 		{"the hand-off became too old", pooled, pool.ErrExpired, "503 pool_timeout, retry after 2"},
 		{"the dispatcher ends", pooled, board.ErrDraining, "503 draining, retry after 1"},
-		{"no engine lives, and each would do both", func(err error) *openai.Error { return Queue(err, "m", true) }, prefill.ErrUnavailable, "503 engine_unavailable, retry after 1"},
-		{"no rank is up, and each would do both", func(err error) *openai.Error { return Pool(err, 7, "m", true) }, board.ErrNoWorkers, "503 engine_unavailable, retry after 1"},
+		{"no engine lives, and each would do both", func(err error) *openai.Error { return Unplaced("prefill", err, 0, "m", true) }, prefill.ErrUnavailable, "503 engine_unavailable, retry after 1"},
+		{"no rank is up, and each would do both", func(err error) *openai.Error { return Unplaced("decode", err, 7, "m", true) }, board.ErrNoWorkers, "503 engine_unavailable, retry after 1"},
 		{"no rank lists the name any more", pooled, board.ErrNotListed, "404 model_not_found"},
 		{"no rank is up", pooled, board.ErrNoWorkers, "503 decode_unavailable, retry after 1"},
 	} {
@@ -63,10 +63,10 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 			require.Equal(t, c.want, seen(c.of(fmt.Errorf("request 7: %w", c.err))))
 		})
 	}
-	require.Equal(t, Queue(prefill.ErrModelNotFound, "m", false), Pool(board.ErrNotListed, 7, "m", false))
-	require.Equal(t, "model", Queue(prefill.ErrModelNotFound, "m", false).Param)
-	require.Contains(t, Queue(prefill.ErrModelNotFound, "m", false).Message, `"m"`)
-	require.Contains(t, Pool(board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")
+	require.Equal(t, Unplaced("prefill", prefill.ErrModelNotFound, 0, "m", false), Unplaced("decode", board.ErrNotListed, 7, "m", false))
+	require.Equal(t, "model", Unplaced("prefill", prefill.ErrModelNotFound, 0, "m", false).Param)
+	require.Contains(t, Unplaced("prefill", prefill.ErrModelNotFound, 0, "m", false).Message, `"m"`)
+	require.Contains(t, Unplaced("decode", board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")
 }
 
 // Where an engine stands is the operator's business, so no answer may hold its address.

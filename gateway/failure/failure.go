@@ -80,7 +80,6 @@ func Unserved(side, model string, alone bool, states string) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model)+states, 1)
 }
 
-// the names a side in a sentence.
 func the(side string) string {
 	if side == Engine {
 		return "the engine"
@@ -232,8 +231,9 @@ func NoSuchModel(name string) *openai.Error {
 	}
 }
 
-// Queue maps what the prefill tier says.
-func Queue(err error, model string, alone bool) *openai.Error {
+// Unplaced maps what the prefill tier says, or the dispatcher of an entry that it could not place: the side is the one that was waited
+// for. The prompt has so many tokens.
+func Unplaced(side string, err error, prompt int, model string, alone bool) *openai.Error {
 	var full *prefill.FullError
 	switch {
 	case errors.As(err, &full):
@@ -247,42 +247,28 @@ func Queue(err error, model string, alone bool) *openai.Error {
 		return openai.Unavailable("queue_timeout", "the request waited too long for an engine that computes its prompt; retry later", 2)
 	case errors.Is(err, prefill.ErrDeadline):
 		return Deadline()
-	case errors.Is(err, prefill.ErrModelNotFound):
+	case errors.Is(err, prefill.ErrModelNotFound), errors.Is(err, board.ErrNotListed):
 		return NoSuchModel(model)
 	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.Is(err, board.ErrDraining):
 		return Leaving()
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs()
+	case errors.Is(err, board.ErrTooLarge):
+		return openai.NewError(http.StatusBadRequest, "prompt_too_long", fmt.Sprintf("the prompt's %d tokens are more than any rank's whole KV memory", prompt))
+	case errors.Is(err, pool.ErrUnbound):
+		return openai.Unavailable("queue_timeout", "the request waited too long for engines to serve it; retry later", 2)
+	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
+		return openai.Unavailable("pool_timeout", "no rank had room in time; retry later", 2)
 	}
-	return Unserved("prefill", model, alone, "")
+	return Unserved(side, model, alone, "")
 }
 
 // Deadline ends a request before its prefill is spent in vain.
 func Deadline() *openai.Error {
 	return openai.Unavailable("deadline_unmet",
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
-}
-
-// Pool maps what the dispatcher says of an entry it could not place.
-func Pool(err error, prompt int, model string, alone bool) *openai.Error {
-	switch {
-	case errors.Is(err, board.ErrNotListed):
-		return NoSuchModel(model)
-	case errors.Is(err, board.ErrTooLarge):
-		return &openai.Error{
-			Status: http.StatusBadRequest, Code: "prompt_too_long",
-			Message: fmt.Sprintf("the prompt's %d tokens are more than any rank's whole KV memory", prompt),
-		}
-	case errors.Is(err, pool.ErrUnbound):
-		return openai.Unavailable("queue_timeout", "the request waited too long for engines to serve it; retry later", 2)
-	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
-		return openai.Unavailable("pool_timeout", "no rank had room in time; retry later", 2)
-	case errors.Is(err, board.ErrDraining):
-		return Leaving()
-	}
-	return Unserved("decode", model, alone, "")
 }
 
 // RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A

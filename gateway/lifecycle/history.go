@@ -29,7 +29,6 @@ const (
 	strandedLast                // it stayed for good, and then its hand-off's region had no rank any more
 )
 
-// move is what happens to a request on its way.
 type move uint8
 
 const (
@@ -41,7 +40,6 @@ const (
 	failed                // every attempt here failed
 )
 
-// moves are the legal moves: those of the table above.
 var moves = map[history]map[move]history{
 	arrived:      {turned: servedHere, gaveBack: returned, askAgain: unowned},
 	servedHere:   {turned: servedHere, lostRanks: stranded, lostGroup: unowned, failed: triedHere},

@@ -9,7 +9,6 @@ var Dialects = map[string]Dialect{
 	mooncake.NIXLPush:        {Keeps: true, Strands: true},
 }
 
-// prefilling is where the prefill leg stands.
 type prefilling uint8
 
 const (
@@ -22,7 +21,6 @@ const (
 	gone                       // it has ended without an answer, or there is nothing to prefill
 )
 
-// decoding is where the decode leg stands.
 type decoding uint8
 
 const (
@@ -95,7 +93,6 @@ func (p *Pair) Due() bool { return p.prefill == due }
 // Closed says whether the decode leg has ended.
 func (p *Pair) Closed() bool { return p.decode == fell || p.decode == over }
 
-// step takes an event in and appends what is to be done.
 func (p *Pair) step(e Event, dst []Effect) []Effect {
 	switch e.What {
 	case CalledBack, NeedsNothing, Miscalled:
@@ -181,7 +178,6 @@ func (p *Pair) abort(dst []Effect) []Effect {
 	return append(dst, Effect{Do: AbortPrefill}, Effect{Do: HangUp})
 }
 
-// settle gives the lease back, once.
 func (p *Pair) settle(how How, dst []Effect) []Effect {
 	if !p.leased {
 		return dst
@@ -206,7 +202,6 @@ func (p *Pair) fail(why Ended, dst []Effect) []Effect {
 	return append(dst, Effect{Do: EndDecode})
 }
 
-// called takes in what the decode engine says of the place for the KV, in time.
 func (p *Pair) called(e Event, dst []Effect) []Effect {
 	if p.blocks = waiting; e.What == NeedsNothing {
 		p.blocks = needless
@@ -267,7 +262,6 @@ func (p *Pair) aborted() Limit {
 	return ByAbort
 }
 
-// done takes in the prefill engine's answer.
 func (p *Pair) done(e Event, dst []Effect) []Effect {
 	p.prefill, p.prompt = answered, e.Prompt
 	switch {
@@ -279,7 +273,6 @@ func (p *Pair) done(e Event, dst []Effect) []Effect {
 	return p.await(p.compare(dst))
 }
 
-// began takes in the first event of the answer.
 func (p *Pair) began(e Event, dst []Effect) []Effect {
 	if p.prefill == answered && e.Expired {
 		dst = p.fail(e.End, dst)

@@ -241,7 +241,6 @@ func (l *Lifecycle) confirms() Limit {
 	return l.Pair(len(l.pairs)).Confirms()
 }
 
-// keep takes note of what is kept for a lost answer.
 func (l *Lifecycle) keep(e *Event) {
 	if e.Kept {
 		l.owed.take(Kept)
@@ -255,7 +254,6 @@ func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
 }
 
-// queued goes on from the arrival queue.
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	switch e.What {
 	case Turn:
@@ -323,7 +321,6 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	return append(dst, Effect{Do: Pause, Retry: l.tries.next(v.Next, &e)})
 }
 
-// condemn holds a failure against the engine of a leg.
 func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
 	if whom == Disputed && !e.Faulty { // KV that did not arrive fails at any engine
 		whom = Engine
@@ -338,7 +335,6 @@ func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
 	return dst
 }
 
-// answered goes on from an answer that has begun.
 func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	switch {
 	case e.What == Begun && l.state == Lost:
@@ -382,7 +378,6 @@ func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
 	return append(dst, Effect{Do: GoOn, Until: l.confirms()})
 }
 
-// givenUp goes on when there is no other attempt here.
 func (l *Lifecycle) givenUp(e Event, dst []Effect) []Effect {
 	dst = l.owed.settle(dst, KV, Doubt) // no engine has it, but no answer needs it any more
 	switch {
@@ -411,13 +406,11 @@ func (l *Lifecycle) fail(e Event, with Error, dst []Effect) []Effect {
 	return append(l.conclude(dst), Effect{Do: Fail, Error: with})
 }
 
-// conclude settles what is left when the attempts are over.
 func (l *Lifecycle) conclude(dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Kept, Back)
 	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
-// panicked settles all at once.
 func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	l.state = Done
 	dst = l.owed.settle(dst, Slot, Failing)

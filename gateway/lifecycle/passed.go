@@ -41,7 +41,6 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// choose has an engine looked for, if one more may be asked.
 func (l *Lifecycle) choose(dst []Effect) []Effect {
 	if l.tries.asked == mostAsked {
 		return l.noneLeft(dst)
@@ -50,7 +49,6 @@ func (l *Lifecycle) choose(dst []Effect) []Effect {
 	return append(dst, Effect{Do: Choose})
 }
 
-// noneLeft ends a request for which there is no engine any more.
 func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
 	if l.tries.count > 0 || l.tries.unlisted > 0 {
 		return l.turnAway(OfAttempt, dst)
@@ -65,7 +63,6 @@ func (l *Lifecycle) call(state State, how Do, dst []Effect) []Effect {
 	return append(dst, Effect{Do: how, Until: ByProbe})
 }
 
-// callFell goes on from the end of a call.
 func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	v := e.End.Verdict()
 	dst = l.owed.settle(dst, Memory, Back)
@@ -99,7 +96,6 @@ func (l *Lifecycle) turnAway(with Error, dst []Effect) []Effect {
 	return append(l.letGo(Pass, Back, dst), Effect{Do: Fail, Error: with})
 }
 
-// letGo settles what such a request still holds.
 func (l *Lifecycle) letGo(body, memory How, dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Body, body)
 	dst = l.owed.settle(dst, Memory, memory)

@@ -46,7 +46,6 @@ func (t *tries) restart() { t.count, t.unsent, t.refused, t.held, t.unlisted = 0
 // poisons tells whether the request is taken for what breaks engines.
 func (t *tries) poisons() bool { return t.suspect >= poison }
 
-// next counts a failed attempt and says how another one begins.
 func (t *tries) next(follows Next, e *Event) Retry {
 	switch follows {
 	case Over, Ask, Elsewhere:

@@ -56,7 +56,6 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	return s.Requests.Pass(ctx, in, req, p)
 }
 
-// full refuses a request for which there is no seat.
 func (s *Server) full() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.seats.Full(),
@@ -96,7 +95,6 @@ type Server struct {
 	lacks map[lack]time.Time // endpoints that engines do not have, and when they said so
 }
 
-// lack is an endpoint that an engine does not have.
 type lack struct{ instance, path string }
 
 // lackMemory is how long an engine is not asked again for an endpoint that it does not have.

@@ -74,7 +74,6 @@ func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	Piece(ctx, contentType, body, nil)
 }
 
-// markReason says in an answer's headers which error it is.
 func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if e.Code != "" {
 		ctx.Response.Header.Set(reasonHeader, e.Code)

@@ -80,7 +80,6 @@ func (s *source) failedOn() string {
 	return ""
 }
 
-// find settles the 500s of which it is known now whose they were.
 func (j *job) find(f lifecycle.Finding) {
 	for _, settle := range j.charges {
 		settle(f)
@@ -88,7 +87,6 @@ func (j *job) find(f lifecycle.Finding) {
 	j.charges = nil
 }
 
-// outcome of a request whose KV did or did not come.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
 	empty := kind == board.Finished && s.answer.Mirror.Empty() && s.answer.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()

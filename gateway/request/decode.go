@@ -145,7 +145,6 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.answer.Mirror.Prompt()))
 }
 
-// send sends a decode request and returns once the head of its answer has come.
 func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (f *failure.Fault) {
 	j := s.job
 	if s.slot.Beyond {
@@ -299,7 +298,6 @@ func pairID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// arrange says how the legs will meet, as far as that is known beforehand.
 func (p *partner) arrange() *failure.Fault {
 	srv, c, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()

@@ -7,7 +7,6 @@ import (
 	"evenkeel/gateway/prompt"
 )
 
-// discard throws away a hand-off from which no answer is made.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.Left() {
 		j.srv.discards.Discard(h, j.freed)

@@ -51,7 +51,6 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	s.step(e)
 }
 
-// ends ends an answer that is whole.
 func (s *stream) ends() {
 	if s.stage >= ended {
 		return
@@ -82,7 +81,6 @@ func (s *stream) step(e lifecycle.Event) {
 	}
 }
 
-// do carries an effect out.
 func (s *stream) do(x lifecycle.Effect) {
 	j := s.job
 	switch x.Do {
@@ -114,7 +112,6 @@ func (s *stream) do(x lifecycle.Effect) {
 	}
 }
 
-// kinds are the ways in which a slot goes back.
 var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled, lifecycle.Finish: board.Finished}
 
 // finish closes the stream's contents: whole when fail is nil, else with an error event, never as if whole.
@@ -188,7 +185,6 @@ func (s *stream) Close() {
 	s.settle(board.Cancelled)
 }
 
-// account fills in the job's record and observes the whole answer.
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	if j.passed != nil {
@@ -225,8 +221,6 @@ func reconcile(s *stream) {
 	}
 }
 
-// collect reads an answer that is not streamed to its end, settles the request, and returns
-// its JSON.
 func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.Close()
 	for s.stage < ended {
@@ -248,7 +242,6 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	return body, nil
 }
 
-// settle gives back everything the stream holds.
 func (s *stream) settle(kind board.Kind) {
 	if s.stage == settled {
 		return

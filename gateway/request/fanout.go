@@ -46,7 +46,6 @@ type fanned struct {
 	fail    *openai.Error
 }
 
-// A branch is one of the PD requests.
 type branch struct {
 	job    *job
 	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
@@ -183,7 +182,6 @@ func (f *fanned) ask(legs []branch) (head *geo.Question) {
 	return head
 }
 
-// goes waits until it is known whether the request goes elsewhere.
 func (f *fanned) goes(first *prefill.Ticket) bool {
 	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()
@@ -211,7 +209,6 @@ func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	}
 }
 
-// send says whether somebody may still take the piece.
 func (f *fanned) send(p piece) bool {
 	select {
 	case f.pieces <- p:
@@ -231,7 +228,6 @@ func (f *fanned) next() (piece, bool) {
 	}
 }
 
-// collect answers a fan-out that is not streamed.
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.serve(func(l *branch) *openai.Error {
 		s, fail := l.job.serve(nil)
@@ -283,7 +279,6 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.srv.Stream(ctx, first.contentType, f, 0)
 }
 
-// relay serves one leg to its end and sends what it has.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil {
@@ -375,7 +370,6 @@ func (f *fanned) Close() {
 	f.part(f.fail)
 }
 
-// refuse answers with an error, and settles the request.
 func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.mark(ctx, fail)
 	f.srv.Fail(ctx, fail)
@@ -414,7 +408,6 @@ func (f *fanned) part(fail *openai.Error) {
 	}
 }
 
-// mark tells the client, or another dispatcher, where the request was served.
 func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.srv.markRoute(ctx, f.in)
 	if f.in.From != nil {
@@ -422,7 +415,6 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// settle sums the legs' facts into those of the client's request.
 func (f *fanned) settle(fail *openai.Error) {
 	for _, l := range f.legs {
 		f.in.Record.Sum(&l.job.record.Facts)

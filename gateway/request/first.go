@@ -15,7 +15,6 @@ import (
 	"evenkeel/sse"
 )
 
-// first reads up to the first data event.
 func (s *stream) first(deadline time.Time) error {
 	if s.whole {
 		s.resp.SetDeadline(deadline)

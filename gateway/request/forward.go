@@ -60,7 +60,6 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, 
 	return lifecycle.PeerAnswers, nil
 }
 
-// passedOn are the client's headers that mean something in another region.
 func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
@@ -146,7 +145,6 @@ type forwarded struct {
 	job *job
 }
 
-// started tells of its first event, or all of it.
 func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enter(journal.Streaming, "")
@@ -158,7 +156,6 @@ func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j.srv.markRoute(ctx, j.in)
 }
 
-// inOnePiece answers with what came in one piece.
 func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.started(ctx)
@@ -178,7 +175,6 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	Piece(ctx, whole.ContentType, whole.Body, nil)
 }
 
-// relay hands the client the peer's stream, event by event as it comes.
 func (f *forwarded) relay(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	f.started(ctx)
@@ -209,7 +205,6 @@ func (f *forwarded) Close() {
 // Panicked is Close where the stream has panicked.
 func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 
-// mayRelay is how many bytes another proxy's stream may have.
 func (f *forwarded) mayRelay() int64 {
 	j := f.job
 	answers := 1

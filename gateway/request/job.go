@@ -222,7 +222,6 @@ func onPanic(giveBack func()) {
 	}
 }
 
-// tell has the life take an event in, and returns what is to be done.
 func (j *job) tell(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -135,7 +135,6 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 	return ""
 }
 
-// localRule is what a rank may compute of a prompt.
 func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
@@ -151,7 +150,6 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 	return rule
 }
 
-// localFailed takes note of a rank that did not come to a first event with a prompt.
 func (j *job) localFailed(s *stream, f *failure.Fault) {
 	j.srv.metrics.localFailures.Inc()
 	j.record.Route = ""

@@ -10,7 +10,6 @@ import (
 	"evenkeel/gateway/lifecycle"
 )
 
-// metrics are what requests count.
 type metrics struct {
 	itl                             prometheus.Observer
 	recomputes, losses, moves       *prometheus.CounterVec // by tier

@@ -94,7 +94,6 @@ func (p *partner) awaitCallback() bool {
 	return p.lateCallback()
 }
 
-// calledBack takes in a callback that came in time.
 func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -137,7 +136,6 @@ func (p *partner) lateCallback() bool {
 	return p.tell(e, nil)
 }
 
-// anew has another engine prefill for the same decode leg.
 func (p *partner) anew() bool {
 	srv := p.job.srv
 	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.until))
@@ -280,7 +278,6 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 	return false
 }
 
-// limit is how long something is waited for at most.
 func (p *partner) limit(l lifecycle.Limit) time.Duration {
 	most := waitAtMost(l, p.job.srv.Settings(), p.rank.Profile)
 	if l == lifecycle.ByHold {
@@ -289,7 +286,6 @@ func (p *partner) limit(l lifecycle.Limit) time.Duration {
 	return most
 }
 
-// forget ends the callback's token after a time.
 func (p *partner) forget(grace time.Duration) {
 	if p.expect != nil {
 		p.expect.Forget(grace)
@@ -342,7 +338,6 @@ func unbegun(why error) *failure.Fault {
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
-// left is the end of legs whose client has left.
 func left() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), errLeft)
 }
@@ -428,7 +423,6 @@ func (p *partner) outlived() bool {
 	return p.legs().Stranded()
 }
 
-// prefiller is the last engine that was to prefill.
 func (p *partner) prefiller() prefill.Candidate {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()

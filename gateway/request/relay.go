@@ -21,7 +21,6 @@ import (
 	"evenkeel/sse"
 )
 
-// newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.New(j.srv.Client, rank.Profile, rank.Target)
@@ -120,7 +119,6 @@ func (s *stream) fill() error {
 	return err
 }
 
-// arrived takes in what came by now.
 func (s *stream) arrived(p []byte, now time.Time) {
 	var fx sse.Effects
 	s.now = now
@@ -199,7 +197,6 @@ func (s *stream) event(e sse.Event) {
 	s.effect(fx)
 }
 
-// effect carries out what an arrival was besides bytes for the client.
 func (s *stream) effect(fx sse.Effects) {
 	if fx.Events > 0 {
 		s.progress(fx.Tokens, fx.Events)

@@ -225,7 +225,6 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 	}
 }
 
-// begin prepares the answer on the rank that was bound.
 func (r *runner) begin() {
 	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) }) // before the request's life knows of it
 	r.stream = r.job.newStream(r.slot)
@@ -234,7 +233,6 @@ func (r *runner) begin() {
 // mixed says whether the attempt is one of a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
-// began is how the legs of an attempt ended: with a first event, or a fault.
 func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
 	if f != nil {
 		f.Moved = r.stream.run.Moved()
@@ -315,7 +313,7 @@ func (r *runner) offer(group bool) lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.Offered}
 }
 
-// answer takes note that the answer has begun. It is nil if another dispatcher has answered.
+// answer is nil if another dispatcher has answered.
 func (r *runner) answer() *stream {
 	s := r.stream
 	if s == nil {
@@ -331,7 +329,6 @@ func (r *runner) answer() *stream {
 	return s
 }
 
-// error is what the client gets.
 func (r *runner) error(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:

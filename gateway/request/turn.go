@@ -35,7 +35,6 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	return nil, nil, err
 }
 
-// notChosen is the answer to a request that got no turn.
 func (j *job) notChosen(err error) *openai.Error {
 	if j.client.Left() {
 		j.freed()
@@ -44,7 +43,7 @@ func (j *job) notChosen(err error) *openai.Error {
 	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
 		return j.unlisted
 	}
-	return failure.Queue(err, j.model.Name, j.model.Alone)
+	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Alone)
 }
 
 func (j *job) acquire() (*prefill.Lease, error) {

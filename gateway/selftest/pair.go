@@ -135,7 +135,6 @@ func (t *tester) answer(ctx context.Context, d subject, q *query, id string, bod
 	return s.mirror.Prompt(), err
 }
 
-// stream is what one answer brought.
 type stream struct {
 	mirror                     *sse.Mirror
 	events, withUsage, withIDs int

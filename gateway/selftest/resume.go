@@ -32,7 +32,6 @@ func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
 	}
 }
 
-// resume finds what a pair goes on with.
 func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 	is := d.profile.ChatResume
 	model, _ := common(p, d)
