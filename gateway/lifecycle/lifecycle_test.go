@@ -29,6 +29,21 @@ var answers = map[State][]What{
 	Redialing:  {First, Fell, Ends},
 }
 
+// settles are the ways in which each thing may be settled.
+var settles = [things][]How{
+	Place:   {Back, Pass},
+	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
+	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
+	Doubted: {Discard, Orphan},
+	Slot:    {Failing, Cancelled, Finish},
+	Holder:  {Back},
+	Kept:    {Back},
+	Seat:    {Back},
+	Body:    {Back, Pass},
+	Call:    {Free, Spent},
+	Memory:  {Back, Pass},
+}
+
 // legs are the ends that a leg may have in a state: those for which the tables have an entry.
 func legs(l *Lifecycle) (all []Ended) {
 	early := []Why{Uncalled, Misplaced, Unbegun}                   // only the legs of an early attempt end so

@@ -1,20 +1,5 @@
 package lifecycle
 
-// settles are the ways in which each thing may be settled.
-var settles = [things][]How{
-	Place:   {Back, Pass},
-	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
-	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
-	Doubted: {Discard, Orphan},
-	Slot:    {Failing, Cancelled, Finish},
-	Holder:  {Back},
-	Kept:    {Back},
-	Seat:    {Back},
-	Body:    {Back, Pass},
-	Call:    {Free, Spent},
-	Memory:  {Back, Pass},
-}
-
 // doubt is a hand-off that an engine may have read.
 type doubt struct {
 	live  bool // the engine has not said that it is done with the request

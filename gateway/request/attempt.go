@@ -1,18 +1,23 @@
 package request
 
 import (
+	"errors"
 	"math/rand/v2"
+	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/upstream"
+	"evenkeel/prefill"
 )
 
 // othersTake says whether an engine has refused the request, and it goes to ranks that are beside none which has.
@@ -100,5 +105,118 @@ func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.T
 		if later != nil {
 			later.Stop()
 		}
+	}
+}
+
+// fell is what a request's life is told of a leg that has ended.
+func (j *job) fell(f *failure.Fault) lifecycle.Event {
+	e := lifecycle.Event{What: lifecycle.Fell, End: f.Ended, Rooms: f.Rooms}
+	switch arrived := !errors.Is(f.Err, failure.ErrUndelivered); {
+	case f.Status == http.StatusInternalServerError:
+		e.Faulty = arrived
+	case f.Status == 0 && f.Engine != "" && arrived && prefill.Broke(f.Err):
+		e.Breach = lifecycle.Breach{Engine: f.Engine, At: time.Now()}
+		for _, b := range j.life.Breaches() {
+			if j.srv.Fleet.DownSince(b.Engine, b.At) {
+				e.Down = append(e.Down, b.Engine)
+			}
+		}
+	}
+	return e
+}
+
+// judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
+func (s *stream) judge(x lifecycle.Effect) {
+	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Blame
+	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
+	switch {
+	case full && x.Do == lifecycle.Shun: // the queue of one rank is, or that of all beside it
+		around, others := s.job.srv.Engines().Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
+		s.job.avoid.refuse(s.rank.Worker, around, others)
+	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // and the ranks that step with it
+		engines := s.job.srv.Engines()
+		around, _ := engines.Around(s.rank.Worker, nil)
+		s.job.avoid.decode = append(engines.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
+		s.job.avoid.halted++
+	case full:
+	case x.Do == lifecycle.Acclaim:
+		monitor.Judge(id, engine.Served, nil)
+	case x.Do == lifecycle.Shun:
+		answered := s.fault != nil && s.fault.Why == lifecycle.Failed // one that has crashed says nothing of the others of its host
+		s.job.avoid.decode = s.job.srv.Engines().Beside(s.rank.Worker, answered, s.job.avoid.decode)
+	case whom == lifecycle.Disputed:
+		err, settle := s.fault.Err, monitor.Accuse(id)
+		s.job.charges = append(s.job.charges, func(f lifecycle.Finding) {
+			settle()
+			switch f {
+			case lifecycle.Guilty:
+				monitor.Judge(id, engine.Faulted, err)
+			case lifecycle.Unclear:
+				monitor.Judge(id, engine.Unclear, err)
+			case lifecycle.Innocent:
+			}
+		})
+	case whom == lifecycle.Wedged:
+		monitor.Judge(id, engine.Silent, s.fault.Err)
+	case whom == lifecycle.Engine:
+		monitor.Judge(id, engine.Faulted, s.fault.Err)
+	}
+}
+
+// failedOn is the name of the engine or rank that its source failed on; empty: none did, or it is not known which.
+func (s *source) failedOn() string {
+	switch {
+	case !s.fault.OfEngine():
+	case s.fault.Leg != lifecycle.Prefill:
+		return s.rank.Target.ID
+	case s.partner != nil:
+		return s.partner.prefiller().ID
+	}
+	return ""
+}
+
+func (j *job) find(f lifecycle.Finding) {
+	for _, settle := range j.charges {
+		settle(f)
+	}
+	j.charges = nil
+}
+
+func (s *stream) outcome(kind board.Kind) board.Outcome {
+	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
+	empty := kind == board.Finished && s.answer.Mirror.Empty() && s.answer.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
+	refused := s.fault != nil && s.firstAt.IsZero() && s.fault.Refused()
+	_, told := s.answer.Mirror.Usage()
+	unsaid := kind == board.Finished && (s.untold || !told)
+	return board.Outcome{Kind: kind, Generated: s.answer.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard, Orphaned: s.stranded}
+}
+
+// avoided are engines that a request keeps off, because they failed at it, or refused it.
+type avoided struct {
+	prefill []string // candidates tried since the last start
+	decode  []int32  // workers that failed, and those beside them
+	refused []int32  // workers that refused it, and all of those beside them once a second one of these has refused it
+	last    []int32  // workers beside one that refused it: it goes there if no other can take it at once
+	halted  int      // how often the core of a rank stood still, and the request was taken from there
+	others  bool     // a rank takes requests that is beside none of these
+}
+
+// ranks are the workers that no attempt should go to while there are others.
+func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
+
+// refuse notes that a worker refused the request. It may be that its queue is full, or that what stands before all of those around it
+// has enough: the next attempt goes to others if one can take it at once. If a second one of those around refuses it, all of them have,
+// and the request waits for others. If others have refused it twice before, they are as good again.
+func (a *avoided) refuse(worker int32, around []int32, others bool) {
+	again := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
+	a.others = others
+	switch {
+	case !again:
+		a.refused = append(a.refused, worker)
+		a.last = append(a.last, around...)
+	case others:
+		a.refused = append(a.refused, around...)
+	default:
+		a.refused, a.last = around, nil
 	}
 }

@@ -63,52 +63,23 @@ func (s *stream) ends() {
 
 // step tells the life of an answer that has begun what became of it, and carries out what is to be done.
 func (s *stream) step(e lifecycle.Event) {
-	j := s.job
-	e.Left, e.Engine = j.client.Left(), s.rank.Instance
+	r := runner{job: s.job, stream: s, fault: s.fault, answers: true}
+	e.Left, e.Engine = s.job.client.Left(), s.rank.Instance
 	var room [6]lifecycle.Effect
-	todo := j.tell(e, room[:0])
+	todo := s.job.tell(e, room[:0])
 	defer onPanic(func() { // what was to be given back when something panicked
 		for _, x := range todo {
 			if x.Do == lifecycle.Settle || x.Do == lifecycle.Find {
-				s.do(x)
+				r.do(x)
 			}
 		}
 	})
 	for len(todo) > 0 {
 		x := todo[0]
 		todo = todo[1:]
-		s.do(x)
-	}
-}
-
-func (s *stream) do(x lifecycle.Effect) {
-	j := s.job
-	switch x.Do {
-	case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
-		e := lifecycle.Event{What: lifecycle.Believed}
-		if f := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
-			s.fault, e.What = f, lifecycle.Fell
+		if e = r.do(x); x.Do == lifecycle.Confirm {
+			s.step(e)
 		}
-		s.step(e)
-	case lifecycle.GoOn: // fill does, once the client has what came so far
-		s.stage = lost
-	case lifecycle.EndWhole:
-		s.finish(nil)
-	case lifecycle.BreakOff:
-		s.finish(s.fault.Answer)
-	case lifecycle.Settle:
-		switch x.Thing {
-		case lifecycle.Slot:
-			s.release(kinds[x.How])
-		case lifecycle.Kept:
-			j.forget()
-		default: // of a request that is passed through
-			j.passed.giveUp(j, s, x.Thing, x.How)
-		}
-	case lifecycle.Find:
-		j.find(x.Finding)
-	default:
-		s.judge(x)
 	}
 }
 

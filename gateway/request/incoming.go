@@ -1,10 +1,14 @@
 package request
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
+	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -13,6 +17,8 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/pump"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -134,4 +140,155 @@ func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, 
 	legs := req.Legs()
 	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, record: srv.Journal.Request(journal.Facts{})}
 	return srv.Tier.Score(j.arrival())
+}
+
+// Headers of a request and of its answer.
+const (
+	SessionHeader    = "X-Evenkeel-Session"
+	SessionEndHeader = "X-Evenkeel-Session-End"
+	ClassHeader      = "X-Evenkeel-Class"       // batch or online
+	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // from arrival until the first token is wanted
+	PolicyHeader     = "X-Evenkeel-Policy"      // of prefill: asked for, or used
+)
+
+// Headers of an answer that say where it went.
+const (
+	prefillHeader  = "X-Evenkeel-Prefill"
+	hitHeader      = "X-Evenkeel-Hit-Tokens"
+	attemptsHeader = "X-Evenkeel-Attempts"
+	routeHeader    = "X-Evenkeel-Route"
+	reasonHeader   = "X-Evenkeel-Reason"
+	decodeHeader   = "X-Evenkeel-Decode"
+	waitsHeader    = "X-Evenkeel-Waits"
+)
+
+// metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
+const metadataHeader = "Metadata"
+
+// Ways of a request, as x-evenkeel-route names them.
+const (
+	wayLocal     = "local"
+	wayForwarded = "forwarded"
+	wayFallback  = "fallback"
+)
+
+// keep has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
+// Another dispatcher gets none: it needs the status, and keeps its own client.
+func (srv *Server) keep(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
+	if span := srv.Settings().Limits.KeepAlive; span > 0 && in.From == nil {
+		edge.KeepClient(ctx, span, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
+	}
+}
+
+// Fail writes an error answer. A client that has the head of a stream already gets the error as an event, and the stream ends.
+func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	if path := string(ctx.Path()); edge.EndWait(ctx) {
+		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
+		edge.NewPull(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
+		return
+	}
+	ctx.SetStatusCode(e.Status)
+	body, contentType := e.Typed(string(ctx.Path()))
+	if e.RetryAfter > 0 {
+		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	}
+	if srv.Settings().ExposeRoute {
+		markReason(ctx, e)
+	}
+	Piece(ctx, contentType, body, nil)
+}
+
+func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	if e.Code != "" {
+		ctx.Response.Header.Set(reasonHeader, e.Code)
+	}
+}
+
+// expose says in an answer's headers which way the request went, and what it
+// waited for up to its first event, as a Server-Timing header would. Not every
+// caller may see it: names of engines are addresses.
+func (srv *Server) expose(ctx *fasthttp.RequestCtx, in *Incoming) {
+	told := in.Record
+	if !srv.Settings().ExposeRoute && !in.Explain || told.Route == "" {
+		return
+	}
+	h := &ctx.Response.Header
+	h.Set(decodeHeader, told.Rank)
+	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", told.QueueMs, told.ProbeMs, told.WaitMs, told.TransferMs))
+	if told.Route == journal.Disaggregated {
+		h.Set(prefillHeader, told.Prefill)
+		h.Set(PolicyHeader, told.PrefillPolicy)
+	}
+	h.Set(hitHeader, strconv.Itoa(told.HitTokens))
+	h.Set(attemptsHeader, strconv.Itoa(told.Attempts))
+	h.Set(routeHeader, told.Route)
+}
+
+// markRoute says in the answer where the request was served, where there is
+// more than one place.
+func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
+	if srv.Node != nil && in.From == nil && in.way != "" {
+		ctx.Response.Header.Set(routeHeader, in.way)
+	}
+}
+
+// explain marks an answer to another dispatcher with what it needs to know of
+// the refusal: which of them are its own to mend.
+func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
+	if fail == nil {
+		if in.Record.PromptTokens > 0 {
+			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.Record.CachedTokens))
+		}
+		return
+	}
+	switch fail.Code {
+	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
+		srv.Node.Rejected(fail.Code)
+		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
+	case "deadline_unmet":
+		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectDeadline)
+	case "model_not_found":
+		srv.Node.Rejected(geo.RejectModel)
+		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)
+	}
+}
+
+// Events is an answer that comes event by event. It may know how much of it Read has without waiting, and where it ends, as
+// edge.NewPull says. Close settles its request, however it ended.
+type Events interface {
+	io.Reader
+	Close()
+}
+
+// Stream has the client of ctx answered event by event. The connection's own goroutine reads them once the handler has returned, so
+// that a slow client slows its engine down. If a loop can carry the answer, and it may have more than a few tokens still, a loop does.
+func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
+	if !edge.EndWait(ctx) {
+		ctx.SetStatusCode(http.StatusOK)
+		edge.StreamHead(&ctx.Response.Header, contentType)
+	}
+	if flow, ok := answer.(pump.Stream); !ok || tokens <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
+		edge.NewPull(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
+	}
+}
+
+// Piece has the client of ctx answered in one piece. room is charged for it until it is written; nil: nothing is.
+func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Charge) {
+	ctx.SetContentType(contentType)
+	if room == nil {
+		ctx.SetBody(body)
+		return
+	}
+	ctx.SetBodyStream(&charged{bytes.NewReader(body), room}, len(body))
+}
+
+// charged is an answer in one piece whose memory is given back when it is written.
+type charged struct {
+	*bytes.Reader
+	room *edge.Charge
+}
+
+func (c *charged) Close() error {
+	c.room.Give()
+	return nil
 }

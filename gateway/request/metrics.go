@@ -64,18 +64,11 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	}
 }
 
-// Why a prefill was run to its end although nobody wants its answer, as drains are labelled.
+// The labels of drains, rebinds and localRequests. The HELP texts say what they mean.
 const (
-	drainLeft = "client_left"
-	drainLate = "late_callback"
-)
-
-// Why a rank is lost again before the first token, as rebinds are labelled.
-const (
-	causeDecode   = "decode"   // its engine took nothing, or broke off
-	causePrefill  = "prefill"  // the prefill engine did
-	causeCallback = "callback" // none came, or one that names no place for the KV
-	causeSilent   = "silent"   // the prefill has ended, and no event came
+	drainLeft, drainLate                                  = "client_left", "late_callback"
+	causeDecode, causePrefill, causeCallback, causeSilent = "decode", "prefill", "callback", "silent"
+	localShort, localAsked, localWhole, localEnded        = "short", "asked", "endpoint", "ended"
 )
 
 // rebound counts a rank that a request was bound to and has lost; f is why the prefill leg ended the decode leg, nil if that has ended by
@@ -94,11 +87,3 @@ func (m *metrics) rebound(f *failure.Fault) {
 	}
 	m.rebinds.WithLabelValues(cause).Inc()
 }
-
-// Why a prompt was computed whole by a decode rank, as metrics label it.
-const (
-	localShort = "short"    // little of it is new there
-	localAsked = "asked"    // a trusted caller wants no hand-off
-	localWhole = "endpoint" // its endpoint takes no hand-off
-	localEnded = "ended"    // its probes end with the answer's end and hand nothing off
-)

@@ -63,6 +63,8 @@ type runner struct {
 	stream *stream
 	fault  *failure.Fault // that the last leg ended with; nil: no leg did
 	fail   *openai.Error  // what the last attempt came to
+
+	answers bool // the stream carries out what its answer has come to
 }
 
 func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
@@ -123,7 +125,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		j.question = r.asks
 	case lifecycle.Drop:
 		r.away.Drop()
-	case lifecycle.Shun, lifecycle.Condemn:
+	case lifecycle.Shun, lifecycle.Condemn, lifecycle.Acclaim:
 		r.judge(x)
 	case lifecycle.Find:
 		j.find(x.Finding)
@@ -171,7 +173,20 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		return r.offer(x.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.pass(x)
-	case lifecycle.Acclaim, lifecycle.AnswerIt, lifecycle.Fail, lifecycle.Confirm, lifecycle.GoOn, lifecycle.EndWhole, lifecycle.BreakOff: // run does these, or the stream of an answer
+	case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
+		s := r.stream
+		if f := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
+			s.fault = f
+			return lifecycle.Event{What: lifecycle.Fell}
+		}
+		return lifecycle.Event{What: lifecycle.Believed}
+	case lifecycle.GoOn: // fill does, once the client has what came so far
+		r.stream.stage = lost
+	case lifecycle.EndWhole:
+		r.stream.finish(nil)
+	case lifecycle.BreakOff:
+		r.stream.finish(r.stream.fault.Answer)
+	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
 	}
 	return lifecycle.Event{}
 }
@@ -387,6 +402,10 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Slot:
 		kind, s := kinds[how], r.stream
+		if r.answers {
+			s.release(kind)
+			return
+		}
 		if s == nil { // there was none yet when something panicked
 			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
 			return
@@ -403,7 +422,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 	case lifecycle.Kept:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
-		if j.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
+		if j.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil && !r.answers {
 			r.stream.settle(board.Failed)
 		}
 	}
