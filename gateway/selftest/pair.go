@@ -1,18 +1,22 @@
 package selftest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/failure"
 	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -48,7 +52,7 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 		}
 		x, named.TransferID = &named, id
 	}
-	text, err := t.probe(ctx, p, q, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.leg, x, nil))
+	text, err := t.send(ctx, p, q, lifecycle.Prefill, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.leg, x, nil))
 	if err != nil {
 		return answer, err
 	}
@@ -65,40 +69,28 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 	return answer, err
 }
 
-// probe sends a prefill request and reads the answer to its end.
-func (t *tester) probe(ctx context.Context, p subject, q *query, id string, body [][]byte) ([]byte, error) {
-	call, end := t.call(ctx, p, q, lifecycle.Prefill)
-	defer end()
-	text, f := call.Whole(engine.JSONHeaders(id), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
-	if f != nil {
-		return nil, why(ctx, call, f)
-	}
-	return text, nil
-}
-
-// call prepares a request to an engine, which ends with ctx.
-func (t *tester) call(ctx context.Context, s subject, q *query, half lifecycle.Leg) (call *upstream.Call, end func() bool) {
-	call = &upstream.Call{
-		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Leg: half, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
+// send sends a request to an engine and reads the answer to its end. The error says in words for the operator why it failed.
+func (t *tester) send(ctx context.Context, s subject, q *query, leg lifecycle.Leg, id string, body [][]byte) ([]byte, error) {
+	call := &upstream.Call{
+		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Leg: leg, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
 	}
-	return call, context.AfterFunc(ctx, call.Abort)
-}
-
-// why says in words for the operator why a request failed.
-func why(ctx context.Context, call *upstream.Call, f *failure.Fault) error {
+	defer context.AfterFunc(ctx, call.Abort)()
+	text, f := call.Whole(engine.JSONHeaders(id), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
 	switch {
+	case f == nil:
+		return text, nil
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	case f.Status == 0:
-		return f.Err
+		return nil, f.Err
 	}
 	said := string(call.Refusal)
 	if len(said) > 200 {
 		said = said[:200] + "..."
 	}
-	is := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[call.Leg]
-	return fmt.Errorf("%s was answered with %d: %s", is, f.Status, said)
+	is := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[leg]
+	return nil, fmt.Errorf("%s was answered with %d: %s", is, f.Status, said)
 }
 
 func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
@@ -112,25 +104,17 @@ func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.Pro
 // answer sends a decode request, reads the answer and compares what it says of itself. It returns how many tokens the prompt
 // had there.
 func (t *tester) answer(ctx context.Context, d subject, q *query, id string, body [][]byte) (prompt int, err error) {
-	half, cached := lifecycle.Decode, -1
+	leg, cached := lifecycle.Decode, -1
 	if d.profile.Aggregated() {
-		half, cached = lifecycle.Sole, sse.OwnCached
+		leg, cached = lifecycle.Sole, sse.OwnCached
 	}
-	call, end := t.call(ctx, d, q, half)
-	defer end()
-	resp, f := call.Open(engine.JSONHeaders(id), body)
-	if resp != nil {
-		defer resp.Close()
-	}
-	if f != nil {
-		return 0, why(ctx, call, f)
+	text, err := t.send(ctx, d, q, leg, id, body)
+	if err != nil {
+		return 0, err
 	}
 	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
-	if err = s.read(resp); err == nil && q.endpoint == mooncake.Completions { // a chat differs in nothing that is judged here
+	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // a chat differs in nothing that is judged here
 		err = t.judge(d, &s)
-	}
-	if err != nil && ctx.Err() != nil {
-		return 0, context.Cause(ctx)
 	}
 	return s.mirror.Prompt(), err
 }
@@ -141,37 +125,29 @@ type stream struct {
 	handsBack                  bool // the engine keeps the KV of the answer for somebody who fetches it
 }
 
-func (s *stream) read(r io.Reader) error {
-	framer, buf := sse.NewFramer(0), make([]byte, 4<<10)
-	for {
-		n, err := r.Read(buf)
-		framer.Feed(buf[:n])
-		for e, ok := framer.Next(); ok; e, ok = framer.Next() {
-			switch _, v := s.mirror.Event(e, nil); v {
-			case sse.Failed:
-				return fmt.Errorf("the stream failed: %s", s.mirror.Failure().Message)
-			case sse.Ended:
-				return nil
-			}
-			if e.Kind != sse.KindData {
-				continue
-			}
-			s.events++
-			s.handsBack = s.handsBack || strings.Contains(string(e.Data), `"do_remote_decode":true`)
-			if strings.Contains(string(e.Data), `"completion_tokens":`) {
-				s.withUsage++
-			}
-			if strings.Contains(string(e.Data), `"token_ids":[`) {
-				s.withIDs++
-			}
+func (s *stream) read(text []byte) error {
+	framer := sse.NewFramer(0)
+	framer.Feed(text)
+	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
+		switch _, v := s.mirror.Event(e, nil); v {
+		case sse.Failed:
+			return fmt.Errorf("the stream failed: %s", s.mirror.Failure().Message)
+		case sse.Ended:
+			return nil
 		}
-		if errors.Is(err, io.EOF) {
-			return errors.New("the stream ended without [DONE]")
+		if e.Kind != sse.KindData {
+			continue
 		}
-		if err != nil {
-			return err
+		s.events++
+		s.handsBack = s.handsBack || bytes.Contains(e.Data, []byte(`"do_remote_decode":true`))
+		if bytes.Contains(e.Data, []byte(`"completion_tokens":`)) {
+			s.withUsage++
+		}
+		if bytes.Contains(e.Data, []byte(`"token_ids":[`)) {
+			s.withIDs++
 		}
 	}
+	return errors.New("the stream ended without [DONE]")
 }
 
 func (t *tester) judge(d subject, s *stream) error {
@@ -217,3 +193,117 @@ func (t *tester) counts(p subject, cached int) {
 }
 
 func on(b *bool) bool { return b != nil && *b }
+
+var (
+	errCallback = errors.New("its callback")
+	errLeg      = errors.New("the other engine failed")
+)
+
+// bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
+// first is returned, and only that: the other one was told to end.
+func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
+	m := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
+	var callback <-chan metaserver.Callback
+	if p.profile.Connector != mooncake.SGLang {
+		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
+			return d.profile.ReadCallback(body, m.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
+		}})
+		defer expected.Forget(0)
+		m.Metaserver, callback = expected.URL, expected.Came()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if got.ProbeAnswer, prefill = t.boundPrefill(ctx, p, d, q, m, callback); prefill != nil {
+			cancel(errLeg)
+		}
+	}()
+	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.leg, m, "", true, nil))
+	if decode != nil {
+		cancel(errLeg)
+	}
+	<-ended
+	switch {
+	case errors.Is(prefill, errCallback): // which is the decode engine's
+		prefill, decode = nil, prefill
+	case errors.Is(decode, errLeg):
+		decode = nil
+	case errors.Is(prefill, errLeg):
+		prefill = nil
+	}
+	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // whose engines may not notice that we have left
+		_ = upstream.Abort(t.client, p.target, id, zap.NewNop())
+		_ = upstream.Abort(t.client, d.target, id, zap.NewNop())
+	}
+	return got, prefill, decode
+}
+
+// boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
+func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
+	if callback != nil {
+		select {
+		case came := <-callback:
+			if came.Err != nil {
+				return none, fmt.Errorf("%w is of no use: %w", errCallback, came.Err)
+			}
+			for _, key := range came.Unknown {
+				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine gets it as it is", key)
+			}
+			m.Callback = came.KV
+		case <-time.After(t.cfg.Bind.CallbackTimeout):
+			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout, t.callbacks.URL())
+		case <-ctx.Done():
+			return none, context.Cause(ctx)
+		}
+	}
+	text, err := t.send(ctx, p, q, lifecycle.Prefill, m.RID, p.profile.EarlyProbe(&q.body, q.leg, m, true, nil))
+	if err != nil {
+		return none, err
+	}
+	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
+}
+
+// listen has decode engines call back to us, where the config says and no proxy runs.
+func (t *tester) listen(ctx context.Context) (end func()) {
+	layerwise := func(name string) bool {
+		p := t.cfg.Profiles[name]
+		return p.Connector == mooncake.AscendLayerwise
+	}
+	if t.callbacks != nil || t.cfg.Bind.Listen == "" || !slices.ContainsFunc(t.cfg.ProfilesInUse("decode"), layerwise) {
+		return func() {}
+	}
+	allowed := map[netip.Addr]bool{}
+	for _, host := range t.cfg.Callers() {
+		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // one that has no address does not call
+		for _, a := range addrs {
+			allowed[a.Unmap()] = true
+		}
+	}
+	s := metaserver.New(metaserver.Config{
+		Listen: t.cfg.Bind.Listen, Advertise: func() string { return t.cfg.Bind.Advertise }, Connections: t.cfg.Limits.Connections,
+		Allowed:    func(a netip.Addr) bool { return t.cfg.Bind.Allows(a) || len(t.cfg.Bind.Allow) == 0 && allowed[a] },
+		Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
+	})
+	if err := s.Start(); err != nil {
+		t.deaf = err
+		return func() {}
+	}
+	t.callbacks = s
+	return s.Close
+}
+
+// unpaired says, and reports, that no prompt is sent through an engine, because nobody would
+// hear its callback.
+func (t *tester) unpaired(s subject) bool {
+	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
+		return false
+	}
+	why := "nothing listens at bind.listen for a test"
+	if t.deaf != nil {
+		why = fmt.Sprintf("callbacks cannot be heard (%v); a proxy that runs there tests its engines itself when it starts", t.deaf)
+	}
+	t.report(s.name, OK, "answers; no prompt was sent, because its decode rank would call back, and %s", why)
+	return true
+}

@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/mooncake"
 )
 
@@ -180,6 +181,6 @@ func (t *tester) takes(ctx context.Context, s *subject, number int) bool {
 	target.First, target.Rank = number, 0
 	named.target = &target
 	body := fmt.Appendf(nil, `{"model":%q,"prompt":"evenkeel self test","max_tokens":1}`, s.models[0])
-	_, err := t.probe(ctx, named, &query{endpoint: mooncake.Completions}, fmt.Sprintf("%s-n%d", t.id(), number), [][]byte{body})
+	_, err := t.send(ctx, named, &query{endpoint: mooncake.Completions}, lifecycle.Prefill, fmt.Sprintf("%s-n%d", t.id(), number), [][]byte{body})
 	return err == nil
 }
