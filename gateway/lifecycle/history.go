@@ -59,8 +59,14 @@ func (h *history) moves(m move) (ok bool) {
 	return ok
 }
 
-// open says whether another dispatcher may still get the request.
-func (h history) open() bool { return h == arrived || h == triedHere || h == unowned }
+// Open says whether another dispatcher may still get the request.
+func (h history) Open() bool { return h == arrived || h == triedHere || h == unowned }
 
-// waited says whether the request has its old place in the arrival queue.
-func (h history) waited() bool { return h != arrived && h != servedHere }
+// Waited says whether the request has its old place in the arrival queue.
+func (h history) Waited() bool { return h != arrived && h != servedHere }
+
+// Tried says whether every attempt here has failed.
+func (h history) Tried() bool { return h == triedHere }
+
+// Stays says that the request stays here for good.
+func (h history) Stays() bool { return h == returned }

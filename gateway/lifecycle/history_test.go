@@ -68,10 +68,10 @@ func TestEveryWalkOfARequestEnds(t *testing.T) {
 				walk(next, append(slices.Clone(behind), h))
 			}
 		}
-		if h.open() { // else a turn here changes nothing
+		if h.Open() { // else a turn here changes nothing
 			next := h
 			require.True(t, next.moves(turned))
-			require.False(t, next.open(), "a retry stays")
+			require.False(t, next.Open(), "a retry stays")
 			walk(next, append(slices.Clone(behind), h))
 		}
 	}
@@ -82,9 +82,9 @@ func TestEveryWalkOfARequestEnds(t *testing.T) {
 
 func TestARequestIsFirstInItsQueueOnceItHasWaited(t *testing.T) {
 	for _, h := range histories {
-		require.Equal(t, h != arrived && h != servedHere, h.waited())
+		require.Equal(t, h != arrived && h != servedHere, h.Waited())
 		next := h
 		require.True(t, next.moves(turned), "every request may have its turn here")
-		require.Equal(t, h.waited(), next.waited(), "a turn does not change it")
+		require.Equal(t, h.Waited(), next.Waited(), "a turn does not change it")
 	}
 }

@@ -45,8 +45,8 @@ type Lifecycle struct {
 	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
 	Alone bool // only a rank that computes the prompt may serve it
 
+	history
 	state   State
-	history history
 	script  Script
 	dialect Dialect // of the engines of an early attempt
 	last    Next    // what the last attempt came to
@@ -55,18 +55,6 @@ type Lifecycle struct {
 	owed    owed
 	pairs   []Pair // one for each attempt that was bound before its prefill
 }
-
-// Open says whether another dispatcher may still get the request.
-func (l *Lifecycle) Open() bool { return l.history.open() }
-
-// Waited says whether the request has its old place in the arrival queue.
-func (l *Lifecycle) Waited() bool { return l.history.waited() }
-
-// Tried says whether every attempt here has failed.
-func (l *Lifecycle) Tried() bool { return l.history == triedHere }
-
-// Stays says that the request stays here for good.
-func (l *Lifecycle) Stays() bool { return l.history == returned }
 
 // Resumed says whether its answer was lost and goes on elsewhere.
 func (l *Lifecycle) Resumed() bool { return l.tries.resumed > 0 }
@@ -209,7 +197,7 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 
 func (l *Lifecycle) begin(dst []Effect) []Effect {
 	l.script = Late
-	if !l.Bound && l.history.open() {
+	if !l.Bound && l.Open() {
 		dst = append(dst, Effect{Do: Question})
 	}
 	dst = append(dst, Effect{Do: Attempt})
@@ -222,15 +210,14 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 
 // sendDecode has the rank that was bound decode, or all of it if the request has no KV.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
-	l.state = Opening
-	x := Effect{Do: SendDecode, Until: ByFirstEvent}
-	switch {
+	until := ByFirstEvent
+	switch l.state = Opening; {
 	case e.Whole:
-		x.Until = ByWhole
+		until = ByWhole
 	case l.script == Mixed: // it computes the prompt first, after others
-		x.Until = ByProbe
+		until = ByProbe
 	}
-	return append(dst, x)
+	return append(dst, Effect{Do: SendDecode, Until: until})
 }
 
 // confirms is how long the prefill engine's word is waited for that the KV of an answer was whole.
