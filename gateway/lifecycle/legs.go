@@ -50,11 +50,11 @@ type Pair struct {
 	whole   bool  // the answer comes in one piece, or may say nothing before its end
 	deaf    bool  // the decode engine may not heed an abort
 	leased  bool  // the prefill's lease is not settled
-	left    bool  // the client left before the first event
+	Left    bool  // the client left before the first event
 	counted int   // tokens of the prompt, by the decode engine
 	prompt  int   // and by the prefill engine; 0: it did not say so
-	failed  bool  // one leg has ended the other, or the answer may not be believed
-	why     Ended // of failed
+	Failed  bool  // one leg has ended the other, or the answer may not be believed
+	why     Ended // of Failed
 }
 
 // newPair is that of an attempt that begins. It has the lease of the prompt.
@@ -69,9 +69,6 @@ func newPair(d Dialect, whole, deaf bool) Pair {
 	return p
 }
 
-// Failed says whether one leg has ended the other, or the answer may not be believed.
-func (p *Pair) Failed() bool { return p.failed }
-
 // Answered says whether the prefill engine has answered well.
 func (p *Pair) Answered() bool { return p.prefill == answered }
 
@@ -80,9 +77,6 @@ func (p *Pair) Aborting() bool { return p.prefill == aborting }
 
 // Begun says whether the first event has come.
 func (p *Pair) Begun() bool { return p.decode == begun || p.decode == over }
-
-// Left says whether the client left before the first event.
-func (p *Pair) Left() bool { return p.left }
 
 // Stranded says whether the decode engine may keep blocks for a prefill that may not come.
 func (p *Pair) Stranded() bool { return p.dialect.Strands && p.blocks == waiting }
@@ -110,7 +104,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		p.prefill = gone
 		return p.settle(Free, dst)
 	case ProbeDue:
-		if p.prefill == gone || p.dialect.Aborts && (p.Closed() || p.left) || p.dialect.Keeps && p.Closed() { // the decode leg has ended before anything was sent
+		if p.prefill == gone || p.dialect.Aborts && (p.Closed() || p.Left) || p.dialect.Keeps && p.Closed() { // the decode leg has ended before anything was sent
 			p.prefill = gone
 			return p.settle(Free, dst)
 		}
@@ -135,7 +129,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.began(e, dst)
 	case Confirmed:
 		p.counted = max(p.counted, e.Prompt)
-		if dst = p.compare(dst); !p.failed && p.prefill == answered {
+		if dst = p.compare(dst); !p.Failed && p.prefill == answered {
 			dst = p.settle(Free, dst)
 		}
 	case Quiet:
@@ -160,8 +154,8 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.fail(e.End, dst)
 	case Unwanted:
 		was := p.prefill
-		if (was == running || was == aborting) && !p.failed {
-			p.failed, p.why = true, e.End
+		if (was == running || was == aborting) && !p.Failed {
+			p.Failed, p.why = true, e.End
 		}
 		if was == running {
 			return p.abort(dst)
@@ -190,10 +184,10 @@ func (p *Pair) settle(how How, dst []Effect) []Effect {
 // is one where this means that the KV is complete. Where it does not mean that, an answer that has ended is then not believed.
 func (p *Pair) fail(why Ended, dst []Effect) []Effect {
 	switch {
-	case p.failed, p.decode == fell, p.Begun() && !p.dialect.Aborts:
+	case p.Failed, p.decode == fell, p.Begun() && !p.dialect.Aborts:
 		return dst
 	}
-	if p.failed, p.why = true, why; p.decode == over {
+	if p.Failed, p.why = true, why; p.decode == over {
 		return dst
 	}
 	if p.dialect.Aborts {
@@ -238,14 +232,6 @@ func (p *Pair) await(dst []Effect) []Effect {
 	return append(dst, x)
 }
 
-// first is how long the first thing is waited for that must happen before anything is prefilled.
-func (p *Pair) first() Limit {
-	if p.dialect.CallsBack {
-		return ByCallback
-	}
-	return NotHere
-}
-
 // Confirms is how long the prefill engine's word is waited for that the KV of an answer was whole, where an answer shows nothing of that.
 func (p *Pair) Confirms() Limit {
 	if p.dialect.Aborts {
@@ -282,7 +268,7 @@ func (p *Pair) began(e Event, dst []Effect) []Effect {
 		dst = p.settle(Free, dst)
 	}
 	dst = append(dst, Effect{Do: StopWaiting})
-	if !p.failed && p.dialect.Aborts && p.prefill != answered {
+	if !p.Failed && p.dialect.Aborts && p.prefill != answered {
 		dst = append(dst, Effect{Do: AwaitPrefill, Until: ByConfirm})
 	}
 	return dst
@@ -305,7 +291,7 @@ func (p *Pair) fell(how EndReason, dst []Effect) []Effect {
 	}
 	dst = append(dst, Effect{Do: StopWaiting})
 	stranded := false
-	if p.failed {
+	if p.Failed {
 		stranded = p.Stranded() && (p.prefill != answered || p.why.Why == Unbegun)
 	} else {
 		dst, stranded = p.part(how, dst)
@@ -316,10 +302,10 @@ func (p *Pair) fell(how EndReason, dst []Effect) []Effect {
 	if p.dialect.CallsBack && p.blocks != unknown {
 		dst = append(dst, Effect{Do: Forget})
 	}
-	if how != Declined && !p.left {
+	if how != Declined && !p.Left {
 		dst = append(dst, Effect{Do: CountLoss})
 	}
-	if !p.failed && how == Died && p.dialect.Aborts { // the decode leg is closed then, and its pages must not be given away while they are written
+	if !p.Failed && how == Died && p.dialect.Aborts { // the decode leg is closed then, and its pages must not be given away while they are written
 		dst = append(dst, Effect{Do: AwaitPrefill, Until: p.aborted()})
 	}
 	if p.prefill == answered {
@@ -334,7 +320,7 @@ func (p *Pair) part(how EndReason, dst []Effect) (_ []Effect, stranded bool) {
 	switch {
 	case d.Aborts:
 		return p.abort(dst), false
-	case d.CallsBack && sent && !p.left: // it would write to nobody
+	case d.CallsBack && sent && !p.Left: // it would write to nobody
 		return append(dst, Effect{Do: HangUp}), how == Died && p.prefill != answered
 	case d.CallsBack && p.blocks == unknown && how != Died:
 		return append(dst, Effect{Do: Forget}), false
@@ -348,10 +334,10 @@ func (p *Pair) part(how EndReason, dst []Effect) (_ []Effect, stranded bool) {
 
 // clientLeft ends what the client has left before the first event.
 func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
-	if p.left || p.decode != opens {
+	if p.Left || p.decode != opens {
 		return dst
 	}
-	p.left = true
+	p.Left = true
 	switch {
 	case p.dialect.CallsBack && p.blocks == unknown: // no engine has blocks yet, as far as is known
 		dst = p.fail(e.End, dst)
@@ -360,7 +346,7 @@ func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
 	}
 	// Only the first event says that both engines' blocks can be freed; the reader of the decode leg ends it then. If no
 	// event comes for too long, because a prefill engine stands still, the blocks are left to the engines.
-	if !p.failed {
+	if !p.Failed {
 		dst = append(dst, Effect{Do: WaitGone, Until: ByGrace})
 	}
 	return dst

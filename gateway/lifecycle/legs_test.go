@@ -55,7 +55,7 @@ func (w *twoLegs) mayCome() []What {
 	case opens:
 		all = append(all, Began, DecodeFell, ClientGone)
 	case begun:
-		if w.legs.failed { // the first event is not believed
+		if w.legs.Failed { // the first event is not believed
 			all = append(all, DecodeFell)
 		} else {
 			all = append(all, Confirmed, DecodeOver, Unwanted)
@@ -230,7 +230,7 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 		if w.waits {
 			w.tell(t, Event{What: ClientWaited, End: Ended{Why: Left}})
 		}
-		require.True(t, w.legs.Failed(), "%s: %+v", name, w.legs)
+		require.True(t, w.legs.Failed, "%s: %+v", name, w.legs)
 		require.Equal(t, 1, w.ended)
 	})
 }
@@ -247,7 +247,7 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 		for _, e := range steps {
 			w.tell(t, e)
 		}
-		require.True(t, w.legs.Failed())
+		require.True(t, w.legs.Failed)
 	})
 }
 

@@ -144,7 +144,11 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 				l.state = Coupled
 				l.owed.has[Lease] = false // the pair has it
 				l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
-				return append(dst, Effect{Do: SendBoth, Until: l.Pair(len(l.pairs)).first(), Pair: len(l.pairs)})
+				until := NotHere
+				if l.dialect.CallsBack { // before anything is prefilled
+					until = ByCallback
+				}
+				return append(dst, Effect{Do: SendBoth, Until: until, Pair: len(l.pairs)})
 			}
 			return l.sendDecode(&e, dst)
 		}

@@ -50,9 +50,7 @@ func (t *tries) next(follows Next, e *Event) Retry {
 	switch follows {
 	case Over, Ask, Elsewhere:
 		return Retry{}
-	case Anew:
-		return Retry{Budget: Freely}
-	case Granted: // each of them has another group
+	case Anew, Granted: // of those granted, each has another group
 		return Retry{Budget: Freely}
 	case Room:
 		t.bounced++

@@ -114,11 +114,10 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 	whole.record.Reached = journal.Queued // its legs enter phases, it does not until it is sent
 	for {
 		away, err := f.enter()
-		switch {
-		case away != nil:
-		case err != nil:
+		if away == nil && err != nil {
 			return false, whole.notChosen(err)
-		default:
+		}
+		if away == nil {
 			return false, nil
 		}
 		whole.record.Report(journal.Event{What: journal.Attempted})
@@ -159,10 +158,8 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 		}
 		return away, err
 	}
-	for i, l := range rest {
-		if err == nil {
-			l.job.stay.ticket = &tickets[i]
-		}
+	for i := range tickets {
+		rest[i].job.ticket = &tickets[i]
 	}
 	return nil, err
 }
@@ -401,7 +398,10 @@ func (f *fanned) part(fail *openai.Error) {
 	f.conn.OnGone(nil)
 	last := func() {
 		f.wg.Wait()
-		f.settle(fail)
+		for _, l := range f.legs {
+			f.in.Record.Sum(&l.job.record.Facts)
+		}
+		f.srv.Account(f.in, fail)
 	}
 	if fail == nil || f.srv.tails.Run(mostTails, last) != nil {
 		last()
@@ -413,11 +413,4 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	if f.in.From != nil {
 		f.srv.explain(ctx, f.in, fail)
 	}
-}
-
-func (f *fanned) settle(fail *openai.Error) {
-	for _, l := range f.legs {
-		f.in.Record.Sum(&l.job.record.Facts)
-	}
-	f.srv.Account(f.in, fail)
 }

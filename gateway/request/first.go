@@ -22,7 +22,12 @@ func (s *stream) first(deadline time.Time) error {
 	}
 	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
 		s.resp.SetDeadline(deadline)
-		return notAStream(s, ct)
+		if bytes.HasPrefix(ct, []byte("application/json")) { // some routes answer so with an error
+			if err := s.readWhole(); err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(ct))
 	}
 	s.answer.Reader.Reset(s.limits(time.Until(deadline)))
 	for !s.answer.Mirror.Started() && s.stage == flows {
@@ -34,17 +39,6 @@ func (s *stream) first(deadline time.Time) error {
 		return errRefusal
 	}
 	return nil
-}
-
-// notAStream reads a 200 that is no event stream: some routes answer so with
-// an error.
-func notAStream(s *stream, contentType []byte) error {
-	if bytes.HasPrefix(contentType, []byte("application/json")) {
-		if err := s.readWhole(); err != nil {
-			return err
-		}
-	}
-	return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(contentType))
 }
 
 var errNotJSON = errors.New("the engine's answer is not JSON")

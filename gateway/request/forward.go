@@ -55,7 +55,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, 
 		j.client.OnGone(nil)
 		f.inOnePiece(ctx, whole)
 	default:
-		f.relay(ctx)
+		f.started(ctx)
+		j.srv.Stream(ctx, f.ContentType(), f, j.mayHave(j.model.MaxLen))
 	}
 	return lifecycle.PeerAnswers, nil
 }
@@ -85,7 +86,11 @@ func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 	}
 	if x.Relay != nil {
 		j.in.way = wayForwarded
-		return lifecycle.PeerRefuses, relayedBy(x.Relay)
+		e := &openai.Error{Status: x.Relay.Status, Code: "engine_refused", Raw: x.Relay.Body, ContentType: x.Relay.ContentType}
+		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
+			e.RetryAfter = 1
+		}
+		return lifecycle.PeerRefuses, e
 	}
 	j.in.way = wayFallback
 	what := lifecycle.SiblingReturns
@@ -129,15 +134,6 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
 
-// relayedBy is another dispatcher's refusal as a client sees it.
-func relayedBy(r *geo.Relay) *openai.Error {
-	e := &openai.Error{Status: r.Status, Code: "engine_refused", Raw: r.Body, ContentType: r.ContentType}
-	if r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable {
-		e.RetryAfter = 1
-	}
-	return e
-}
-
 // forwarded is an answer that another dispatcher gives. It outlives the handler, and so
 // it does not keep the handler's context.
 type forwarded struct {
@@ -173,12 +169,6 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j.srv.Account(j.in, nil)
 	ctx.SetStatusCode(whole.Status)
 	Piece(ctx, whole.ContentType, whole.Body, nil)
-}
-
-func (f *forwarded) relay(ctx *fasthttp.RequestCtx) {
-	j := f.job
-	f.started(ctx)
-	j.srv.Stream(ctx, f.ContentType(), f, j.mayHave(j.model.MaxLen))
 }
 
 // Close settles a request whose answer a peer has streamed.

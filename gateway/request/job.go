@@ -47,9 +47,10 @@ type job struct {
 	in     *Incoming
 	record *journal.Request // of in; of a leg, its own
 
-	prompt int // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached int // of these, found in its prefix cache; -1 unknown
-	stay   stay
+	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached int             // of these, found in its prefix cache; -1 unknown
+	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 
 	mu       sync.Mutex // held while the life is told something: a prefill leg beside a decode leg has a goroutine of its own
 	life     lifecycle.Lifecycle
@@ -132,12 +133,6 @@ func (j *job) promptHash() uint64 {
 		j.record.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
-}
-
-// stay is what a request has of the arrival queue.
-type stay struct {
-	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 }
 
 // locally is a job's share of being served whole by a decode rank.

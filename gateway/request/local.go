@@ -10,7 +10,6 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/prompt"
@@ -51,7 +50,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		j.local.slot = nil
 		return s
 	}
-	if j.stay.ticket != nil || j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried()) {
+	if j.ticket != nil || j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried()) {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
@@ -119,18 +118,12 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 		return ""
 	}
 	l.asked = true
-	if in.Batch { // the whole group would wait for a prompt that was to wait for everybody
-		return ""
-	}
-	switch in.Disaggregate {
-	case DisaggregateNever:
+	switch {
+	case in.Batch: // the whole group would wait for a prompt that was to wait for everybody
+	case in.Disaggregate == DisaggregateNever:
 		return localAsked
-	case DisaggregateAuto:
+	case in.Disaggregate == DisaggregateAuto, in.Disaggregate == "" && conf.Mode == prefill.DisaggregateConditional:
 		return localShort
-	case "":
-		if conf.Mode == prefill.DisaggregateConditional {
-			return localShort
-		}
 	}
 	return ""
 }
@@ -148,12 +141,6 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 		}
 	}
 	return rule
-}
-
-func (j *job) localFailed(s *stream, f *failure.Fault) {
-	j.srv.metrics.localFailures.Inc()
-	j.record.Route = ""
-	j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.Err))
 }
 
 // arrived notes with the first event that the prompt's KV is on the rank. The

@@ -198,10 +198,10 @@ func (p *partner) step(e lifecycle.Event, f *failure.Fault) (on bool) {
 		e.End = f.Ended
 	}
 	e.Pair = p.pair
-	was := p.legs().Failed()
+	was := p.legs().Failed
 	var room [8]lifecycle.Effect
 	todo := p.job.stepped(e, room[:0])
-	if !was && p.legs().Failed() {
+	if !was && p.legs().Failed {
 		if p.failed = f; f == nil {
 			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errBroken.Error()), errBroken)
@@ -258,7 +258,7 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 		p.forget(0)
 	case lifecycle.DrainBeside:
 		cause := drainLate
-		if p.legs().Left() {
+		if p.legs().Left {
 			cause = drainLeft
 		}
 		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()

@@ -277,13 +277,10 @@ func (p *partner) probe() (again bool) {
 	if f == nil {
 		f = p.accept(answer, answered)
 	}
-	return f != nil && p.unserved(f)
-}
-
-// unserved is what becomes of the request for want of a prefill. If the engine took nothing, another one may serve the same decode leg.
-// It is called with the job's mutex held.
-func (p *partner) unserved(f *failure.Fault) (again bool) {
-	f.Kept, p.refusal = p.dialect.Keeps, f
+	if f == nil {
+		return false
+	}
+	f.Kept, p.refusal = p.dialect.Keeps, f // if the engine took nothing, another one may serve the same decode leg
 	return p.step(lifecycle.Event{What: lifecycle.PrefillFell, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, f)
 }
 

@@ -411,13 +411,16 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			return
 		}
 		if s.local && how == lifecycle.Failing && r.fault != nil && !r.mixed() {
-			j.localFailed(s, r.fault)
+			j.srv.metrics.localFailures.Inc()
+			j.record.Route = ""
+			j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
+				zap.String("engine", s.rank.Target.ID), zap.Error(r.fault.Err))
 		}
 		s.settle(kind)
 	case lifecycle.Holder:
-		if j.stay.holder != nil { // the audit hears that no lease has to come back any more
-			j.srv.Tier.Ended(j.stay.holder)
-			j.stay.holder = nil
+		if j.holder != nil { // the audit hears that no lease has to come back any more
+			j.srv.Tier.Ended(j.holder)
+			j.holder = nil
 		}
 	case lifecycle.Kept:
 		j.forget()

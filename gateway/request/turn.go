@@ -78,8 +78,8 @@ func (j *job) acquire() (*prefill.Lease, error) {
 
 // awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
-	k := j.stay.ticket
-	if j.stay.ticket = nil; k == nil {
+	k := j.ticket
+	if j.ticket = nil; k == nil {
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
@@ -117,10 +117,10 @@ func (j *job) arrival() prefill.Request {
 	if !j.life.Resumed() {
 		r.Deadline = j.in.Deadline
 	}
-	if j.stay.holder == nil {
-		j.stay.holder = &prefill.Holder{}
+	if j.holder == nil {
+		j.holder = &prefill.Holder{}
 	}
-	r.Holder = j.stay.holder
+	r.Holder = j.holder
 	if j.question != nil && !j.life.Reserved() && !j.in.aimed() { // what has a place in the pool stays, and what names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
 	}
