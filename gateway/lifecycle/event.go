@@ -101,7 +101,7 @@ const (
 // Do is what an effect has to do.
 type Do uint8
 
-// What is to be done. Those from TryAlone on are waited for: the next event tells how they ended.
+// What is to be done. Those from TryAlone on are waited for: the next event tells how they ended. They are in the order of the states.
 const (
 	Question     Do = iota // it is asked about, whether another dispatcher should have it, with its next turn
 	Attempt                // an attempt begins

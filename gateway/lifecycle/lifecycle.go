@@ -1,6 +1,6 @@
 package lifecycle
 
-// State is where a request stands: what it waits for.
+// State is where a request stands: what it waits for. The states from Placing on are in the order of the effects that are waited for.
 type State uint8
 
 // The states.
@@ -83,16 +83,27 @@ func (l *Lifecycle) CameBack(by What) {
 // Moved gives a leg the history of the request that it is a part of.
 func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 
-// Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last.
+// Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last, and says where the request
+// stands then.
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
+	before := len(dst)
 	switch {
 	case e.What == Panicked:
 		return l.panicked(e, dst)
 	case e.What >= CalledBack:
 		return l.stepPair(e, dst)
 	case e.Script == Passed || l.script == Passed:
-		return l.pass(e, dst)
+		dst = l.pass(e, dst)
+	default:
+		dst = l.step(e, dst)
 	}
+	if last := len(dst) - 1; last >= before && dst[last].Do >= TryAlone && l.state != Done {
+		l.state = min(Placing+State(dst[last].Do-TryAlone), Done)
+	}
+	return dst
+}
+
+func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
 		if e.What == Begun {
@@ -108,7 +119,6 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 		case l.Alone:
 			return l.fail(e, OfRanks, dst)
 		}
-		l.state = Queued
 		l.owed.take(Holder)
 		return append(dst, Effect{Do: Queue})
 	case Queued:
@@ -126,7 +136,6 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	case Probing:
 		switch e.What {
 		case First: // it has all of the answer, and there is nothing to hand over
-			l.state = Answering
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
 			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
@@ -141,7 +150,6 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 			l.owed.take(Slot)
 			l.keep(&e)
 			if l.script == Early {
-				l.state = Coupled
 				l.owed.has[Lease] = false // the pair has it
 				l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
 				until := NotHere
@@ -157,7 +165,6 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 		case Ends: // all of it came at once. The slot is free, whatever the prefill engine says of it
 			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
 		case First:
-			l.state = Answering
 			l.keep(&e)
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
 			dst = l.owed.settle(dst, Lease, Free)
@@ -208,14 +215,13 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 	if l.owed.has[KV] {
 		return l.enqueue(dst)
 	}
-	l.state = Placing
 	return append(dst, Effect{Do: TryAlone})
 }
 
 // sendDecode has the rank that was bound decode, or all of it if the request has no KV.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	until := ByFirstEvent
-	switch l.state = Opening; {
+	switch {
 	case e.Whole:
 		until = ByWhole
 	case l.script == Mixed: // it computes the prompt first, after others
@@ -240,7 +246,6 @@ func (l *Lifecycle) keep(e *Event) {
 
 // enqueue has the pool find a rank. The pool's entry has the request's place from then on.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
-	l.state = Pooled
 	enqueue := Effect{Do: Enqueue, Script: l.script, Place: !l.owed.has[Place]}
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
 }
@@ -254,13 +259,11 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		if l.script, l.dialect = e.Script, e.Dialect; l.script != Late {
 			return l.enqueue(dst)
 		}
-		l.state = Probing
 		return append(dst, Effect{Do: SendProbe, Until: ByProbe})
 	case Directed:
 		if l.Bound { // its question was settled before
 			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
 		}
-		l.state = Forwarded
 		return append(dst, Effect{Do: Forward})
 	}
 	l.last = Elsewhere
@@ -308,7 +311,6 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	if v.Next == Over || v.Next == Ask || e.Left {
 		return l.givenUp(e, dst)
 	}
-	l.state = Pausing
 	return append(dst, Effect{Do: Pause, Retry: l.tries.next(v.Next, &e)})
 }
 
@@ -336,18 +338,15 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 		if l.owed.has[Slot] { // else it had ended with its first event, and this was asked before
 			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
 			if l.script == Early { // its prefill engine may have more to say
-				l.state = Confirming
 				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
 			}
 		}
 		fallthrough
 	case e.What == Ends, e.What == Believed:
-		l.state = Done
 		return append(l.conclude(dst), Effect{Do: EndWhole})
 	case e.What == Fell && l.state == Answering:
 		return l.broke(e, dst)
 	}
-	l.state = Done
 	return append(l.conclude(dst), Effect{Do: BreakOff})
 }
 
@@ -359,10 +358,8 @@ func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
 	}
 	dst = l.owed.settle(l.condemn(&e, v.Blame, dst), Slot, how)
 	if v.Next == Over || l.tries.breaks(&e) {
-		l.state = Done
 		return append(l.conclude(dst), Effect{Do: BreakOff})
 	}
-	l.state = Lost
 	if v.Next != Room {
 		dst = append(dst, Effect{Do: Shun})
 	}
@@ -380,17 +377,12 @@ func (l *Lifecycle) givenUp(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// offer says whether the request may be asked about again, and then has it asked.
+// offer says whether the request may be asked about again.
 func (l *Lifecycle) offer(why move) bool {
-	if l.Bound || !l.history.moves(why) {
-		return false
-	}
-	l.state = Offering
-	return true
+	return !l.Bound && l.history.moves(why)
 }
 
 func (l *Lifecycle) fail(e Event, with Error, dst []Effect) []Effect {
-	l.state = Done
 	if e.Left {
 		with = OfClient
 	}

@@ -21,7 +21,7 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 		return l.choose(dst)
 	case l.state == Choosing && e.What == Chosen:
 		l.tries.asked++
-		return l.call(Calling, SendOver, dst)
+		return l.call(SendOver, dst)
 	case l.state == Choosing && e.What == NoneLeft:
 		return l.noneLeft(dst)
 	case l.state == Choosing && e.What == NoRoute:
@@ -29,13 +29,10 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	case called && e.What == Fell:
 		return l.callFell(e, dst)
 	case called && e.What == First:
-		l.state = Answering
 		return append(l.owed.settle(dst, Body, Back), Effect{Do: AnswerIt})
 	case l.state == Answering && e.What == Ends:
-		l.state = Done
 		return append(l.letGo(Back, Pass, dst), Effect{Do: EndWhole})
 	case l.state == Answering && e.What == Fell:
-		l.state = Done
 		return append(l.letGo(Back, Back, dst), Effect{Do: BreakOff})
 	}
 	return dst
@@ -45,19 +42,18 @@ func (l *Lifecycle) choose(dst []Effect) []Effect {
 	if l.tries.asked == mostAsked {
 		return l.noneLeft(dst)
 	}
-	l.state = Choosing
 	return append(dst, Effect{Do: Choose})
 }
 
 func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
+	with := OfRanks
 	if l.tries.count > 0 || l.tries.unlisted > 0 {
-		return l.turnAway(OfAttempt, dst)
+		with = OfAttempt
 	}
-	return l.turnAway(OfRanks, dst)
+	return l.turnAway(with, dst)
 }
 
-func (l *Lifecycle) call(state State, how Do, dst []Effect) []Effect {
-	l.state = state
+func (l *Lifecycle) call(how Do, dst []Effect) []Effect {
 	l.owed.take(Call)
 	l.owed.take(Memory)
 	return append(dst, Effect{Do: how, Until: ByProbe})
@@ -74,7 +70,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 		v.Next = Elsewhere
 		dst = append(dst, Effect{Do: Recall})
 	case v.Next == Same:
-		return l.call(Redialing, SendAnew, dst)
+		return l.call(SendAnew, dst)
 	case v.Next == Anew:
 		return l.choose(append(dst, Effect{Do: Remember}, Effect{Do: Recall}))
 	case v.Next == Listed:
@@ -92,7 +88,6 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 }
 
 func (l *Lifecycle) turnAway(with Error, dst []Effect) []Effect {
-	l.state = Done
 	return append(l.letGo(Pass, Back, dst), Effect{Do: Fail, Error: with})
 }
 
