@@ -266,7 +266,7 @@ func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *fa
 	p := &partner{
 		job: j, pair: pair, until: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[c.Profile.Connector],
 		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg, prompt: j.estimate(), most: s.mayHave,
-		whole: s.whole || s.muffled, streamed: !s.whole, dials: j.life.Dials(),
+		whole: s.whole || s.muffled, streamed: !s.whole,
 		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
 	}
 	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, c.Profile))

@@ -40,7 +40,6 @@ type partner struct {
 	most     int  // tokens that the answer may have
 	whole    bool // the answer comes in one piece, or may say nothing before its end
 	streamed bool
-	dials    bool                    // its calls take new connections only
 	expect   *metaserver.Expectation // nil: nothing is called back
 	dead     chan struct{}           // closed when the decode leg has ended
 	over     chan struct{}           // closed when the prefill leg has

@@ -51,17 +51,16 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		region, at = c.Region, ""
 	}
 	on := engines.BoardFor(c, j.model.Name, region)
-	scope := on
-	if !c.Mixed {
-		scope = strings.TrimSuffix(on, roster.BoardIn("", region))
-	}
-	arrival := j.arrive
-	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
-		arrival = time.Now()
+	scope := strings.TrimSuffix(on, roster.BoardIn("", region))
+	if c.Mixed {
+		scope = on
 	}
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: arrival, Entered: time.Now(),
+		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
 		Only: j.in.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.last, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
+	}
+	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
+		e.Arrival = e.Entered
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
 	queued = true
@@ -126,9 +125,9 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if errors.Is(err, board.ErrNotListed) {
 		answer = cmp.Or(j.unlisted, answer)
 	}
-	f := failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, answer, err)
-	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
-		f.Why = lifecycle.RanksLost
+	why := lifecycle.NoRank
+	if region != "" && (errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn)) {
+		why = lifecycle.RanksLost
 	}
-	return f
+	return failure.Of(lifecycle.Ended{Why: why}, answer, err)
 }

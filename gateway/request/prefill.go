@@ -33,16 +33,16 @@ type prefillCall struct {
 	began time.Time
 }
 
-// toPrefill prepares the call to the engine of a lease, which has that long to answer. A drain may end it, until untrack. dials: it takes
-// a new connection.
-func (srv *Server) toPrefill(lease *prefill.Lease, e mooncake.Endpoint, dials bool, until lifecycle.Limit) *prefillCall {
-	p, limits := lease.Candidate, &srv.Settings().Limits
+// toPrefill prepares the call to the engine of a lease, which has that long to answer. A drain may end it, until untrack.
+func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall {
+	srv, p := j.srv, lease.Candidate
+	limits := &srv.Settings().Limits
 	c := &prefillCall{srv: srv, born: srv.Engines().Born(p.Instance), began: time.Now(), Call: upstream.Call{
-		Call: upstream.New(srv.Client, p.Profile, p.Target), Engine: p.Instance, Path: e.Path(), Log: srv.Log,
+		Call: upstream.New(srv.Client, p.Profile, p.Target), Engine: p.Instance, Path: j.req.Endpoint.Path(), Log: srv.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, srv.Settings(), p.Profile),
 			Idle: limits.EventTimeout},
 	}}
-	if dials {
+	if j.life.Dials() {
 		c.Fresh()
 	}
 	c.run = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
@@ -92,10 +92,6 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
-	if j.client.Left() { // before anything is sent
-		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
-	}
-	j.enter(journal.Prefill, "")
 	c, began := lease.Candidate, time.Now()
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
@@ -108,7 +104,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	if x != nil {
 		x.TransferID = j.legID("t", j.record.Attempts)
 	}
-	call := j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials(), until)
+	call := toPrefill(j, lease, until)
 	call.began = began
 	defer call.untrack()
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
@@ -147,15 +143,14 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
-	if err == nil && !prompt.Credible(got.PromptTokens, 0, j.srv.Engines().Context(c.Instance)) {
+	switch engines := j.srv.Engines(); {
+	case err != nil:
+	case !prompt.Credible(got.PromptTokens, 0, engines.Context(c.Instance)):
 		err = fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", got.PromptTokens)
-	}
-	if err == nil && got.PromptTokens == 0 {
-		got.PromptTokens = j.estimate()
-	}
-	if err == nil && got.ByProbeID && j.srv.Engines().NamesRequests(c) {
+	case got.ByProbeID && engines.NamesRequests(c):
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
+	got.PromptTokens = cmp.Or(got.PromptTokens, j.estimate())
 	if got.CachedTokens > got.PromptTokens {
 		got.CachedTokens = -1 // it cannot have found more than there is
 	}
@@ -249,7 +244,7 @@ func (p *partner) probe() (again bool) {
 	var call *prefillCall
 	p.locked(func() {
 		if p.step(lifecycle.Event{What: lifecycle.ProbeDue}, nil) {
-			call = j.srv.toPrefill(lease, j.req.Endpoint, p.dials, p.until)
+			call = toPrefill(j, lease, p.until)
 			p.call = call.Call.Call
 		}
 	})
@@ -316,11 +311,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 // prefillOnly has a prefill engine answer the request, which asks for logprobs of its prompt and for one token at most. Only an
 // engine that computes the prompt can tell these, and nothing is left to decode. So there is no hand-off and no slot.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream, *failure.Fault) {
-	if j.client.Left() {
-		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
-	}
-	j.enter(journal.Prefill, "")
-	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials(), until)
+	c, call := lease.Candidate, toPrefill(j, lease, until)
 	defer call.untrack()
 	if c.Profile.Early() {
 		lease.Send()

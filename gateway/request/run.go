@@ -142,6 +142,10 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		e.What, r.fail = j.send(r.ctx, r.away)
 		return e
 	case lifecycle.SendProbe:
+		if j.client.Left() { // before anything is sent
+			return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil))
+		}
+		j.enter(journal.Prefill, "")
 		var f *failure.Fault
 		if j.req.PrefillOnly {
 			if r.stream, f = j.prefillOnly(r.lease, x.Until); f != nil {
