@@ -67,6 +67,16 @@ func NewFramer(maxEvent int) *Framer {
 	return &Framer{max: maxEvent}
 }
 
+// Events are the events of a text that is all here.
+func Events(text []byte) func(yield func(Event) bool) {
+	return func(yield func(Event) bool) {
+		f := NewFramer(len(text))
+		f.Feed(text)
+		for e, ok := f.Next(); ok && yield(e); e, ok = f.Next() {
+		}
+	}
+}
+
 // Feed takes bytes in. They are framed where they are, and p must not change until
 // Next has none left; only the beginning of an event that has not ended is copied.
 // Slices of earlier events die here.

@@ -64,9 +64,7 @@ func takeWhole(s *stream, body []byte) error {
 	}
 	line.WriteString("\n\n")
 	s.now = time.Now()
-	frames := sse.NewFramer(line.Len())
-	frames.Feed(line.Bytes())
-	if e, ok := frames.Next(); ok {
+	for e := range sse.Events(line.Bytes()) {
 		s.event(e)
 	}
 	if s.broken == nil && s.answer.Mirror.Finished() {

@@ -144,9 +144,7 @@ func (s *stream) adopt(next *stream) {
 	if s.answer.Assembler == nil {
 		return
 	}
-	frames := sse.NewFramer(0)
-	frames.Feed(s.answer.out)
-	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
+	for e := range sse.Events(s.answer.out) {
 		if err := s.answer.Assembler.Add(e.Raw); err != nil {
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 		}
@@ -177,10 +175,10 @@ func (s *stream) conclude(head sse.Head, finish string) {
 	u.Total = u.Prompt + u.Completion
 	_, told := s.answer.Mirror.Usage()
 	s.untold = !told
-	frames := sse.NewFramer(0)
-	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u))
-	for e, ok := frames.Next(); ok && s.stage < ended; e, ok = frames.Next() {
-		s.event(e)
+	for e := range sse.Events(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u)) {
+		if s.stage < ended {
+			s.event(e)
+		}
 	}
 }
 

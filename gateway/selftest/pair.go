@@ -126,9 +126,7 @@ type stream struct {
 }
 
 func (s *stream) read(text []byte) error {
-	framer := sse.NewFramer(0)
-	framer.Feed(text)
-	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
+	for e := range sse.Events(text) {
 		switch _, v := s.mirror.Event(e, nil); v {
 		case sse.Failed:
 			return fmt.Errorf("the stream failed: %s", s.mirror.Failure().Message)
