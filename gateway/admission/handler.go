@@ -275,7 +275,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	case !m.Decode:
 		return req, m, failure.Unserved("decode", req.Model, m.Alone, engines.Lack(req.Model, true))
 	case !ep.Common() && !engines.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
-		return req, m, failure.NotOurs()
+		return req, m, failure.NotOurs
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
 		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
@@ -316,7 +316,7 @@ func (d *Handler) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error 
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
 	if d.host.Service.Refusing() && !(in.From != nil && d.host.Requests.Owner.HandsOver()) {
-		return failure.Leaving()
+		return failure.Leaving
 	}
 	return nil
 }

@@ -240,8 +240,8 @@ func TestTheLastAttemptIsToldIfNoRankComputesThePromptAlone(t *testing.T) {
 }
 
 func TestACauseIsTheErrorAndElseTheAnswersCode(t *testing.T) {
-	require.Equal(t, "decode_timeout", (&Fault{Answer: Late()}).Cause())
-	require.Equal(t, "it was late", (&Fault{Answer: Late(), Err: errors.New("it was late")}).Cause())
+	require.Equal(t, "decode_timeout", (&Fault{Answer: Late}).Cause())
+	require.Equal(t, "it was late", (&Fault{Answer: Late, Err: errors.New("it was late")}).Cause())
 }
 
 // An engine may write anything into the head of its answer, and the log gets one of few words.

@@ -3,6 +3,7 @@
 package failure
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,37 +27,30 @@ import (
 	"evenkeel/sse"
 )
 
-// NoRoute is the answer to a request that is passed through and whose endpoint no engine has.
-var NoRoute = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
-
-// None stands for the error of an answer that was whole.
-var None = new(openai.Error)
-
-// Gone stands for an answer that no client reads any more.
-func Gone() *openai.Error {
-	return openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
-}
+// The errors that are the same for every request. Nobody changes them.
+var (
+	None     = new(openai.Error) // stands for the error of an answer that was whole
+	Gone     = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
+	Broken   = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
+	NotOurs  = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
+	Leaving  = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
+	Deadline = openai.Unavailable("deadline_unmet", // before its prefill is spent in vain
+		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
+	// Late is that of a decode engine that began its answer after its KV may have become another prompt's.
+	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
+		"the decode engine was silent for so long that its answer could be made of another prompt's KV; send the request again")
+	// NoRoute is that of a request which is passed through, and whose endpoint no engine has.
+	NoRoute   = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
+	noneAlone = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
+)
 
 // Alone is the answer to a request that only a decode rank alone may serve, and that got none.
 // last is what came of its last attempt, nil if there was none.
 func Alone(left bool, last *openai.Error) *openai.Error {
-	switch {
-	case left:
-		return Gone()
-	case last != nil:
-		return last
+	if left {
+		return Gone
 	}
-	return openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
-}
-
-// Leaving ends what the proxy has no time for any more.
-func Leaving() *openai.Error {
-	return openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-}
-
-// NotOurs is the end of a request whose decode group another proxy has.
-func NotOurs() *openai.Error {
-	return openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
+	return cmp.Or(last, noneAlone)
 }
 
 // BadGateway says that an engine failed and no retry is left.
@@ -98,11 +92,6 @@ func Transport(side string, err error) *openai.Error {
 		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", the(side)+" was silent for too long")
 	}
 	return BadGateway(side, cause(err))
-}
-
-// Late is the failure of a decode engine that began its answer after its KV may have become another prompt's.
-func Late() *openai.Error {
-	return openai.NewError(http.StatusGatewayTimeout, "decode_timeout", the("decode")+" was silent for so long that its answer could be made of another prompt's KV; send the request again")
 }
 
 // Stream ends an answer whose engine broke it off.
@@ -246,15 +235,15 @@ func Unplaced(side string, err error, prompt int, model string, alone bool) *ope
 	case errors.Is(err, prefill.ErrQueueTimeout):
 		return openai.Unavailable("queue_timeout", "the request waited too long for an engine that computes its prompt; retry later", 2)
 	case errors.Is(err, prefill.ErrDeadline):
-		return Deadline()
+		return Deadline
 	case errors.Is(err, prefill.ErrModelNotFound), errors.Is(err, board.ErrNotListed):
 		return NoSuchModel(model)
 	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled), errors.Is(err, board.ErrDraining):
-		return Leaving()
+		return Leaving
 	case errors.Is(err, prefill.ErrElsewhere):
-		return NotOurs()
+		return NotOurs
 	case errors.Is(err, board.ErrTooLarge):
 		return openai.NewError(http.StatusBadRequest, "prompt_too_long", fmt.Sprintf("the prompt's %d tokens are more than any rank's whole KV memory", prompt))
 	case errors.Is(err, pool.ErrUnbound):
@@ -263,12 +252,6 @@ func Unplaced(side string, err error, prompt int, model string, alone bool) *ope
 		return openai.Unavailable("pool_timeout", "no rank had room in time; retry later", 2)
 	}
 	return Unserved(side, model, alone, "")
-}
-
-// Deadline ends a request before its prefill is spent in vain.
-func Deadline() *openai.Error {
-	return openai.Unavailable("deadline_unmet",
-		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
 }
 
 // RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A
@@ -283,11 +266,6 @@ func RetryAfter(resp *engine.Response) int {
 }
 
 const mostRetryAfter = 3600
-
-// Broken is the end of a request that panicked.
-func Broken() *openai.Error {
-	return openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
-}
 
 // KindOf is a content type in words of ours: an engine may write anything
 // there.

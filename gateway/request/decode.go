@@ -166,7 +166,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 
 // disbelieved is the end of a decode leg whose KV may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late(), handoff.ErrLate)
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late, handoff.ErrLate)
 }
 
 // openBeside sends the decode leg of a request whose prefill leg runs beside it, and reads up to its first data event.
@@ -282,7 +282,7 @@ func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *fa
 		lease.PassOn()
 		err := j.srv.legs.Run(math.MaxInt, p.serve)
 		if begun = err == nil; !begun {
-			f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving(), err)
+			f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
 	if f != nil {
@@ -314,7 +314,7 @@ func (p *partner) arrange() *failure.Fault {
 		p.meeting.Metaserver = p.expect.URL
 	case p.dialect.Keeps:
 		if p.meeting.Coordinates = srv.Fleet.Coordinates(c); p.meeting.Coordinates == nil {
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unlearned}, failure.Leaving(), errUnknown)
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unlearned}, failure.Leaving, errUnknown)
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 		return
 	}
 	if s.job.client.Left() { // that is why it broke
-		why, answer = lifecycle.Left, failure.Gone()
+		why, answer = lifecycle.Left, failure.Gone
 	}
 	begun, leg := !s.firstAt.IsZero(), lifecycle.Decode
 	if s.job.passed != nil {
@@ -91,7 +91,7 @@ func (s *stream) finish(fail *openai.Error) {
 		return
 	}
 	if fail != nil && s.job.client.Left() {
-		fail = failure.Gone()
+		fail = failure.Gone
 	}
 	if s.stage, s.broken = ended, fail; fail != nil {
 		s.answer.out = s.answer.Unend(s.answer.out)
@@ -137,7 +137,7 @@ func (srv *Server) movedOut() *openai.Error {
 // drained is the end of a request whose engine was taken out of service, unless the proxy shuts down.
 func (srv *Server) drained(why string) *openai.Error {
 	if srv.Serving().Err() != nil {
-		return failure.Leaving()
+		return failure.Leaving
 	}
 	return openai.Unavailable("engine_drained", why, 1)
 }
@@ -149,8 +149,8 @@ func (s *stream) Close() {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.fails(lifecycle.Left, failure.Gone(), nil) // where the client's side ended first
-	s.finish(failure.Gone())                     // and where the life is over, because something panicked
+	s.fails(lifecycle.Left, failure.Gone, nil) // where the client's side ended first
+	s.finish(failure.Gone)                     // and where the life is over, because something panicked
 	s.account()
 	s.job.forget() // where something panicked before the life knew of it
 	s.settle(board.Cancelled)

@@ -196,7 +196,7 @@ func (f *fanned) serve(run func(l *branch) *openai.Error) {
 			defer func() {
 				if v := recover(); v != nil {
 					f.srv.Log.Error("a leg of a request ended with a panic, which is a bug", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-					f.send(piece{fail: failure.Broken(), done: true})
+					f.send(piece{fail: failure.Broken, done: true})
 				}
 			}()
 			if fail := run(&f.legs[i]); fail != nil {
@@ -221,7 +221,7 @@ func (f *fanned) next() (piece, bool) {
 	case p := <-f.pieces:
 		return p, true
 	case <-f.stop:
-		return piece{fail: failure.Gone()}, false
+		return piece{fail: failure.Gone}, false
 	}
 }
 
@@ -362,7 +362,7 @@ func (f *fanned) Pending() int { return len(f.pending) }
 // Close ends every leg and settles the request. How the legs ended is known already.
 func (f *fanned) Close() {
 	if f.fail == nil && !f.ended {
-		f.fail = failure.Gone()
+		f.fail = failure.Gone
 	}
 	f.part(f.fail)
 }

@@ -31,7 +31,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, 
 	if j.client.Left() {
 		f.Drop()
 		j.freed()
-		return lifecycle.PeerRefuses, failure.Gone()
+		return lifecycle.PeerRefuses, failure.Gone
 	}
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: f.PeerID()})
 	j.client.OnGone(f.Leave)
@@ -82,7 +82,7 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 	if x.Gone || j.client.Left() {
 		j.freed()
-		return lifecycle.PeerRefuses, failure.Gone()
+		return lifecycle.PeerRefuses, failure.Gone
 	}
 	if x.Relay != nil {
 		j.in.way = wayForwarded
@@ -180,7 +180,7 @@ func (f *forwarded) Close() {
 	case f.Lost():
 		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "the region that served the request was lost; send the request again")
 	case !f.Whole():
-		fail = failure.Gone()
+		fail = failure.Gone
 	}
 	tokens := f.Events()
 	f.Forward.Close()

@@ -132,7 +132,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 
 // Broken ends a request whose handler panics. Whoever recovers answers it.
 func (srv *Server) Broken(in *Incoming) {
-	srv.Account(in, failure.Broken())
+	srv.Account(in, failure.Broken)
 }
 
 // Score asks every prefill policy where a request would go, without sending it.

@@ -338,7 +338,7 @@ func unbegun(why error) *failure.Fault {
 }
 
 func left() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), errLeft)
+	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
 }
 
 // started is told of the decode leg's first event. prompt is how many tokens of the prompt the decode engine has counted, 0 if it has not

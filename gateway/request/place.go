@@ -89,14 +89,14 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		case <-lost:
 			lost = j.srv.Owner.Losses()
 		case <-j.client.Gone():
-			return withdraw(lifecycle.Left, failure.Gone())
+			return withdraw(lifecycle.Left, failure.Gone)
 		case <-j.srv.Serving().Done():
-			return withdraw(lifecycle.Leaving, failure.Leaving())
+			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
 	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || c.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
 		if by := j.wanted(); !by.IsZero() && !time.Now().Before(by) {
-			return nil, failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, failure.Deadline(), prefill.ErrDeadline)
+			return nil, failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 		}
 	}
 	if r.Err != nil {
@@ -119,7 +119,7 @@ func (j *job) wanted() time.Time {
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
-		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
+		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Alone)
 	if errors.Is(err, board.ErrNotListed) {

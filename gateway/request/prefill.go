@@ -66,7 +66,7 @@ func (c *prefillCall) ended(f *failure.Fault, stopped, left bool) *failure.Fault
 		}
 		return f
 	case stopped && left:
-		f.Why, f.Answer, f.Err = lifecycle.Left, failure.Gone(), nil
+		f.Why, f.Answer, f.Err = lifecycle.Left, failure.Gone, nil
 	case stopped && c.run.Moved():
 		f.Why = lifecycle.Moved
 	case f.Why != lifecycle.HungUp:

@@ -61,7 +61,7 @@ func (s *stream) goOn() {
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
-		s.finish(failure.Gone())
+		s.finish(failure.Gone)
 	case cause != nil:
 		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", cause.Message))
 		s.finish(f.Answer)

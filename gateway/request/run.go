@@ -93,7 +93,7 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 		e.Left = j.client.Left()
 		if todo = j.tell(e, room[:0]); len(todo) == 0 {
 			j.srv.Log.Error("a request ended without an answer or an error; this is a bug, please report it", zap.Inline(j))
-			return nil, failure.Broken()
+			return nil, failure.Broken
 		}
 		for len(todo) > 0 {
 			x := todo[0]
@@ -143,7 +143,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		return e
 	case lifecycle.SendProbe:
 		if j.client.Left() { // before anything is sent
-			return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil))
+			return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, nil))
 		}
 		j.enter(journal.Prefill, "")
 		var f *failure.Fault
@@ -351,14 +351,14 @@ func (r *runner) answer() *stream {
 func (r *runner) error(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:
-		return failure.Gone()
+		return failure.Gone
 	case lifecycle.OfRanks:
 		if r.job.passed != nil {
 			return cmp.Or(r.job.passed.none, failure.NoRoute) // no engine was looked for if as many were asked as may be
 		}
 		return failure.Alone(r.job.client.Left(), r.fail)
 	case lifecycle.OfOwner:
-		return failure.NotOurs()
+		return failure.NotOurs
 	case lifecycle.OfAttempt, lifecycle.OfPeer:
 	}
 	return r.fail

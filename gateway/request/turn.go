@@ -38,7 +38,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 func (j *job) notChosen(err error) *openai.Error {
 	if j.client.Left() {
 		j.freed()
-		return failure.Gone()
+		return failure.Gone
 	}
 	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
 		return j.unlisted

@@ -127,7 +127,7 @@ func (c *Call) Read(resp *engine.Response, room []byte, most int, by time.Time) 
 // Broke is the end of the leg whose call failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, and the engine is not to blame
-		return failure.Of(lifecycle.Ended{Leg: c.Leg, Why: lifecycle.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
+		return failure.Of(lifecycle.Ended{Leg: c.Leg, Why: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	if c.Run != nil {
 		err = c.Run.Cause(err)
