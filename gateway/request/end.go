@@ -15,7 +15,6 @@ import (
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
-	"evenkeel/mooncake"
 )
 
 // fails ends the source before the answer was whole. Where the answer has begun, its life says what follows.
@@ -288,47 +287,6 @@ func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 		srv.Node.Received(in.Record.Origin, journal.Outcome(fail))
 	}
 	in.Record.End(fail)
-}
-
-// giveUp settles a thing of a request that is passed through. Its last call is that of s, which is nil if something panicked before.
-func (p *Passed) giveUp(j *job, s *stream, t lifecycle.Thing, how lifecycle.How) {
-	switch {
-	case t == lifecycle.Seat:
-		p.Seat.Give()
-	case t == lifecycle.Body && how == lifecycle.Back: // no engine is sent it any more
-		p.Body, j.req.Body = nil, mooncake.Body{}
-		j.in.Body.Give()
-	case t == lifecycle.Memory && how == lifecycle.Back:
-		p.Memory.Give()
-	case t == lifecycle.Call:
-		j.client.OnGone(nil)
-		if p.Engines.Count(p.to.Instance, -1); s != nil {
-			accountFor(s, how)
-		}
-		j.freed()
-	}
-}
-
-// accountFor takes note of what the engine has computed. What no engine counts is not free.
-func accountFor(s *stream, how lifecycle.How) {
-	told, p := s.job.record, s.job.passed
-	u, counted := s.answer.Mirror.Usage()
-	if counted {
-		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
-	}
-	if how == lifecycle.Spent && told.PromptTokens+told.OutputTokens == 0 {
-		told.PromptTokens = p.Estimate
-	}
-	s.job.srv.Fleet.Untrack(s.run)
-	if s.beyond {
-		computed := cmp.Or(int64(u.Prompt), s.may)
-		if how == lifecycle.Free {
-			computed = 0
-		}
-		s.rank.Traffic.Settles(s.may, computed)
-		s.rank.Traffic.Beyond(-1)
-		s.beyond = false
-	}
 }
 
 // part leaves the decode engine and returns when it has noticed, so that the

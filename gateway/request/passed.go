@@ -2,12 +2,16 @@ package request
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"time"
 
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
@@ -24,6 +28,55 @@ var (
 	errNoRoom = errors.New("the caller's requests and answers take all the memory that it may use")
 	errTold   = errors.New("the engine sent an event that says it failed")
 )
+
+// pass carries out what only a request has that is passed through.
+func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
+	p := r.job.passed
+	switch x.Do {
+	case lifecycle.Remember:
+		p.Engines.Without(p.to.Instance, p.Path)
+	case lifecycle.Recall:
+		if r.fault = p.before; r.fault != nil {
+			r.fail = r.fault.Answer
+		}
+	case lifecycle.Complain:
+		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
+			zap.String("endpoint", p.Path), zap.String("engine", p.to.Instance), zap.Int("attempt", r.job.record.Attempts),
+			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
+	case lifecycle.Choose:
+		if p.to, e.What, p.none = p.Engines.Choose(r.job.req.Model, p.Path, p.tried); p.none == nil {
+			p.tried = append(p.tried, p.to.Instance)
+		}
+	default:
+		return r.sendOver(x.Do == lifecycle.SendAnew, x.Until)
+	}
+	return e
+}
+
+// sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
+func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
+	j, p := r.job, r.job.passed
+	if r.stream = nil; anew {
+		p.Engines.Count(p.to.Instance, 1)
+	}
+	if j.record.Attempts > 0 {
+		j.record.Report(journal.Event{What: journal.Retried})
+	}
+	j.record.Report(journal.Event{What: journal.Attempted})
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.to.ID})
+	to := &fleet.Rank{Instance: p.to.Instance, Target: p.to.Target, Traffic: p.to.Traffic}
+	r.stream = slotless(j, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	f := openPassed(r.stream, anew, until)
+	if f == nil {
+		return lifecycle.Event{What: lifecycle.First}
+	}
+	if r.stream.run.Moved() && !j.client.Left() {
+		f = failure.Of(f.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
+		f.Moved = true
+	}
+	p.before = r.fault
+	return r.fell(f)
+}
 
 // openPassed sends the request, and reads its answer or the beginning of it.
 func openPassed(s *stream, anew bool, until lifecycle.Limit) (f *failure.Fault) {
@@ -156,5 +209,49 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 		case err != nil:
 			return nil, err
 		}
+	}
+}
+
+// giveUp settles a thing of a request that is passed through.
+func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
+	j, p, s := r.job, r.job.passed, r.stream
+	switch {
+	case t == lifecycle.Seat:
+		p.Seat.Give()
+	case t == lifecycle.Body && how == lifecycle.Back: // no engine is sent it any more
+		p.Body, j.req.Body = nil, mooncake.Body{}
+		j.in.Body.Give()
+	case t == lifecycle.Memory && how == lifecycle.Back:
+		p.Memory.Give()
+	case t == lifecycle.Call:
+		j.client.OnGone(nil)
+		if p.Engines.Count(p.to.Instance, -1); s != nil { // else something panicked before
+			accountFor(s, how)
+		}
+		if j.freed(); s != nil && !r.answers {
+			s.settle(board.Failed)
+		}
+	}
+}
+
+// accountFor takes note of what the engine has computed. What no engine counts is not free.
+func accountFor(s *stream, how lifecycle.How) {
+	told, p := s.job.record, s.job.passed
+	u, counted := s.answer.Mirror.Usage()
+	if counted {
+		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
+	}
+	if how == lifecycle.Spent && told.PromptTokens+told.OutputTokens == 0 {
+		told.PromptTokens = p.Estimate
+	}
+	s.job.srv.Fleet.Untrack(s.run)
+	if s.beyond {
+		computed := cmp.Or(int64(u.Prompt), s.may)
+		if how == lifecycle.Free {
+			computed = 0
+		}
+		s.rank.Traffic.Settles(s.may, computed)
+		s.rank.Traffic.Beyond(-1)
+		s.beyond = false
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -20,7 +19,6 @@ import (
 	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
-	"evenkeel/sse"
 )
 
 // serve runs a request up to the first event of its answer. It tells the request's life what happens, and carries out what is
@@ -429,57 +427,6 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 	case lifecycle.Kept:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
-		if j.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil && !r.answers {
-			r.stream.settle(board.Failed)
-		}
+		r.giveUp(t, how)
 	}
-}
-
-// pass carries out what only a request has that is passed through.
-func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
-	p := r.job.passed
-	switch x.Do {
-	case lifecycle.Remember:
-		p.Engines.Without(p.to.Instance, p.Path)
-	case lifecycle.Recall:
-		if r.fault = p.before; r.fault != nil {
-			r.fail = r.fault.Answer
-		}
-	case lifecycle.Complain:
-		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
-			zap.String("endpoint", p.Path), zap.String("engine", p.to.Instance), zap.Int("attempt", r.job.record.Attempts),
-			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
-	case lifecycle.Choose:
-		if p.to, e.What, p.none = p.Engines.Choose(r.job.req.Model, p.Path, p.tried); p.none == nil {
-			p.tried = append(p.tried, p.to.Instance)
-		}
-	default:
-		return r.sendOver(x.Do == lifecycle.SendAnew, x.Until)
-	}
-	return e
-}
-
-// sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
-func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
-	j, p := r.job, r.job.passed
-	if r.stream = nil; anew {
-		p.Engines.Count(p.to.Instance, 1)
-	}
-	if j.record.Attempts > 0 {
-		j.record.Report(journal.Event{What: journal.Retried})
-	}
-	j.record.Report(journal.Event{What: journal.Attempted})
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.to.ID})
-	to := &fleet.Rank{Instance: p.to.Instance, Target: p.to.Target, Traffic: p.to.Traffic}
-	r.stream = slotless(j, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
-	f := openPassed(r.stream, anew, until)
-	if f == nil {
-		return lifecycle.Event{What: lifecycle.First}
-	}
-	if r.stream.run.Moved() && !j.client.Left() {
-		f = failure.Of(f.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
-		f.Moved = true
-	}
-	p.before = r.fault
-	return r.fell(f)
 }
