@@ -245,7 +245,8 @@ func Unplaced(side string, err error, prompt int, model string, alone bool) *ope
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs
 	case errors.Is(err, board.ErrTooLarge):
-		return openai.NewError(http.StatusBadRequest, "prompt_too_long", fmt.Sprintf("the prompt's %d tokens are more than any rank's whole KV memory", prompt))
+		return openai.NewError(http.StatusBadRequest, "prompt_too_long",
+			fmt.Sprintf("the prompt's %d tokens are more than any rank's whole KV memory", prompt))
 	case errors.Is(err, pool.ErrUnbound):
 		return openai.Unavailable("queue_timeout", "the request waited too long for engines to serve it; retry later", 2)
 	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):

@@ -115,15 +115,6 @@ const manyTimes = 16
 
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it takes to compute it: there was no event on any of its streams, and no gauge moved")
 
-// allowance is how long a rank may have a prompt before its core is asked for signs of life; 0: nobody knows how long it takes, or nothing
-// comes before the whole answer. This is the one place where that is decided.
-func allowance(s *stream) time.Duration {
-	if s.slot.ComputeMs <= 0 || s.whole || s.muffled {
-		return 0
-	}
-	return s.rank.Profile.FirstEventTimeout + time.Duration(manyTimes*float64(s.slot.ComputeMs)*float64(time.Millisecond))
-}
-
 // watchCore ends a call that waits for its first event, if the core of the rank stands still: its prompt takes far longer than it
 // should, and for first_event_timeout there was no event on any stream of the rank, and no gauge of it moved. A core that is only slow
 // gives such signs, and keeps the request. The request also stays if no rank of another group, or of another engine, takes requests, and
@@ -131,10 +122,11 @@ func allowance(s *stream) time.Duration {
 // brings cores to a stand meets so many of them, and not all.
 // limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	most, quiet := allowance(s), s.rank.Profile.FirstEventTimeout
-	if most == 0 || s.job.in.ToDecode != nil {
-		return func() {}
+	if s.slot.ComputeMs <= 0 || s.whole || s.muffled || s.job.in.ToDecode != nil {
+		return func() {} // nobody knows how long it takes, or nothing comes before the whole answer, or no other rank may have it
 	}
+	quiet := s.rank.Profile.FirstEventTimeout
+	most := quiet + time.Duration(manyTimes*float64(s.slot.ComputeMs)*float64(time.Millisecond))
 	j, avoided, moves := s.job, s.job.avoid.ranks(), s.job.avoid.halted+1
 	halted := &atomic.Bool{}
 	s.halted = halted

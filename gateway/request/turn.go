@@ -20,39 +20,21 @@ import (
 // choose waits in the arrival queue for a place in the pool and an engine that may
 // take the prompt. It may be that another dispatcher should have the request.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
-	lease, err := j.acquire()
-	q := j.question
-	j.question = nil
-	switch {
-	case err == nil:
-		return lease, nil, nil
-	case q == nil || q.Forward() == nil:
-	case errors.Is(err, prefill.ErrElsewhere):
-		return nil, q.Forward(), nil
-	default:
-		q.Forward().Drop()
-	}
-	return nil, nil, err
-}
-
-func (j *job) notChosen(err error) *openai.Error {
-	if j.client.Left() {
-		j.freed()
-		return failure.Gone
-	}
-	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
-		return j.unlisted
-	}
-	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Alone)
-}
-
-func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
 	lease, err := j.awaitTurn()
 	j.record.Report(journal.Event{What: journal.Waited, Took: time.Since(began)})
-	if err != nil {
-		return nil, err
+	q := j.question
+	j.question = nil
+	switch {
+	case err == nil:
+	case q == nil || q.Forward() == nil:
+		return nil, nil, err
+	case errors.Is(err, prefill.ErrElsewhere):
+		return nil, q.Forward(), nil
+	default:
+		q.Forward().Drop()
+		return nil, nil, err
 	}
 	defer onPanic(func() { // before the request's life knows of them
 		lease.Orphan()
@@ -70,10 +52,21 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	if j.life.Open() {
 		j.avoid.prefill = nil // of attempts before its question
 	}
-	if j.question != nil {
-		j.question.Stayed()
+	if q != nil {
+		q.Stayed()
 	}
-	return lease, nil
+	return lease, nil, nil
+}
+
+func (j *job) notChosen(err error) *openai.Error {
+	if j.client.Left() {
+		j.freed()
+		return failure.Gone
+	}
+	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
+		return j.unlisted
+	}
+	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Alone)
 }
 
 // awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
