@@ -79,6 +79,7 @@ recording: ## gateway/lifecycle/testdata/recording.txt and gateway/recording/tes
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario lives -count 2000 -record out/recording/$$c-lives.jsonl || exit 1; \
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario mixed -duration 20s -record out/recording/$$c-mixed.jsonl || exit 1; done
 	go test ./gateway -count=1 -timeout 20m -skip TestARequestOfOneTokenAllocatesLittle -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/gateway-tests.jsonl'"
+	go test ./gateway/fleet -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/fleet-tests.jsonl'"
 	go test ./gateway/passthrough -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/passthrough-tests.jsonl'"
 	go test ./gateway/request -count=1 -timeout 20m -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/request-tests.jsonl'"
 	go test ./bench/outside/api -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/api-tests.jsonl'"
@@ -162,11 +163,11 @@ vulncheck: ## govulncheck
 	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
 
 .PHONY: ci
-# Tests mostly wait, so that three packages at once suit two cores; gateway and gateway/request take longest, and so begin. Vet ran with the linters.
+# Tests mostly wait, so that three packages at once suit two cores; these of gateway take longest, and so begin. Vet ran with the linters.
 ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test twice
 	@bench/tools/ci/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check
-	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work
-	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work | bench/tools/ci/covered.sh $(PROXIES)
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request ./gateway/fleet work
+	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request ./gateway/fleet work | bench/tools/ci/covered.sh $(PROXIES)

@@ -39,30 +39,6 @@ func (c *cluster) models() (ids []string) {
 	return ids
 }
 
-func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{
-		prefill: []refengine.Config{{Model: "small"}, {Model: "large"}},
-		decode:  []refengine.Config{{Model: "small"}, {Model: "large"}},
-	})
-	c.eventually("both models are there", func() bool { return len(c.models()) == 2 })
-	require.Equal(t, []string{"large", "small"}, c.models())
-	c.eventually("with their context", func() bool {
-		return strings.Count(c.ask("GET", c.url+"/v1/models", "").body, `"max_model_len":131072`) == 2
-	})
-	c.prefill[1].Kill()
-	require.Equal(t, []string{"large", "small"}, c.models(), "its decode engine is up")
-	c.decode[1].Kill()
-	c.eventually("only the healthy ones' model is left", func() bool { return len(c.models()) == 1 })
-	require.Equal(t, []string{"small"}, c.models())
-	r := c.post(completionPath, `{"model":"large","prompt":"a"}`)
-	require.Equal(t, http.StatusServiceUnavailable, r.status, "known, but nobody serves it now")
-	require.Equal(t, 200, c.post(completionPath, `{"model":"small","prompt":"a"}`).status)
-	require.NoError(t, c.prefill[1].Revive())
-	require.NoError(t, c.decode[1].Revive())
-	c.eventually("and back again", func() bool { return c.post(completionPath, `{"model":"large","prompt":"a"}`).status == 200 })
-}
-
 // What an operator sees and changes at the admin listener, of one proxy after the other: each part leaves it as the next one wants it.
 func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 	t.Parallel()

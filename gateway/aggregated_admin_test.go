@@ -12,8 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/engine/discover"
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
 )
@@ -53,13 +51,18 @@ func TestOperatorsSeeEnginesThatDoBoth(t *testing.T) {
 		stop := c.keepAsking(8)
 		c.eventually("it gets requests", func() bool { return late.Stats().Plain > 3 })
 
-		for _, path := range []string{"", "/1"} { // the whole engine, and a rank
+		for _, path := range []string{"", "/1", "%2F1"} { // the whole engine, and a rank
 			require.Equal(t, http.StatusNoContent, c.ask("POST", worker+path+"/drain", "").status)
 			c.eventually("nothing is left on it", func() bool {
 				drains := c.gw.Status(t.Context()).Drains
 				return len(drains) == 1 && drains[0].State == "done" && drains[0].Role == "aggregated"
 			})
 			require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker+path+"/drain", "").status)
+			require.Equal(t, http.StatusNotFound, c.ask("DELETE", worker+path+"/drain", "").status, "it does not drain any more")
+		}
+		require.Equal(t, http.StatusNotFound, c.ask("POST", worker+"/2/drain", "").status)
+		for _, bad := range []string{`{`, `{"deadline":"soon"}`, `{"deadline":"-1s"}`, `{"limit":"1s"}`} {
+			require.Equal(t, http.StatusBadRequest, c.ask("POST", worker+"/drain", bad).status, bad)
 		}
 		require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker, "").status)
 		c.eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").body, address) })
@@ -90,29 +93,4 @@ func TestOperatorsSeeEnginesThatDoBoth(t *testing.T) {
 		})
 		require.Equal(t, detect.RankDown, see().Models[0].Groups[0].Ranks[0].State)
 	})
-}
-
-// A discovered engine that prefills and decodes is tried alone, and then gets requests.
-func TestAnEngineThatDoesBothIsDiscovered(t *testing.T) {
-	t.Parallel()
-	o := newOracle()
-	var broken discover.Engine
-	c := start(t, options{
-		mixed: []refengine.Config{{DPSize: 2, DPMode: "internal"}, {}}, partly: true, dirty: true,
-		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
-		discover: func(c *cluster) []discover.Source {
-			good := found(c.decode[0], "aggregated", "a0", "")
-			good.Ranks, good.Group, good.Budget = 2, "one", 2048
-			broken = found(c.decode[1], "aggregated", "a1", "")
-			c.decode[1].SetFaults(refengine.Rule{Fault: refengine.Busy})
-			o.say(good, broken)
-			return []discover.Source{o}
-		},
-	})
-	c.eventually("it is in use", c.inUse(c.decode[0]))
-	_, route := c.say(talk(`"stream":true,`, "hello"))
-	require.Equal(t, "aggregated", route)
-	c.eventually("the other one has not passed", func() bool { return strings.Contains(c.seen(broken.Address).Why, "answered with 503") })
-	c.decode[1].SetFaults()
-	c.eventually("it is tried again, and in use", c.inUse(c.decode[1]))
 }

@@ -1,18 +1,13 @@
 package gateway_test
 
 import (
-	"encoding/json"
-	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
-	"evenkeel/prefill"
 )
 
 func together(more func(*config.Config)) options {
@@ -24,46 +19,6 @@ func together(more func(*config.Config)) options {
 				more(cfg)
 			}
 		},
-	}
-}
-
-// What ranks that do both have in their caches is known from their KV events, while conversations push each other out.
-func TestKVEventsTellWhatRanksThatDoBothHold(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{mixed: []refengine.Config{publisher(nil), publisher(nil)}, configure: followed})
-	ranks := func() []prefill.RankEvents {
-		var o prefill.Overview
-		require.NoError(c, json.Unmarshal([]byte(c.get("/prefill").body), &o))
-		return o.Ranks
-	}
-	caughtUp := func() {
-		c.eventually("all events are taken in", func() bool {
-			all := ranks()
-			for _, r := range all {
-				i := slices.IndexFunc(c.decode, func(e *refengine.Engine) bool { return strings.Contains(e.URLs()[0], strings.TrimSuffix(r.ID, "/0")) })
-				want := c.decode[i].Stats().Ranks[0].KVBatches
-				if r.Mode != "precise" || r.Events.Batches < want || want > 0 && !r.Events.Complete {
-					return false
-				}
-			}
-			return len(all) == 2
-		})
-	}
-	caughtUp()
-	talk := newTalks(12)
-	c.hits(talk.next())
-	c.eventually("the size of a block is known", func() bool { return c.gw.Prefill().BlockTokens(model) == 128 })
-	sum := 0
-	for range 60 {
-		predicted, actual := c.hits(talk.next())
-		require.Equal(t, actual, predicted)
-		sum += actual
-		caughtUp()
-	}
-	require.Positive(t, sum)
-	for _, r := range ranks() {
-		require.Equal(t, 1.0, c.metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", r.ID)))
-		require.Equal(t, float64(r.Events.Batches), c.metric(fmt.Sprintf("evenkeel_kv_events_batches_total{candidate=%q}", r.ID)))
 	}
 }
 

@@ -99,7 +99,7 @@ func start(t *testing.T, o options) *cluster {
 	cfg.Dispatch.Window = 200 * time.Microsecond
 	cfg.Prefill.Scrape.Interval = 50 * time.Millisecond
 	cfg.Prefill.Retry.Base = time.Millisecond
-	cfg.Health.Canary = 0                                                        // a fault would strike it, too: health_test.go turns it on
+	cfg.Health.Canary = 0                                                        // a fault would strike it, too
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}
 	for _, p := range o.prefill {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,39 +65,3 @@ func early(t *testing.T, connector refengine.Connector, o options) *cluster {
 	}
 	return start(t, o)
 }
-
-// judgeAll has so many requests at once judged, with texts of their own.
-func (c *cluster) judgeAll(n int, more string) (verdicts map[string]int) {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	verdicts = map[string]int{}
-	for i := range n {
-		wg.Go(func() {
-			v := c.judge(fmt.Sprintf("prompt %d of many", i), more)
-			mu.Lock()
-			defer mu.Unlock()
-			verdicts[v]++
-		})
-	}
-	wg.Wait()
-	return verdicts
-}
-
-// A prefill engine that restarts is another one to decode engines.
-func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			c := early(t, connector, options{dirty: true})
-			require.Equal(t, "right", c.judge("one two", `"stream":true,`))
-			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-			c.prefill[0].Kill()
-			require.NoError(t, c.prefill[0].Revive())
-			c.eventually("it is served again", func() bool { return c.judge("four five six", `"stream":true,`) == "right" })
-			require.Equal(t, "right", c.judge("seven eight", `"stream":true,`))
-		})
-	}
-}
-
-var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}

@@ -2,25 +2,16 @@ package gateway_test
 
 import (
 	"context"
-	"evenkeel/bench/lab/refengine"
-	"evenkeel/bench/lab/reftext"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 
 	"github.com/stretchr/testify/require"
-)
 
-// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
-func (c *cluster) judging(prompt, more string) <-chan string {
-	got := make(chan string, 1)
-	go func() {
-		defer close(got)
-		got <- c.judge(prompt, more)
-	}()
-	return got
-}
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
+)
 
 // judge asks and fails if what came is wrong, or looks whole and is not. It
 // says "right", or what the client was told.
@@ -70,12 +61,6 @@ func (c *cluster) judge(prompt, more string, headers ...string) string {
 func (c *cluster) accounted() {
 	c.Helper()
 	c.eventually("all requests are accounted for", func() bool { return c.gw.Status(context.Background()).Open == 0 })
-}
-
-// settledRequests waits for the request log.
-func (c *cluster) settledRequests(n int) {
-	c.Helper()
-	c.eventually("the request is logged", func() bool { return len(c.records()) == n })
 }
 
 // send starts a request that its client will leave; wait returns when the

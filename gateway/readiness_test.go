@@ -116,54 +116,6 @@ func TestReasonsOfEngines(t *testing.T) {
 	})
 }
 
-// A busy engine answers requests while its metrics and its health check take
-// seconds. It serves on.
-func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes the time of some health checks")
-	}
-	t.Parallel()
-	slow := refengine.Rule{Fault: refengine.SlowPages, DelayMS: 8000}
-	c := start(t, options{
-		// Pages are slow only while an engine has requests: prefills take so long that it always has.
-		prefill: []refengine.Config{{PrefillBase: time.Second}, {PrefillBase: time.Second}},
-		decode:  []refengine.Config{{C0: 5 * time.Millisecond}},
-		configure: func(cfg *config.Config) {
-			cfg.Health.Interval, cfg.Prefill.Scrape.Timeout = 100*time.Millisecond, 500*time.Millisecond
-		},
-	})
-	engines := slices.Concat(c.prefill[:2], c.decode)
-	for _, e := range engines {
-		require.NoError(t, e.SetFaults(slow))
-	}
-	stop := c.load(8) // every answer must be right
-	stale := func() (n int) {
-		for _, p := range c.candidates() {
-			if p.Stale {
-				n++
-			}
-		}
-		return n
-	}
-	mostStale := 0
-	c.eventually("their health checks come too late", func() bool {
-		mostStale = max(mostStale, stale())
-		for _, e := range engines {
-			s := c.engineStatus(e)
-			require.True(t, s.Up, s.Error)
-		}
-		return c.sum("evenkeel_engine_late_checks_total") >= 5 && mostStale == 2
-	})
-	require.Equal(t, http.StatusOK, c.get("/readyz").status)
-	require.Positive(t, stop())
-	require.Positive(t, c.sum("evenkeel_prefill_scrape_misses_total"))
-	for _, e := range engines {
-		require.NoError(t, e.SetFaults())
-	}
-	c.eventually("they tell their gauges again", func() bool { return stale() == 0 })
-	require.Empty(t, c.logs.FilterMessage("an engine is down").All())
-}
-
 // A proxy in front of an embedding model alone is ready without a prefill engine.
 func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,6 @@
 package gateway_test
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -15,41 +14,6 @@ import (
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
-
-// Whether a rank of SGLang computes is tried with SGLang's fake host: a request without a room is refused whatever the
-// rank does, or ends the whole server.
-func TestACanaryOfSGLangIsComputed(t *testing.T) {
-	t.Parallel()
-	for _, balance := range []string{"round_robin", "follow_bootstrap_room"} {
-		t.Run(balance, func(t *testing.T) {
-			t.Parallel()
-			c := early(t, refengine.SGLang, options{
-				dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: balance}},
-				configure: func(cfg *config.Config) {
-					if balance != "round_robin" { // the server chooses the rank of each request
-						cfg.Engines.Decode[0].Ranks = 0
-					}
-					cfg.Prefill.Retry.Attempts = 1
-					cfg.Health.Interval, cfg.Health.Canary, cfg.Health.SlowStart = 20*time.Millisecond, 3*time.Second, 0
-				},
-			})
-			d := c.decode[0]
-			canaries := func(outcome string) float64 {
-				return c.metric(fmt.Sprintf(`evenkeel_engine_canaries_total{engine=%q,outcome=%q}`, "decode "+addressOf(d), outcome))
-			}
-			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode}))
-			c.eventually("a canary fails", func() bool {
-				require.Zero(t, canaries("passed"), "no rank computes")
-				require.NotEqual(t, "right", c.judge("a prompt", `"stream":true,`))
-				return canaries("failed") > 0
-			})
-			require.NoError(t, d.SetFaults())
-			c.eventually("a canary brings it back", func() bool { return canaries("passed") > 0 && c.engineStatus(d).State == "up" })
-			require.Zero(t, d.Stats().Crashes)
-			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-		})
-	}
-}
 
 // What engines of SGLang count of their barrier stands in the status and on the live page. One request leaves a rank that waits for
 // the other.

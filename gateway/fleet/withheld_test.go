@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"fmt"
@@ -29,17 +29,17 @@ func retrying(cfg *config.Config) {
 }
 
 // state is what the page shows of an engine.
-func (c *cluster) state(e *refengine.Engine) string { return c.engineStatus(e).State }
+func (b *bed) state(e *refengine.Engine) string { return b.engineStatus(e).State }
 
 // rankOf is what is shown of a rank of an engine.
-func (c *cluster) rankOf(e *refengine.Engine, rank int) board.WorkerStatus {
-	c.Helper()
-	for _, w := range c.gw.Status(c.Context()).Dispatch.Models[0].Workers {
-		if strings.HasSuffix(w.Name, fmt.Sprint("/", rank)) && strings.HasPrefix(w.Name, c.engineStatus(e).ID) {
+func (b *bed) rankOf(e *refengine.Engine, rank int) board.WorkerStatus {
+	b.Helper()
+	for _, w := range b.now().Dispatch.Models[0].Workers {
+		if strings.HasSuffix(w.Name, fmt.Sprint("/", rank)) && strings.HasPrefix(w.Name, b.engineStatus(e).ID) {
 			return w
 		}
 	}
-	c.Fatalf("no rank %d at %s", rank, e.URLs()[0])
+	b.Fatalf("no rank %d at %s", rank, e.URLs()[0])
 	return board.WorkerStatus{}
 }
 
@@ -65,33 +65,33 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 				quickHealth(cfg)
 				cfg.Prefill.Retry.Base = 500 * time.Millisecond // a busy machine sees the first refusal late
 			}}
-			begin := func() *cluster { return start(t, o) }
+			begin := func() *bed { return start(t, o) }
 			switch {
 			case row.mixed:
 				o.mixed, o.decode, o.prefill = o.decode, nil, nil
 			case row.connector == refengine.NIXLPush:
-				begin = func() *cluster { return early(t, row.connector, o) }
+				begin = func() *bed { return early(t, row.connector, o) }
 			default:
 				o.profile.Connector = string(row.connector)
 				o.decode[0].Connector, o.prefill[0].Connector = row.connector, row.connector
 			}
-			c := begin()
-			reforms := c.decode[0]
+			b := begin()
+			reforms := b.decode[0]
 			if row.side == "prefill" {
-				reforms = c.prefill[0]
+				reforms = b.prefill[0]
 			}
-			under := c.judging("a stream that is under way", `"stream":true,`)
-			c.eventually("it has begun", func() bool { return c.decode[0].Stats().Running > 0 || len(under) > 0 })
+			under := b.judging("a stream that is under way", `"stream":true,`)
+			b.eventually("it has begun", func() bool { return b.decode[0].Stats().Running > 0 || len(under) > 0 })
 
 			require.NoError(t, reforms.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
 			asked := reforms.Stats().Requests
 			var waiting []<-chan string
 			for i := range 6 {
-				waiting = append(waiting, c.judging(fmt.Sprint("waits ", i), `"stream":true,`))
+				waiting = append(waiting, b.judging(fmt.Sprint("waits ", i), `"stream":true,`))
 			}
-			c.eventually("it is seen", func() bool { return c.state(reforms) == "halted" })
-			require.Contains(t, c.engineStatus(reforms).Error, "re-forms")
-			require.Equal(t, http.StatusOK, c.get("/readyz").status, "requests are taken")
+			b.eventually("it is seen", func() bool { return b.state(reforms) == "halted" })
+			require.Contains(t, b.engineStatus(reforms).Error, "re-forms")
+			require.True(t, b.ready(), "requests are taken")
 			require.Equal(t, "right", <-under, "what runs goes on")
 			require.Equal(t, asked, reforms.Stats().Requests, "nothing has reached it")
 			for _, w := range waiting {
@@ -102,41 +102,41 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 			for _, w := range waiting {
 				require.Equal(t, "right", <-w)
 			}
-			c.eventually("it is over", func() bool { return c.state(reforms) == "up" })
-			require.Zero(t, c.sum("evenkeel_engine_outages_total"), "it is not what failed")
+			b.eventually("it is over", func() bool { return b.state(reforms) == "up" })
+			require.Zero(t, b.sum("evenkeel_engine_outages_total"), "it is not what failed")
 		})
 	}
 }
 
 func TestEnginesThatTakeNoRequestsAnyMore(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{dirty: true, configure: quickHealth, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}})
+	b := start(t, options{dirty: true, configure: quickHealth, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}})
 	// A group whose change failed takes no requests until it is restarted. Requests do not wait for it.
 	t.Run("one that could not change its ranks is down until it is restarted", func(t *testing.T) {
-		failed := c.decode[0]
+		failed := b.decode[0]
 		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: 8}))
-		c.eventually("it is seen, with the number", func() bool {
-			s := c.engineStatus(failed)
+		b.eventually("it is seen, with the number", func() bool {
+			s := b.engineStatus(failed)
 			return s.State == "halted" && strings.Contains(s.Error, "it is to have 8")
 		})
 		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: -8}))
-		c.eventually("it is down, with the reason", func() bool {
-			s := c.engineStatus(failed)
+		b.eventually("it is down, with the reason", func() bool {
+			s := b.engineStatus(failed)
 			return s.State == "down" && strings.Contains(s.Error, "RuntimeError")
 		})
-		require.Equal(t, "right", c.judge("served by the other one", ""))
+		require.Equal(t, "right", b.judge("served by the other one", ""))
 		require.NoError(t, failed.SetFaults())
-		c.eventually("it was restarted", func() bool { return c.state(failed) == "up" })
+		b.eventually("it was restarted", func() bool { return b.state(failed) == "up" })
 	})
 	// A rank that vLLM has retired gets nothing, and its group goes on.
 	t.Run("one that was retired is down", func(t *testing.T) {
-		gone := c.decode[1]
+		gone := b.decode[1]
 		require.NoError(t, gone.SetFaults(refengine.Rule{Fault: refengine.Retired}))
 		for i := range 4 {
-			require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+			require.Equal(t, "right", b.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
 		}
-		c.eventually("it is down", func() bool { return c.state(gone) == "down" })
-		require.Contains(t, c.engineStatus(gone).Error, "has taken this rank out of its group")
+		b.eventually("it is down", func() bool { return b.state(gone) == "down" })
+		require.Contains(t, b.engineStatus(gone).Error, "has taken this rank out of its group")
 	})
 }
 
@@ -148,24 +148,24 @@ func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 	} {
 		t.Run(side, func(t *testing.T) {
 			t.Parallel()
-			c := start(t, options{dirty: true, configure: func(cfg *config.Config) {
+			b := start(t, options{dirty: true, configure: func(cfg *config.Config) {
 				quickHealth(cfg)
 				cfg.Pool.TTL, cfg.Prefill.Queue.Timeout = 300*time.Millisecond, 300*time.Millisecond
 			}})
-			reforms := c.decode[0]
+			reforms := b.decode[0]
 			if side == "prefill" {
-				reforms = c.prefill[0]
+				reforms = b.prefill[0]
 			}
 			require.NoError(t, reforms.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
-			r := c.post(chatPath, chat("waits in vain", `"stream":true,`))
+			r := b.post(chatPath, chat("waits in vain", `"stream":true,`))
 			require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
 			require.Regexp(t, code, r.body)
-			leave, wait := c.send(chat("leaves", `"stream":true,`))
-			c.eventually("it waits", func() bool { return c.gw.Status(t.Context()).Open == 1 })
+			leave, wait := b.send(chat("leaves", `"stream":true,`))
+			b.eventually("it waits", func() bool { return b.now().Open == 1 })
 			leave()
 			wait()
 			require.NoError(t, reforms.SetFaults())
-			c.eventually("it serves again", func() bool { return c.judge("again", "") == "right" })
+			b.eventually("it serves again", func() bool { return b.judge("again", "") == "right" })
 		})
 	}
 }
@@ -181,42 +181,42 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", C0: 20 * time.Millisecond, Connector: connector}}, prefill: []refengine.Config{{Connector: connector}},
 				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: retrying,
 			}
-			c := start(t, o)
+			b := start(t, o)
 			if connector == refengine.NIXLPush {
-				c = early(t, connector, o)
+				b = early(t, connector, o)
 			}
-			d := c.decode[0]
+			d := b.decode[0]
 			var under []<-chan string
 			for i := range 9 {
-				under = append(under, c.judging(fmt.Sprint("runs ", i), `"stream":true,`))
+				under = append(under, b.judging(fmt.Sprint("runs ", i), `"stream":true,`))
 			}
-			c.eventually("all ranks run some", func() bool { return c.rankOf(d, 1).Running > 0 && c.rankOf(d, 2).Running > 0 })
+			b.eventually("all ranks run some", func() bool { return b.rankOf(d, 1).Running > 0 && b.rankOf(d, 2).Running > 0 })
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 1}))
 			for _, w := range under {
 				require.Equal(t, "right", <-w)
 			}
 			for i := range 4 {
-				require.Equal(t, "right", c.judge(fmt.Sprint("after it ", i), ""))
+				require.Equal(t, "right", b.judge(fmt.Sprint("after it ", i), ""))
 			}
 			for rank := 1; rank < 3; rank++ {
-				w := c.rankOf(d, rank)
+				w := b.rankOf(d, rank)
 				require.False(t, w.Up)
 				require.True(t, w.Down, "it takes no part in the steps")
 				require.Zero(t, w.Used)
 			}
-			require.True(t, c.rankOf(d, 0).Up)
-			s := c.engineStatus(d)
+			require.True(t, b.rankOf(d, 0).Up)
+			s := b.engineStatus(d)
 			require.Equal(t, "up", s.State)
 			require.Equal(t, "ranks 1 to 2 are lost: the engine has only 1 ranks now (elastic EP)", s.Error)
 
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
-			c.eventually("the scale-up is seen", func() bool {
-				go c.post(chatPath, chat("waits", ""))
-				return c.state(d) == "halted"
+			b.eventually("the scale-up is seen", func() bool {
+				go b.post(chatPath, chat("waits", ""))
+				return b.state(d) == "halted"
 			})
 			require.NoError(t, d.SetFaults())
-			c.eventually("they are back", func() bool { return c.rankOf(d, 2).Up && c.rankOf(d, 1).Up && c.engineStatus(d).Error == "" })
-			require.Equal(t, map[string]int{"right": 9}, c.judgeAll(9, `"stream":true,`))
+			b.eventually("they are back", func() bool { return b.rankOf(d, 2).Up && b.rankOf(d, 1).Up && b.engineStatus(d).Error == "" })
+			require.Equal(t, map[string]int{"right": 9}, b.judgeAll(9, `"stream":true,`))
 		})
 	}
 }
@@ -226,39 +226,39 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
 	t.Parallel()
 	one := refengine.Config{FaultTolerance: true, C0: 5 * time.Millisecond}
-	c := start(t, options{
+	b := start(t, options{
 		dirty: true, decode: []refengine.Config{one, one}, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
 		configure: retrying,
 	})
 	var under []<-chan string
 	for i := range 6 {
-		under = append(under, c.judging(fmt.Sprint("runs ", i), `"stream":true,`))
+		under = append(under, b.judging(fmt.Sprint("runs ", i), `"stream":true,`))
 	}
-	c.eventually("both run some", func() bool { return c.decode[0].Stats().Running > 0 && c.decode[1].Stats().Running > 0 })
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
+	b.eventually("both run some", func() bool { return b.decode[0].Stats().Running > 0 && b.decode[1].Stats().Running > 0 })
+	require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
 	for _, w := range under {
 		require.Equal(t, "right", <-w, "the engine aborts them, and they go on elsewhere")
 	}
-	c.eventually("it is seen", func() bool { return c.state(c.decode[0]) == "halted" })
-	require.Contains(t, c.engineStatus(c.decode[0]).Error, "waits for its recovery")
-	decodes := c.decode[0].Stats().Decodes
-	require.Equal(t, map[string]int{"right": 6}, c.judgeAll(6, `"stream":true,`))
-	require.Equal(t, decodes, c.decode[0].Stats().Decodes)
+	b.eventually("it is seen", func() bool { return b.state(b.decode[0]) == "halted" })
+	require.Contains(t, b.engineStatus(b.decode[0]).Error, "waits for its recovery")
+	decodes := b.decode[0].Stats().Decodes
+	require.Equal(t, map[string]int{"right": 6}, b.judgeAll(6, `"stream":true,`))
+	require.Equal(t, decodes, b.decode[0].Stats().Decodes)
 
-	require.NoError(t, c.decode[1].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
-	c.eventually("no rank is left", func() bool { return c.state(c.decode[1]) == "halted" })
-	waits := c.judging("waits for the recovery", `"stream":true,`)
-	probes := c.prefill[0].Stats().Requests
-	c.eventually("it waits", func() bool { return c.gw.Status(t.Context()).Open == 1 })
-	require.NoError(t, c.decode[0].SetFaults())
+	require.NoError(t, b.decode[1].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
+	b.eventually("no rank is left", func() bool { return b.state(b.decode[1]) == "halted" })
+	waits := b.judging("waits for the recovery", `"stream":true,`)
+	probes := b.prefill[0].Stats().Requests
+	b.eventually("it waits", func() bool { return b.now().Open == 1 })
+	require.NoError(t, b.decode[0].SetFaults())
 	require.Equal(t, "right", <-waits)
-	require.Equal(t, probes+1, c.prefill[0].Stats().Requests, "its prompt was prefilled when a rank could fetch the KV")
+	require.Equal(t, probes+1, b.prefill[0].Stats().Requests, "its prompt was prefilled when a rank could fetch the KV")
 }
 
 // Which rank of a server of SGLang has lost its GPU is seen by the load that its scheduler publishes no more.
 func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
 	t.Parallel()
-	c := early(t, refengine.SGLang, options{
+	b := early(t, refengine.SGLang, options{
 		dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", ElasticEP: new("mooncake")}},
 		configure: func(cfg *config.Config) {
 			quickHealth(cfg)
@@ -267,17 +267,17 @@ func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
 			cfg.Profiles[config.DefaultProfile] = p
 		},
 	})
-	d := c.decode[0]
-	require.Equal(t, "right", c.judge("before", `"stream":true,`))
+	d := b.decode[0]
+	require.Equal(t, "right", b.judge("before", `"stream":true,`))
 	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
-	c.eventually("it is seen", func() bool { return c.rankOf(d, 1).Down })
-	require.True(t, c.rankOf(d, 0).Up)
-	require.Contains(t, c.engineStatus(d).Error, "rank 1 is lost: its scheduler says nothing")
-	require.Equal(t, map[string]int{"right": 20}, c.judgeAll(20, `"stream":true,`))
-	require.Zero(t, c.rankOf(d, 1).Used, "SGLang sends it nothing, and it counts for nothing")
+	b.eventually("it is seen", func() bool { return b.rankOf(d, 1).Down })
+	require.True(t, b.rankOf(d, 0).Up)
+	require.Contains(t, b.engineStatus(d).Error, "rank 1 is lost: its scheduler says nothing")
+	require.Equal(t, map[string]int{"right": 20}, b.judgeAll(20, `"stream":true,`))
+	require.Zero(t, b.rankOf(d, 1).Used, "SGLang sends it nothing, and it counts for nothing")
 	require.NoError(t, d.SetFaults())
-	c.eventually("it is back", func() bool { return c.rankOf(d, 1).Up })
-	require.Empty(t, c.engineStatus(d).Error)
+	b.eventually("it is back", func() bool { return b.rankOf(d, 1).Up })
+	require.Empty(t, b.engineStatus(d).Error)
 	require.Zero(t, d.Stats().Crashes)
 }
 
@@ -293,20 +293,20 @@ func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o.dirty, o.configure = true, retrying
-			c := start(t, o)
-			require.Equal(t, map[string]int{"right": 8}, c.judgeAll(8, streamed))
-			c.accounted()
-			d := c.decode[0]
+			b := start(t, o)
+			require.Equal(t, map[string]int{"right": 8}, b.judgeAll(8, streamed))
+			b.accounted()
+			d := b.decode[0]
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 2}))
-			require.Equal(t, map[string]int{"right": 16}, c.judgeAll(16, streamed))
-			c.eventually("it is known", func() bool { return c.engineStatus(d).Error != "" })
-			require.Equal(t, "ranks 2 to 3 are lost: the engine has only 2 ranks now (elastic EP)", c.engineStatus(d).Error)
+			require.Equal(t, map[string]int{"right": 16}, b.judgeAll(16, streamed))
+			b.eventually("it is known", func() bool { return b.engineStatus(d).Error != "" })
+			require.Equal(t, "ranks 2 to 3 are lost: the engine has only 2 ranks now (elastic EP)", b.engineStatus(d).Error)
 			for rank := range one.DPSize {
-				require.Equal(t, rank < 2, c.rankOf(d, rank).Up, "rank %d", rank)
+				require.Equal(t, rank < 2, b.rankOf(d, rank).Up, "rank %d", rank)
 			}
-			require.Equal(t, map[string]int{"right": 8}, c.judgeAll(8, ""))
-			c.settledRequests(32)
-			for _, r := range c.records()[24:] {
+			require.Equal(t, map[string]int{"right": 8}, b.judgeAll(8, ""))
+			b.settledRequests(32)
+			for _, r := range b.records()[24:] {
 				require.Equal(t, 1, r.Attempts, "no request is sent to a rank that is gone")
 			}
 		})

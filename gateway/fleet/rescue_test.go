@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"io"
@@ -15,6 +15,7 @@ import (
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 )
 
 // A prefill engine that stands still may keep its probes for minutes. Once it is declared down, they are asked again at
@@ -27,17 +28,17 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	})
 	t.Run("of a request that is bound before", func(t *testing.T) { // each such connector has its prefill under way in the same place
 		t.Parallel()
-		leavesWhatIsDown(t, func(t *testing.T, o options) *cluster { return early(t, refengine.NIXLPush, o) }, true)
+		leavesWhatIsDown(t, func(t *testing.T, o options) *bed { return early(t, refengine.NIXLPush, o) }, true)
 	})
 }
 
 // leavesWhatIsDown lets a probe wait at an engine that stands still and is declared down, while another engine drains. The
 // probe goes to that one once it may. bound: the request has its decode rank by then.
-func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, bound bool) {
+func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *bed, bound bool) {
 	var still, down atomic.Bool
 	held := make(chan struct{}, 8)
 	var first string
-	c := start(t, options{dirty: true, prefill: []refengine.Config{{}, {}}, configure: func(cfg *config.Config) {
+	b := start(t, options{dirty: true, prefill: []refengine.Config{{}, {}}, configure: func(cfg *config.Config) {
 		behind, err := url.Parse(cfg.Engines.Prefill[0].URL)
 		require.NoError(t, err)
 		through := httputil.NewSingleHostReverseProxy(behind)
@@ -57,26 +58,23 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, bo
 		cfg.Engines.Prefill[0].URL, first = front.URL, strings.TrimPrefix(front.URL, "http://")
 		cfg.Health.Interval, cfg.Health.SlowStart = 20*time.Millisecond, 0
 	}})
-	c.allUp()
-	second := addressOf(c.prefill[1])
-	drain := func(method, engine string) {
-		require.Equal(t, http.StatusNoContent, c.ask(method, c.admin+"/workers/"+engine+"/drain?role=prefill", "").status)
-	}
+	b.allUp()
+	second := addressOf(b.prefill[1])
 	for _, other := range []string{first, second} { // where an engine is reached is learned from its answers
-		drain("POST", other)
-		require.Equal(t, "right", c.judge("one of the first", streamed))
-		drain("DELETE", other)
+		require.NoError(t, b.fleet.Drain(fleet.Prefill, other, 0))
+		require.Equal(t, "right", b.judge("one of the first", streamed))
+		require.NoError(t, b.fleet.Undrain(fleet.Prefill, other))
 	}
-	drain("POST", second)
+	require.NoError(t, b.fleet.Drain(fleet.Prefill, second, 0))
 	still.Store(true)
-	got := c.judging("its prefill stands still", streamed)
+	got := b.judging("its prefill stands still", streamed)
 	<-held
 	if bound {
-		c.eventually("its decode rank is bound", func() bool { return c.decode[0].Stats().Running+c.decode[0].Stats().Waiting == 1 })
+		b.eventually("its decode rank is bound", func() bool { return b.decode[0].Stats().Running+b.decode[0].Stats().Waiting == 1 })
 	}
 	down.Store(true)
-	c.eventually("the engine is down", func() bool {
-		for _, s := range c.gw.Status(t.Context()).Engines {
+	b.eventually("the engine is down", func() bool {
+		for _, s := range b.now().Engines {
 			if s.ID == first && s.State == "down" {
 				return true
 			}
@@ -84,14 +82,14 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, bo
 		return false
 	})
 	require.Empty(t, got, "no other engine could have it")
-	drain("DELETE", second)
+	require.NoError(t, b.fleet.Undrain(fleet.Prefill, second))
 	select {
 	case answer := <-got:
 		require.Equal(t, "right", answer)
 	case <-time.After(patience):
 		t.Fatal("the probe waits on at an engine that is down")
 	}
-	for _, p := range c.gw.Status(t.Context()).Prefill {
+	for _, p := range b.now().Prefill {
 		if strings.HasPrefix(p.ID, first) {
 			require.Zero(t, p.Inflight)
 			require.Equal(t, 1, p.Orphans, "what it may have finished, and keeps for a decode engine")

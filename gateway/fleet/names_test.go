@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"fmt"
@@ -14,74 +14,78 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
 
+// pooling is an engine of an embedding model, which has no prefill engine.
+func pooling() refengine.Config { return refengine.Config{Model: "emb", Task: plain.Pooling} }
+
 // adapter is a LoRA adapter that some engines of a test have.
 const adapter = "x"
 
 // asks posts a chat of one message for a model.
-func (c *cluster) asks(name, more, prompt string) reply {
-	c.Helper()
-	return c.post(chatPath, strings.Replace(talk(more, prompt), fmt.Sprintf("%q", model), fmt.Sprintf("%q", name), 1))
+func (b *bed) asks(name, more, prompt string) reply {
+	b.Helper()
+	return b.post(chatPath, strings.Replace(talk(more, prompt), fmt.Sprintf("%q", model), fmt.Sprintf("%q", name), 1))
 }
 
 // answered says of a chat for the adapter that its answer is whole and the adapter's.
-func (c *cluster) answered(r reply, prompt string) {
-	c.Helper()
-	require.NoError(c, r.err)
-	require.Equal(c, http.StatusOK, r.status, r.body)
-	require.Contains(c, r.body, fmt.Sprintf(`"model":%q`, adapter))
+func (b *bed) answered(r reply, prompt string) {
+	b.Helper()
+	require.NoError(b, r.err)
+	require.Equal(b, http.StatusOK, r.status, r.body)
+	require.Contains(b, r.body, fmt.Sprintf(`"model":%q`, adapter))
 	p, err := reftext.Render(true, []byte(talk("", prompt)))
-	require.NoError(c, err)
+	require.NoError(b, err)
 	text := ""
 	if strings.HasPrefix(r.body, "data:") {
-		text = read(c.T, r.body).text[0]
+		text = read(b.T, r.body).text[0]
 	} else {
-		text = whole(c.T, r.body)[0]
+		text = whole(b.T, r.body)[0]
 	}
-	wholeText(c.T, p.Answer, text)
+	wholeText(b.T, p.Answer, text)
 }
 
 // asksMany asks for the adapter, some at a time, and each time gets the answer.
-func (c *cluster) asksMany(n int) {
-	c.Helper()
+func (b *bed) asksMany(n int) {
+	b.Helper()
 	var all sync.WaitGroup
 	for i := range 3 {
 		all.Go(func() {
 			for k := range n {
 				prompt := fmt.Sprintf("adapter %d %d", i, k)
 				more := [...]string{"", `"stream":true,`}[k%2]
-				r := c.asks(adapter, more, prompt)
+				r := b.asks(adapter, more, prompt)
 				if r.err != nil || r.status != http.StatusOK {
-					c.Errorf("request %d of client %d: %d %s", k, i, r.status, r.body)
+					b.Errorf("request %d of client %d: %d %s", k, i, r.status, r.body)
 					return
 				}
-				c.answered(r, prompt)
+				b.answered(r, prompt)
 			}
 		})
 	}
 	all.Wait()
-	if c.Failed() {
-		c.FailNow()
+	if b.Failed() {
+		b.FailNow()
 	}
 }
 
 // listed waits until the proxy lists the adapter for so many engines, and serves it where more than the prefill engines have it.
-func (c *cluster) listed(engines int) {
-	c.Helper()
-	c.eventually(fmt.Sprintf("%d engines list the adapter", engines), func() bool {
+func (b *bed) listed(engines int) {
+	b.Helper()
+	b.eventually(fmt.Sprintf("%d engines list the adapter", engines), func() bool {
 		n := 0
-		for _, e := range c.gw.Status(c.Context()).Engines {
+		for _, e := range b.now().Engines {
 			for _, m := range e.Models {
 				if m == adapter {
 					n++
 				}
 			}
 		}
-		return n == engines && slices.Contains(c.models(), adapter) == (engines > len(c.prefill))
+		return n == engines && slices.Contains(b.models(), adapter) == (engines > len(b.prefill))
 	})
 }
 
@@ -142,35 +146,35 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o.dirty = name == pushed // a prefill that ends before its decode engine has refused keeps its KV until the lease is over
-			var c *cluster
+			var b *bed
 			if connector := map[string]refengine.Connector{pushed: refengine.NIXLPush, layerwise: refengine.AscendLayerwise}[name]; connector != "" {
-				c = early(t, connector, o)
-				require.Equal(t, "right", c.judge("where the engines are reached is learned with this", streamed))
+				b = early(t, connector, o)
+				require.Equal(t, "right", b.judge("where the engines are reached is learned with this", streamed))
 			} else {
-				c = start(t, o)
+				b = start(t, o)
 			}
-			require.Equal(t, http.StatusNotFound, c.asks(adapter, "", "hi").status)
-			for _, p := range c.prefill {
+			require.Equal(t, http.StatusNotFound, b.asks(adapter, "", "hi").status)
+			for _, p := range b.prefill {
 				p.Load(0, adapter)
 			}
 			for _, busy := range []int{0, 20} {
-				stop := c.keepAsking(busy)
-				c.decode[0].Load(0, adapter)
-				c.listed(1 + len(c.prefill))
-				c.asksMany(10) // on one
-				c.decode[1].Load(0, adapter)
-				c.listed(2 + len(c.prefill))
-				c.asksMany(5) // on both
-				c.decode[0].Unload(0, adapter)
-				c.asksMany(10) // on the other one, before the list is read again and after
-				c.decode[1].Unload(0, adapter)
-				c.listed(len(c.prefill))
-				r := c.asks(adapter, "", "hi")
+				stop := b.keepAsking(busy)
+				b.decode[0].Load(0, adapter)
+				b.listed(1 + len(b.prefill))
+				b.asksMany(10) // on one
+				b.decode[1].Load(0, adapter)
+				b.listed(2 + len(b.prefill))
+				b.asksMany(5) // on both
+				b.decode[0].Unload(0, adapter)
+				b.asksMany(10) // on the other one, before the list is read again and after
+				b.decode[1].Unload(0, adapter)
+				b.listed(len(b.prefill))
+				r := b.asks(adapter, "", "hi")
 				require.Equal(t, http.StatusNotFound, r.status, r.body)
 				require.Contains(t, r.body, "model_not_found", "no engine was asked")
 				stop()
 			}
-			for _, e := range c.gw.Status(t.Context()).Engines {
+			for _, e := range b.now().Engines {
 				require.Equal(t, "up", e.State, "no engine is blamed: %s", e.Error)
 			}
 		})
@@ -194,27 +198,27 @@ func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 					}
 				}
 			}
-			c := start(t, o)
+			b := start(t, o)
 			var full sync.WaitGroup
 			ask := func(more, prompt string) {
 				full.Go(func() {
-					if r := c.asks(adapter, more, prompt); r.err != nil || r.status != http.StatusOK {
-						c.Errorf("%s: %d %s", prompt, r.status, r.body)
+					if r := b.asks(adapter, more, prompt); r.err != nil || r.status != http.StatusOK {
+						b.Errorf("%s: %d %s", prompt, r.status, r.body)
 					}
 				})
 			}
 			leave := make([]func(), 2) // the clients that have both slots of its rank
 			for i := range leave {
-				leave[i], _ = c.send(strings.Replace(chat(fmt.Sprint("long ", i), `"stream":true,"ignore_eos":true,`), model, adapter, 1))
+				leave[i], _ = b.send(strings.Replace(chat(fmt.Sprint("long ", i), `"stream":true,"ignore_eos":true,`), model, adapter, 1))
 			}
-			running := func() int64 { return c.decode[0].Stats().Running }
-			c.eventually("the rank is full", func() bool { return running() == 2 })
+			running := func() int64 { return b.decode[0].Stats().Running }
+			b.eventually("the rank is full", func() bool { return running() == 2 })
 			for i := range 40 {
 				ask("", fmt.Sprint("waits ", i))
 			}
-			c.eventually("others wait", func() bool { return c.gw.Status(t.Context()).Open >= 42 })
+			b.eventually("others wait", func() bool { return b.now().Open >= 42 })
 			for i := range 20 {
-				require.Equal(t, "right", c.judge(fmt.Sprint("base ", i), streamed))
+				require.Equal(t, "right", b.judge(fmt.Sprint("base ", i), streamed))
 			}
 			require.EqualValues(t, 2, running(), "the long ones run still, so that none of those that wait was served before")
 			for _, ends := range leave {
@@ -246,7 +250,7 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 						list[i].Connector = refengine.Connector(o.profile.Connector)
 					}
 				}
-				c := start(t, o)
+				b := start(t, o)
 				for range 4 {
 					for path, body := range map[string]string{
 						chatPath:       `{"model":"MODEL","max_tokens":4,"n":3,"messages":[{"role":"user","content":"hi"}]}`,
@@ -255,7 +259,7 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 						"/tokenize":    `{"model":"MODEL","prompt":"hi"}`,
 						"/detokenize":  fmt.Sprintf(`{"model":"MODEL","tokens":[%d]}`, reftext.FirstAnswerID),
 					} {
-						r := c.post(path, named(body))
+						r := b.post(path, named(body))
 						require.Equal(t, http.StatusOK, r.status, "%s: %s", path, r.body)
 					}
 				}
@@ -266,9 +270,9 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 		t.Parallel()
 		o := conditional(nil)
 		o.prefill, o.decode = []refengine.Config{has}, []refengine.Config{lacks, has, lacks}
-		c := start(t, o)
+		b := start(t, o)
 		for i := range 10 {
-			r := c.asks(adapter, "", fmt.Sprint("short ", i))
+			r := b.asks(adapter, "", fmt.Sprint("short ", i))
 			require.Equal(t, http.StatusOK, r.status, r.body)
 			require.Equal(t, "local-prefill", r.header.Get("X-Evenkeel-Route"))
 		}
@@ -281,17 +285,17 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 			}
 			cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
 		}}
-		c := start(t, o)
+		b := start(t, o)
 		var answers []*http.Response
 		for i := range 8 {
 			body := named(fmt.Sprintf(`{"model":"MODEL","stream":true,"ignore_eos":true,"max_tokens":1500,"messages":[{"role":"user","content":"long %d"}]}`, i))
-			resp, err := c.http.Post(c.url+chatPath, "application/json", strings.NewReader(body)) //nolint:bodyclose // it is, below
+			resp, err := b.http.Post(b.url+chatPath, "application/json", strings.NewReader(body)) //nolint:bodyclose // it is, below
 			require.NoError(t, err)
 			require.Equal(t, http.StatusOK, resp.StatusCode)
 			answers = append(answers, resp) // the first event is there
 		}
-		require.Positive(t, c.decode[0].Stats().Running)
-		c.decode[0].Kill()
+		require.Positive(t, b.decode[0].Stats().Running)
+		b.decode[0].Kill()
 		for _, resp := range answers {
 			rest, err := io.ReadAll(resp.Body)
 			require.NoError(t, err)
@@ -299,35 +303,59 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 			require.True(t, strings.HasSuffix(string(rest), "data: [DONE]\n\n"), string(rest[max(0, len(rest)-300):]))
 			require.NotContains(t, string(rest), `"error"`)
 		}
-		require.Positive(t, c.sum("evenkeel_decode_losses_total"))
+		require.Positive(t, b.sum("evenkeel_decode_losses_total"))
 	})
 	t.Run("to one engine alone", func(t *testing.T) {
 		t.Parallel()
 		one, other := pooling(), pooling()
 		one.Adapters = []string{adapter}
-		c := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{one, other}, configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }})
-		ask := func() reply { return c.post("/v1/embeddings", named(`{"model":"MODEL","input":"one two"}`)) }
+		b := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{one, other}, configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }})
+		ask := func() reply { return b.post("/v1/embeddings", named(`{"model":"MODEL","input":"one two"}`)) }
 		for range 10 {
 			require.Equal(t, http.StatusOK, ask().status)
 		}
-		c.decode[1].Load(0, adapter)
-		c.listed(2)
-		c.decode[0].Unload(0, adapter)
+		b.decode[1].Load(0, adapter)
+		b.listed(2)
+		b.decode[0].Unload(0, adapter)
 		for range 20 {
 			r := ask()
 			require.Equal(t, http.StatusOK, r.status, r.body)
 		}
-		c.decode[1].Unload(0, adapter)
-		c.eventually("nobody lists it", func() bool { return strings.Contains(ask().body, "model_not_found") })
+		b.decode[1].Unload(0, adapter)
+		b.eventually("nobody lists it", func() bool { return strings.Contains(ask().body, "model_not_found") })
 	})
 	t.Run("to the rank that a trusted caller names", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "keys.yaml")
 		keyFile(t, file, "ops ek-ops , trusted: true")
-		c := start(t, options{mixed: []refengine.Config{lacks, has}, configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+		b := start(t, options{mixed: []refengine.Config{lacks, has}, configure: func(cfg *config.Config) { cfg.KeysFile = file }})
 		for i, want := range []int{http.StatusBadRequest, http.StatusOK} {
-			r := c.post(chatPath, named(`{"model":"MODEL","messages":[{"role":"user","content":"hi"}]}`), "Authorization", "Bearer ek-ops", "X-Evenkeel-Target-Decode", addressOf(c.decode[i]))
+			r := b.post(chatPath, named(`{"model":"MODEL","messages":[{"role":"user","content":"hi"}]}`), "Authorization", "Bearer ek-ops", "X-Evenkeel-Target-Decode", addressOf(b.decode[i]))
 			require.Equal(t, want, r.status, r.body)
 		}
 	})
+}
+
+func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
+	t.Parallel()
+	b := start(t, options{
+		prefill: []refengine.Config{{Model: "small"}, {Model: "large"}},
+		decode:  []refengine.Config{{Model: "small"}, {Model: "large"}},
+	})
+	b.eventually("both models are there", func() bool { return len(b.models()) == 2 })
+	require.Equal(t, []string{"large", "small"}, b.models())
+	b.eventually("with their context", func() bool {
+		return strings.Count(b.ask("GET", b.url+"/v1/models", "").body, `"max_model_len":131072`) == 2
+	})
+	b.prefill[1].Kill()
+	require.Equal(t, []string{"large", "small"}, b.models(), "its decode engine is up")
+	b.decode[1].Kill()
+	b.eventually("only the healthy ones' model is left", func() bool { return len(b.models()) == 1 })
+	require.Equal(t, []string{"small"}, b.models())
+	r := b.post(completionPath, `{"model":"large","prompt":"a"}`)
+	require.Equal(t, http.StatusServiceUnavailable, r.status, "known, but nobody serves it now")
+	require.Equal(t, 200, b.post(completionPath, `{"model":"small","prompt":"a"}`).status)
+	require.NoError(t, b.prefill[1].Revive())
+	require.NoError(t, b.decode[1].Revive())
+	b.eventually("and back again", func() bool { return b.post(completionPath, `{"model":"large","prompt":"a"}`).status == 200 })
 }

@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"fmt"
@@ -39,19 +39,19 @@ func podOf(t *testing.T, e *refengine.Engine, name, role string) *corev1.Pod {
 func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 	t.Parallel()
 	var api *fake.Clientset
-	c := start(t, options{dirty: true, decode: []refengine.Config{{}}, discover: func(c *cluster) []discover.Source {
-		api = fake.NewClientset(podOf(t, c.prefill[0], "p-0", "prefill"), podOf(t, c.decode[0], "d-0", "decode"))
+	b := start(t, options{dirty: true, decode: []refengine.Config{{}}, discover: func(b *bed) []discover.Source {
+		api = fake.NewClientset(podOf(t, b.prefill[0], "p-0", "prefill"), podOf(t, b.decode[0], "d-0", "decode"))
 		return []discover.Source{kube.New(kube.Config{
 			Client: kubetest.Client{API: api}, Namespace: "llm", Selector: "app=vllm", RoleLabel: "evenkeel.io/role", Port: "8000", Slices: true,
 		})}
 	}})
-	leave := c.endless()
-	stop := c.load(4)
-	next := c.engine(refengine.Config{Role: refengine.Decode})
-	c.decode = append(c.decode, next)
+	leave := b.endless()
+	stop := b.load(4)
+	next := b.engine(refengine.Config{Role: refengine.Decode})
+	b.decode = append(b.decode, next)
 	_, err := api.CoreV1().Pods("llm").Create(t.Context(), podOf(t, next, "d-1", "decode"), metav1.CreateOptions{})
 	require.NoError(t, err)
-	c.eventually("the new pod is in use", c.inUse(next))
+	b.eventually("the new pod is in use", b.inUse(next))
 
 	_, err = api.DiscoveryV1().EndpointSlices("llm").Create(t.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "decode-x", Namespace: "llm"},
@@ -61,21 +61,21 @@ func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 		}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	old := addressOf(c.decode[0])
-	c.eventually("only the endless answer is left on the old one", func() bool {
-		used, _, up := c.used(old)
-		return c.status(old).Away == discover.Leaving && !up && used == 1
+	old := addressOf(b.decode[0])
+	b.eventually("only the endless answer is left on the old one", func() bool {
+		used, _, up := b.used(old)
+		return b.status(old).Away == discover.Leaving && !up && used == 1
 	})
-	before := c.decode[0].Stats().Decodes
+	before := b.decode[0].Stats().Decodes
 	sofar := next.Stats().Decodes
-	c.eventually("others go on", func() bool { return next.Stats().Decodes > sofar+10 })
-	require.Equal(t, before, c.decode[0].Stats().Decodes)
-	used, _, _ := c.used(old)
+	b.eventually("others go on", func() bool { return next.Stats().Decodes > sofar+10 })
+	require.Equal(t, before, b.decode[0].Stats().Decodes)
+	used, _, _ := b.used(old)
 	require.Equal(t, 1, used, "what ran there runs on")
 	leave()
-	c.eventually("it has nothing left", func() bool { return c.released(old) })
+	b.eventually("it has nothing left", func() bool { return b.released(old) })
 	require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "d-0", metav1.DeleteOptions{}))
-	c.eventually("it is gone", func() bool { return c.status(old).ID == "" })
+	b.eventually("it is gone", func() bool { return b.status(old).ID == "" })
 	require.Positive(t, stop())
 }
 
@@ -99,36 +99,36 @@ func TestAggregatedPodsServeAlone(t *testing.T) {
 				return p
 			}
 			var api *fake.Clientset
-			c := start(t, options{
+			b := start(t, options{
 				mixed:     []refengine.Config{{}},
 				configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
-				discover: func(c *cluster) []discover.Source {
-					api = fake.NewClientset(pod(c.decode[0], "a-0"))
+				discover: func(b *bed) []discover.Source {
+					api = fake.NewClientset(pod(b.decode[0], "a-0"))
 					source.Client, source.Namespace, source.Selector, source.Port = kubetest.Client{API: api}, "llm", "app=vllm", "8000"
 					return []discover.Source{kube.New(source)}
 				},
 			})
-			require.Equal(t, discover.Aggregated, c.status(addressOf(c.decode[0])).Role)
+			require.Equal(t, discover.Aggregated, b.status(addressOf(b.decode[0])).Role)
 			serves := func(e *refengine.Engine) bool {
 				before := e.Stats().Requests
-				_, route := c.say(talk(`"stream":true,`, reftext.MakePrompt(1, 30)))
+				_, route := b.say(talk(`"stream":true,`, reftext.MakePrompt(1, 30)))
 				require.Equal(t, "aggregated", route)
 				return e.Stats().Requests > before
 			}
-			require.True(t, serves(c.decode[0]))
+			require.True(t, serves(b.decode[0]))
 
-			next := c.engine(refengine.Config{Role: refengine.Aggregated})
-			c.decode = append(c.decode, next)
+			next := b.engine(refengine.Config{Role: refengine.Aggregated})
+			b.decode = append(b.decode, next)
 			_, err := api.CoreV1().Pods("llm").Create(t.Context(), pod(next, "a-1"), metav1.CreateOptions{})
 			require.NoError(t, err)
-			c.eventually("the new pod is in use", c.inUse(next))
+			b.eventually("the new pod is in use", b.inUse(next))
 			require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "a-0", metav1.DeleteOptions{}))
-			old := addressOf(c.decode[0])
-			c.eventually("the first one is gone", func() bool { return c.status(old).ID == "" })
+			old := addressOf(b.decode[0])
+			b.eventually("the first one is gone", func() bool { return b.status(old).ID == "" })
 			for range 5 {
 				require.True(t, serves(next))
 			}
-			for _, e := range c.gw.Status(t.Context()).Engines {
+			for _, e := range b.now().Engines {
 				require.Equal(t, discover.Aggregated, e.Role)
 			}
 			require.Zero(t, next.Stats().Probes)
