@@ -240,62 +240,6 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 	})
 }
 
-func TestAPeerThatLiesHarmsNobody(t *testing.T) {
-	t.Parallel()
-	for name, offer := range map[string]string{
-		"a queue below nothing":         `{"replicas":4,"n_avail":4,"free":30,"queue":-5}`,
-		"more available than there are": `{"replicas":1,"n_avail":9,"free":30,"queue":0}`,
-		"a wait below nothing":          `{"replicas":4,"n_avail":4,"free":30,"queue_wait_ms":-1e9}`,
-		"a number nobody can read":      `{"replicas":4,"n_avail":4,"free":30,"load":1e999}`,
-		"text for a number":             `{"replicas":"many"}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			us := toStub(t, offer, func(http.ResponseWriter, *http.Request) { t.Error("it got a request") })
-			us.eventually("it was probed", func() bool {
-				p := us.gw.Geo().Status().Peers[0]
-				return p.Fault != "" || p.AgeMs >= 0 && p.Up
-			})
-			require.NotEqual(t, "available", us.availability("eu-1"))
-			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-			require.Empty(t, us.receipts())
-		})
-	}
-	t.Run("it offers everything and takes nothing", func(t *testing.T) {
-		t.Parallel()
-		us := toStub(t, `{"replicas":1000000,"n_avail":1000000,"free":9007199254740992,"queue":0,"tp_ms":0,"t0_ms":0}`, func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(500)
-		})
-		us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-		for range 12 {
-			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-		}
-		require.LessOrEqual(t, len(us.receipts()), 7, "five fallbacks in a row take it out")
-	})
-}
-
-func TestAPeerOfAnotherVersionIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var q struct{ Seq uint64 }
-		_ = json.NewDecoder(r.Body).Decode(&q)
-		_, _ = fmt.Fprintf(w, `{"v":"2.0","id":"eu-1","boot":"b","seq":%d,"models":{%q:%s}}`, q.Seq, model, honest)
-	})}
-	go func() { _ = s.Serve(ln) }()
-	t.Cleanup(func() { _ = s.Close() })
-	us := start(t, options{configure: func(cfg *config.Config) {
-		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", ln.Addr().String())
-		remote(cfg)
-	}})
-	us.hasEngines()
-	us.eventually("it was probed", func() bool { return us.availability("eu-1") == "version" })
-	require.Equal(t, 0.0, us.metric(`evenkeel_geo_peer_up{peer="eu-1"}`))
-	require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-	require.Empty(t, us.receipts())
-}
-
 func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -263,53 +262,4 @@ func kept(t *testing.T, store, key string) string {
 		return ""
 	}
 	return string(got.Kvs[0].Value)
-}
-
-func TestAHopIsBelievedByOneRunOfOneDispatcher(t *testing.T) {
-	t.Parallel()
-	begin := func(id string) *cluster {
-		c := start(t, options{configure: func(cfg *config.Config) { region(t, cfg, id, "127.0.0.1:0", "us-1", freePorts(t, 1)[0]) }})
-		c.hasEngines()
-		return c
-	}
-	eu, as := begin("eu-1"), begin("as-1")
-	keys, err := geo.ParseKeys(geoKey)
-	require.NoError(t, err)
-	body := chat("one two", "")
-	h := eu.hopFrom("us-1", body)
-	recorded := append(papers(keys, chatPath, &h), geo.TenantHeader, "t")
-	require.Equal(t, http.StatusOK, eu.deliver(chatPath, body, recorded...).status)
-	got := as.deliver(chatPath, body, recorded...)
-	require.Equal(t, http.StatusMisdirectedRequest, got.status, "another dispatcher: %s", got.body)
-	require.Equal(t, geo.RejectRecipient, got.header.Get(geo.RejectHeader))
-	require.NoError(t, eu.gw.Shutdown(t.Context()))
-	again := begin("eu-1")
-	got = again.deliver(chatPath, body, recorded...)
-	require.Equal(t, http.StatusMisdirectedRequest, got.status, "the same one, restarted: %s", got.body)
-	require.Equal(t, 1.0, again.metric(`evenkeel_geo_rejects_total{reason="recipient"}`))
-	require.Equal(t, 0.0, again.sum("evenkeel_geo_received_total"))
-}
-
-func TestDispatchersOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
-	t.Parallel()
-	old := func(w http.ResponseWriter, r *http.Request) { // which begins with v1, and knows nothing else
-		require.True(t, strings.HasPrefix(r.Header.Get(geo.HopHeader), "v2;"))
-		w.Header().Set(geo.RejectHeader, geo.RejectHop)
-		w.WriteHeader(http.StatusLoopDetected)
-	}
-	s := httptest.NewServer(http.HandlerFunc(old))
-	defer s.Close()
-	us := start(t, options{configure: func(cfg *config.Config) {
-		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", strings.TrimPrefix(s.URL, "http://"))
-	}})
-	us.eventually("it is said, once", func() bool { return us.logs.FilterMessage("a peer refuses the probes of this proxy").Len() == 1 })
-	require.Contains(t, us.gw.Geo().Status().Peers[0].Fault, "run the same version of evenkeel on both sides")
-	for range 2 {
-		got := us.deliver(geo.ProbePath, "{}", geo.HopHeader, "v1;n=1;max=1;origin=eu-1;via=eu-1")
-		require.Equal(t, http.StatusBadRequest, got.status, got.body)
-		require.Equal(t, geo.RejectVersion, got.header.Get(geo.RejectHeader))
-		require.Contains(t, got.body, "run the same version")
-	}
-	require.Equal(t, 1, us.logs.FilterMessageSnippet("a proxy of another version").Len())
-	require.Equal(t, 1, us.logs.FilterMessage("a peer refuses the probes of this proxy").Len(), "not with every probe")
 }

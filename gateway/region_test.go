@@ -257,6 +257,7 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			require.Equal(t, row.status, got.status, name)
 			require.Equal(t, row.reject, got.header.Get("X-Evenkeel-Reject"), name)
 		}
+		require.Equal(t, 2.0, eu.metric(`evenkeel_geo_rejects_total{reason="recipient"}`))
 		same := func(h *geo.Hop) { h.Nonce = strings.Repeat("ab", 16) }
 		require.Equal(t, 200, send(keys, same).status)
 		require.Equal(t, 401, send(keys, same).status, "a replay")

@@ -3,6 +3,7 @@ package geo
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -34,6 +35,7 @@ func (q *queue) Offers(f func(string, *prefill.Local)) {
 	l.Prefillers[0].ID, l.Prefillers[0].TPMs = "a/0", 0.1
 	f("m", &l)
 }
+
 func (q *queue) Wake() { q.wakes.Add(1) }
 
 // far is a dispatcher of another region, as a test wants it.
@@ -145,6 +147,41 @@ func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
 		})
 	}
 }
+
+// What a peer says of itself may be nonsense, or be of a version that is not known here. It gets nothing then.
+func TestAnOfferThatCannotBeIsNotTaken(t *testing.T) {
+	for name, row := range map[string]struct{ version, offer, available string }{
+		"a queue below nothing":         {"1.7", `{"replicas":4,"n_avail":4,"free":30,"queue":-5}`, ""},
+		"more available than there are": {"1.7", `{"replicas":1,"n_avail":9,"free":30,"queue":0}`, ""},
+		"a wait below nothing":          {"1.7", `{"replicas":4,"n_avail":4,"free":30,"queue_wait_ms":-1e9}`, ""},
+		"a number nobody can read":      {"1.7", `{"replicas":4,"n_avail":4,"free":30,"load":1e999}`, ""},
+		"text for a number":             {"1.7", `{"replicas":"many"}`, ""},
+		"of another version":            {"2.0", honest, "version"},
+		"of a later version, and sound": {"1.7", honest, "available"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var q question
+				_ = json.NewDecoder(r.Body).Decode(&q)
+				_, _ = fmt.Fprintf(w, `{"v":%q,"id":"eu-1","region":"eu","boot":"b","seq":%d,"proc_us":5,"later":true,"models":{"m":%s}}`, row.version, q.Seq, row.offer)
+			}))
+			t.Cleanup(s.Close)
+			n, _ := node(t, nil, entry(t, "eu-1", s.URL))
+			eventually(t, func() bool {
+				p := first(n)
+				return p.Fault != "" || p.Up && p.AgeMs >= 0 || p.Available["m"] == "version"
+			})
+			taken := n.Question(Ask{ID: "one", Model: "m"}).Where(nobody(5000)) == prefill.ToThere
+			require.Equal(t, row.available == "available", taken)
+			if row.available != "" {
+				require.Equal(t, row.available, first(n).Available["m"])
+			}
+			require.Equal(t, row.available == "available", first(n).Up && first(n).Available["m"] == "available")
+		})
+	}
+}
+
+const honest = `{"replicas":4,"n_avail":4,"free":30,"queue":0,"queue_wait_ms":0,"queued_new_tokens":0,"running":0,"load":0,"tp_ms":0.001,"t0_ms":0.1}`
 
 func many(a *answer, n int) {
 	for i := range n {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
@@ -46,21 +48,30 @@ type wing struct {
 	fleet      *fleet.Fleet
 	keys       *geo.Keys
 	served     []string // who sent what, to which endpoint
+	refused    string   // why somebody was refused last
+	logs       *observer.ObservedLogs
 }
 
 // newWing is that of us-1, which knows eu-1.
 func newWing(t *testing.T) *wing {
+	t.Helper()
+	return wingBeside(t, "http://127.0.0.1:1")
+}
+
+// wingBeside is one whose peer has an address.
+func wingBeside(t *testing.T, peer string) *wing {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "keys")
 	require.NoError(t, os.WriteFile(file, []byte(key), 0o600))
 	cfg := config.Default()
 	g := &cfg.Geo
 	g.Mode, g.Listen, g.HMAC.KeysFile, g.Self = geo.Distributed, "127.0.0.1:0", file, geo.Self{ID: "us-1", Region: "us"}
-	g.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", URL: "http://127.0.0.1:1", PriceOut: 0.02, PriceIn: 0.05}}
+	g.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", URL: peer, PriceOut: 0.02, PriceIn: 0.05}}
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
-	reg, log := prometheus.NewRegistry(), zap.NewNop()
+	core, logs := observer.New(zap.InfoLevel)
+	reg, log := prometheus.NewRegistry(), zap.New(core)
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &wing{t: t}
+	w := &wing{t: t, logs: logs}
 	var err error
 	w.keys, err = geo.ParseKeys(key)
 	require.NoError(t, err)
@@ -93,6 +104,7 @@ func newWing(t *testing.T) *wing {
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) {
 			ctx.SetStatusCode(e.Status)
 			ctx.SetBodyString(e.Code)
+			w.refused = e.Message
 		},
 		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, _ time.Time) {
 			w.served = append(w.served, fmt.Sprintf("%s of %s: %s to %s", from.Tenant, from.Origin, ctx.PostBody(), ep.Path()))
@@ -314,4 +326,32 @@ func TestHowBusyTheRanksOfAModelAre(t *testing.T) {
 	require.Equal(t, decoding{running: 1, slots: 12}, d, "of another board")
 	d.add(decoding{})
 	require.Equal(t, decoding{running: 1, slots: 12}, d, "a board without ranks is not the idlest")
+}
+
+// Proxies of two versions refuse each other, and each says once what to do.
+func TestProxiesOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
+	old := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // which begins with v1, and knows nothing else
+		require.True(t, strings.HasPrefix(r.Header.Get(geo.HopHeader), "v2;"))
+		w.Header().Set(geo.RejectHeader, geo.RejectHop)
+		w.WriteHeader(http.StatusLoopDetected)
+	}))
+	defer old.Close()
+	w := wingBeside(t, old.URL)
+	refuses := func() int { return w.logs.FilterMessage("a peer refuses the probes of this proxy").Len() }
+	require.Eventually(t, func() bool { return refuses() == 1 }, time.Minute, time.Millisecond)
+	require.Contains(t, w.node.Status().Peers[0].Fault, "run the same version of evenkeel on both sides")
+	for range 2 {
+		req, err := http.NewRequest(http.MethodPost, "http://"+w.Addr()+geo.ProbePath, strings.NewReader("{}"))
+		require.NoError(t, err)
+		req.Header.Set(geo.HopHeader, "v1;n=1;max=1;origin=eu-1;via=eu-1")
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+		require.Equal(t, geo.RejectVersion, resp.Header.Get(geo.RejectHeader))
+		require.Contains(t, w.refused, "run the same version")
+	}
+	require.Equal(t, 1, w.logs.FilterMessageSnippet("a proxy of another version").Len())
+	require.Equal(t, 1, refuses(), "not with every probe")
 }
