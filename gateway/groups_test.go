@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,8 +18,10 @@ import (
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/trace"
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/selftest"
 	"evenkeel/geo"
 )
 
@@ -267,11 +270,12 @@ func onlyLost(t *testing.T, r *load.Result, most int) {
 // The owner of a group is killed under load: another has it in less than two
 // leases, what its clients had not seen the beginning of is answered all the
 // same, and the engines see one owner after the other.
-func TestAnotherProxyTakesADeadOnesGroups(t *testing.T) {
+func shardsTakeOver(t *testing.T) {
 	f := proxies(t, geo.HAShard, 3, "east", "west")
 	f.all[0].eventually("groups have come to rest", func() bool {
 		return f.rests("east") && f.rests("west")
 	})
+	t.Run("the self-test leaves others' groups alone", f.seatsOfGroups)
 	victim := f.owned("east")
 	endWatch := f.watch("east", "west")
 	defer endWatch()
@@ -299,106 +303,117 @@ func TestAnotherProxyTakesADeadOnesGroups(t *testing.T) {
 	require.Positive(t, f.all[taker].metric("evenkeel_ha_takeover_seconds_count"))
 }
 
-// One owns all, the other forwards: what it answers is right, and so are its
-// status and readiness. A drain hands all over at once and loses nothing; an
-// owner that cannot renew stops by itself.
-func TestAStandbyTakesOver(t *testing.T) {
+// Two proxies of one region have one group: one of them owns it, and the other one forwards.
+func standbys(t *testing.T) {
 	f := proxies(t, geo.HAStandby, 2, "main")
 	a, b := f.all[0], f.all[1]
 	a.eventually("a owns all", func() bool { return f.owner("main") == 0 })
-	require.Equal(t, "standby", b.gw.HA().Role)
-	require.Equal(t, "owner", a.gw.HA().Role)
-	require.Equal(t, http.StatusOK, b.get("/readyz").status)
-	b.eventually("b knows its owner", func() bool { return b.availability("here-a") == "available" || b.availability("here-a") == "" })
-	got := b.post("/v1/chat/completions", chat("one two", `"stream":true,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-	got = b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":["a b","c d"]}`, model))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Len(t, whole(t, got.body), 2, "of several prompts, too")
-	require.Equal(t, http.StatusBadRequest, b.post("/v1/chat/completions", chat("one", `"temperature":"hot",`)).status)
-	require.Equal(t, http.StatusOK, b.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local").status, "it stays in the region")
+	t.Run("what a standby answers is right, and so are its status and readiness", func(t *testing.T) {
+		require.Equal(t, "standby", b.gw.HA().Role)
+		require.Equal(t, "owner", a.gw.HA().Role)
+		require.Equal(t, http.StatusOK, b.get("/readyz").status)
+		b.eventually("b knows its owner", func() bool { return b.availability("here-a") == "available" || b.availability("here-a") == "" })
+		got := b.post("/v1/chat/completions", chat("one two", `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+		got = b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":["a b","c d"]}`, model))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Len(t, whole(t, got.body), 2, "of several prompts, too")
+		require.Equal(t, http.StatusBadRequest, b.post("/v1/chat/completions", chat("one", `"temperature":"hot",`)).status)
+		require.Equal(t, http.StatusOK, b.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local").status, "it stays in the region")
+	})
+	t.Run("its metrics are documented", func(t *testing.T) {
+		exists, docs := b.described(), metricsDoc(t)
+		maps.DeleteFunc(exists, func(name string, _ []string) bool { return !strings.HasPrefix(name, haMetrics) })
+		maps.DeleteFunc(docs, func(name string, _ documented) bool { return !strings.HasPrefix(name, haMetrics) })
+		require.Equal(t, keysSorted(docs), keysSorted(exists), "documented, and there")
+		b.asDocumented(exists, docs)
+	})
+	// A drain hands all over at once and loses nothing. An owner that cannot renew stops by itself.
+	t.Run("it takes over", func(t *testing.T) {
+		endWatch := f.watch("main")
+		end := f.under(0, 1)
+		a.eventually("it has load", func() bool { return a.sum("evenkeel_rank_running") > 2 })
+		a.gw.Service().Drain(0)
+		at := time.Now()
+		b.eventually("b owns all", func() bool { return f.owner("main") == 1 })
+		t.Logf("handed over after %.2f s", time.Since(at).Seconds())
+		a.gw.Service().Undrain()
+		a.eventually("a has it back", func() bool { return f.owner("main") == 0 })
 
-	exists, docs := b.described(), metricsDoc(t)
-	maps.DeleteFunc(exists, func(name string, _ []string) bool { return !strings.HasPrefix(name, haMetrics) })
-	maps.DeleteFunc(docs, func(name string, _ documented) bool { return !strings.HasPrefix(name, haMetrics) })
-	require.Equal(t, keysSorted(docs), keysSorted(exists), "documented, and there")
-	b.asDocumented(exists, docs)
-
-	endWatch := f.watch("main")
-	end := f.under(0, 1)
-	a.eventually("it has load", func() bool { return a.sum("evenkeel_rank_running") > 2 })
-	a.gw.Service().Drain(0)
-	at := time.Now()
-	b.eventually("b owns all", func() bool { return f.owner("main") == 1 })
-	t.Logf("handed over after %.2f s", time.Since(at).Seconds())
-	a.gw.Service().Undrain()
-	a.eventually("a has it back", func() bool { return f.owner("main") == 0 })
-
-	late := lateness(t)
-	f.store[0].set(true)
-	cut := time.Now()
-	a.eventually("it stops by itself", func() bool { return groupOf(a, "main").Phase == "fenced" })
-	stopped := time.Since(cut)
-	b.eventually("b takes over", func() bool { return f.owner("main") == 1 })
-	took, stood := time.Since(cut), late()
-	t.Logf("cut off: stopped after %.2f s, taken over after %.2f s; the machine was late by %.2f s", stopped.Seconds(), took.Seconds(), stood.Seconds())
-	require.Less(t, took, 2*haLease+stood)
-	b.serves(20)
-	r := end()
-	f.store[0].set(false)
-	onlyLost(t, r, 0)
-	endWatch()
-	f.oneOwner()
+		late := lateness(t)
+		f.store[0].set(true)
+		cut := time.Now()
+		a.eventually("it stops by itself", func() bool { return groupOf(a, "main").Phase == "fenced" })
+		stopped := time.Since(cut)
+		b.eventually("b takes over", func() bool { return f.owner("main") == 1 })
+		took, stood := time.Since(cut), late()
+		t.Logf("cut off: stopped after %.2f s, taken over after %.2f s; the machine was late by %.2f s", stopped.Seconds(), took.Seconds(), stood.Seconds())
+		require.Less(t, took, 2*haLease+stood)
+		b.serves(20)
+		r := end()
+		f.store[0].set(false)
+		onlyLost(t, r, 0)
+		endWatch()
+		f.oneOwner()
+	})
+	// Where no proxy can own the engines, requests could only wait. Then no proxy is ready, each says why, and they are ready again with
+	// the next owner.
+	t.Run("without any owner no proxy is ready", func(t *testing.T) {
+		f.owned("main")
+		for _, w := range f.store {
+			w.set(true)
+		}
+		for _, c := range f.all {
+			var last reply
+			c.eventually("it is not ready any more", func() bool {
+				last = c.get("/readyz")
+				return last.status == http.StatusServiceUnavailable
+			})
+			require.Contains(t, last.body, "no proxy owns a decode group, for the store of leases does not answer")
+			require.False(t, groupOf(c, "main").Admits)
+		}
+		for _, w := range f.store {
+			w.set(false)
+		}
+		for _, c := range f.all {
+			c.eventually("it is ready again", func() bool { return c.get("/readyz").status == http.StatusOK })
+		}
+	})
+	// It refuses clients, and serves requests that the others forward until one of them can take over.
+	t.Run("an owner that ends waits for the next", func(t *testing.T) {
+		a.eventually("a has it back", func() bool { return f.owner("main") == 0 })
+		b.eventually("b knows its owner", func() bool { return b.post(chatPath, chat("one", "")).status == http.StatusOK })
+		f.store[1].set(true)
+		b.eventually("b cannot take anything", func() bool { return groupOf(b, "main").Away })
+		endWatch := f.watch("main")
+		a.gw.Service().Drain(0)
+		a.eventually("a refuses clients", func() bool { return a.gw.Service().Refusing() })
+		ended := make(chan error, 1)
+		go func() { ended <- a.gw.Shutdown(context.Background()) }()
+		require.Equal(t, http.StatusServiceUnavailable, a.post(chatPath, chat("one", "")).status)
+		got := b.post(chatPath, chat("one two", ""))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "to a, which drains")
+		f.store[1].set(false)
+		b.eventually("b owns all", func() bool { return groupOf(b, "main").Admits })
+		endWatch()
+		f.dead[0] = true
+		require.NoError(t, <-ended)
+		require.Equal(t, http.StatusOK, b.post(chatPath, chat("one two", "")).status)
+	})
 }
 
-// An owner shuts down while no proxy can take over from it. It refuses clients, and serves requests that the others forward
-// until one of them can take over.
-func TestAnOwnerThatEndsWaitsForTheNext(t *testing.T) {
-	f := proxies(t, geo.HAStandby, 2, "main")
-	a, b := f.all[0], f.all[1]
-	a.eventually("a owns all", func() bool { return f.owner("main") == 0 })
-	b.eventually("b knows its owner", func() bool { return b.post(chatPath, chat("one", "")).status == http.StatusOK })
-	f.store[1].set(true)
-	b.eventually("b cannot take anything", func() bool { return groupOf(b, "main").Away })
-	endWatch := f.watch("main")
-	a.gw.Service().Drain(0)
-	a.eventually("a refuses clients", func() bool { return a.gw.Service().Refusing() })
-	ended := make(chan error, 1)
-	go func() { ended <- a.gw.Shutdown(context.Background()) }()
-	require.Equal(t, http.StatusServiceUnavailable, a.post(chatPath, chat("one", "")).status)
-	got := b.post(chatPath, chat("one two", ""))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "to a, which drains")
-	f.store[1].set(false)
-	b.eventually("b owns all", func() bool { return groupOf(b, "main").Admits })
-	endWatch()
-	f.dead[0] = true
-	require.NoError(t, <-ended)
-	require.Equal(t, http.StatusOK, b.post(chatPath, chat("one two", "")).status)
-}
-
-// Where no proxy can own the engines, requests could only wait. Then no proxy is ready,
-// each says why, and they are ready again with the next owner.
-func TestWithoutAnyOwnerNoProxyIsReady(t *testing.T) {
-	f := proxies(t, geo.HAStandby, 2, "main")
-	f.owned("main")
-	for _, w := range f.store {
-		w.set(true)
-	}
-	for _, c := range f.all {
-		var last reply
-		c.eventually("it is not ready any more", func() bool {
-			last = c.get("/readyz")
-			return last.status == http.StatusServiceUnavailable
-		})
-		require.Contains(t, last.body, "no proxy owns a decode group, for the store of leases does not answer")
-		require.False(t, groupOf(c, "main").Admits)
-	}
-	for _, w := range f.store {
-		w.set(false)
-	}
-	for _, c := range f.all {
-		c.eventually("it is ready again", func() bool { return c.get("/readyz").status == http.StatusOK })
+// seatsOfGroups holds that each proxy tests only the ranks of its own groups, with the epoch of its ownership.
+func (f *family) seatsOfGroups(t *testing.T) {
+	for i, group := range []string{"east", "west"} {
+		theirs := f.owner(group)
+		rank := nameOf(t, f.all[0].decode[i].URLs()[1])
+		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
+		require.NoError(t, err)
+		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}}, s.Scope.Mark(nil))
+		s.Leave()
+		_, err = f.all[(theirs+1)%len(f.all)].gw.Seat(t.Context(), rank, 100)
+		require.ErrorIs(t, err, selftest.ErrNotOurs)
 	}
 }

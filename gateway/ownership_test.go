@@ -20,6 +20,24 @@ import (
 	"evenkeel/geo"
 )
 
+// Owners of regions and of decode groups live on leases of seconds. So these tests wait together, and run beside no other one, which
+// could keep an owner from renewing its lease.
+func TestOwners(t *testing.T) {
+	for name, run := range map[string]func(*testing.T){
+		"another proxy takes a dead one's groups": shardsTakeOver,
+		"standbys":                                      standbys,
+		"a region is taken over and handed back":        regionIsTakenOver,
+		"static owners take a share":                    staticOwners,
+		"engines of a region that is not ours are none": regionIsReleased,
+		"a proxy that ends gives its decode group back": groupIsReleased,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t)
+		})
+	}
+}
+
 // etcdServer runs etcd in this process and returns its address.
 func etcdServer(t *testing.T) string {
 	if testing.Short() {
@@ -212,7 +230,7 @@ func (t *tenants) slotsKept(what string) {
 
 // Killed, taken over by the first in order, cut off, handed back: with a lease
 // never two admit, and no rank gets more than its slots.
-func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
+func regionIsTakenOver(t *testing.T) {
 	store := etcdServer(t)
 	w := newWire(t, store)
 	first := true
@@ -263,7 +281,7 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 }
 
 // Without a lease the order decides, and a taker uses half of the slots.
-func TestStaticOwnersTakeAShare(t *testing.T) {
+func staticOwners(t *testing.T) {
 	all := threeRegions(t, func(o *geo.Ownership) { o.Engine = geo.OwnStatic })
 	us, eu, as := all.us, all.eu, all.as
 	require.True(t, all.scope(us).Admits)

@@ -161,13 +161,17 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 	})
 }
 
-func TestEnginesThatAreNotOursAreNone(t *testing.T) {
-	w := newWire(t, etcdServer(t))
+// The engines of a region that is not ours any more are none. They are ours again with the store, and given back at the end.
+func regionIsReleased(t *testing.T) {
+	store := etcdServer(t)
+	w := newWire(t, store)
 	us := alone(t, func(cfg *config.Config) {
 		o := &cfg.Geo.Ownership
 		o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = geo.OwnEtcd, []string{"http://" + w.at}, haLease, time.Second
 	})
 	us.hasEngines()
+	us.eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
+	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
 	require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
 	w.set(true)
 	us.eventually("its time is over", func() bool { return us.gw.Owners()[0].Phase == "fenced" })
@@ -178,6 +182,11 @@ func TestEnginesThatAreNotOursAreNone(t *testing.T) {
 	time.Sleep(haLease) // nothing tells of a call that fails again: it must not
 	require.Equal(t, 1, us.logs.FilterMessageSnippet("a call to the lease's store").Len())
 	require.Zero(t, us.logs.FilterMessageSnippet("retrying").Len(), "nor does etcd's client warn with every call")
+
+	w.set(false)
+	us.eventually("it is its region's owner again", func() bool { return us.gw.Owners()[0].Admits })
+	require.NoError(t, us.gw.Shutdown(t.Context()))
+	require.Empty(t, kept(t, store, "evenkeel/owner/us/owner"), "what ends gives back what it owns: nobody waits until it would have expired")
 }
 
 // code is an error's.
@@ -216,39 +225,25 @@ func TestARegionThatIsBusySaysSo(t *testing.T) {
 	<-next
 }
 
-// What ends gives back what it owns before it is gone: nobody waits until it
-// would have expired.
-func TestWhatEndsReleasesWhatItOwns(t *testing.T) {
-	t.Run("a region", func(t *testing.T) {
-		store := etcdServer(t)
-		us := alone(t, func(cfg *config.Config) {
-			o := &cfg.Geo.Ownership
-			o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = geo.OwnEtcd, []string{"http://" + store}, haLease, time.Second
-		})
-		us.eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
-		require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
-		require.NoError(t, us.gw.Shutdown(t.Context()))
-		require.Empty(t, kept(t, store, "evenkeel/owner/us/owner"))
-	})
-	t.Run("a decode group", func(t *testing.T) {
-		store := etcdServer(t)
-		us := start(t, options{dirty: true, configure: func(cfg *config.Config) {
-			region(t, cfg, "us-1", "127.0.0.1:0", "us-2", freePorts(t, 1)[0])
-			h := &cfg.HA
-			h.Mode, h.Engine, h.Etcd.Endpoints = geo.HAStandby, geo.OwnEtcd, []string{"http://" + store}
-			for i := range cfg.Engines.Decode {
-				cfg.Engines.Decode[i].Group = "main"
-			}
-			h.Lease, h.StartDelay = haLease, time.Second
-		}})
-		us.eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
-		require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/group/main/owner"), "us-1_"))
-		got := us.knock("us-2", geo.HandBackPath, fmt.Sprintf(`{"region":"us","group":"main","epoch":%d}`, groupOf(us, "main").Epoch))
-		require.Equal(t, http.StatusConflict, got.status, "us-2 does not live, and is not to have it: %s", got.body)
-		require.True(t, groupOf(us, "main").Admits)
-		require.NoError(t, us.gw.Shutdown(t.Context()))
-		require.Empty(t, kept(t, store, "evenkeel/group/main/owner"))
-	})
+// A proxy that ends gives its group back before it is gone: nobody waits until it would have expired.
+func groupIsReleased(t *testing.T) {
+	store := etcdServer(t)
+	us := start(t, options{dirty: true, configure: func(cfg *config.Config) {
+		region(t, cfg, "us-1", "127.0.0.1:0", "us-2", freePorts(t, 1)[0])
+		h := &cfg.HA
+		h.Mode, h.Engine, h.Etcd.Endpoints = geo.HAStandby, geo.OwnEtcd, []string{"http://" + store}
+		for i := range cfg.Engines.Decode {
+			cfg.Engines.Decode[i].Group = "main"
+		}
+		h.Lease, h.StartDelay = haLease, time.Second
+	}})
+	us.eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
+	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/group/main/owner"), "us-1_"))
+	got := us.knock("us-2", geo.HandBackPath, fmt.Sprintf(`{"region":"us","group":"main","epoch":%d}`, groupOf(us, "main").Epoch))
+	require.Equal(t, http.StatusConflict, got.status, "us-2 does not live, and is not to have it: %s", got.body)
+	require.True(t, groupOf(us, "main").Admits)
+	require.NoError(t, us.gw.Shutdown(t.Context()))
+	require.Empty(t, kept(t, store, "evenkeel/group/main/owner"))
 }
 
 // kept is what a key of the store says; empty: it is not there.

@@ -4,17 +4,12 @@ import (
 	"context"
 	"net"
 	"net/url"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/engine"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/owner"
-	"evenkeel/gateway/selftest"
-	"evenkeel/geo"
 )
 
 func nameOf(t *testing.T, raw string) string {
@@ -67,22 +62,4 @@ func TestASeatOnARankThatPrefillsAndDecodes(t *testing.T) {
 	c.eventually("it is charged", func() bool { return used() == 1 })
 	s.Leave()
 	c.eventually("it is given back", func() bool { return used() == 0 })
-}
-
-// Two proxies have two groups: each of them tests only the ranks of its own groups, with the epoch of its ownership.
-func TestTheSelfTestLeavesOthersGroupsAlone(t *testing.T) {
-	t.Parallel()
-	f := proxies(t, geo.HAShard, 2, "g1", "g2")
-	for i, group := range []string{"g1", "g2"} {
-		f.owned(group)
-		f.all[0].eventually("it is where it belongs", func() bool { return f.rests(group) })
-		theirs := f.owner(group)
-		rank := nameOf(t, f.all[0].decode[i].URLs()[1])
-		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
-		require.NoError(t, err)
-		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}}, s.Scope.Mark(nil))
-		s.Leave()
-		_, err = f.all[1-theirs].gw.Seat(t.Context(), rank, 100)
-		require.ErrorIs(t, err, selftest.ErrNotOurs)
-	}
 }
