@@ -1,7 +1,6 @@
 package gateway_test
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -76,32 +75,4 @@ func TestACentreKeepsRequestsInTheirRegions(t *testing.T) {
 	c := centre(t, func(cfg *config.Config) { cfg.Geo.Residency = map[string][]string{model: {"us"}} })
 	us, eu := c.crowd(20)
 	require.Equal(t, []int{20, 0}, []int{us, eu})
-}
-
-func TestARegionDecidesForItselfWhileItsCentreIsGone(t *testing.T) {
-	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{})
-	require.Equal(t, "forwarded", us.post(chatPath, chat("one", "")).header.Get("X-Evenkeel-Route"))
-	require.NoError(t, eu.gw.Shutdown(t.Context()))
-	us.eventually("the centre is down", func() bool { return us.availability("eu-1") != "available" })
-	got := us.post(chatPath, chat("one two", ""))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
-}
-
-func TestLegsThatAFollowerKeepsGiveAllTheirTurnsBack(t *testing.T) {
-	t.Parallel()
-	us, _ := pair(t, conditional(remote), options{})
-	for n := range 8 { // more than the prefiller takes at once
-		for _, body := range []string{chat(fmt.Sprint("short ", n), `"n":3,`), strings.Replace(completion("@", ""), `"@"`, `["four five","six"]`, 1)} {
-			path := chatPath
-			if strings.Contains(body, `"prompt"`) {
-				path = "/v1/completions"
-			}
-			got := us.post(path, body, "X-Evenkeel-Geo", "local")
-			require.Equal(t, http.StatusOK, got.status, got.body)
-			require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
-		}
-	}
-	us.settled(false)
 }

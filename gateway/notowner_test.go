@@ -34,9 +34,8 @@ func sibling(t *testing.T, id string, serve http.HandlerFunc) (at string) {
 }
 
 // standby is us-1, which has the engines and reaches no store: others own them.
-func standby(t *testing.T, serve http.HandlerFunc) *cluster { return standbyOf(t, options{}, serve) }
-
-func standbyOf(t *testing.T, o options, serve http.HandlerFunc) *cluster {
+func standby(t *testing.T, serve http.HandlerFunc) *cluster {
+	o := takesMessages(options{})
 	o.configure = func(cfg *config.Config) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "us-2", sibling(t, "us-2", serve), "us-3", sibling(t, "us-3", serve))
 		h := &cfg.HA
@@ -46,68 +45,69 @@ func standbyOf(t *testing.T, o options, serve http.HandlerFunc) *cluster {
 			cfg.Engines.Decode[i].Group = "main"
 		}
 	}
-	us := start(t, o)
-	us.eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
-	return us
+	return start(t, o)
 }
 
-func TestARequestThatTwoOwnersMayHaveRunIsNotRunAThirdTime(t *testing.T) {
+// A proxy that does not admit to the decode group forwards requests to the two that say that they do.
+func TestRequestsOfAGroupOfOthers(t *testing.T) {
 	t.Parallel()
+	owners, ran := &stub{}, atomic.Int32{}
+	us := standby(t, owners.ServeHTTP)
+	known := func(t *testing.T) { // one that failed is asked again a moment later
+		us.eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
+		ran.Store(0)
+	}
+	// It refuses what it may not send to the one that does.
+	t.Run("responses and messages are refused", func(t *testing.T) {
+		owners.does(func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded") })
+		known(t)
+		r := us.post(responsesPath, respond("a", ""))
+		require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+		said, _, _ := failure(t, r)
+		require.Equal(t, geo.RejectOwner, said)
+		require.NotEmpty(t, r.header.Get("Retry-After"))
+		r = us.post(messagesPath, wordsOf("a", `"stream":true,`))
+		require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+		kind, says := answertest.Refused(t, r.body)
+		require.Equal(t, "overloaded_error", kind)
+		require.Contains(t, says, "another proxy")
+		got := us.knock("us-2", chatPath, chat("one", "")) // nor may it forward what came from another proxy
+		require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
+		require.Equal(t, geo.RejectOwner, got.header.Get(geo.RejectHeader))
+		require.Equal(t, geo.RejectOwner, code(got.body))
+		require.Zero(t, us.decode[0].Stats().Requests)
+		require.Zero(t, us.prefill[0].Stats().Requests)
+	})
+	// One that was surely not run is asked about again, until it is served.
+	t.Run("one that was refused by non-owners goes to the next", func(t *testing.T) {
+		owners.does(func(w http.ResponseWriter, _ *http.Request) {
+			if ran.Add(1) < 4 {
+				w.Header().Set(geo.RejectHeader, geo.RejectOwner)
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"id":"x","choices":[]}`)
+		})
+		known(t)
+		before := len(us.receipts())
+		got := us.post(chatPath, chat("one", ""))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.EqualValues(t, 4, ran.Load())
+		require.Less(t, len(us.receipts())-before, 5, "who said no is asked again only once it says that it is")
+	})
 	for name, body := range map[string]string{"one answer": chat("one", `"stream":true,`), "several": chat("one", `"n":2,`)} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var ran atomic.Int32
-			us := standby(t, func(_ http.ResponseWriter, r *http.Request) {
+		t.Run("one that two owners may have run is not run a third time, "+name, func(t *testing.T) {
+			owners.does(func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				ran.Add(1)
 				panic(http.ErrAbortHandler)
 			})
+			known(t)
 			got := us.post(chatPath, body)
 			require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
 			require.Equal(t, "owner_lost", code(got.body))
 			require.EqualValues(t, 2, ran.Load())
 		})
 	}
-}
-
-// One that was surely not run is asked about again, until it is served.
-func TestARequestThatWasRefusedByNonOwnersGoesToTheNext(t *testing.T) {
-	t.Parallel()
-	var asked atomic.Int32
-	us := standby(t, func(w http.ResponseWriter, r *http.Request) {
-		if asked.Add(1) < 4 {
-			w.Header().Set(geo.RejectHeader, geo.RejectOwner)
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"id":"x","choices":[]}`)
-	})
-	begin := time.Now()
-	got := us.post(chatPath, chat("one", ""))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.EqualValues(t, 4, asked.Load())
-	require.Less(t, len(us.receipts()), 5, "who said no is asked again only once it says that it is: %v", time.Since(begin))
-}
-
-// A proxy that does not admit to the decode group refuses what it may not send to the one that does.
-func TestAStandbyRefusesResponsesAndMessages(t *testing.T) {
-	t.Parallel()
-	us := standbyOf(t, takesMessages(options{}), func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded") })
-	r := us.post(responsesPath, respond("a", ""))
-	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-	said, _, _ := failure(t, r)
-	require.Equal(t, geo.RejectOwner, said)
-	require.NotEmpty(t, r.header.Get("Retry-After"))
-	r = us.post(messagesPath, wordsOf("a", `"stream":true,`))
-	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-	kind, says := answertest.Refused(t, r.body)
-	require.Equal(t, "overloaded_error", kind)
-	require.Contains(t, says, "another proxy")
-	got := us.knock("us-2", chatPath, chat("one", "")) // nor may it forward what came from another proxy
-	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-	require.Equal(t, geo.RejectOwner, got.header.Get(geo.RejectHeader))
-	require.Equal(t, geo.RejectOwner, code(got.body))
-	require.Zero(t, us.decode[0].Stats().Requests)
-	require.Zero(t, us.prefill[0].Stats().Requests)
 }

@@ -117,7 +117,18 @@ func constant(body string) string { return varying.ReplaceAllString(body, `"$1":
 // All that a client sends to us-1 goes to eu-1, one test after the other.
 func TestForwardsToAnotherRegion(t *testing.T) {
 	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only" }})
+	file := filepath.Join(t.TempDir(), "keys")
+	other := "b " + strings.Repeat("b", 32) + "\n"
+	require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
+	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) {
+		cfg.Geo.Policy, cfg.Geo.HMAC.KeysFile = "local-only", file
+	}})
+	t.Run("keys are read again", func(t *testing.T) {
+		require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
+		us.eventually("it is not believed any more", func() bool { return strings.Contains(us.gw.Geo().Status().Peers[0].Fault, "signature") })
+		require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
+		us.eventually("it is again", func() bool { return us.gw.Geo().Status().Peers[0].Fault == "" && us.availability("eu-1") == "available" })
+	})
 	t.Run("a forwarded answer is the local one byte for byte", func(t *testing.T) {
 		for name, body := range map[string]string{
 			"a stream":                 chat("one two three", `"stream":true,`),
@@ -281,16 +292,36 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 		require.Equal(t, 200, got.status)
 		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
 	})
+	t.Run("a region decides for itself while its centre is gone", func(t *testing.T) {
+		require.NoError(t, eu.gw.Shutdown(t.Context()))
+		us.eventually("the centre is down", func() bool { a := us.availability("eu-1"); return a != "available" && a != "draining" })
+		got := us.post(chatPath, chat("one two", ""))
+		require.Equal(t, http.StatusOK, got.status, got.body)
+		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+	})
 }
 
-// Another region has what is left of a request's deadline, and its class. That a deadline cannot be met is no failure of that region.
-func TestADeadlineAndAClassGoAlong(t *testing.T) {
+// Of a region that follows another one. Legs that it keeps give all their turns back. The other region has what is left of a request's
+// deadline, and its class. That a deadline cannot be met is no failure of that region.
+func TestWhatAFollowerKeepsAndWhatGoesAlong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	keyFile(t, file, "ops ek-ops , trusted: true")
-	us, eu := pair(t, options{configure: func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }}, options{dirty: true, configure: func(cfg *config.Config) {
+	us, eu := pair(t, conditional(func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }), options{dirty: true, configure: func(cfg *config.Config) {
 		cfg.Geo.Policy, cfg.Pool.Size = "local-only", 1
 	}})
+	for n := range 8 { // more than the prefiller takes at once
+		for _, body := range []string{chat(fmt.Sprint("short ", n), `"n":3,`), strings.Replace(completion("@", ""), `"@"`, `["four five","six"]`, 1)} {
+			path := chatPath
+			if strings.Contains(body, `"prompt"`) {
+				path = completionPath
+			}
+			got := us.post(path, body, "Authorization", "Bearer ek-ops", "X-Evenkeel-Geo", "local")
+			require.Equal(t, http.StatusOK, got.status, got.body)
+			require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+		}
+	}
+	us.settled(false)
 	require.NoError(t, eu.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
 	jam := make(chan reply, 1)
 	go func() { jam <- eu.post(chatPath, chat("jam", "")) }()

@@ -4,8 +4,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +19,7 @@ import (
 func slowRegion(cfg *config.Config) {
 	cfg.Prefill.Calibration.TPMs, cfg.Prefill.Calibration.T0Ms = 1, 5000
 }
+
 func fastRegion(cfg *config.Config) {
 	cfg.Prefill.Calibration.TPMs, cfg.Prefill.Calibration.T0Ms = 0.01, 0.1
 }
@@ -151,16 +150,4 @@ func TestRegionsThatShowCertificates(t *testing.T) {
 	old.MaxVersion = tls.VersionTLS12
 	_, err = call(old)
 	require.Error(t, err, "TLS 1.2")
-}
-
-func TestTheKeysBetweenRegionsAreReadAgain(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys")
-	other := "b " + strings.Repeat("b", 32) + "\n"
-	require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
-	us, _ := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) { cfg.Geo.HMAC.KeysFile = file }})
-	require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
-	us.eventually("it is not believed any more", func() bool { return strings.Contains(us.gw.Geo().Status().Peers[0].Fault, "signature") })
-	require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
-	us.eventually("it is again", func() bool { return us.availability("eu-1") == "available" })
 }
