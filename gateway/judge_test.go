@@ -75,11 +75,14 @@ func (c *cluster) send(body string) (leave, wait func()) {
 }
 
 // sendTo is send for any endpoint.
-func (c *cluster) sendTo(path, body string) (leave, wait func()) {
+func (c *cluster) sendTo(path, body string, header ...string) (leave, wait func()) {
 	c.Helper()
 	ctx, cancel := context.WithCancel(c.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, strings.NewReader(body))
 	require.NoError(c, err)
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

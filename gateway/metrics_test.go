@@ -59,10 +59,27 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.Discovery.Files = []string{filepath.Join(t.TempDir(), "none.yaml")}
-		cfg.Bind.Listen = "127.0.0.1:0"
+		cfg.Bind.Listen, cfg.Health.Interval = "127.0.0.1:0", 20*time.Millisecond
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
 		cfg.Geo.Ownership.Engine = geo.OwnStatic
 	}})
+	// What engines say of their ranks stands beside what the proxy counts there.
+	t.Run("have what engines say", func(t *testing.T) {
+		leave := c.endless()
+		c.eventually("both say that one rank runs one request", func() bool {
+			page, alike := c.get("/metrics").body, 0
+			ranks := regexp.MustCompile(`evenkeel_rank_running\{(.*)\} (\d)`).FindAllStringSubmatch(page, -1)
+			require.Len(c, ranks, 2)
+			for _, r := range ranks {
+				if strings.Contains(page, "evenkeel_rank_scraped_requests{"+r[1]+`,state="running"} `+r[2]+"\n") {
+					alike++
+				}
+			}
+			return alike == 2 && sumOf(c.T, page, "evenkeel_rank_running") == 1 && valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[0][1]+`,source="scraped"}`)+
+				valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[1][1]+`,source="scraped"}`) > 0
+		})
+		leave()
+	})
 	// docs/metrics.md has every metric there is, and no other.
 	t.Run("are documented, and there are no others", func(t *testing.T) {
 		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
@@ -151,24 +168,4 @@ func (c *cluster) asDocumented(exists map[string][]string, docs map[string]docum
 			}
 		}
 	}
-}
-
-// What engines say of their ranks stands beside what the proxy counts there.
-func TestWhatEnginesSayOfTheirRanksIsInTheMetrics(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.Health.Interval = 20 * time.Millisecond }})
-	leave := c.endless()
-	c.eventually("both say that one rank runs one request", func() bool {
-		page, alike := c.get("/metrics").body, 0
-		ranks := regexp.MustCompile(`evenkeel_rank_running\{(.*)\} (\d)`).FindAllStringSubmatch(page, -1)
-		require.Len(c, ranks, 2)
-		for _, r := range ranks {
-			if strings.Contains(page, "evenkeel_rank_scraped_requests{"+r[1]+`,state="running"} `+r[2]+"\n") {
-				alike++
-			}
-		}
-		return alike == 2 && sumOf(c.T, page, "evenkeel_rank_running") == 1 && valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[0][1]+`,source="scraped"}`)+
-			valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[1][1]+`,source="scraped"}`) > 0
-	})
-	leave()
 }

@@ -22,7 +22,7 @@ func jam(t *testing.T, queue int, keys ...string) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	keyFile(t, file, append(keys, "jam ek-jam")...)
-	return start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
+	return start(t, options{decode: []refengine.Config{{Slots: 1, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
 		cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -10}}
 		cfg.Prefill.Queue.Timeout = time.Hour // nobody is refused for its wait, however slow the machine
@@ -160,22 +160,19 @@ func TestWhoIsServedNext(t *testing.T) {
 		require.Equal(t, []int{0, 0, 5, 4, 3, 2}, order, "then it is the turn of the other key")
 		require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
 	})
-}
-
-func TestThePickersMetrics(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{{Slots: 4, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) { cfg.GatewayAPI.Metrics = true }})
-	leave, _ := c.sendTo(chatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`))
-	c.eventually("it runs", func() bool {
-		return strings.Contains(c.ask("GET", c.url+"/metrics", "").body, `vllm:num_requests_running{model_name="`+model+`"} 1`)
+	// Pickers of endpoints read how busy the proxy is.
+	t.Run("is told to pickers", func(t *testing.T) {
+		leave, _ := c.sendTo(chatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`), "Authorization", "Bearer ek-jam")
+		page := func() string { return c.ask("GET", c.url+"/metrics", "").body }
+		c.eventually("it runs", func() bool { return strings.Contains(page(), `vllm:num_requests_running{model_name="`+model+`"} 1`) })
+		c.eventually("its KV is in use", func() bool {
+			_, after, _ := strings.Cut(page(), "\nvllm:kv_cache_usage_perc{model_name=\""+model+"\"} ")
+			kv := number(t, after)
+			return kv > 0.4 && kv < 1
+		})
+		leave()
+		c.settled(false)
 	})
-	c.eventually("its KV is in use", func() bool {
-		_, after, _ := strings.Cut(c.ask("GET", c.url+"/metrics", "").body, "\nvllm:kv_cache_usage_perc{model_name=\""+model+"\"} ")
-		kv := number(t, after)
-		return kv > 0.4 && kv < 1
-	})
-	leave()
-	c.settled(false)
 }
 
 // Batch is held back while other requests wait or run that need its slot, and runs when they have ended. By key or by

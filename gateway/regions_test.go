@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
@@ -26,7 +27,12 @@ func fastRegion(cfg *config.Config) {
 
 func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 	t.Parallel()
-	us, eu := pair(t, options{configure: slowRegion}, options{configure: fastRegion})
+	const stays = "stays" // a model that may not leave
+	two := []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}, {Model: stays}}
+	us, eu := pair(t, options{prefill: two, decode: two, configure: func(cfg *config.Config) {
+		slowRegion(cfg)
+		cfg.Geo.Residency = map[string][]string{stays: {"us"}}
+	}}, options{prefill: two, decode: two, configure: fastRegion})
 	us.eventually("it goes to the faster region", func() bool {
 		return us.post("/v1/chat/completions", chat("one two", `"stream":true,`)).header.Get("X-Evenkeel-Route") == "forwarded"
 	})
@@ -39,16 +45,11 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 	eu.eventually("nobody is better", func() bool {
 		return eu.post("/v1/chat/completions", chat("one two", "")).header.Get("X-Evenkeel-Route") == "local"
 	})
-}
-
-func TestAModelOrTenantThatMayNotLeaveStays(t *testing.T) {
-	t.Parallel()
-	us, _ := pair(t, options{configure: func(cfg *config.Config) {
-		slowRegion(cfg)
-		cfg.Geo.Residency = map[string][]string{model: {"us"}}
-	}}, options{configure: fastRegion})
+	us.eventually("eu-1 has the other model, too", func() bool { return us.gw.Geo().Status().Peers[0].Available[stays] == "available" })
 	for range 3 {
-		require.Equal(t, "local", us.post("/v1/chat/completions", chat("one", "")).header.Get("X-Evenkeel-Route"))
+		r := us.post(chatPath, strings.Replace(chat("one", ""), model, stays, 1))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Equal(t, "local", r.header.Get("X-Evenkeel-Route"))
 	}
 }
 

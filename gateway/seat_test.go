@@ -22,34 +22,23 @@ func nameOf(t *testing.T, raw string) string {
 // The self-test of the start is one more client of a rank: it waits for a slot, and the slot is charged.
 func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) { cfg.SelfTest = false }})
-	c.allUp()
-	rank := nameOf(t, c.decode[0].URLs()[0])
-	s, err := c.gw.Seat(t.Context(), rank, 100)
-	require.NoError(t, err)
-	require.NoError(t, s.Scope.Ours())
-	require.Empty(t, s.Scope.Mark(nil), "nobody owns what one proxy has alone")
-	used := func() int { return c.gw.Status(context.Background()).Dispatch.Models[0].Workers[0].Used }
-	c.eventually("it is charged", func() bool { return used() == 1 })
-	soon, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err = c.gw.Seat(soon, rank, 100)
-	require.ErrorIs(t, err, context.Canceled, "the rank has one slot")
-	s.Leave()
-	c.eventually("it is given back", func() bool { return used() == 0 })
-	_, err = c.gw.Seat(t.Context(), "127.0.0.1:1", 100)
-	require.ErrorContains(t, err, "serves no requests now")
-}
-
-func TestASeatOnARankThatPrefillsAndDecodes(t *testing.T) {
-	t.Parallel()
-	o := together(func(cfg *config.Config) { cfg.SelfTest = false })
-	o.mixed[0].DPMode = "internal"
-	c := start(t, o)
-	rank := nameOf(t, c.decode[0].URLs()[0]) + "/1"
-	s, err := c.gw.Seat(t.Context(), rank, 100)
-	require.NoError(t, err)
-	used := func() (n int) {
+	both := together(nil).mixed
+	both[0].DPMode = "internal"
+	c := start(t, options{
+		prefill: []refengine.Config{{}}, decode: []refengine.Config{{Slots: 1}}, mixed: both, configure: func(cfg *config.Config) { cfg.SelfTest = false },
+	})
+	c.eventually("all ranks take requests", func() bool {
+		up := 0
+		for _, m := range c.gw.Status(t.Context()).Dispatch.Models {
+			for _, w := range m.Workers {
+				if w.Up {
+					up++
+				}
+			}
+		}
+		return up == 3
+	})
+	used := func(rank string) (n int) {
 		for _, m := range c.gw.Status(context.Background()).Dispatch.Models {
 			for _, w := range m.Workers {
 				if w.Name == rank {
@@ -59,7 +48,25 @@ func TestASeatOnARankThatPrefillsAndDecodes(t *testing.T) {
 		}
 		return n
 	}
-	c.eventually("it is charged", func() bool { return used() == 1 })
+	rank := nameOf(t, c.decode[0].URLs()[0])
+	s, err := c.gw.Seat(t.Context(), rank, 100)
+	require.NoError(t, err)
+	require.NoError(t, s.Scope.Ours())
+	require.Empty(t, s.Scope.Mark(nil), "nobody owns what one proxy has alone")
+	c.eventually("it is charged", func() bool { return used(rank) == 1 })
+	soon, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.gw.Seat(soon, rank, 100)
+	require.ErrorIs(t, err, context.Canceled, "the rank has one slot")
 	s.Leave()
-	c.eventually("it is given back", func() bool { return used() == 0 })
+	c.eventually("it is given back", func() bool { return used(rank) == 0 })
+	_, err = c.gw.Seat(t.Context(), "127.0.0.1:1", 100)
+	require.ErrorContains(t, err, "serves no requests now")
+
+	rank = nameOf(t, c.decode[1].URLs()[0]) + "/1" // which prefills, too
+	s, err = c.gw.Seat(t.Context(), rank, 100)
+	require.NoError(t, err)
+	c.eventually("it is charged", func() bool { return used(rank) == 1 })
+	s.Leave()
+	c.eventually("it is given back", func() bool { return used(rank) == 0 })
 }

@@ -264,8 +264,10 @@ func TestTheAdminTokenIsAskedFor(t *testing.T) {
 func TestKeysOfCallers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	keyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true", "lists ek-lists , rpm: 2", "large ek-large , rpm: 2", "greedy ek-greedy", "modest ek-modest")
+	c := start(t, options{configure: func(cfg *config.Config) {
+		cfg.KeysFile, cfg.Limits.Body, cfg.Limits.Bodies = file, 1<<20, 2<<20
+	}})
 	t.Run("a stranger's body is not read", func(t *testing.T) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
 		require.NoError(t, err)
@@ -297,6 +299,49 @@ func TestKeysOfCallers(t *testing.T) {
 		for name := range c.post(chatPath, body, "Authorization", "Bearer ek-ops").header {
 			require.NotContains(t, strings.ToLower(name), "evenkeel", "nobody asked")
 		}
+	})
+	t.Run("two keys are one too many", func(t *testing.T) {
+		before := c.prefill[0].Stats().Requests
+		body := chat("a", "")
+		for _, keys := range []string{"ek-one ek-two", "ek-two ek-one", "ek-one ek-one"} {
+			first, second, _ := strings.Cut(keys, " ")
+			conn := c.raw(strings.TrimPrefix(c.url, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, first, second, len(body), body))
+			require.Equal(t, 400, status(t, conn))
+		}
+		require.Equal(t, before, c.prefill[0].Stats().Requests)
+	})
+	// A request counts in its key's minute wherever it is refused.
+	t.Run("what no handler serves counts in the minute of its key", func(t *testing.T) {
+		addr := strings.TrimPrefix(c.url, "http://")
+
+		for range 2 {
+			require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists").status)
+		}
+		r := c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists")
+		require.Equal(t, 429, r.status)
+		code, _, _ := failure(t, r)
+		require.Equal(t, "rate_limit_exceeded", code)
+		require.NotEmpty(t, r.header.Get("Retry-After"))
+
+		for range 2 {
+			conn := c.raw(addr, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 1048577\r\n\r\n")
+			require.Equal(t, 413, status(t, conn))
+		}
+		require.Equal(t, 429, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-large").status)
+	})
+	// A key that fills its share of the memory for bodies leaves room for others.
+	t.Run("a key holds its share of bodies", func(t *testing.T) {
+		body := strings.Repeat("x", 1<<20)
+		head := func(key string) string {
+			return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", chatPath, key, len(body))
+		}
+		c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+body[1:])
+		c.eventually("one body is all but whole", func() bool { return c.metric("evenkeel_bodies_bytes") == 1<<20 })
+		for range 64 {
+			conn := c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+"hello")
+			require.Equal(t, http.StatusServiceUnavailable, status(t, conn))
+		}
+		require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-modest").status)
 	})
 	t.Run("the file changes", func(t *testing.T) {
 		status := func(key, more string) int {

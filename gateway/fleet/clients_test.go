@@ -573,3 +573,17 @@ func (b *bed) outcomes() (all []string) {
 	}
 	return all
 }
+
+// wordsOf is the body of a message to a prompt, with more members.
+func wordsOf(prompt, more string) string {
+	return fmt.Sprintf(`{%s"model":%q,"max_tokens":4000,"messages":[{"role":"user","content":%q}]}`, more, model, prompt)
+}
+
+// respond is the body of a response to a prompt, with more members.
+func respond(prompt, more string) string {
+	return fmt.Sprintf(`{%s"model":%q,"input":%q}`, more, model, prompt)
+}
+
+const messagesPath = "/v1/messages"
+
+const responsesPath = "/v1/responses"

@@ -404,3 +404,43 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 	b.eventually("they tell their gauges again", func() bool { return stale() == 0 })
 	require.Empty(t, b.logs.FilterMessage("an engine is down").All())
 }
+
+// Where each engine prefills and decodes, no answer speaks of engines that there are not.
+func TestWithoutPairsNobodyIsToldOfThem(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]options{
+		"one group":                 {mixed: []refengine.Config{{DPSize: 2, DPMode: "internal"}}, dirty: true},
+		"nobody has told its model": {mixed: []refengine.Config{{DPSize: 2, DPMode: "internal", Model: "other"}}, dirty: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, o)
+			told := func(r reply, status int, code string) {
+				t.Helper()
+				require.Equal(t, status, r.status, r.body)
+				require.NotContains(t, r.body, "prefill")
+				require.NotContains(t, r.body, "decode")
+				require.Contains(t, r.body, code)
+			}
+			if name == "one group" {
+				require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+				told(b.post(chatPath, chat("a", "")), http.StatusServiceUnavailable, `"engine_unavailable"`)
+				require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.Internal}))
+				told(b.post(chatPath, chat("a", "")), http.StatusBadGateway, `"engine_failed"`)
+				require.NoError(t, b.decode[0].SetFaults())
+			}
+			b.decode[0].Kill()
+			b.eventually("the proxy is not ready", func() bool { return !b.ready() })
+			for path, body := range map[string]string{chatPath: chat("a", ""), completionPath: completion("a", `"stream":true,`), responsesPath: respond("a", ""), messagesPath: wordsOf("a", "")} {
+				r := b.post(path, body)
+				if name != "one group" {
+					require.Equal(t, http.StatusNotFound, r.status, r.body)
+					continue
+				}
+				if told(r, http.StatusServiceUnavailable, "(down)"); path != messagesPath {
+					require.Contains(t, r.body, `"engine_unavailable"`)
+				}
+			}
+			require.Equal(t, fleet.Aggregated, b.fleet.Now().Kind(fleet.Prefill))
+		})
+	}
+}

@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"encoding/json"
@@ -71,7 +71,7 @@ func TestRecordedEnginesServe(t *testing.T) {
 	prefill, decode := httptest.NewServer(p), httptest.NewServer(d)
 	t.Cleanup(prefill.Close)
 	t.Cleanup(decode.Close)
-	c := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{}, profile: mooncake.Profile{Connector: mooncake.NIXLPull},
+	b := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{}, profile: mooncake.Profile{Connector: mooncake.NIXLPull},
 		dirty: true, configure: func(cfg *config.Config) {
 			cfg.Engines.Prefill = []config.Engine{{URL: prefill.URL}}
 			cfg.Engines.Decode = []config.Engine{{URL: decode.URL, Slots: 8}}
@@ -89,7 +89,7 @@ func TestRecordedEnginesServe(t *testing.T) {
 		d.next.Store(leg)
 		want := spokenBy(t, string(leg.Body()))
 		t.Run(name, func(t *testing.T) {
-			streamed := c.post(leg.Ask.Path, strings.TrimSuffix(leg.Client, "}")+`,"stream":true,"stream_options":{"include_usage":true}}`)
+			streamed := b.post(leg.Ask.Path, strings.TrimSuffix(leg.Client, "}")+`,"stream":true,"stream_options":{"include_usage":true}}`)
 			require.Equal(t, http.StatusOK, streamed.status, streamed.body)
 			got := spokenBy(t, streamed.body)
 			require.Equal(t, want.text, got.text)
@@ -107,7 +107,7 @@ func TestRecordedEnginesServe(t *testing.T) {
 			if strings.Contains(leg.Client, `"tools"`) {
 				return // in one piece its answer is the engine's own, and none is recorded that a hand-off began
 			}
-			whole := c.post(leg.Ask.Path, leg.Client)
+			whole := b.post(leg.Ask.Path, leg.Client)
 			require.Equal(t, http.StatusOK, whole.status, whole.body)
 			require.Equal(t, want.text, textOf(t, whole.body))
 		})
@@ -117,7 +117,7 @@ func TestRecordedEnginesServe(t *testing.T) {
 	client := byName["decode-completion"].Client
 	p.next.Store(byName["prefill-lost"])
 	d.next.Store(byName["decode-lost"])
-	lost := c.post("/v1/completions", client)
+	lost := b.post("/v1/completions", client)
 	require.GreaterOrEqual(t, lost.status, 500, lost.body)
 	require.Contains(t, lost.body, `"error"`)
 
@@ -126,7 +126,7 @@ func TestRecordedEnginesServe(t *testing.T) {
 			continue
 		}
 		p.next.Store(r)
-		refused := c.post("/v1/completions", client)
+		refused := b.post("/v1/completions", client)
 		require.Equal(t, r.Status, refused.status, r.Name)
 		require.Equal(t, string(r.Body()), refused.body, r.Name)
 	}

@@ -1,8 +1,8 @@
-package gateway_test
+package fleet_test
 
 import (
 	"bytes"
-	"context"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,13 +11,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
-	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
 
@@ -66,22 +65,10 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	rec := &recorder{bodies: map[string][]byte{}, header: map[string]http.Header{}}
 	engine := httptest.NewServer(rec)
 	defer engine.Close()
-	cfg := config.Default()
-	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	cfg.Prefill.Scrape.Interval = 0 // this engine has no metrics
-	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: engine.URL}}, Decode: []config.Engine{{URL: engine.URL, Slots: 1}}}
-	require.NoError(t, cfg.Validate())
-	g, err := gateway.New(cfg, zap.NewNop())
-	require.NoError(t, err)
-	require.NoError(t, g.Start(http.NotFoundHandler()))
-	c := &cluster{T: t, gw: g, url: "http://" + g.Addr(), http: &http.Client{Transport: &http.Transport{}}}
-	defer func() {
-		c.http.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		require.NoError(t, g.Shutdown(ctx))
-	}()
-	c.eventually("ready", func() bool { ok, _ := g.Ready(); return ok })
+	b := start(t, options{dirty: true, prefill: []refengine.Config{}, decode: []refengine.Config{}, configure: func(cfg *config.Config) {
+		cfg.Prefill.Scrape.Interval = 0 // this engine has no metrics
+		cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: engine.URL}}, Decode: []config.Engine{{URL: engine.URL, Slots: 1}}}
+	}})
 
 	// What stands between the keys that we own; they are in front of each piece.
 	long := strings.Repeat(`{"role" : "user", "content":"a \"quoted\" \\ \u00e9 \ud83d\udea2 é 🚢 tab\t`+reftext.MakePrompt(7, 5000)+`"},`+"\n\t", 20)
@@ -104,7 +91,7 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	require.True(t, json.Valid([]byte(body)))
 	require.Greater(t, len(body), 400_000)
 
-	r := c.post(chatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization", "Bearer mine")
+	r := b.post(chatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization", "Bearer mine")
 	require.Equal(t, 200, r.status, r.body)
 	ours := map[string]map[string]string{
 		"probe":  {"stream": "false", "max_tokens": "1", "min_tokens": "1", "return_token_ids": "true"},
@@ -138,7 +125,7 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	sent := map[string]string{"probe": string(rec.bodies["probe"]), "decode": string(rec.bodies["decode"])}
 	for _, how := range []string{"gzip", "zstd"} {
 		clear(rec.bodies)
-		r = c.post(chatPath, packed(t, how, body), "Content-Encoding", how)
+		r = b.post(chatPath, packed(t, how, body), "Content-Encoding", how)
 		require.Equal(t, 200, r.status, r.body)
 		for leg, want := range sent {
 			require.Equal(t, want, string(rec.bodies[leg]), "%s by %s", leg, how)
@@ -147,13 +134,28 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	}
 
 	// An adapter's requests go by its own name to the ranks of its base model.
-	r = c.post(chatPath, `{"model":"tuned","messages":[{"role":"user","content":"a"}]}`)
+	r = b.post(chatPath, `{"model":"tuned","messages":[{"role":"user","content":"a"}]}`)
 	require.Equal(t, 200, r.status, r.body)
 	for leg, got := range rec.bodies {
 		require.Contains(t, string(got), `"model":"tuned"`, leg)
 	}
-	require.Equal(t, []string{"ref", "tuned"}, c.models())
-	boards := g.Status(t.Context()).Dispatch.Models
+	require.Equal(t, []string{"ref", "tuned"}, b.models())
+	boards := b.now().Dispatch.Models
 	require.Len(t, boards, 1)
 	require.Equal(t, "ref", boards[0].Model)
+}
+
+// packed is a body in a content coding.
+func packed(t testing.TB, how, body string) string {
+	var b bytes.Buffer
+	var w io.WriteCloser = gzip.NewWriter(&b)
+	if how == "zstd" {
+		z, err := zstd.NewWriter(&b)
+		require.NoError(t, err)
+		w = z
+	}
+	_, err := io.WriteString(w, body)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	return b.String()
 }
