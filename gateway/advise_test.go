@@ -15,7 +15,6 @@ import (
 	"evenkeel/bench/lab/trace"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
-	"evenkeel/geo"
 )
 
 // Advice under load on real engines: whichever side is the narrow one is named.
@@ -94,20 +93,6 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 	}
 }
 
-// While an engine is down it is not known whether there are enough.
-func TestAdviceKnowsOfRanksThatAreDown(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{dirty: true, prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{DPSize: 1}, {DPSize: 1}}, configure: func(cfg *config.Config) {
-		cfg.Advice.Interval, cfg.Advice.Window = 10*time.Millisecond, 100*time.Millisecond
-	}})
-	c.decode[1].Kill()
-	c.prefill[1].Kill()
-	c.eventually("it says so", func() bool {
-		given := c.gw.Status(t.Context()).Advice
-		return len(given) == 1 && given[0].Steps[0] == advice.Step{Kind: advice.None, Reason: advice.ReasonRanksDown} && given[0].Decode.Down == 1 && given[0].Prefill.Down == 1
-	})
-}
-
 func TestWhatIsTurnedOff(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Advice.Interval, cfg.Admin.Receipts = 0, 0 }})
@@ -127,24 +112,4 @@ func TestWhatIsTurnedOff(t *testing.T) {
 		require.Equal(t, 200, got.status)
 		require.Empty(t, got.header.Get("X-Evenkeel-Route"))
 	})
-}
-
-func TestNoAdviceOnEnginesOfAnother(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{
-		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
-		configure: func(cfg *config.Config) {
-			region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", "127.0.0.1:1")
-			cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = geo.OwnStatic, time.Hour
-			cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
-			cfg.Advice.Interval, cfg.Advice.Window = 10*time.Millisecond, 100*time.Millisecond
-		},
-	})
-	c.eventually("both boards are there, and ours has advice", func() bool {
-		s := c.gw.Status(t.Context())
-		return len(s.Dispatch.Models) == 2 && len(s.Advice) > 0 && s.Advice[0].Steps[0].Reason == advice.ReasonBalanced
-	})
-	given := c.gw.Status(t.Context()).Advice
-	require.Len(t, given, 1)
-	require.Equal(t, model, given[0].Model)
 }

@@ -11,35 +11,37 @@ import (
 	"evenkeel/mooncake"
 )
 
-// The engines of these tests are on loopback, as whoever tries to call back.
+// Engines and whoever tries to call back are on loopback.
 func TestOnlyDecodeEnginesMayCallBack(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
+	var allow []string
+	c := start(t, options{
+		configure: func(cfg *config.Config) {
+			cfg.Bind.Listen, cfg.SelfTest = "127.0.0.1:0", false
+			cfg.Profiles[config.DefaultProfile] = mooncake.Profile{Connector: mooncake.AscendLayerwise}
+		},
+		later: func(cfg *config.Config) { cfg.Bind.Allow = allow },
+	})
+	for _, row := range []struct {
 		name   string
-		change func(*config.Config)
+		allow  []string
 		status int
 	}{
-		{"a host of decode engines that call back", func(c *config.Config) {
-			c.Profiles[config.DefaultProfile] = mooncake.Profile{Connector: mooncake.AscendLayerwise}
-		}, http.StatusNotFound},
-		{"a host of decode engines that do not", func(*config.Config) {}, http.StatusForbidden},
-		{"an address that is allowed", func(c *config.Config) { c.Bind.Allow = []string{"127.0.0.0/8"} }, http.StatusNotFound},
-		{"an address that is not", func(c *config.Config) { c.Bind.Allow = []string{"10.0.0.1"} }, http.StatusForbidden},
+		{"a host of decode engines that call back", nil, http.StatusNotFound},
+		{"an address that is not allowed", []string{"10.0.0.1"}, http.StatusForbidden},
+		{"an address that is", []string{"127.0.0.0/8"}, http.StatusNotFound},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{configure: func(cfg *config.Config) {
-				cfg.Bind.Listen, cfg.SelfTest = "127.0.0.1:0", false
-				tc.change(cfg)
-			}})
-			resp, err := http.Post("http://"+c.gw.BindAddr()+"/v1/metaserver/"+strings.Repeat("0", 32), "application/json", strings.NewReader("{}"))
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
-			require.Equal(t, tc.status, resp.StatusCode)
-			require.Zero(t, c.prefill[0].Stats().Probes)
-			require.NoError(t, c.gw.Shutdown(t.Context()))
-			_, err = http.Post("http://"+c.gw.BindAddr()+"/v1/metaserver/x", "application/json", nil) //nolint:bodyclose // there is none
-			require.Error(t, err, "nobody listens any more")
-		})
+		if allow = row.allow; allow != nil {
+			r, _ := c.reload("")
+			require.Equal(t, "used", r.Outcome, r.Error)
+		}
+		resp, err := http.Post("http://"+c.gw.BindAddr()+"/v1/metaserver/"+strings.Repeat("0", 32), "application/json", strings.NewReader("{}"))
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, row.status, resp.StatusCode, row.name)
 	}
+	require.Zero(t, c.prefill[0].Stats().Probes)
+	require.NoError(t, c.gw.Shutdown(t.Context()))
+	_, err := http.Post("http://"+c.gw.BindAddr()+"/v1/metaserver/x", "application/json", nil) //nolint:bodyclose // there is none
+	require.Error(t, err, "nobody listens any more")
 }

@@ -8,10 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/predictor"
 )
@@ -108,31 +106,4 @@ func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
 		return c.logs.FilterMessageSnippet("a changed file is not used").Len() == 1
 	})
 	require.Equal(t, fitted, c.predictor().Outputs)
-}
-
-func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	short, bad := filepath.Join(dir, "short"), filepath.Join(dir, "bad.json")
-	require.NoError(t, os.WriteFile(short, []byte("secret\n"), 0o600))
-	require.NoError(t, os.WriteFile(bad, []byte(`{"evenkeel_fit":2}`), 0o600))
-	for _, tc := range []struct {
-		name    string
-		p       board.PredictorConfig
-		refused string
-	}{
-		{"a file that is not there", board.PredictorConfig{Kind: "survival", File: dir + "/none"}, "predictor.file: stat"},
-		{"a file of another version", board.PredictorConfig{Kind: "survival", File: bad}, "version 2, this evenkeel reads version 1"},
-		{"a secret that is not there", board.PredictorConfig{Kind: "exact", SecretFile: dir + "/none"}, "predictor.secret_file"},
-		{"a secret that is short", board.PredictorConfig{Kind: "exact", SecretFile: short}, "has 6 bytes; write at least 16"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			cfg := config.Default()
-			cfg.Dispatch.Policy = "brh" // it may have any of them
-			cfg.Predictor = tc.p
-			require.NoError(t, cfg.Validate())
-			_, err := gateway.New(cfg, zap.NewNop())
-			require.ErrorContains(t, err, tc.refused)
-		})
-	}
 }

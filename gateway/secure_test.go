@@ -369,19 +369,3 @@ func TestKeysOfCallers(t *testing.T) {
 		require.Equal(t, 200, status("ek-two", `"n":2,`), "both places came back")
 	})
 }
-
-func TestFilesThatCannotBeReadKeepTheProxyFromStarting(t *testing.T) {
-	t.Parallel()
-	nowhere := filepath.Join(t.TempDir(), "none.pem")
-	for want, set := range map[string]func(*config.Config){
-		"tls: certificate: open":       func(cfg *config.Config) { cfg.TLS = config.TLS{CertFile: nowhere, KeyFile: nowhere} },
-		"admin.tls: certificate: open": func(cfg *config.Config) { cfg.Admin.TLS = config.TLS{CertFile: nowhere, KeyFile: nowhere} },
-		"key file: open":               func(cfg *config.Config) { cfg.KeysFile = nowhere },
-	} {
-		cfg := config.Default()
-		set(cfg)
-		require.NoError(t, cfg.Validate())
-		_, err := gateway.New(cfg, zap.NewNop())
-		require.ErrorContains(t, err, want)
-	}
-}

@@ -247,26 +247,6 @@ func TestATraceGoesOnInAnotherRegion(t *testing.T) {
 `, "the other region's are below the forward, and sampled because we said so")
 }
 
-func TestAnyCallersFlagDoesNotForceSampling(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
-	col := tracetest.Start(t)
-	var ears heard
-	c := start(t, options{
-		decode:    []refengine.Config{{OnRequest: ears.note}},
-		configure: traced(col, func(cfg *config.Config) { cfg.KeysFile, cfg.Tracing.Sample = file, 0 }),
-	})
-	const teams, ops = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-2af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	body := chat("whose", `"max_tokens":2,`)
-	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-team", "Traceparent", teams).status)
-	require.Equal(t, teams[:35], ears.leg("-d").Get("Traceparent")[:35], "the trace goes on")
-	require.Equal(t, "00", ears.leg("-d").Get("Traceparent")[53:], "and engines are told that it is not sampled")
-	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-ops", "Traceparent", ops).status)
-	c.spans(col, ops[3:35])
-	require.False(t, slices.ContainsFunc(col.Spans(), func(s tracetest.Span) bool { return s.Trace == teams[3:35] }))
-}
-
 func TestTracingFollowsAReload(t *testing.T) {
 	t.Parallel()
 	col := tracetest.Start(t)
@@ -303,6 +283,20 @@ func TestTracingFollowsAReload(t *testing.T) {
 	r = c.post(chatPath, chat("three", ""))
 	require.Empty(t, c.receipt(r.header.Get("X-Request-Id")).TraceID)
 	require.Contains(t, c.ask(http.MethodPost, c.admin+"/reload?dry=1", "").body, "outcome")
+
+	// Any caller's flag does not force sampling.
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
+	c.write(write(c, fmt.Sprintf("keys_file: %q\ntracing: {endpoint: %q, sample: 0}\n", file, col.URL)))
+	require.Equal(t, http.StatusOK, c.ask(http.MethodPost, c.admin+"/reload", "").status)
+	const teams, ops = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-2af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	body := chat("whose", `"max_tokens":2,`)
+	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-team", "Traceparent", teams).status)
+	require.Equal(t, teams[:35], ears.leg("-d").Get("Traceparent")[:35], "the trace goes on")
+	require.Equal(t, "00", ears.leg("-d").Get("Traceparent")[53:], "and engines are told that it is not sampled")
+	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-ops", "Traceparent", ops).status)
+	c.spans(col, ops[3:35])
+	require.False(t, slices.ContainsFunc(col.Spans(), func(s tracetest.Span) bool { return s.Trace == teams[3:35] }))
 }
 
 func openFile(t *testing.T, name string) io.Reader {

@@ -20,6 +20,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/owner"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -33,13 +34,15 @@ type advised struct {
 	set *config.Advice
 }
 
-func start(t *testing.T, together ...config.Engine) *advised {
+func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	t.Helper()
 	cfg := config.Default()
-	cfg.Engines.Aggregated = together
 	cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull}}
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.0.0.1:1", Profile: "pull"}, {URL: "http://127.0.0.1:2", Profile: "pull"}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "pull", Slots: 8}, {URL: "http://127.0.0.1:4", Profile: "pull", Slots: 8}}
+	for _, change := range changes {
+		change(cfg)
+	}
 	require.NoError(t, cfg.Validate())
 	set, log, reg, places := fleet.NewSettings(cfg), zap.NewNop(), prometheus.NewRegistry(), pool.NewPlaces(2)
 	a := &advised{t: t, set: &config.Advice{Interval: time.Second, Window: 10 * time.Second, Calm: time.Minute, Target: 0.8}}
@@ -58,7 +61,9 @@ func start(t *testing.T, together ...config.Engine) *advised {
 			d.SetWorkers(workers)
 		},
 	})
-	f.Admission = (*owner.Set)(nil)
+	f.Admission, err = owner.New(cfg, owner.Host{Context: t.Context(), Log: log, Registerer: reg, Hold: func() time.Duration { return time.Minute }})
+	require.NoError(t, err)
+	t.Cleanup(f.Admission.Close)
 	enter, err := f.Load()
 	require.NoError(t, err)
 	enter()
@@ -114,7 +119,9 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 
 // Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the model's pairs.
 func TestRanksThatDoBothAreLeftOut(t *testing.T) {
-	a := start(t, config.Engine{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2})
+	a := start(t, func(cfg *config.Config) {
+		cfg.Engines.Aggregated = []config.Engine{{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2}}
+	})
 	a.says("aggregated 127.0.0.1:5", true)
 	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	both, ok := a.host.Fleet.Now().RankOf("127.0.0.1:5/0", "m", "m")
@@ -125,6 +132,23 @@ func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 	})
 	require.Len(t, all, 1)
 	require.Equal(t, 2, all["m"].Prefill.Live)
+}
+
+// Whether a region has enough engines is for the proxy to say that owns them.
+func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
+	a := start(t, func(cfg *config.Config) {
+		cfg.Geo.Mode, cfg.Geo.Self, cfg.Geo.HMAC.KeysFile = geo.Distributed, geo.Self{ID: "us-1", Region: "us"}, "keys"
+		cfg.Geo.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", URL: "http://127.0.0.1:9", PriceOut: 0.02}}
+		cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = geo.OwnStatic, time.Hour
+		cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
+	})
+	ours, _ := a.host.Fleet.Now().Named("127.0.0.1:3")
+	theirs, _ := a.host.Fleet.Now().Named("127.0.0.1:4")
+	all := a.samples(time.Now(), []board.ModelStatus{
+		{Model: "m", Workers: []board.WorkerStatus{{ID: ours.Worker, Up: true, Slots: 8}}}, {Model: "m@eu", Workers: []board.WorkerStatus{{ID: theirs.Worker, Slots: 8}}},
+	})
+	require.Len(t, all, 1)
+	require.Equal(t, 1, all["m"].Prefill.Live)
 }
 
 // What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.

@@ -4,14 +4,19 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/keys"
 	"evenkeel/predictor"
 )
 
@@ -61,4 +66,66 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	known, asked := r.Operator("sesame")
 	require.True(t, known && asked)
 	require.Equal(t, "unchanged", r.Reload(false).Outcome)
+}
+
+// reads is a reloader of a config, and what it logs.
+func reads(t *testing.T, change func(*config.Config)) (*observer.ObservedLogs, error) {
+	t.Helper()
+	cfg := config.Default()
+	change(cfg)
+	require.NoError(t, cfg.Validate())
+	core, logs := observer.New(zap.InfoLevel)
+	_, _, err := New(cfg, Host{Log: zap.New(core), Registerer: prometheus.NewRegistry(), Started: time.Now()})
+	return logs, err
+}
+
+func TestFilesThatCannotBeUsedStopTheStart(t *testing.T) {
+	dir := t.TempDir()
+	nowhere, short, bad := filepath.Join(dir, "none"), filepath.Join(dir, "short"), filepath.Join(dir, "bad.json")
+	require.NoError(t, os.WriteFile(short, []byte("secret\n"), 0o600))
+	require.NoError(t, os.WriteFile(bad, []byte(`{"evenkeel_fit":2}`), 0o600))
+	predicts := func(p board.PredictorConfig) func(*config.Config) {
+		return func(cfg *config.Config) { cfg.Dispatch.Policy, cfg.Predictor = "brh", p } // it may have any of them
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*config.Config)
+		says   string
+	}{
+		{"a certificate that is not there", func(cfg *config.Config) { cfg.TLS = config.TLS{CertFile: nowhere, KeyFile: nowhere} }, "tls: certificate: open"},
+		{"one of operators that is not there", func(cfg *config.Config) { cfg.Admin.TLS = config.TLS{CertFile: nowhere, KeyFile: nowhere} }, "admin.tls: certificate: open"},
+		{"keys that are not there", func(cfg *config.Config) { cfg.KeysFile = nowhere }, "key file: open"},
+		{"a fit that is not there", predicts(board.PredictorConfig{Kind: "survival", File: nowhere}), "predictor.file: stat"},
+		{"a fit of another version", predicts(board.PredictorConfig{Kind: "survival", File: bad}), "version 2, this evenkeel reads version 1"},
+		{"a secret that is not there", predicts(board.PredictorConfig{Kind: "exact", SecretFile: nowhere}), "predictor.secret_file"},
+		{"a secret that is short", predicts(board.PredictorConfig{Kind: "exact", SecretFile: short}), "has 6 bytes; write at least 16"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := reads(t, tt.change)
+			require.ErrorContains(t, err, tt.says)
+		})
+	}
+}
+
+// The group of a private file may read it, all users may not.
+func TestPrivateFilesThatAllUsersCanRead(t *testing.T) {
+	dir := t.TempDir()
+	list, secret := filepath.Join(dir, "keys.yaml"), filepath.Join(dir, "secret")
+	require.NoError(t, os.WriteFile(list, []byte("keys:\n  - {name: team, sha256: "+keys.Hash("ek-one")+"}\n"), 0o600))
+	require.NoError(t, os.Chmod(list, 0o644))
+	require.NoError(t, os.WriteFile(secret, []byte(strings.Repeat("s", 32)), 0o640))
+	certFile, keyFile := certtest.New(t).Issue(t, "proxy", time.Now().Add(time.Hour))
+	require.NoError(t, os.Chmod(keyFile, 0o604))
+	logs, err := reads(t, func(cfg *config.Config) {
+		cfg.KeysFile, cfg.Predictor.SecretFile = list, secret
+		cfg.TLS = config.TLS{CertFile: certFile, KeyFile: keyFile}
+		cfg.Admin.TLS = cfg.TLS
+	})
+	require.NoError(t, err)
+	var warned []string
+	for _, e := range logs.FilterMessageSnippet("can read a private file").All() {
+		require.Equal(t, zap.WarnLevel, e.Level)
+		warned = append(warned, e.ContextMap()["config"].(string))
+	}
+	require.ElementsMatch(t, []string{"keys_file", "tls.key_file", "admin.tls.key_file"}, warned)
 }
