@@ -20,25 +20,6 @@ import (
 	"evenkeel/prefill"
 )
 
-func (c *cluster) models() (ids []string) {
-	c.Helper()
-	r := c.ask("GET", c.url+"/v1/models", "")
-	require.Equal(c, 200, r.status)
-	var list struct {
-		Object string
-		Data   []struct {
-			ID, Object string
-		}
-	}
-	require.NoError(c, json.Unmarshal([]byte(r.body), &list))
-	require.Equal(c, "list", list.Object)
-	for _, m := range list.Data {
-		require.Equal(c, "model", m.Object)
-		ids = append(ids, m.ID)
-	}
-	return ids
-}
-
 // What an operator sees and changes at the admin listener, of one proxy after the other: each part leaves it as the next one wants it.
 func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 	t.Parallel()

@@ -175,64 +175,6 @@ func TestWhoIsServedNext(t *testing.T) {
 	})
 }
 
-// Batch is held back while other requests wait or run that need its slot, and runs when they have ended. By key or by
-// header, it is seen in the status, on the page and in the metrics.
-func TestBatchBesideOnline(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "night ek-night , batch: true", "ops ek-ops , trusted: true", "nightops ek-nightops , trusted: true, batch: true")
-	keyed := func(cfg *config.Config) { cfg.KeysFile = file }
-	for name, begin := range map[string]func(*testing.T) *cluster{
-		"pairs": func(t *testing.T) *cluster {
-			return start(t, options{decode: []refengine.Config{{Slots: 2}}, configure: keyed})
-		},
-		"aggregated": func(t *testing.T) *cluster {
-			return start(t, options{mixed: []refengine.Config{{Slots: 2}}, configure: keyed})
-		},
-		"bound on arrival": func(t *testing.T) *cluster {
-			return early(t, refengine.SGLang, options{decode: []refengine.Config{{Slots: 2}}, configure: keyed})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := begin(t)
-			ctx, leave := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`)))
-			require.NoError(t, err)
-			req.Header.Set("Authorization", "Bearer ek-ops")
-			resp, err := c.http.Do(req)
-			require.NoError(t, err)
-			defer func() { _ = resp.Body.Close() }()
-			body := chat("a", `"max_tokens":2,`)
-			held := c.queued("ek-night", body)
-			second := c.queued("ek-ops", body, "X-Evenkeel-Class", "batch")
-			require.EqualValues(t, 2, c.metric(`evenkeel_prefill_queue_requests{priority="batch"}`))
-			waits := c.decisions("?running=1&key=night")
-			require.Len(t, waits, 1)
-			require.Equal(t, "batch", waits[0].Class, "whoever looks at one that waits is told why")
-			require.Zero(t, waits[0].Deadline)
-			online := c.post(chatPath, body, "Authorization", "Bearer ek-ops", "X-Request-Id", "soon", "X-Evenkeel-Deadline-Ms", "60000", "X-Evenkeel-Priority", "3")
-			require.Equal(t, 200, online.status, "an online request finds a slot")
-			soon := c.receipt("soon")
-			require.Equal(t, 60_000., soon.Deadline)
-			require.Equal(t, 3, soon.Priority)
-			require.Empty(t, soon.Class)
-			require.Equal(t, 200, c.post(chatPath, body, "Authorization", "Bearer ek-nightops", "X-Evenkeel-Class", "online").status)
-			require.Equal(t, 2, c.gw.Status(t.Context()).Batch.Waiting)
-			require.Contains(t, c.get("/status").body, `"batch": {`)
-			leave()
-			require.Equal(t, 200, (<-held).status)
-			require.Equal(t, 200, (<-second).status)
-			c.settled(false)
-			require.EqualValues(t, 2, c.metric("evenkeel_prefill_batch_wait_seconds_count"))
-			got := c.gw.Status(t.Context()).Batch
-			require.EqualValues(t, 2, got.Ran)
-			require.Positive(t, got.HeldS)
-			require.Zero(t, got.Waiting)
-		})
-	}
-}
-
 func number(t *testing.T, text string) float64 {
 	t.Helper()
 	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)

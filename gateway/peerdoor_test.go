@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -196,33 +195,6 @@ func code(body string) string {
 	}
 	_ = json.Unmarshal([]byte(body), &e)
 	return e.Error.Code
-}
-
-func TestARegionThatIsBusySaysSo(t *testing.T) {
-	t.Parallel()
-	at := freePorts(t, 1)[0]
-	eu := start(t, options{dirty: true, configure: func(cfg *config.Config) {
-		region(t, cfg, "eu-1", at, "us-1", freePorts(t, 1)[0])
-		cfg.Geo.Policy, cfg.Pool.Size = "skylb:tau=0", 1
-	}})
-	eu.hasEngines()
-	require.Equal(t, http.StatusOK, eu.knock("us-1", chatPath, chat("one", "")).status, "nothing waits")
-
-	require.NoError(t, eu.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
-	jam := make(chan reply, 1)
-	go func() { jam <- eu.post(chatPath, chat("jam", "")) }()
-	eu.eventually("the only place is taken", func() bool { return eu.gw.Status(t.Context()).PoolUsed == 1 })
-	next := eu.queued("", chat("next", ""))
-	eu.eventually("one waits", func() bool { return eu.sum("evenkeel_prefill_queue_requests") == 1 })
-	got := eu.knock("us-1", chatPath, chat("two", ""))
-	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-	require.Equal(t, "peer_busy", got.header.Get("X-Evenkeel-Reject"))
-	require.Equal(t, "peer_busy", code(got.body))
-	require.Equal(t, 1.0, eu.metric(`evenkeel_geo_rejects_total{reason="peer_busy"}`))
-	require.NoError(t, eu.prefill[0].SetFaults())
-	eu.prefill[0].Close()
-	<-jam
-	<-next
 }
 
 // A proxy that ends gives its group back before it is gone: nobody waits until it would have expired.

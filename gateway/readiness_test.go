@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/gateway/config"
 )
 
@@ -124,3 +125,6 @@ func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
 	c.decode[0].Kill()
 	c.eventually("it is not without its engine", func() bool { ok, why := c.gw.Ready(); return !ok && why != "" })
 }
+
+// pooling is an engine of an embedding model, which has no prefill engine.
+func pooling() refengine.Config { return refengine.Config{Model: "emb", Task: plain.Pooling} }

@@ -18,6 +18,7 @@ import (
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/tracing/tracetest"
 	"evenkeel/geo"
 )
 
@@ -120,14 +121,17 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
 	other := "b " + strings.Repeat("b", 32) + "\n"
 	require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
-	us, eu := pair(t, options{configure: remote}, options{configure: func(cfg *config.Config) {
-		cfg.Geo.Policy, cfg.Geo.HMAC.KeysFile = "local-only", file
-	}})
+	col := tracetest.Start(t)
+	us, eu := pair(t, options{configure: traced(col, remote)}, options{configure: traced(col, func(cfg *config.Config) {
+		cfg.Geo.Policy, cfg.Geo.HMAC.KeysFile, cfg.Tracing.Sample = "local-only", file, 0
+	})})
 	t.Run("keys are read again", func(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
 		us.eventually("it is not believed any more", func() bool { return strings.Contains(us.gw.Geo().Status().Peers[0].Fault, "signature") })
 		require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
-		us.eventually("it is again", func() bool { return us.gw.Geo().Status().Peers[0].Fault == "" && us.availability("eu-1") == "available" })
+		us.eventually("it is again", func() bool {
+			return us.gw.Geo().Status().Peers[0].Fault == "" && us.availability("eu-1") == "available"
+		})
 	})
 	t.Run("a forwarded answer is the local one byte for byte", func(t *testing.T) {
 		for name, body := range map[string]string{
@@ -196,6 +200,23 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 		require.Equal(t, 7.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
 		us.settled(false)
 		eu.settled(false)
+	})
+	t.Run("a trace goes on there", func(t *testing.T) {
+		r := us.post(chatPath, chat("far away", `"max_tokens":3,`))
+		require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
+		trace := us.receipt(r.header.Get("X-Request-Id")).TraceID
+		require.Equal(t, trace, eu.receipt(r.header.Get("X-Request-Id")).TraceID)
+		var all []tracetest.Span
+		us.eventually("both have exported", func() bool {
+			all = us.spans(col, trace)
+			return strings.Count(tracetest.Tree(all), "(server)") == 2
+		})
+		require.Contains(t, tracetest.Tree(all), `    forward (client)
+      transfer (internal)
+      chat ref (server)
+        parse (internal)
+        attempt (internal)
+`, "the other region's are below the forward, and sampled because we said so")
 	})
 	t.Run("a receipt names the peer", func(t *testing.T) {
 		r := us.post(chatPath, chat("far away", `"max_tokens":3,`), "X-Request-Id", "far")
@@ -323,8 +344,7 @@ func TestWhatAFollowerKeepsAndWhatGoesAlong(t *testing.T) {
 	}
 	us.settled(false)
 	require.NoError(t, eu.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
-	jam := make(chan reply, 1)
-	go func() { jam <- eu.post(chatPath, chat("jam", "")) }()
+	leave, gone := eu.send(chat("jam", ""))
 	eu.eventually("the only place is taken", func() bool { return eu.gw.Status(t.Context()).PoolUsed == 1 })
 	got := us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Deadline-Ms", "200")
 	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
@@ -336,10 +356,20 @@ func TestWhatAFollowerKeepsAndWhatGoesAlong(t *testing.T) {
 		batch <- us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Class", "batch")
 	}()
 	eu.eventually("batch waits there", func() bool { return eu.gw.Status(t.Context()).Batch.Waiting == 1 })
+	next := eu.queued("", chat("next", ""), "X-Evenkeel-Geo", "local")
+	knocks := func() reply { return eu.knock("us-1", chatPath, chat("two", `"max_tokens":2,`)) }
+	require.Equal(t, http.StatusOK, eu.ask(http.MethodPut, eu.admin+"/geo", `{"policy":"skylb:tau=0"}`).status)
+	busy := knocks()
+	require.Equal(t, http.StatusServiceUnavailable, busy.status, busy.body)
+	require.Equal(t, "peer_busy", busy.header.Get("X-Evenkeel-Reject"))
+	require.Equal(t, "peer_busy", code(busy.body))
+	require.Equal(t, 1.0, eu.metric(`evenkeel_geo_rejects_total{reason="peer_busy"}`))
 	require.NoError(t, eu.prefill[0].SetFaults())
-	eu.prefill[0].Close()
-	<-jam
+	leave()
+	gone()
 	<-batch
+	<-next
+	eu.eventually("nothing waits", func() bool { return knocks().status == http.StatusOK })
 }
 
 func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {

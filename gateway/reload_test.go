@@ -106,7 +106,7 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 	require.Zero(t, c.logs.FilterMessage("an answer goes on after its decode engine lost it").Len(), "nobody had to move")
 }
 
-func TestConfigsThatAreNotUsedOrNotYet(t *testing.T) {
+func TestConfigsThatAreNotUsedOrNotWhole(t *testing.T) {
 	t.Parallel()
 	c := reloading(t)
 	// A file that is wrong changes nothing, and whoever looks finds where.
@@ -185,28 +185,27 @@ func TestConfigsThatAreNotUsedOrNotYet(t *testing.T) {
 		require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, paths(again), "still to come")
 		require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/reload?dry=perhaps", "").status)
 	})
-}
+	// What an operator changed since stays, but where the file speaks of the same.
+	t.Run("operators' changes survive", func(t *testing.T) {
+		c.write(c.yaml(usual, c.decode[0]))
+		c.eventually("the usual config is in force", func() bool { return c.gw.Config().Limits.ProbeTimeout != time.Minute })
+		first, second, before := addressOf(c.decode[0]), addressOf(c.decode[1]), c.decode[0].Stats().Decodes
+		require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q,"slots":3}`, second)).status)
+		require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+first+"/drain", "").status)
+		require.Equal(t, 200, c.ask("PUT", c.admin+"/policy", `{"policy":"jsq"}`).status)
+		c.write(c.yaml(usual+"pool: {size: 99}\n", c.decode[0]))
+		c.eventually("it is read", func() bool { return c.gw.Status(t.Context()).PoolPlaces == 99 })
+		s := c.gw.Status(t.Context())
+		require.Equal(t, "jsq", c.gw.Policy())
+		require.Equal(t, []any{first, true, second, 3}, []any{s.Engines[1].ID, s.Engines[1].Draining, s.Engines[2].ID, s.Engines[2].Slots})
+		c.eventually("it is up", func() bool { return c.judge("on the second", "") == "right" })
+		require.Equal(t, before, c.decode[0].Stats().Decodes)
 
-// What an operator changed since stays, but where the file speaks of the same.
-func TestOperatorsChangesSurviveAReload(t *testing.T) {
-	t.Parallel()
-	c := reloading(t)
-	first, second := addressOf(c.decode[0]), addressOf(c.decode[1])
-	require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q,"slots":3}`, second)).status)
-	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+first+"/drain", "").status)
-	require.Equal(t, 200, c.ask("PUT", c.admin+"/policy", `{"policy":"jsq"}`).status)
-	c.write(c.yaml(usual+"pool: {size: 99}\n", c.decode[0]))
-	c.eventually("it is read", func() bool { return c.gw.Status(t.Context()).PoolPlaces == 99 })
-	s := c.gw.Status(t.Context())
-	require.Equal(t, "jsq", c.gw.Policy())
-	require.Equal(t, []any{first, true, second, 3}, []any{s.Engines[1].ID, s.Engines[1].Draining, s.Engines[2].ID, s.Engines[2].Slots})
-	c.eventually("it is up", func() bool { return c.judge("on the second", "") == "right" })
-	require.Zero(t, c.decode[0].Stats().Decodes)
-
-	c.write(c.yaml(usual+"dispatch: {policy: br0}\n", c.decode[1], c.decode[0]))
-	c.eventually("the file speaks of it", func() bool { // the policy is in force before the engines are
-		s = c.gw.Status(t.Context())
-		return c.gw.Policy() == "br0" && s.Engines[1].ID == second
+		c.write(c.yaml(usual+"dispatch: {policy: br0}\n", c.decode[1], c.decode[0]))
+		c.eventually("the file speaks of it", func() bool { // the policy is in force before the engines are
+			s = c.gw.Status(t.Context())
+			return c.gw.Policy() == "br0" && s.Engines[1].ID == second
+		})
+		require.Equal(t, []any{second, 16, first, true}, []any{s.Engines[1].ID, s.Engines[1].Slots, s.Engines[2].ID, s.Engines[2].Draining})
 	})
-	require.Equal(t, []any{second, 16, first, true}, []any{s.Engines[1].ID, s.Engines[1].Slots, s.Engines[2].ID, s.Engines[2].Draining})
 }

@@ -19,6 +19,7 @@ import (
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/gateway/config"
 	"evenkeel/internal/race"
 	"evenkeel/mooncake"
@@ -221,4 +222,15 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	require.Positive(t, resumed, "nobody was in a second leg")
 	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; nothing was held %v after the last; %d goroutines before, %d after",
 		n, strings.Join(cancels, ", "), resumed, c.metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
+}
+
+// conversation is n requests of a few hundred tokens that are answered by 30
+// to 60.
+func conversation(n int) []trace.Request {
+	rng := rand.New(rand.NewPCG(1, 2))
+	all := make([]trace.Request, n)
+	for i := range all {
+		all[i] = trace.Request{Prompt: 20 + rng.IntN(300), Output: 30 + rng.IntN(31)}
+	}
+	return all
 }

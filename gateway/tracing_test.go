@@ -226,27 +226,6 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 	})
 }
 
-func TestATraceGoesOnInAnotherRegion(t *testing.T) {
-	t.Parallel()
-	col := tracetest.Start(t)
-	us, eu := pair(t, options{configure: traced(col, remote)}, options{configure: traced(col, func(cfg *config.Config) { cfg.Tracing.Sample = 0 })})
-	r := us.post(chatPath, chat("far away", `"max_tokens":3,`))
-	require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
-	trace := us.receipt(r.header.Get("X-Request-Id")).TraceID
-	require.Equal(t, trace, eu.receipt(r.header.Get("X-Request-Id")).TraceID)
-	var all []tracetest.Span
-	us.eventually("both have exported", func() bool {
-		all = us.spans(col, trace)
-		return strings.Count(tracetest.Tree(all), "(server)") == 2
-	})
-	require.Contains(t, tracetest.Tree(all), `    forward (client)
-      transfer (internal)
-      chat ref (server)
-        parse (internal)
-        attempt (internal)
-`, "the other region's are below the forward, and sampled because we said so")
-}
-
 func TestTracingFollowsAReload(t *testing.T) {
 	t.Parallel()
 	col := tracetest.Start(t)

@@ -90,6 +90,7 @@ type bed struct {
 	reg             *prometheus.Registry
 	logs            *observer.ObservedLogs
 	requestLog      string
+	receipts        *receipt.Ring
 	late            bool // as in options
 	url             string
 	http            *http.Client
@@ -117,7 +118,7 @@ func start(t *testing.T, o options) *bed {
 		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
 	}
 	core, logs := observer.New(zap.InfoLevel)
-	b := &bed{T: t, cfg: config.Default(), reg: prometheus.NewRegistry(), logs: logs, requestLog: filepath.Join(t.TempDir(), "requests.jsonl"), late: o.late}
+	b := &bed{T: t, cfg: config.Default(), reg: prometheus.NewRegistry(), logs: logs, requestLog: filepath.Join(t.TempDir(), "requests.jsonl"), late: o.late, receipts: receipt.NewRing(1000, 1<<20)}
 	b.cfg.Dispatch.Window, b.cfg.Prefill.Retry.Base, b.cfg.Prefill.Scrape.Interval = 200*time.Microsecond, time.Millisecond, 50*time.Millisecond
 	b.cfg.Health.Canary = 0                                                      // a fault would strike it, too
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
@@ -229,7 +230,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	serving := service.New(service.Host{
 		Context: ctx, Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return b.fleet.Move(func(fleet.Place) bool { return true }) },
 	})
-	told, err := journal.New(journal.Config{File: b.requestLog, Receipts: receipt.NewRing(1000, 1<<20), Registerer: b.reg, Log: log})
+	told, err := journal.New(journal.Config{File: b.requestLog, Receipts: b.receipts, Registerer: b.reg, Log: log})
 	require.NoError(b, err)
 	b.locals, b.places = local.New(b.cfg.Prefill.Index.MaxBytes), pool.NewPlaces(b.cfg.Pool.Size)
 	b.monitor = engine.NewMonitor(engine.MonitorConfig{

@@ -20,6 +20,7 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -587,3 +588,17 @@ func respond(prompt, more string) string {
 const messagesPath = "/v1/messages"
 
 const responsesPath = "/v1/responses"
+
+// receipt waits until a request has ended and returns what was kept of it.
+func (b *bed) receipt(id string) (r *receipt.Receipt) {
+	b.Helper()
+	b.eventually("the receipt of "+id+" is closed", func() bool {
+		all := b.receipts.Find(id, 1)
+		if len(all) == 0 {
+			return false
+		}
+		r = all[0]
+		return r.State == receipt.Ended
+	})
+	return r
+}

@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"math/rand/v2"
@@ -36,7 +36,7 @@ func TestThousandStreams(t *testing.T) {
 		streams, step = 200, 100*time.Millisecond
 	}
 	const ranks = 8
-	c := start(t, options{
+	b := start(t, options{
 		prefill: []refengine.Config{{PrefillConcurrency: 4}, {PrefillConcurrency: 4}},
 		decode:  []refengine.Config{{DPSize: ranks, Slots: streams / ranks, C0: step}},
 		configure: func(cfg *config.Config) {
@@ -47,18 +47,18 @@ func TestThousandStreams(t *testing.T) {
 	})
 	most := 0.0
 	got, err := load.Run(t.Context(), load.Config{
-		URLs: []string{c.url}, Requests: conversation(streams + streams/2), Concurrency: streams, Chat: 0.5, Stream: 0.9, Usage: 0.5, Seed: 7,
+		URLs: []string{b.url}, Requests: conversation(streams + streams/2), Concurrency: streams, Chat: 0.5, Stream: 0.9, Usage: 0.5, Seed: 7,
 		OnProgress: func(p load.Progress) {
 			if p.Ended%16 == 0 {
-				most = max(most, c.metric("evenkeel_requests_open"))
+				most = max(most, b.metric("evenkeel_requests_open"))
 			}
 		},
 	})
 	require.NoError(t, err)
 	require.Equal(t, streams+streams/2, got.OK, "%v %v", got.Kinds, got.Failures)
 	require.Greater(t, most, 0.8*float64(streams), "they were in the system at once")
-	c.settled(false)
-	require.Len(t, c.records(), got.Sent, "one line a request")
-	require.EqualValues(t, got.Sent, c.metric(`evenkeel_requests_total{outcome="ok"}`))
+	b.settled(false)
+	require.Len(t, b.records(), got.Sent, "one line a request")
+	require.EqualValues(t, got.Sent, b.metric(`evenkeel_requests_total{outcome="ok"}`))
 	t.Logf("%d streams, %.0f tokens/s, TTFT p50 %.0f ms, TPOT p50 %.1f ms p99 %.1f ms", streams, got.All.TokensPerS, got.All.TTFT.P50, got.All.TPOT.P50, got.All.TPOT.P99)
 }

@@ -1,4 +1,4 @@
-package gateway_test
+package fleet_test
 
 import (
 	"bufio"
@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"mime/multipart"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -18,11 +20,6 @@ import (
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 )
-
-const transcriptions = "/v1/audio/transcriptions"
-
-// pooling is an engine of an embedding model, which has no prefill engine.
-func pooling() refengine.Config { return refengine.Config{Model: "emb", Task: plain.Pooling} }
 
 // form is a request to transcribe a file.
 func form(t *testing.T, file string, fields ...string) (body, kind string) {
@@ -42,12 +39,12 @@ func form(t *testing.T, file string, fields ...string) (body, kind string) {
 
 func TestRequestsOfOneEngine(t *testing.T) {
 	t.Parallel()
-	c := start(t, options{
+	b := start(t, options{
 		decode:    []refengine.Config{{}, pooling(), {Model: "ears", Task: plain.Transcription}},
 		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 	})
-	c.served("emb", 1)
-	c.served("ears", 1)
+	b.served("emb", 1)
+	b.served("ears", 1)
 	// bench/outside/api has the official client ask for embeddings, transcriptions and translations.
 	t.Run("are passed through", func(t *testing.T) {
 		vector := func(text string) string {
@@ -61,7 +58,7 @@ func TestRequestsOfOneEngine(t *testing.T) {
 		}{
 			{"a text is counted", "/tokenize", `{"model":"ref","prompt":"one two three"}`, `"count":3`, 0},
 			{"a chat is counted", "/tokenize", `{"model":"ref","messages":[{"role":"user","content":"one two"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"image_url":{"type":"string"}}}}}]}`, `"count":`, 0},
-			{"a message is counted", "/v1/messages/count_tokens", `{"model":"ref","system":"a b","messages":[{"role":"user","content":"c d e"}],"tools":[]}`, `"input_tokens":`, 0},
+			{"a message is counted", "/v1/messages/count_tokens", `{"model":"ref","system":"a b","messages":[{"role":"user","content":"b d e"}],"tools":[]}`, `"input_tokens":`, 0},
 			{"ids become text", "/detokenize", fmt.Sprintf(`{"model":"ref","tokens":[%d]}`, reftext.FirstAnswerID), `"prompt":"`, 0},
 			{"a model without a prefill engine is embedded", "/v1/embeddings", `{"model":"emb","input":"one two"}`, vector("one two"), 2},
 			{"several texts are embedded", "/v1/embeddings", `{"model":"emb","input":["one","two"]}`, vector("two"), 2},
@@ -76,14 +73,14 @@ func TestRequestsOfOneEngine(t *testing.T) {
 		} {
 			t.Run(row.name, func(t *testing.T) {
 				id := strings.ReplaceAll(row.name, " ", "-")
-				r := c.post(row.path, row.body, "X-Request-Id", id)
+				r := b.post(row.path, row.body, "X-Request-Id", id)
 				require.Equal(t, http.StatusOK, r.status, r.body)
 				require.Contains(t, r.body, row.want)
 				require.Equal(t, "application/json", r.header.Get("Content-Type"))
 				require.Equal(t, "passed-through", r.header.Get("X-Evenkeel-Route"))
 				require.NotEmpty(t, r.header.Get("X-Evenkeel-Engine"))
 				require.Equal(t, "1", r.header.Get("X-Evenkeel-Attempts"))
-				kept := c.receipt(id)
+				kept := b.receipt(id)
 				require.Equal(t, "ok", kept.Outcome)
 				require.Equal(t, row.path, kept.Endpoint)
 				require.Equal(t, "passed-through", kept.Route)
@@ -93,29 +90,29 @@ func TestRequestsOfOneEngine(t *testing.T) {
 			})
 		}
 		t.Run("bytes come with the header that says what they are", func(t *testing.T) {
-			r := c.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
+			r := b.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
 			require.Equal(t, http.StatusOK, r.status)
 			require.Equal(t, "application/octet-stream", r.header.Get("Content-Type"))
 			require.Len(t, r.body, 16)
 			require.Contains(t, r.header.Get("Metadata"), `"prompt_tokens":2`)
-			require.Equal(t, 2, c.receipt("bytes").PromptTokens)
+			require.Equal(t, 2, b.receipt("bytes").PromptTokens)
 		})
 		t.Run("a transcription is streamed", func(t *testing.T) {
 			body, kind := form(t, "speech", "model", "ears", "stream", "true")
-			r := c.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
+			r := b.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
 			require.Equal(t, http.StatusOK, r.status, r.body)
 			require.NoError(t, r.err)
 			require.Contains(t, r.header.Get("Content-Type"), "text/event-stream")
 			require.Equal(t, 7, strings.Count(r.body, "data: "))
 			require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
-			require.True(t, c.receipt("streamed").Stream)
+			require.True(t, b.receipt("streamed").Stream)
 		})
-		c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 16 })
-		for _, outcome := range c.outcomes() {
+		b.eventually("each is in the request log", func() bool { return len(b.outcomes()) >= 16 })
+		for _, outcome := range b.outcomes() {
 			require.Equal(t, "ok", outcome)
 		}
-		require.EqualValues(t, 4, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
-		require.EqualValues(t, 1, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
+		require.EqualValues(t, 4, b.metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
+		require.EqualValues(t, 1, b.metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
 	})
 	// A client of HTTP/1.0, such as many reverse proxies, never gets a Transfer-Encoding, in whatever way it is answered.
 	t.Run("clients of HTTP/1.0 get them, and others, in no chunks", func(t *testing.T) {
@@ -140,7 +137,7 @@ func TestRequestsOfOneEngine(t *testing.T) {
 				if row.kind == "" {
 					row.kind = "application/json"
 				}
-				conn := c.raw(c.gw.Addr(), fmt.Sprintf("%s %s HTTP/1.0\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", row.method, row.path, row.kind, len(row.body), row.body))
+				conn := b.raw(fmt.Sprintf("%s %s HTTP/1.0\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", row.method, row.path, row.kind, len(row.body), row.body))
 				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 				require.NoError(t, err)
 				defer resp.Body.Close()
@@ -157,17 +154,29 @@ func TestRequestsOfOneEngine(t *testing.T) {
 				require.ErrorIs(t, err, io.EOF, "the connection ends with the answer")
 			})
 		}
-		c.eventually("nothing runs any more", func() bool { return c.metric("evenkeel_requests_open") == 0 })
+		b.eventually("nothing runs any more", func() bool { return b.metric("evenkeel_requests_open") == 0 })
 	})
 }
 
 // served waits until an engine of the model is up.
-func (c *cluster) served(model string, engines int) {
-	c.Helper()
-	c.eventually("engines of "+model+" are up", func() bool { return c.sum("evenkeel_engine_up") >= float64(2+engines) })
-	c.eventually(model+" is listed", func() bool {
-		return strings.Contains(c.ask(http.MethodGet, c.url+"/v1/models", "").body, `"`+model+`"`)
+func (b *bed) served(model string, engines int) {
+	b.Helper()
+	b.eventually("engines of "+model+" are up", func() bool { return b.sum("evenkeel_engine_up") >= float64(2+engines) })
+	b.eventually(model+" is listed", func() bool {
+		return strings.Contains(b.ask(http.MethodGet, b.url+"/v1/models", "").body, `"`+model+`"`)
 	})
 }
 
 const embedding = `{"model":"emb","input":"a"}`
+
+// raw sends text on a connection of its own and leaves it open.
+func (b *bed) raw(text string) net.Conn {
+	conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = conn.Close() })
+	require.NoError(b, conn.SetDeadline(time.Now().Add(patience)))
+	_, _ = io.WriteString(conn, text) // an answer that came before the end may be a reset here
+	return conn
+}
+
+const transcriptions = "/v1/audio/transcriptions"
