@@ -6,7 +6,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/receipt"
 )
@@ -67,4 +70,26 @@ func TestTheHeaviestKey(t *testing.T) {
 	require.Nil(t, heaviest(nil))
 	require.Nil(t, heaviest(map[string]receipt.Load{"a": {Waiting: 3}}))
 	require.Equal(t, &detect.Heaviest{Key: "b", Share: 0.75, Mean: 30_000}, heaviest(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
+}
+
+// A proxy in front of an embedding model alone is ready without a prefill engine. Nothing of it is started here.
+func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
+	cfg := config.Default()
+	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:9", Slots: 1}}
+	require.NoError(t, cfg.Validate())
+	g, err := New(cfg, zap.NewNop())
+	require.NoError(t, err)
+	t.Cleanup(g.abandon)
+	enter, err := g.fleet.Load()
+	require.NoError(t, err)
+	enter()
+	ready := func(up bool) (bool, string) {
+		g.fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Up: up, Models: []engine.Model{{ID: "emb"}}})
+		return g.Ready()
+	}
+	for _, up := range []bool{false, true, false} {
+		ok, why := ready(up)
+		require.Equal(t, up, ok)
+		require.Equal(t, up, why == "", why)
+	}
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/gateway/config"
 )
 
@@ -115,16 +114,5 @@ func TestReasonsOfEngines(t *testing.T) {
 		require.NoError(t, c.prefill[0].Revive())
 		c.eventually("it is ready again", func() bool { return c.get("/readyz").body == "ok\n" })
 	})
+	t.Run("others are asked for the token", func(t *testing.T) { c.tokenIsAskedFor(t, file) })
 }
-
-// A proxy in front of an embedding model alone is ready without a prefill engine.
-func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{pooling()}, partly: true, configure: func(cfg *config.Config) { cfg.Engines.Prefill = nil }})
-	c.eventually("it is ready", func() bool { ok, _ := c.gw.Ready(); return ok })
-	c.decode[0].Kill()
-	c.eventually("it is not without its engine", func() bool { ok, why := c.gw.Ready(); return !ok && why != "" })
-}
-
-// pooling is an engine of an embedding model, which has no prefill engine.
-func pooling() refengine.Config { return refengine.Config{Model: "emb", Task: plain.Pooling} }

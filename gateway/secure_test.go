@@ -208,59 +208,6 @@ func keyFile(t *testing.T, file string, entries ...string) {
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
-func TestTheAdminTokenIsAskedFor(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	require.NoError(t, os.WriteFile(file, []byte("sesame\n"), 0o600))
-	c := start(t, options{token: "sesame", configure: func(cfg *config.Config) { cfg.Admin.TokenFile = file }})
-	t.Run("any name will do, where there is a token", func(t *testing.T) {
-		const token = "Bearer sesame"
-		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
-		require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
-		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").status, "schemes have no case")
-		for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
-			require.Equal(t, 401, c.ask("GET", c.admin+"/status", "", "Authorization", header).status, header)
-		}
-		require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
-	})
-	t.Run("each route but those of kubelets wants it, and it can be changed", func(t *testing.T) {
-		without := func(method, path string, header ...string) int {
-			req, err := http.NewRequestWithContext(t.Context(), method, c.admin+path, nil)
-			require.NoError(t, err)
-			if len(header) > 0 {
-				req.Header.Set("Authorization", header[0])
-			}
-			resp, err := c.http.Do(req)
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
-			return resp.StatusCode
-		}
-		for _, path := range []string{"/livez", "/readyz"} {
-			require.Equal(t, 200, without("GET", path), "kubelets have no token")
-		}
-		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST", "/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/instances/add": "POST"} {
-			require.Equal(t, http.StatusUnauthorized, without(method, path), path)
-			require.Equal(t, http.StatusUnauthorized, without(method, path, "Bearer ses"), path)
-		}
-		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"))
-
-		for _, empty := range []string{"", " \n"} {
-			require.NoError(t, os.WriteFile(file, []byte(empty), 0o600))
-			cfg := config.Default()
-			cfg.Admin.TokenFile = file
-			require.NoError(t, cfg.Validate())
-			_, err := gateway.New(cfg, zap.NewNop())
-			require.ErrorContains(t, err, "write the token")
-		}
-		c.eventually("it is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() >= 1 })
-		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"), "an empty file changes nothing")
-		require.NoError(t, os.WriteFile(file, []byte("close sesame\n"), 0o600))
-		c.eventually("the new token is known", func() bool { return without("GET", "/status", "Bearer close sesame") == 200 })
-		require.Equal(t, http.StatusUnauthorized, without("GET", "/status", "Bearer sesame"), "the old one is not")
-		c.token = "close sesame"
-	})
-}
-
 func TestKeysOfCallers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
@@ -367,5 +314,55 @@ func TestKeysOfCallers(t *testing.T) {
 		require.Equal(t, 200, status("ek-two", `"n":2,`))
 		c.settled(false)
 		require.Equal(t, 200, status("ek-two", `"n":2,`), "both places came back")
+	})
+}
+
+// tokenIsAskedFor has a proxy whose token is sesame, by this file, asked by others. It has another token then.
+func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
+	t.Run("any name will do, where there is a token", func(t *testing.T) {
+		const token = "Bearer sesame"
+		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
+		require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
+		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").status, "schemes have no case")
+		for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
+			require.Equal(t, 401, c.ask("GET", c.admin+"/status", "", "Authorization", header).status, header)
+		}
+		require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
+	})
+	t.Run("each route but those of kubelets wants it, and it can be changed", func(t *testing.T) {
+		without := func(method, path string, header ...string) int {
+			req, err := http.NewRequestWithContext(t.Context(), method, c.admin+path, nil)
+			require.NoError(t, err)
+			if len(header) > 0 {
+				req.Header.Set("Authorization", header[0])
+			}
+			resp, err := c.http.Do(req)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			return resp.StatusCode
+		}
+		for _, path := range []string{"/livez", "/readyz"} {
+			require.Equal(t, 200, without("GET", path), "kubelets have no token")
+		}
+		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST", "/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/instances/add": "POST"} {
+			require.Equal(t, http.StatusUnauthorized, without(method, path), path)
+			require.Equal(t, http.StatusUnauthorized, without(method, path, "Bearer ses"), path)
+		}
+		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"))
+
+		for _, empty := range []string{"", " \n"} {
+			require.NoError(t, os.WriteFile(file, []byte(empty), 0o600))
+			cfg := config.Default()
+			cfg.Admin.TokenFile = file
+			require.NoError(t, cfg.Validate())
+			_, err := gateway.New(cfg, zap.NewNop())
+			require.ErrorContains(t, err, "write the token")
+		}
+		c.eventually("it is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() >= 1 })
+		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"), "an empty file changes nothing")
+		require.NoError(t, os.WriteFile(file, []byte("close sesame\n"), 0o600))
+		c.eventually("the new token is known", func() bool { return without("GET", "/status", "Bearer close sesame") == 200 })
+		require.Equal(t, http.StatusUnauthorized, without("GET", "/status", "Bearer sesame"), "the old one is not")
+		c.token = "close sesame"
 	})
 }
