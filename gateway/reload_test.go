@@ -65,48 +65,7 @@ func reloading(t *testing.T) *cluster {
 	return start(t, options{decode: []refengine.Config{paced(), paced()}, file: func(c *cluster) string { return c.yaml(usual, c.decode[0]) }})
 }
 
-// While streams run the fleet, the policy and every limit change; nothing of
-// the streams does.
-func TestReloadInTheMiddleOfStreams(t *testing.T) {
-	t.Parallel()
-	c := reloading(t)
-	first, second := c.decode[0], c.decode[1]
-	stop := c.keepAsking(6)
-	c.eventually("they run", func() bool { return first.Stats().Running > 3 })
-	id := c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID
-
-	c.write(c.yaml(usual, first, second))
-	c.eventually("the new engine is found by itself", func() bool { return second.Stats().Decodes > 3 })
-	require.Equal(t, id, c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID)
-
-	c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
-	var r *reload.Reload
-	c.eventually("it is in force, and told", func() bool {
-		r = c.gw.Status(t.Context()).Config.Last
-		return c.gw.Policy() == "br0" && slices.Contains(paths(*r), "dispatch.policy")
-	})
-	require.Equal(t, "used", r.Outcome)
-	require.ElementsMatch(t, []string{
-		"engines.decode[" + addressOf(first) + "]", "dispatch.policy", "dispatch.window", "predictor.kind", "pool.size", "pool.ttl",
-		"prefill.policy", "prefill.kv_threshold", "prefill.scrape.interval",
-	}, paths(*r))
-	c.eventually("what ran on the engine that is gone has finished", func() bool { s := first.Stats(); return s.Running+s.Waiting == 0 })
-	require.Equal(t, 77, c.gw.Status(t.Context()).PoolPlaces)
-	before := second.Stats().Decodes
-	c.eventually("the other goes on", func() bool { return second.Stats().Decodes > before+6 })
-
-	c.write(c.yaml(usual, first, second))
-	c.eventually("both are there again", func() bool { return first.Stats().Running > 0 && c.gw.Policy() == "evenkeel" })
-	found := false
-	for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {
-		found = found || w.ID == id && w.Name == addressOf(first)
-	}
-	require.True(t, found, "a rank that comes back is who it was")
-	stop()
-	require.Zero(t, c.logs.FilterMessage("an answer goes on after its decode engine lost it").Len(), "nobody had to move")
-}
-
-func TestConfigsThatAreNotUsedOrNotWhole(t *testing.T) {
+func TestReloads(t *testing.T) {
 	t.Parallel()
 	c := reloading(t)
 	// A file that is wrong changes nothing, and whoever looks finds where.
@@ -185,10 +144,49 @@ func TestConfigsThatAreNotUsedOrNotWhole(t *testing.T) {
 		require.Equal(t, []string{"listen", "health.canary", "limits.body_bytes"}, paths(again), "still to come")
 		require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/reload?dry=perhaps", "").status)
 	})
+	// While streams run the fleet, the policy and every limit change; nothing of the streams does.
+	t.Run("in the middle of streams", func(t *testing.T) {
+		c.write(c.yaml(usual, c.decode[0]))
+		c.eventually("the usual config is in force", func() bool { return c.gw.Config().Limits.ProbeTimeout != time.Minute })
+		first, second := c.decode[0], c.decode[1]
+		stop := c.keepAsking(6)
+		c.eventually("they run", func() bool { return first.Stats().Running > 3 })
+		id := c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID
+
+		c.write(c.yaml(usual, first, second))
+		c.eventually("the new engine is found by itself", func() bool { return second.Stats().Decodes > 3 })
+		require.Equal(t, id, c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID)
+
+		c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
+		var r *reload.Reload
+		c.eventually("it is in force, and told", func() bool {
+			r = c.gw.Status(t.Context()).Config.Last
+			return c.gw.Policy() == "br0" && slices.Contains(paths(*r), "dispatch.policy")
+		})
+		require.Equal(t, "used", r.Outcome)
+		require.ElementsMatch(t, []string{
+			"engines.decode[" + addressOf(first) + "]", "dispatch.policy", "dispatch.window", "predictor.kind", "pool.size", "pool.ttl",
+			"prefill.policy", "prefill.kv_threshold", "prefill.scrape.interval",
+		}, paths(*r))
+		c.eventually("what ran on the engine that is gone has finished", func() bool { s := first.Stats(); return s.Running+s.Waiting == 0 })
+		require.Equal(t, 77, c.gw.Status(t.Context()).PoolPlaces)
+		before := second.Stats().Decodes
+		c.eventually("the other goes on", func() bool { return second.Stats().Decodes > before+6 })
+
+		c.write(c.yaml(usual, first, second))
+		c.eventually("both are there again", func() bool { return first.Stats().Running > 0 && c.gw.Policy() == "evenkeel" })
+		found := false
+		for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {
+			found = found || w.ID == id && w.Name == addressOf(first)
+		}
+		require.True(t, found, "a rank that comes back is who it was")
+		stop()
+		require.Zero(t, c.logs.FilterMessage("an answer goes on after its decode engine lost it").Len(), "nobody had to move")
+	})
 	// What an operator changed since stays, but where the file speaks of the same.
 	t.Run("operators' changes survive", func(t *testing.T) {
 		c.write(c.yaml(usual, c.decode[0]))
-		c.eventually("the usual config is in force", func() bool { return c.gw.Config().Limits.ProbeTimeout != time.Minute })
+		c.eventually("it has one engine", func() bool { return !strings.Contains(c.get("/workers").body, addressOf(c.decode[1])) })
 		first, second, before := addressOf(c.decode[0]), addressOf(c.decode[1]), c.decode[0].Stats().Decodes
 		require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q,"slots":3}`, second)).status)
 		require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+first+"/drain", "").status)
