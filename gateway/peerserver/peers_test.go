@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,6 +67,7 @@ func wingBeside(t *testing.T, peer string) *wing {
 	cfg := config.Default()
 	g := &cfg.Geo
 	g.Mode, g.Listen, g.HMAC.KeysFile, g.Self = geo.Distributed, "127.0.0.1:0", file, geo.Self{ID: "us-1", Region: "us"}
+	g.Probe.Interval = 20 * time.Millisecond
 	g.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", URL: peer, PriceOut: 0.02, PriceIn: 0.05}}
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
 	core, logs := observer.New(zap.InfoLevel)
@@ -330,7 +332,9 @@ func TestHowBusyTheRanksOfAModelAre(t *testing.T) {
 
 // Proxies of two versions refuse each other, and each says once what to do.
 func TestProxiesOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
+	var probes atomic.Int64
 	old := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // which begins with v1, and knows nothing else
+		probes.Add(1)
 		require.True(t, strings.HasPrefix(r.Header.Get(geo.HopHeader), "v2;"))
 		w.Header().Set(geo.RejectHeader, geo.RejectHop)
 		w.WriteHeader(http.StatusLoopDetected)
@@ -353,5 +357,6 @@ func TestProxiesOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
 		require.Contains(t, w.refused, "run the same version")
 	}
 	require.Equal(t, 1, w.logs.FilterMessageSnippet("a proxy of another version").Len())
+	require.Eventually(t, func() bool { return probes.Load() > 3 }, time.Minute, time.Millisecond)
 	require.Equal(t, 1, refuses(), "not with every probe")
 }
