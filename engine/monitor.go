@@ -57,6 +57,7 @@ func (m *Monitor) Set(instances []Instance) {
 			w = newWatch(m, in)
 		}
 		w.in.Slots, w.in.Canary = in.Slots, in.Canary
+		w.hold(in.Held)
 		stay[in.ID] = w
 	}
 	for id, w := range m.watches {

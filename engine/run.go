@@ -102,6 +102,8 @@ func (w *watch) check(ctx context.Context) {
 			next.Err = err
 		}
 		w.become(next)
+	case w.holdsBack(err) && !refused:
+		w.failed = 0
 	case err == nil && reports != w.reports: // it could not be reached meanwhile, or took no requests: ask again
 	case err == nil:
 		w.failed = 0
@@ -204,6 +206,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if w.in.Version == "" && (full || f.unsure) {
 		_, err := w.fault(ctx, patience)
 		f.tolerant, f.unsure = err == nil, err != nil && !lacks(err)
+		_, err = w.isPaused(ctx)
+		f.pauses, f.unsure = err == nil, f.unsure || err != nil && !lacks(err)
 	}
 	w.m.mu.Lock()
 	w.relist = false // what comes from now on may be about a newer list

@@ -93,7 +93,14 @@ type Instance struct {
 	// Canary makes the body of that request, which then names the rank by itself; nil: a plain
 	// completion is enough.
 	Canary func(model string, rank int) []byte
+	// Held is why nothing is sent to it for now; nil: it may be. What it answers meanwhile, or does not, says nothing about it.
+	Held *Held
 }
+
+// Held is why an operator has nothing sent to an engine that is alive. It is an error, as what a Status says of an engine.
+type Held struct{ Why string }
+
+func (h *Held) Error() string { return h.Why }
 
 // Model is an entry of an engine's /v1/models.
 type Model struct {
@@ -166,7 +173,8 @@ type facts struct {
 	start    float64
 	err      error // why models are unknown or old
 	tolerant bool  // vLLM with --enable-fault-tolerance
-	unsure   bool  // it could not be asked for that
+	pauses   bool  // vLLM that tells whether it is paused
+	unsure   bool  // it could not be asked for these
 	elastic  bool  // SGLang with --elastic-ep-backend
 }
 

@@ -33,7 +33,7 @@ const (
 func (m *Monitor) Judge(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 {
+	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 && w.in.Held == nil {
 		w.judge(v, why)
 	}
 }
@@ -83,6 +83,9 @@ func (s *suspicion) accusation() error {
 
 // listen looks whether the core of an engine on which requests wait for KV gives signs of life. It needs m.mu.
 func (w *watch) listen(now time.Time) {
+	if w.in.Held != nil {
+		return
+	}
 	s := &w.suspect
 	switch quiet := w.traffic.quiet(now) > 1; {
 	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
@@ -183,7 +186,7 @@ func (w *watch) canaryAt() (time.Time, bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	switch s := &w.suspect; {
-	case w.gone || !w.status.Up || w.absent.halt != nil:
+	case w.gone || !w.status.Up || w.absent.halt != nil || w.in.Held != nil:
 		return time.Time{}, false
 	case !s.circuit.In():
 		return s.circuit.Until(), true

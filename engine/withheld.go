@@ -22,7 +22,10 @@ var (
 	// ErrReforming is what vLLM says while it changes the number of its ranks. The ScalingMiddleware of
 	// entrypoints/serve/elastic_ep/middleware.py (0.32, 0.33) answers before anything reads the request.
 	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
-	// ErrRetired is what the API server of a rank says that the others go on without (the same file, 0.33).
+	// ErrPaused is what vLLM from 0.33 on says of a request that comes while it is paused, unless by mode=keep: the core has run nothing of it
+	// (_reject_add_while_paused in v1/engine/core.py). Before 0.33, and with mode=keep, requests wait in the engine until it goes on.
+	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
+	// ErrRetired is what the API server of a rank says that the others go on without (entrypoints/serve/elastic_ep/middleware.py, 0.33).
 	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of the config, too")
 )
 
@@ -42,8 +45,9 @@ func (e *RankError) Error() string {
 	return fmt.Sprintf("it has only %d ranks now, so there is no rank %d", e.Ranks, e.Rank)
 }
 
-// The bodies of the two refusals of vLLM's middleware.
+// What vLLM says when it refuses: its middleware twice, and then a core that is paused.
 const (
+	saysPaused  = "Generation is paused. Please retry after it resumes."
 	saysScaling = "The model is currently scaling. Please try again later."
 	saysRetired = "This data-parallel rank has been retired and is awaiting shutdown."
 )
@@ -63,8 +67,14 @@ func Withheld(status int, body []byte, t *Target) error {
 			Error json.RawMessage `json:"error"`
 		}
 		var says string
+		var why struct {
+			Message string `json:"message"`
+		}
 		_ = json.Unmarshal(body, &told) // else it is another refusal
 		_ = json.Unmarshal(told.Error, &says)
+		if json.Unmarshal(told.Error, &why) == nil && why.Message == saysPaused {
+			return ErrPaused
+		}
 		switch says {
 		case saysScaling:
 			return ErrReforming
@@ -96,7 +106,7 @@ func Withheld(status int, body []byte, t *Target) error {
 
 // IsWithheld says whether an error is one of Withheld's.
 func IsWithheld(err error) bool {
-	return errors.Is(err, ErrReforming) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
+	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
 
 // absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
@@ -186,12 +196,18 @@ func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) ma
 
 // withheld takes in what an engine says in place of an answer, and has it checked at once. It needs m.mu.
 func (w *watch) withheld(why error) {
+	if w.in.Held != nil { // its pause is why
+		return
+	}
 	w.checkNow()
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
 		w.reports++ // a check begun before this cannot say that it is over
 		w.halt(ErrReforming, false)
+	case errors.Is(why, ErrPaused): // by a call that did not come through here, or of which nothing is known any more
+		w.reports++
+		w.halt(ErrPaused, false)
 	case errors.As(why, &rank):
 		if w.absent.ranks != rank.Ranks { // else other requests were told so before
 			w.absent.rest = min(2*w.absent.rest, longestRest)
@@ -229,6 +245,25 @@ func (w *watch) halt(why error, heard bool) {
 	w.show(w.status)
 }
 
+// hold has nothing said against the engine while it is held, and what was said before is forgotten when that ends. It needs m.mu.
+func (w *watch) hold(why *Held) {
+	was := w.in.Held
+	if w.in.Held = why; was == why || was != nil && why != nil && *was == *why {
+		return
+	}
+	if why == nil {
+		w.forgive()
+		w.failed = 0
+		w.checkNow()
+	}
+	if w.m.watches[w.in.ID] == w { // else nobody has been told of it
+		w.show(w.status)
+	}
+}
+
+// holdsBack says that an engine which is held may fail so: only that nothing is there counts.
+func (w *watch) holdsBack(err error) bool { return w.in.Held != nil && err != nil && !unreachable(err) }
+
 // hopeless is why an engine that is halted is down, or nil.
 func (a *absent) hopeless(now time.Time) error {
 	switch {
@@ -257,6 +292,9 @@ func (w *watch) show(next Status) {
 // fill completes a status by what is absent. It needs m.mu.
 func (w *watch) fill(next *Status) {
 	next.Halt, next.Lost = w.absent.halt, w.absent.lost(w.in.Ranks)
+	if next.Halt == nil && w.in.Held != nil {
+		next.Halt = w.in.Held
+	}
 	if next.Halt == nil {
 		next.Accused = w.suspect.accusation()
 	}
@@ -265,12 +303,21 @@ func (w *watch) fill(next *Status) {
 // lookForRanks asks an engine that is alive for what its health check does not tell: whether it waits for its recovery, and
 // which of its ranks are silent. It returns why nothing new may go there.
 func (w *watch) lookForRanks(ctx context.Context) (halt error) {
+	w.m.mu.Lock()
+	held, was := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
+	w.m.mu.Unlock()
+	if !held && (w.facts.pauses || was) {
+		switch paused, err := w.isPaused(ctx); {
+		case err != nil && was && !lacks(err), err == nil && paused: // where it does not say, what it said last counts
+			return ErrPaused
+		}
+	}
 	switch {
 	case w.facts.tolerant:
 		var err error
 		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // then what it said last counts
 			w.m.mu.Lock()
-			if halt = w.absent.halt; errors.Is(halt, ErrReforming) || errors.Is(halt, errScaleFailed) {
+			if halt = w.absent.halt; errors.Is(halt, ErrReforming) || errors.Is(halt, ErrPaused) || errors.Is(halt, errScaleFailed) {
 				halt = nil
 			}
 			w.m.mu.Unlock()
@@ -400,6 +447,19 @@ func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err er
 		}
 	}
 	return nil, nil
+}
+
+// isPaused asks vLLM whether its core is paused. It has the path only with VLLM_SERVER_DEV_MODE=1, as that which pauses it
+// (entrypoints/rl/online/api_router.py and entrypoints/launchers/api_server/routers.py of 0.32 and 0.33).
+func (w *watch) isPaused(ctx context.Context) (bool, error) {
+	body, err := w.get(ctx, "/is_paused", min(w.m.cfg.Timeout, time.Second), answerLimit)
+	if err != nil {
+		return false, err
+	}
+	var told struct {
+		Paused bool `json:"is_paused"`
+	}
+	return told.Paused, json.Unmarshal(body, &told)
 }
 
 var errNoFaults = errors.New("it does not say whether it has met a fault")

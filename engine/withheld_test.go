@@ -28,6 +28,7 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 		{"vLLM changes the number of its ranks", 503, scaling, -1, ErrReforming},
 		{"it has retired the rank", 503, retired, 3, ErrRetired},
 		{"it is only full", 503, `{"error":{"message":"` + saysScaling + `","code":503}}`, -1, nil},
+		{"its core is paused", 503, `{"error":{"message":"` + saysPaused + `","type":"ServiceUnavailableError","param":null,"code":503}}`, -1, ErrPaused},
 		{"another status", 500, scaling, -1, nil},
 		{"no JSON", 503, saysScaling, -1, nil},
 		{"vLLM has fewer ranks", 400, `{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","type":"BadRequestError"}}`, 3, &RankError{3, 2}},
@@ -411,5 +412,74 @@ func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
 		f.set("/v1/models", newFake().answers["/v1/models"])
 		time.Sleep(2 * time.Second)
 		require.Equal(t, "up", m.Status("d0").State())
+	})
+}
+
+// vLLM with VLLM_SERVER_DEV_MODE=1 says that it is paused: to a proxy that has paused it and was restarted since, and to one that is told nothing of it.
+func TestAnEngineThatSaysThatItIsPausedIsHalted(t *testing.T) {
+	f := newFake()
+	f.set("/is_paused", ok(`{"is_paused":true}`))
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		require.Equal(t, "halted", m.Status("p0").State())
+		require.ErrorIs(t, m.Status("p0").Halt, ErrPaused)
+		f.set("/is_paused", status(500))
+		time.Sleep(3 * time.Second)
+		require.True(t, m.Status("p0").Halted(), "what it said last counts")
+		f.set("/is_paused", ok(`{"is_paused":false}`))
+		time.Sleep(3 * time.Second)
+		require.Equal(t, "up", m.Status("p0").State())
+
+		f.set("/is_paused", ok(`{"is_paused":true}`))
+		m.Report("p0", fmt.Errorf("prefill p0: %w", ErrPaused))
+		require.True(t, m.Status("p0").Halted(), "at once")
+		f.set("/is_paused", ok(`{"is_paused":false}`))
+		time.Sleep(3 * time.Second)
+		require.Equal(t, "up", m.Status("p0").State())
+	})
+}
+
+// Nothing that an engine does while it is held is held against it, but that no process listens there.
+func TestAnEngineThatIsHeldIsNotJudged(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		to := target(t, "http://p0:8000")
+		set := func(held *Held) { m.Set([]Instance{{ID: "d0", Role: "decode", Target: to, Canaries: []*Target{to}, Held: held}}) }
+		set(nil)
+		time.Sleep(2 * time.Second)
+		since := m.Status("d0").Since
+		f.set(completionsPath, "") // it never answers, and nothing is to be asked
+		for range circuit.Limit - 1 {
+			m.Judge("d0", Faulted, errors.New("500"))
+		}
+		set(&Held{"paused at noon"})
+		require.EqualError(t, m.Status("d0").Halt, "paused at noon", "at once")
+		for range circuit.Limit {
+			m.Judge("d0", Faulted, errors.New("500"))
+			m.Judge("d0", Silent, errors.New("silent"))
+			m.Report("d0", fmt.Errorf("decode d0: %w", ErrPaused))
+		}
+		f.set("/health", status(503))
+		time.Sleep(time.Minute)
+		f.setDelay(time.Minute)
+		time.Sleep(time.Minute)
+		s := m.Status("d0")
+		require.True(t, s.Up && s.Halted() && s.Out == nil && !s.Hangs, "%+v", s)
+		require.Equal(t, since, s.Since)
+		require.Zero(t, f.count(completionsPath))
+		require.Zero(t, logs.FilterMessageSnippet("out of service").Len())
+
+		f.setDelay(0)
+		f.set("/health", ok(""))
+		set(&Held{"paused at noon"})
+		set(nil)
+		s = m.Status("d0")
+		require.True(t, s.Up && !s.Halted(), "%+v", s)
+		m.Judge("d0", Faulted, errors.New("500"))
+		require.NoError(t, m.Status("d0").Out, "what failed before counts no more")
+
+		set(&Held{"paused again"})
+		f.refuseAll(true)
+		m.Report("d0", &Error{Phase: PhaseConnect, Err: errors.New("refused")})
+		require.False(t, m.Status("d0").Up)
 	})
 }
