@@ -243,7 +243,7 @@ func (g *Gateway) UndrainEngine(role, id string) error { return g.fleet.Undrain(
 // candidate.
 func (g *Gateway) ForgetPrefixes(id string) bool {
 	if id == "" {
-		g.locals.Forget()
+		g.locals.Forget(g.locals.IDs())
 	}
 	return g.tier.ForgetPrefixes(id)
 }

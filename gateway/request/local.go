@@ -162,7 +162,7 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	if j.in.Ends {
 		p.Keys = nil // no further turn will ask for them; how long the prompt is teaches all the same
 	}
-	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
+	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt, s.began)
 	if !s.local {
 		j.local.known = nil // a long prompt has thousands of keys
 	}
@@ -201,7 +201,7 @@ func (s *stream) reportLocal() {
 	j.record.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: s.rank.Board}
-		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached); turned {
+		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached, s.began); turned {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
 		}

@@ -302,7 +302,7 @@ func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 		require.Equal(t, 1, r.Attempts)
 	}
 	require.Equal(t, journal.Disaggregated, b.say(talk("", reftext.MakePrompt(2, 3000))))
-	b.Locals.Forget()
+	b.Locals.Forget(b.Locals.IDs())
 	require.Equal(t, journal.Disaggregated, b.say(talk("", first, "well", "once more")), "no engine has anything any more")
 	require.EqualValues(t, 2, b.locals())
 	require.EqualValues(t, 2, b.d[0].Stats().LocalPrefills)

@@ -111,7 +111,7 @@ func (e *Expectation) hear(u Usage, now time.Time) {
 		blocks.Clear(at, index.Removed)
 		h.events.Resync()
 	}
-	if u.CachedTokens >= 0 && !h.events.Complete() {
+	if u.CachedTokens >= 0 && !h.events.Complete() && blocks.Vouches(&e.left) {
 		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
 		blocks.Insert(at, p.Keys[:held])
 		if u.CachedTokens < e.hit {

@@ -24,7 +24,7 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 // Confirm says that the probe's engine has computed the blocks, those too that
 // had no room meanwhile.
 func (x *Index) Confirm(p *Speculation) {
-	if x.vouches(p) {
+	if x.Vouches(p) {
 		for i := len(p.keys) - 1; i >= 0; i-- {
 			n := x.claim(p.slot.N, p.keys[i])
 			c := &x.claims[n]
@@ -51,7 +51,7 @@ const linger = 2 * time.Second
 // blocks count until the TTL is over, and then those that were not inserted go.
 // It vouches no more for what was, from the prompt's start: that can be removed.
 func (x *Index) Linger(p *Speculation, now time.Time) {
-	if x.vouches(p) {
+	if x.Vouches(p) {
 		x.settle(p)
 		if len(p.keys) > 0 {
 			x.lingering = append(x.lingering, lingering{*p, now.Add(linger)})
@@ -65,7 +65,7 @@ func (x *Index) settleLingering(s Slot) {
 	kept := x.lingering[:0]
 	for i := range x.lingering {
 		l := &x.lingering[i]
-		if l.slot == s && x.vouches(&l.Speculation) {
+		if l.slot == s && x.Vouches(&l.Speculation) {
 			x.settle(&l.Speculation)
 		}
 		if len(l.keys) > 0 {
@@ -100,15 +100,15 @@ func (x *Index) Sweep(now time.Time) {
 	}
 }
 
-// vouches reports whether what p claimed may still be there.
-func (x *Index) vouches(p *Speculation) bool {
+// Vouches reports whether what p claimed may still be there.
+func (x *Index) Vouches(p *Speculation) bool {
 	return len(p.keys) > 0 && x.current(p.slot) && x.slots[p.slot.N].epoch == p.epoch
 }
 
 // end takes p's part in its claims back and drops those that nobody vouches for
 // any more.
 func (x *Index) end(p *Speculation, why Reason) {
-	if !x.vouches(p) {
+	if !x.Vouches(p) {
 		return
 	}
 	for i := len(p.keys) - 1; i >= 0; i-- {

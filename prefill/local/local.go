@@ -60,8 +60,9 @@ type Ranks struct {
 
 type rank struct {
 	Rank
-	cache cache.Holdings
-	feed  cache.Feed // zero: there is none
+	cache   cache.Holdings
+	feed    cache.Feed // zero: there is none
+	emptied time.Time  // its prefix cache was; zero: never
 }
 
 // engineBlock is the KV block of an engine that does not say: vLLM's.
@@ -274,9 +275,9 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	return held
 }
 
-// Holds says that a rank has the prompt's KV: it computed it, or pulled it. The
-// prompt has so many tokens.
-func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
+// Holds says that a rank has the prompt's KV: it computed it, or pulled it, for a request that
+// was sent to it at a moment. The prompt has so many tokens.
+func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
@@ -284,20 +285,20 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
 		return
 	}
 	l.cache.Learn(&p.Prompt, p.Model, tokens)
-	if len(p.Keys) > 0 && !r.cache.Told(&p.Prompt, time.Now()) {
+	if len(p.Keys) > 0 && r.emptied.Before(sent) && !r.cache.Told(&p.Prompt, time.Now()) {
 		r.cache.Stored(r.cache.Place(&p.Prompt, r.Model, r.Capacity, time.Now()), p.Keys)
 	}
 }
 
 // Computed takes what an engine said of a prompt that one of its ranks computed:
 // so many tokens it found in its cache, where hit were expected. -1: it did not
-// say. turned: from here on the engine is believed to hold what it should, or no
+// say. The request was sent at a moment. turned: from here on the engine is believed to hold what it should, or no
 // longer.
-func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, holds bool) {
+func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, holds bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
-	if r == nil || tokens <= 0 {
+	if r == nil || tokens <= 0 || !r.emptied.Before(sent) { // what was expected was of another cache
 		return false, false
 	}
 	engine := l.engines[r.Engine]
@@ -314,14 +315,24 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, 
 	return held != engine.holds(), engine.holds()
 }
 
-// Forget drops what is known of all prefix caches.
-func (l *Ranks) Forget() {
+// Forget drops what is known of the prefix caches of ranks, also what requests tell later that were sent before.
+func (l *Ranks) Forget(ids []int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cache.Reset()
-	for _, r := range l.ranks {
-		r.cache.Drop()
+	now := time.Now()
+	for _, id := range ids {
+		if r := l.ranks[id]; r != nil {
+			r.cache.Drop()
+			r.emptied = now
+		}
 	}
+}
+
+// IDs are those of all ranks.
+func (l *Ranks) IDs() []int32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Collect(maps.Keys(l.ranks))
 }
 
 // Moved takes how long a hand-off of so many tokens took from the decode request

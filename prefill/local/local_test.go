@@ -2,6 +2,7 @@ package local
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -36,7 +37,7 @@ func ids(seed, tokens int) *Prompt {
 
 func TestARankIsOfferedWhatItDoesNotHold(t *testing.T) {
 	l := two()
-	l.Holds(1, ids(7, 2816), 2816)
+	l.Holds(1, ids(7, 2816), 2816, time.Now())
 	require.Equal(t, []Offer{{1, 2816, 184}, {2, 0, 3000}}, l.Offers(ids(7, 3000), nil))
 	require.Equal(t, []Offer{{1, 0, 200}, {2, 0, 200}}, l.Offers(ids(8, 200), nil))
 	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), []int32{1}))
@@ -48,15 +49,15 @@ func TestARankIsOfferedWhatItDoesNotHold(t *testing.T) {
 
 func TestARankThatComesBackHoldsNothing(t *testing.T) {
 	l := two()
-	l.Holds(1, ids(7, 2816), 2816)
+	l.Holds(1, ids(7, 2816), 2816, time.Now())
 	l.Set(pair(false, true))
 	require.Equal(t, []Offer{{2, 0, 3000}}, l.Offers(ids(7, 3000), nil))
 	l.Set(pair(true, true))
 	require.Equal(t, 3000, l.Offers(ids(7, 3000), nil)[0].New)
 	l.Set(pair(true, true)[1:])
 	require.Len(t, l.Offers(ids(7, 3000), nil), 1)
-	l.Holds(1, ids(7, 2816), 2816) // what it still ran ends
-	l.Computed(1, ids(7, 2816), 2816, 2800, 0)
+	l.Holds(1, ids(7, 2816), 2816, time.Now()) // what it still ran ends
+	l.Computed(1, ids(7, 2816), 2816, 2800, 0, time.Now())
 }
 
 // Ranks that compute no prompts are asked what they hold, and never to compute the rest.
@@ -68,11 +69,11 @@ func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
 	require.False(t, l.Serve("m"))
 	require.True(t, l.Remember("m"))
 	require.False(t, l.Remember("other"))
-	l.Holds(1, ids(7, 2816), 2816)
+	l.Holds(1, ids(7, 2816), 2816, time.Now())
 	require.Empty(t, l.Offers(ids(7, 3000), nil))
 	require.Equal(t, []Offer{{Rank: 1, Hit: 2816}}, l.Held(ids(7, 3000)))
 	require.Empty(t, l.Held(ids(8, 3000)))
-	l.Holds(2, ids(7, 1600), 1600)
+	l.Holds(2, ids(7, 1600), 1600, time.Now())
 	require.Equal(t, []Offer{{Rank: 1, Hit: 1216}}, l.Held(ids(7, 3000)), "both have 1,600")
 	require.Empty(t, l.Held(ids(7, 1600)), "both have all of it")
 	ranks[0].Up = false
@@ -82,16 +83,16 @@ func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
 
 func TestAnEngineIsTakenAtItsWord(t *testing.T) {
 	l := two()
-	l.Holds(1, ids(7, 2816), 2816)
-	l.Computed(1, ids(7, 3000), 3000, 2816, -1)
+	l.Holds(1, ids(7, 2816), 2816, time.Now())
+	l.Computed(1, ids(7, 3000), 3000, 2816, -1, time.Now())
 	require.Equal(t, Offer{1, 2816, 3000}, l.Offers(ids(7, 3000), nil)[0], "it does not say what it found: no long prompt for it")
 	for range 60 { // short prompts show that it has a cache
-		l.Computed(1, ids(9, 100), 100, 96, 96)
+		l.Computed(1, ids(9, 100), 100, 96, 96, time.Now())
 	}
 	require.Equal(t, 184, l.Offers(ids(7, 3000), nil)[0].New)
 
-	l.Holds(2, ids(5, 960), 960)
-	l.Computed(2, ids(5, 1000), 1000, 960, 480)
+	l.Holds(2, ids(5, 960), 960, time.Now())
+	l.Computed(2, ids(5, 1000), 1000, 960, 480, time.Now())
 	require.Equal(t, 992, l.Offers(ids(5, 1000), nil)[1].Hit, "it had half of it and has all of it now")
 	require.Equal(t, 8, l.Offers(ids(5, 1000), nil)[1].New)
 }
@@ -101,7 +102,7 @@ func TestTheLengthOfAPromptIsLearned(t *testing.T) {
 	p := &Prompt{Prompt: prefill.Prompt{Bytes: 4000}, Model: "m"}
 	require.Equal(t, 1000, l.Length(p))
 	for range 200 {
-		l.Holds(1, p, 500)
+		l.Holds(1, p, 500, time.Now())
 	}
 	require.InDelta(t, 500, l.Length(p), 2)
 	require.Equal(t, 700, l.Length(&Prompt{Model: "m", Tokens: 700}))
@@ -142,9 +143,9 @@ func TestWhoPublishesIsFollowed(t *testing.T) {
 	require.Equal(t, "approximate", l.Events()[0].Mode, "nobody answers")
 	set("127.0.0.1:3", "")
 	require.Equal(t, []string{"d/0 at 127.0.0.1:3"}, followed())
-	l.Holds(1, ids(7, 2816), 2816)
+	l.Holds(1, ids(7, 2816), 2816, time.Now())
 	require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit, "then answers tell")
-	l.Forget()
+	l.Forget(l.IDs())
 	require.Zero(t, l.Offers(ids(7, 3000), nil)[0].Hit)
 	l.Set(ranks[1:])
 	require.Empty(t, followed())
@@ -167,9 +168,9 @@ func TestOffersAddUp(t *testing.T) {
 			p := ids(rapid.IntRange(1, 3).Draw(t, "seed"), rapid.IntRange(1, 600).Draw(t, "tokens"))
 			switch rapid.IntRange(0, 3).Draw(t, "event") {
 			case 0:
-				l.Holds(rank, p, p.Tokens)
+				l.Holds(rank, p, p.Tokens, time.Now())
 			case 1:
-				l.Computed(rank, p, p.Tokens, rapid.IntRange(0, p.Tokens).Draw(t, "hit"), rapid.IntRange(-1, p.Tokens).Draw(t, "cached"))
+				l.Computed(rank, p, p.Tokens, rapid.IntRange(0, p.Tokens).Draw(t, "hit"), rapid.IntRange(-1, p.Tokens).Draw(t, "cached"), time.Now())
 			case 2:
 				up[rapid.IntRange(0, 1).Draw(t, "which")] = rapid.Bool().Draw(t, "up")
 				l.Set(pair(up[0], up[1]))
@@ -199,11 +200,31 @@ func BenchmarkOffers(b *testing.B) {
 	}
 	l.Set(ranks)
 	for i := range int32(144) {
-		l.Holds(i, ids(int(i%9), 4000), 4000)
+		l.Holds(i, ids(int(i%9), 4000), 4000, time.Now())
 	}
 	p := ids(3, 4100)
 	b.ReportAllocs()
 	for b.Loop() {
 		l.Offers(p, nil)
 	}
+}
+
+// A cache that was emptied is not believed to hold what requests tell later that were sent before.
+func TestWhatIsToldLateOfACacheThatWasEmptied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(1 << 20)
+		l.Set([]Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Up: true, Computes: true}, {ID: 2, Name: "e/0", Model: "m", Engine: "e", Up: true, Computes: true}})
+		sent := time.Now()
+		l.Holds(1, ids(7, 2816), 2816, sent)
+		l.Holds(2, ids(7, 2816), 2816, sent)
+		time.Sleep(time.Second)
+		l.Forget([]int32{1, 99})
+		l.Holds(1, ids(7, 2816), 2816, sent)
+		l.Computed(1, ids(7, 2816), 2816, 2800, 0, sent)
+		require.Zero(t, l.Offers(ids(7, 3000), nil)[0].Hit)
+		require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[1].Hit, "another cache is as it was")
+		time.Sleep(time.Second)
+		l.Holds(1, ids(7, 2816), 2816, time.Now())
+		require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit)
+	})
 }
