@@ -253,7 +253,7 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 func watched(engines []*roster.Engine) (list []engine.Instance) {
 	for _, in := range engines {
 		watched := engine.Instance{
-			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
+			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()), Held: in.Held(),
 		}
 		if in.Decodes() { // the prefill tier tries its own with requests
 			watched.Slots = in.Conf.Slots

@@ -29,14 +29,15 @@ const (
 // Run is a call to an engine. A drain's deadline may end it. A probe also ends when its engine is declared down.
 type Run struct {
 	at     Place
+	now    func() *Published
 	call   *engine.Call
 	probe  bool
 	leaves atomic.Uint32 // why it has to go on elsewhere
 	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
 }
 
-// Moved says whether the call has to go on elsewhere because its engine was taken out of service.
-func (r *Run) Moved() bool { return r.leaves.Load() == drained }
+// Moved says whether the call has to go on elsewhere because its engine was taken out of service, or was paused: that ends what runs there.
+func (r *Run) Moved() bool { return r.leaves.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance) }
 
 // Cause is why the call failed with err. A call that was ended because its engine was declared down broke with that
 // engine: it is charged to the engine, and counts as an attempt of the request, which may be what the engine died of.
@@ -71,7 +72,7 @@ func (r *Run) Settle() {
 // Track keeps a call among those that may be moved, until Untrack. The deadline of its
 // place, or the proxy's own, may have passed since the place was chosen.
 func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
-	r := &Run{at: at, call: call}
+	r := &Run{at: at, now: a.now, call: call}
 	r.safe.Store(safe)
 	a.keep(r)
 	return r
@@ -80,7 +81,7 @@ func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
 // TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends when
 // its engine is declared down and another engine could prefill the prompt.
 func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
-	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, probe: true}
+	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
 	r.safe.Store(true)
 	a.keep(r)
 	r.rescue(a.now())

@@ -21,7 +21,7 @@ import (
 func Derive(r *Roster) *Published {
 	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{}, order: make([]*Engine, 0, len(r.order)),
-		stops: maps.Clone(r.stops), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead), routes: map[string]Route{},
+		stops: maps.Clone(r.stops), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead), routes: map[string]Route{},
 	}}
 	p := d.p
 	for id, l := range r.left {

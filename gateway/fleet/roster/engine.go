@@ -32,6 +32,7 @@ type Engine struct {
 	Scope    string // whose owner admits to it: its decode group, or its region
 	Deserted bool   // it is down or halted, and another engine serves one of its models: probes leave it
 	standing
+	held      *Pause         // nil: it is not paused
 	abroad    string         // its region, where that is not ours
 	fence     *owner.Scope   // who admits to it; nil: this proxy, which is alone
 	board     string         // of its models, as last known; empty: never

@@ -226,6 +226,13 @@ func (p *Processes) replaced(doubt bool) {
 	}
 }
 
+// emptied is after a process has lost what it held, as one that has started anew has.
+func (p *Processes) emptied() *Processes {
+	next := new(*p)
+	next.replaced(false)
+	return next
+}
+
 // doubt adds a process of which only the engine id of a hand-off is a sign.
 func (p *Processes) doubt(now time.Time) {
 	fates := make([]Fate, max(1, len(p.fates))+1)

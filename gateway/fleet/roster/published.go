@@ -23,6 +23,7 @@ type Published struct {
 	ranks   map[int32]*Rank  // those of engines that are gone for a while, too
 	workers map[string]int32 // of ranks that decode, by name
 	stops   map[string]*Stop
+	pauses  map[string]*Pause
 	hosts   map[string]trust
 	dead    map[string]time.Time
 	routes  map[string]Route // model or LoRA name → board

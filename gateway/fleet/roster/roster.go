@@ -22,6 +22,7 @@ type Roster struct {
 	engines map[string]*Engine   // by role and host:port
 	order   []string             // as configured, then as added
 	stops   map[string]*Stop     // engines and ranks that drain, by role and id
+	pauses  map[string]*Pause    // by group
 	broken  map[string]bool      // groups of ranks that prefill and decode of which an engine is down
 	hosts   map[string]trust     // from which a prefiller's KV may be pulled
 	ids     map[string]int32     // role and rank name → worker id, never reused: engines of two roles may share an address
@@ -113,7 +114,7 @@ const rankMemory = 10 * time.Minute
 // New returns a roster without engines.
 func New() *Roster {
 	return &Roster{
-		engines: map[string]*Engine{}, stops: map[string]*Stop{}, hosts: map[string]trust{}, ids: map[string]int32{},
+		engines: map[string]*Engine{}, stops: map[string]*Stop{}, pauses: map[string]*Pause{}, hosts: map[string]trust{}, ids: map[string]int32{},
 		bygone: map[string]bygone{}, left: map[int32]leftRank{}, dead: map[string]time.Time{},
 	}
 }

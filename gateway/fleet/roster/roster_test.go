@@ -2,6 +2,7 @@ package roster
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -53,7 +54,7 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
 			before, was, text := s.states(), s.Published, s.Text()
 			name := rapid.SampledFrom(allNames).Draw(rt, "engine")
-			switch rapid.IntRange(0, 9).Draw(rt, "kind") {
+			switch rapid.IntRange(0, 12).Draw(rt, "kind") {
 			case 0:
 				s.tell(Removed{key(name)})
 			case 1:
@@ -62,6 +63,10 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 				s.tell(Owners{Kind: owner.Groups, Scopes: map[string]Owned{"main": {Admits: rapid.Bool().Draw(rt, "admits")}}})
 			case 3:
 				s.tell(Owners{})
+			case 4:
+				s.tell(PauseBegun{rapid.SampledFrom([]string{"", "main", "g"}).Draw(rt, "group"), "/pause"})
+			case 5:
+				s.tell(PauseEnded{rapid.SampledFrom([]string{"", "main", "g"}).Draw(rt, "group"), rapid.SliceOf(rapid.Map(rapid.SampledFrom(allNames), key)).Draw(rt, "left")})
 			default:
 				s.tell(drawn(rt, s, name))
 			}
@@ -123,6 +128,7 @@ func (s *scene) copied() *scene {
 	for k, stop := range s.r.stops {
 		r.stops[k] = stop
 	}
+	r.pauses = maps.Clone(s.r.pauses)
 	for k, id := range s.r.ids {
 		r.ids[k] = id
 	}

@@ -24,6 +24,7 @@ type RankState uint8
 //	a drain begins         any but Odd, Down -> Draining                  none
 //	it ends                Draining -> any but Odd, Down                  none
 //	another proxy admits   any but Draining, Odd, Down -> Unowned         the same, because a scope is more than one engine
+//	a pause begins, ends   Out, Starting, Up, Paused <-> Halted           the same, and as after a health check
 //	this proxy admits      Unowned -> any but Draining, Odd, Down         the same
 const (
 	Absent   RankState = iota // its engine is not there any more
@@ -32,7 +33,7 @@ const (
 	Starting                  // its engine has not named its models yet
 	Up                        // it takes requests
 	Paused                    // requests failed there, and whether that is its engine's fault is open; another engine serves meanwhile
-	Halted                    // its group re-forms or waits for its recovery, and requests wait for it
+	Halted                    // it is paused, or its group re-forms or waits for its recovery, and requests wait for it
 	Unowned                   // another proxy admits to it
 	Broken                    // an engine of its group is down, and its ranks step together
 	Lost                      // it is out of its group, as its engine says
@@ -49,7 +50,7 @@ var states = [...]struct{ name, why string }{
 	Starting: {"starting", "its engine has not named its models yet"},
 	Up:       {"up", ""},
 	Paused:   {"paused", "requests failed there, and whose fault that is will be known in a moment"},
-	Halted:   {"halted", "its group re-forms or waits for its recovery, and requests wait for it"},
+	Halted:   {"halted", "it is paused, or its group re-forms or waits for its recovery, and requests wait for it"},
 	Unowned:  {"unowned", "another proxy owns it"},
 	Broken:   {"broken", "an engine of its group is down, and all ranks of the group step together"},
 	Lost:     {"lost", "its engine goes on without it"},

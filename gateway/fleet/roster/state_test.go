@@ -40,6 +40,8 @@ func legal(what Event, own bool, from, to RankState) bool {
 		return own && both([]RankState{Draining}, but(Odd, Down))
 	case Owners:
 		return both([]RankState{Unowned}, but(Draining, Odd, Down))
+	case PauseBegun, PauseEnded:
+		return both([]RankState{Out, Starting, Up, Paused}, []RankState{Halted}) || legal(Health{}, false, from, to)
 	}
 	return false
 }
@@ -61,6 +63,7 @@ func TestOnlyLegalMoves(t *testing.T) {
 				rapid.Map(rapid.Bool(), func(ours bool) Event {
 					return Owners{Kind: owner.Regions, Scopes: map[string]Owned{"": {Admits: ours}}}
 				}),
+				rapid.SampledFrom([]Event{PauseBegun{"", "/pause"}, PauseBegun{"main", "/pause"}, PauseEnded{"", nil}, PauseEnded{"main", []string{key(name)}}}),
 			).Draw(rt, "event")
 			if rapid.IntRange(0, 3).Draw(rt, "health") > 0 {
 				event = drawn(rt, s, name)

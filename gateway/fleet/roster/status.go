@@ -22,7 +22,7 @@ type EngineStatus struct {
 	Group    string        `json:"group,omitempty"`
 	Profile  string        `json:"profile"`
 	Up       bool          `json:"up"`    // answers its health check
-	State    string        `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
+	State    string        `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (it is paused, or its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
 	Share    float64       `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
 	Draining bool          `json:"draining"`
 	Source   string        `json:"source,omitempty"` // that discovered it

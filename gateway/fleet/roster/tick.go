@@ -18,8 +18,10 @@ import (
 type Tick struct{}
 
 func (Tick) apply(r *Roster, a *applying) {
+	r.forgetLeft(a)
 	for _, key := range r.order {
 		r.locate(r.engines[key])
+		r.pause(r.engines[key])
 	}
 	r.refuseOdd(a)
 	r.appraise(a)

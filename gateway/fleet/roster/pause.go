@@ -1,0 +1,165 @@
+package roster
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// Pause has the engines of a group get nothing new, because a call to all of them has paused them. Requests wait for them. It is not changed
+// any more once it is in force.
+type Pause struct {
+	Group string             `json:"group"` // of engines that decode; empty: all engines
+	Path  string             `json:"path"`  // of the call that began it
+	Since time.Time          `json:"since"`
+	Left  map[string]float64 `json:"-"` // engines that did not resume with their group, with the start times of their processes; nil: the group did not
+}
+
+// Covers says whether an engine is paused.
+func (p *Pause) Covers(e *Engine) bool {
+	if p.Left != nil {
+		_, left := p.Left[e.Key()]
+		return left
+	}
+	return p.Group == "" || e.InGroup(p.Group)
+}
+
+// InGroup says whether ranks of the engine decode in a group.
+func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
+
+// Text says what is paused, by what and since when.
+func (p *Pause) Text() string {
+	what := "paused"
+	if p.Left != nil {
+		what = "still paused, because it did not resume with its group;"
+	}
+	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
+}
+
+// PauseBegun has a group be paused. One that is paused already stays so since then, also those of it that had not resumed.
+type PauseBegun struct{ Group, Path string }
+
+func (v PauseBegun) apply(r *Roster, a *applying) {
+	next := &Pause{Group: v.Group, Path: v.Path, Since: a.now}
+	if old := r.pauses[v.Group]; old != nil {
+		next.Path, next.Since = old.Path, old.Since
+	}
+	r.pauses[v.Group] = next
+	a.add(Effect{What: Watched})
+}
+
+// PauseEnded ends the pause of a group, and of all groups if it names none, but for the engines that did not resume.
+type PauseEnded struct {
+	Group string
+	Left  []string // keys
+}
+
+func (v PauseEnded) apply(r *Roster, a *applying) {
+	for _, group := range slices.Collect(maps.Keys(r.pauses)) {
+		p := r.pauses[group]
+		if v.Group != "" && v.Group != group {
+			continue
+		}
+		next := *p
+		next.Left = map[string]float64{}
+		for _, key := range v.Left {
+			if e := r.engines[key]; e != nil && p.Covers(e) {
+				next.Left[key] = e.Status.StartTime
+			}
+		}
+		if delete(r.pauses, group); len(next.Left) > 0 {
+			r.pauses[group] = &next
+		}
+	}
+	a.add(Effect{What: Watched})
+}
+
+// forgetLeft drops the engines that did not resume and are not there any more, or not as the process that was paused: that is gone while its
+// engine is down, unless its start time tells.
+func (r *Roster) forgetLeft(a *applying) {
+	for group, p := range r.pauses {
+		next := *p
+		next.Left = maps.Clone(p.Left)
+		maps.DeleteFunc(next.Left, func(key string, start float64) bool {
+			e := r.engines[key]
+			return e == nil || e.Status.StartTime != start || start == 0 && !e.Status.Up
+		})
+		if len(next.Left) == len(p.Left) {
+			continue
+		}
+		if r.pauses[group] = &next; len(next.Left) == 0 {
+			delete(r.pauses, group)
+		}
+		a.add(Effect{What: Watched})
+	}
+}
+
+// pause has an engine that is alive be halted while it is paused.
+func (r *Roster) pause(e *Engine) {
+	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) {
+		e.Status.Halt = nil
+	}
+	e.held = nil
+	for _, p := range r.pauses {
+		if p.Covers(e) && (e.held == nil || p.Since.Before(e.held.Since)) {
+			e.held = p
+		}
+	}
+	if e.held != nil && e.Status.Halt == nil {
+		e.Status.Halt = &engine.Held{Why: e.held.Text()}
+	}
+}
+
+// Held is why nothing is sent to the engine although it is alive; nil: it may be.
+func (e *Engine) Held() *engine.Held {
+	if e.held == nil {
+		return nil
+	}
+	return &engine.Held{Why: e.held.Text()}
+}
+
+// Pauses are those in force, the oldest first.
+func (p *Published) Pauses() []*Pause {
+	return slices.SortedFunc(maps.Values(p.pauses), func(a, b *Pause) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Group, b.Group))
+	})
+}
+
+// Paused says whether an engine is.
+func (p *Published) Paused(instance string) bool {
+	e := p.engines[instance]
+	return e != nil && e.held != nil
+}
+
+// Emptied says that engines have dropped their prefix caches, or compute with other weights: what their processes made before is worth
+// nothing any more.
+type Emptied struct{ Keys []string }
+
+func (v Emptied) apply(r *Roster, _ *applying) {
+	for _, key := range v.Keys {
+		if e := r.engines[key]; e != nil && e.Role == Prefill {
+			e.processes = e.processes.emptied()
+		}
+	}
+}
+
+// Caches are the names under which the prefix caches of engines are known: of candidates that prefill, and of ranks that decode.
+func (p *Published) Caches(keys []string) (candidates []string, workers []int32) {
+	for _, key := range keys {
+		e := p.at(key)
+		for _, rank := range e.Ranks() {
+			if e.Decodes() {
+				workers = append(workers, p.workers[e.At(rank).ID])
+			} else {
+				candidates = append(candidates, e.ID+"/"+strconv.Itoa(max(0, rank)))
+			}
+		}
+	}
+	return candidates, workers
+}
