@@ -40,6 +40,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	c.checkTracing(bad)
+	c.checkFleetCall(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
 	}
@@ -80,6 +81,7 @@ func (c *Config) finish() {
 		c.Geo.Self.ID, _ = os.Hostname() // none is found to be no name
 	}
 	c.Discovery.finish()
+	c.FleetCall.finish()
 }
 
 // doubled says whether some engine is listed as a prefill and as a decode engine.

@@ -45,6 +45,7 @@ type Config struct {
 	Advice    Advice                `yaml:"advice"`
 	Discovery Discovery             `yaml:"discovery"`
 
+	FleetCall  FleetCall  `yaml:"fleet_call"`
 	CORS       CORS       `yaml:"cors"`
 	GatewayAPI GatewayAPI `yaml:"gateway_api"`
 
@@ -260,6 +261,8 @@ func Default() *Config {
 
 			Answers: 128, AnswersPerPrompt: 8, StopStrings: 16, PassedThrough: 2048,
 		},
+		FleetCall: FleetCall{Timeout: 5 * time.Minute},
+
 		Log:      Log{Level: "info"},
 		Tracing:  Tracing{Sample: 0.1, Timeout: 10 * time.Second},
 		SelfTest: true,

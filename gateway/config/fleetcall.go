@@ -1,0 +1,55 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// FleetCall is what POST /admin/fleet/call may ask of engines.
+type FleetCall struct {
+	Timeout time.Duration       `yaml:"timeout"` // all engines together may take so long
+	Paths   map[string][]string `yaml:"paths"`   // of engines, and what a call does to them, as far as the proxy has to know
+}
+
+// What a call does.
+const (
+	CallPauses  = "pauses"  // the engine takes no requests from now on
+	CallResumes = "resumes" // it does again
+	CallEmpties = "empties" // it forgets its prefix cache, or the KV there is of other weights
+)
+
+// ownCalls are there without being written down: of vLLM 0.32 and 0.33, which has them with VLLM_SERVER_DEV_MODE=1 only
+// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py). /pause
+// empties the prefix cache unless its mode is keep.
+var ownCalls = map[string][]string{
+	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
+	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
+}
+
+func (f *FleetCall) finish() {
+	paths := maps.Clone(ownCalls)
+	maps.Copy(paths, f.Paths)
+	f.Paths = paths
+}
+
+func (c *Config) checkFleetCall(bad report) {
+	if c.FleetCall.Timeout <= 0 {
+		bad("$.fleet_call.timeout", "%v; a time above 0 is needed", c.FleetCall.Timeout)
+	}
+	for path, does := range c.FleetCall.Paths {
+		at := "$.fleet_call.paths." + path
+		if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?# \t") || strings.Contains(path, "..") || strings.HasPrefix(path, "/v1/") {
+			bad(at, "%q is no path of an engine for operators; write one such as /update_weights, without a host and without a query", path)
+		}
+		for _, one := range does {
+			if !slices.Contains([]string{CallPauses, CallResumes, CallEmpties}, one) {
+				bad(at, "%q is nothing that a call does; write %s, %s or %s, or [] for none of these", one, CallPauses, CallResumes, CallEmpties)
+			}
+		}
+		if slices.Contains(does, CallPauses) && slices.Contains(does, CallResumes) {
+			bad(at, "a call cannot pause and resume; write one of the two")
+		}
+	}
+}
