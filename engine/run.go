@@ -82,6 +82,9 @@ func (w *watch) check(ctx context.Context) {
 		w.facts.err = ErrRetired // as below
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
+	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // it says what is known
+		halt = nil
+	}
 	told := halt != nil
 	switch {
 	case errors.Is(err, ErrReforming):

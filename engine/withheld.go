@@ -292,7 +292,7 @@ func (w *watch) show(next Status) {
 // fill completes a status by what is absent. It needs m.mu.
 func (w *watch) fill(next *Status) {
 	next.Halt, next.Lost = w.absent.halt, w.absent.lost(w.in.Ranks)
-	if next.Halt == nil && w.in.Held != nil {
+	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
 		next.Halt = w.in.Held
 	}
 	if next.Halt == nil {

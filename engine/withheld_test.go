@@ -443,7 +443,9 @@ func TestAnEngineThatIsHeldIsNotJudged(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
 		to := target(t, "http://p0:8000")
-		set := func(held *Held) { m.Set([]Instance{{ID: "d0", Role: "decode", Target: to, Canaries: []*Target{to}, Held: held}}) }
+		set := func(held *Held) {
+			m.Set([]Instance{{ID: "d0", Role: "decode", Target: to, Canaries: []*Target{to}, Held: held}})
+		}
 		set(nil)
 		time.Sleep(2 * time.Second)
 		since := m.Status("d0").Since

@@ -82,10 +82,10 @@ func (c *cluster) keepAsking(clients int) (stop func()) {
 			}
 		})
 	}
-	return func() {
+	return sync.OnceFunc(func() {
 		close(over)
 		load.Wait()
-	}
+	})
 }
 
 // endless starts a stream that does not end by itself and returns, once its

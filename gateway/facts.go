@@ -62,7 +62,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	for _, e := range s.Engines {
 		f.Engines = append(f.Engines, detect.Engine{
 			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
-			Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			Paused: e.Paused, Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
 	g.callers(&f, now)

@@ -23,6 +23,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleetcall"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
 	"evenkeel/gateway/metaserver"
@@ -109,6 +110,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.fleet.Admission = g.owner
+	g.calls = fleetcall.New(fleetcall.Host{
+		Context: g.ctx, Go: g.background.Go, Log: log, Client: g.client, Settings: g.Config, Fleet: g.fleet, Forget: g.forget,
+	})
 	if g.peers, err = peerserver.New(g.abroadHost()); err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
+	"evenkeel/gateway/fleetcall"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -46,6 +47,7 @@ type Status struct {
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
+	Pauses     []fleet.Pause             `json:"pauses"` // of groups, or of all engines
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Batch      prefill.BatchStatus       `json:"batch"`
@@ -71,6 +73,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	}
 	readClocks(&s.Dispatch, g.Gauges)
 	tellStates(&s.Dispatch, engines)
+	s.Pauses = engines.Pauses()
 	s.Drains, s.Discovery = engines.DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
 }
@@ -248,12 +251,16 @@ func (g *Gateway) ForgetPrefixes(id string) bool {
 	return g.tier.ForgetPrefixes(id)
 }
 
-// ResetPrefixCache asks every engine to forget its prefix cache and returns
-// what each that failed answered.
-func (g *Gateway) ResetPrefixCache(ctx context.Context) error {
-	defer g.ForgetPrefixes("") // after the engines: what finishes meanwhile is gone, too
-	return g.fleet.ResetPrefixCaches(ctx)
+// forget drops what is known of prefix caches: of candidates, and of ranks that decode.
+func (g *Gateway) forget(candidates []string, workers []int32) {
+	for _, id := range candidates {
+		g.tier.ForgetPrefixes(id)
+	}
+	g.locals.Forget(workers)
 }
+
+// Calls calls engines.
+func (g *Gateway) Calls() *fleetcall.Caller { return g.calls }
 
 // IDOf turns what operators write, host:port or a URL, into an engine's id and
 // URL.

@@ -34,6 +34,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	return true, ""
 }
 
+// Pauses are those of groups, or of all engines. Requests wait meanwhile, so that the proxy is ready for them.
+func (g *Gateway) Pauses() []fleet.Pause { return g.fleet.Now().Pauses() }
+
 // Missing has a line for each engine that takes no requests, with the reason, while no engine of
 // some role takes any.
 func (g *Gateway) Missing() []string {

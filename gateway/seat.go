@@ -20,6 +20,7 @@ import (
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleetcall"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
 	"evenkeel/gateway/metaserver"
@@ -58,6 +59,7 @@ type Gateway struct {
 	loops      loop.Set // that carry streamed answers
 	requests   *request.Server
 	advice     *adviser.Adviser
+	calls      *fleetcall.Caller
 	watch      *watch.Watch
 	seats      atomic.Uint64 // how many were asked for; their ids have the highest bit, and no request's id has it
 

@@ -344,7 +344,7 @@ func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 		for _, path := range []string{"/livez", "/readyz"} {
 			require.Equal(t, 200, without("GET", path), "kubelets have no token")
 		}
-		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST", "/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/instances/add": "POST"} {
+		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST", "/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/admin/fleet/call": "POST", "/instances/add": "POST"} {
 			require.Equal(t, http.StatusUnauthorized, without(method, path), path)
 			require.Equal(t, http.StatusUnauthorized, without(method, path, "Bearer ses"), path)
 		}

@@ -108,6 +108,7 @@ func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
 		"POST /instances/add":           h.instances(h.addInstance),
 		"POST /instances/remove":        h.instances(h.removeInstance),
 		"POST /reset_prefix_cache":      h.resetPrefixCache,
+		"POST /admin/fleet/call":        h.callFleet,
 		"GET /prefill":                  h.prefill,
 		"PUT /prefill/policy":           h.setPrefillPolicy,
 		"POST /prefill/score":           h.scorePrefill,
@@ -145,6 +146,9 @@ func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, _ = io.WriteString(w, "ok\n")
+	for _, p := range h.g.Pauses() { // requests wait, and are let in
+		_, _ = io.WriteString(w, p.String()+"\n")
+	}
 }
 
 func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.Status(r.Context())) }
@@ -350,14 +354,6 @@ func (h *handler) removeInstance(role, address string) error {
 		return err
 	}
 	return h.g.Remove(role, id)
-}
-
-func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
-	if err := h.g.ResetPrefixCache(r.Context()); err != nil {
-		fail(w, http.StatusBadGateway, "engine_failed", err.Error())
-		return
-	}
-	reply(w, map[string]string{"message": "ok"})
 }
 
 func (h *handler) policy(w http.ResponseWriter, _ *http.Request) {

@@ -35,6 +35,7 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	doc := documented(t)
 	operator := codesIn(t, "gateway/admin")
 	operator = append(operator, codesIn(t, "gateway/live")...)
+	operator = append(operator, codesIn(t, "gateway/fleetcall")...)
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
 	client := codesIn(t, "gateway/admission", "peers.go")

@@ -85,7 +85,7 @@ func (s *schemas) fields(of reflect.Type, loose bool, hidden ...string) (lines, 
 			if strings.HasPrefix(what, "$ref") {
 				what = "allOf: [{" + what + "}]"
 			}
-			what += ", description: " + strconv.Quote(doc)
+			what = strings.TrimPrefix(what+", description: "+strconv.Quote(doc), ", ") // anything has no type
 		}
 		lines = append(lines, tag+": {"+what+"}")
 	}

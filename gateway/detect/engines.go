@@ -3,6 +3,7 @@ package detect
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"evenkeel/internal/words"
@@ -90,6 +91,8 @@ var engineDetectors = []Detector{
 // is says what is wrong with an engine; empty: nothing.
 func (e *Engine) is() Kind {
 	switch {
+	case e.Paused && e.State == "halted": // an operator wants it
+		return ""
 	case e.Moved != nil && e.Moved.AgoS < movedS && (e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs):
 		return EngineMoved
 	case e.Hangs && e.State != "odd":
@@ -106,6 +109,11 @@ func (e *Engine) is() Kind {
 		return EngineAmiss
 	}
 	return ""
+}
+
+// paused says that an operator has requests wait for some engines.
+func (v *view) paused() bool {
+	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
 
 // movedS is how long ago a name got another address, for that to be why nothing answers there.

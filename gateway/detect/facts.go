@@ -311,11 +311,12 @@ type Engine struct {
 	Role     string   `json:"role"`
 	Models   []string `json:"models"` // at most so many, and other
 	Group    string   `json:"group,omitempty"`
-	State    string   `json:"state"`           // up, out, wedged, halted, down
-	Why      string   `json:"why,omitempty"`   // it is not up, or what is amiss though it is
-	Hangs    bool     `json:"hangs,omitempty"` // its port takes connections, but its last health check got no answer
-	Moved    *Moved   `json:"-"`               // nil: its name has always had the same address
-	SinceS   float64  `json:"since_s"`         // how long it has been so
+	State    string   `json:"state"`            // up, out, wedged, halted, down
+	Why      string   `json:"why,omitempty"`    // it is not up, or what is amiss though it is
+	Paused   bool     `json:"paused,omitempty"` // by POST /admin/fleet/call; it is halted, and why says since when
+	Hangs    bool     `json:"hangs,omitempty"`  // its port takes connections, but its last health check got no answer
+	Moved    *Moved   `json:"-"`                // nil: its name has always had the same address
+	SinceS   float64  `json:"since_s"`          // how long it has been so
 	Draining bool     `json:"draining"`
 	Share    float64  `json:"share"` // of its slots that may be used; below 1 while it is fresh in service
 	Ranks    int      `json:"ranks"`

@@ -247,6 +247,13 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Engines[0].State = "down"
 			d.Prefill.Groups = []detect.PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "open"}}
 		}, []told{}},
+		"engines that are paused are as somebody wants it, and so are requests that wait for them": {func(d *detect.Facts) {
+			d.Prefill.Engines = d.Prefill.Engines[:1]
+			d.Prefill.Engines[0].State = "down"
+			for i := range d.Engines {
+				d.Engines[i].State, d.Engines[i].Paused, d.Engines[i].Why = "halted", true, "paused through POST /admin/fleet/call (/pause) at 2026-11-27T17:00:00Z"
+			}
+		}, []told{}},
 		"no engine does both any more": {func(d *detect.Facts) {
 			d.Prefill.Engines, d.Prefill.Groups = nil, []detect.PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "down"}}
 		}, []told{{detect.Bad, "prefill", "", "No aggregated engine takes prompts"}, {detect.Bad, "prefill", "", "4 requests wait for an aggregated engine"}}},

@@ -174,7 +174,7 @@ func (p *Prefill) open() (n int, called string) {
 }
 
 func findNoPrefill(v *view, say say) {
-	if open, called := v.Prefill.open(); open == 0 && len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0 {
+	if open, called := v.Prefill.open(); open == 0 && !v.paused() && len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0 {
 		f := say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
 		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
 			f.Severity = Warn // their caches are full for the moment, and nobody waits
@@ -191,7 +191,7 @@ func (v *view) queue() Kind {
 		return QueueFull
 	case p.BusyS > 0 && !v.overloaded():
 		return PrefillBusy
-	case p.Waiting > 0 && open == 0:
+	case p.Waiting > 0 && open == 0 && !v.paused():
 		return QueueWaits
 	}
 	return ""

@@ -100,6 +100,21 @@ func TestAProbeLeavesAnEngineThatAnotherOneCanStandInFor(t *testing.T) {
 	require.Equal(t, error(aborted), alone.Cause(aborted), "no other engine is up")
 }
 
+// A call to an engine that is paused goes on elsewhere if it ends meanwhile: the pause is why.
+func TestACallToAnEngineThatIsPausedMayMove(t *testing.T) {
+	f, _ := fielded(t, mooncake.Profile{})
+	f.OnStatus(p1, engine.Status{Up: true, Models: []engine.Model{{ID: "m"}}})
+	decode := call(f, p1, false)
+	require.False(t, decode.Moved())
+	f.Pause("", "/pause")
+	require.True(t, decode.Moved())
+	require.True(t, f.host.Monitor.Status(p1).Halted() || f.Now().Engine(p1).Status.Halted())
+	f.Resume("", []string{p1})
+	require.True(t, decode.Moved(), "its engine did not resume")
+	f.Resume("", nil)
+	require.False(t, decode.Moved())
+}
+
 // A restart that shows in metrics or hand-offs is told of once, and what was learned of the process before is forgotten.
 func TestARestartIsToldOfOnce(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
@@ -196,7 +211,6 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	f.pages.Clear()
 	_, err = f.Scrape(t.Context(), c)
 	require.Error(t, err)
-	require.Error(t, f.ResetPrefixCaches(t.Context()))
 }
 
 func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {

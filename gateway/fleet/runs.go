@@ -37,7 +37,9 @@ type Run struct {
 }
 
 // Moved says whether the call has to go on elsewhere because its engine was taken out of service, or was paused: that ends what runs there.
-func (r *Run) Moved() bool { return r.leaves.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance) }
+func (r *Run) Moved() bool {
+	return r.leaves.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
+}
 
 // Cause is why the call failed with err. A call that was ended because its engine was declared down broke with that
 // engine: it is charged to the engine, and counts as an attempt of the request, which may be what the engine died of.

@@ -19,6 +19,8 @@ type (
 	Birth = roster.Birth
 	// Place is where a call to an engine runs.
 	Place = roster.Place
+	// Pause has the engines of a group get nothing new.
+	Pause = roster.Pause
 	// EngineStatus is what is known of one engine.
 	EngineStatus = roster.EngineStatus
 	// DrainStatus is what is left on an engine or rank that drains.

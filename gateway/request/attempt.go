@@ -113,7 +113,7 @@ func (j *job) fell(f *failure.Fault) lifecycle.Event {
 	e := lifecycle.Event{What: lifecycle.Fell, End: f.Ended, Rooms: f.Rooms}
 	switch arrived := !errors.Is(f.Err, failure.ErrUndelivered); {
 	case f.Status == http.StatusInternalServerError:
-		e.Faulty = arrived
+		e.Faulty = arrived && !f.Moved
 	case f.Status == 0 && f.Engine != "" && arrived && prefill.Broke(f.Err):
 		e.Breach = lifecycle.Breach{Engine: f.Engine, At: time.Now()}
 		for _, b := range j.life.Breaches() {

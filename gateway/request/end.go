@@ -46,7 +46,7 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 		return
 	}
 	e := s.job.fell(s.fault)
-	e.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack
+	e.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.fault.Moved
 	s.step(e)
 }
 

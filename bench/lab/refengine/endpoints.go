@@ -47,7 +47,11 @@ var endpoints = map[string]endpoint{
 	scalingPath:                 {http.MethodPost, true, serveScaling},
 	"/metrics":                  {http.MethodGet, true, (*life).serveMetrics},
 	"/tokenize":                 {http.MethodPost, true, (*life).serveTokenize},
-	"/reset_prefix_cache":       {http.MethodPost, true, (*life).serveReset},
+	"/reset_prefix_cache":       {http.MethodPost, true, func(l *life, x *exchange) bool { return l.pause.serveReset(x) }},
+	"/pause":                    {http.MethodPost, true, func(l *life, x *exchange) bool { return l.pause.servePause(x) }},
+	"/resume":                   {http.MethodPost, true, func(l *life, x *exchange) bool { return l.pause.serveResume(x) }},
+	"/is_paused":                {http.MethodGet, true, func(l *life, x *exchange) bool { return l.pause.serveIsPaused(x) }},
+	"/update_weights":           {http.MethodPost, true, func(l *life, x *exchange) bool { return l.pause.serveUpdateWeights(x) }},
 	"/query":                    {http.MethodGet, true, (*life).serveQuery},
 
 	pullPath:          {http.MethodPost, true, (*life).servePull},
@@ -258,13 +262,6 @@ func (l *life) serveTokenize(x *exchange) bool {
 		return x.fail(refuse(400, "%v", err).of("prompt"))
 	}
 	return x.answerJSON(map[string]any{"count": p.Tokens(), "max_model_len": l.engine.cfg.MaxModelLen, "tokens": p.IDs, "token_strs": nil})
-}
-
-func (l *life) serveReset(x *exchange) bool {
-	for _, r := range l.prefills {
-		r.Cache.Reset()
-	}
-	return x.answerJSON(map[string]bool{"success": true})
 }
 
 // serveQuery is the bootstrap server of vllm-mooncake.

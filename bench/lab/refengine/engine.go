@@ -65,6 +65,7 @@ type life struct {
 	adapters    *adapters
 	bound       *bound
 	prefills    []*prompts.Rank
+	pause       pausing
 	group       *group.Group
 	halt        func() // ends the steps of the group
 	balance     balance
@@ -185,6 +186,7 @@ func (e *Engine) Revive() error {
 	l.group = group.New(decodes, group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills, Tokens: &c.Tokens}, e.log, caches)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
 	l.bound = newBound(l)
+	l.pause.life = l
 	for rank := range e.cfg.DPSize {
 		var events *cache.Events
 		if len(e.kvAddrs) > 0 {
@@ -300,6 +302,7 @@ func (e *Engine) stop(abrupt bool) bool {
 	e.mu.Unlock()
 	if l != nil {
 		l.end(abrupt)
+		l.pause.resume() // the next life is not paused
 	}
 	return l != nil
 }

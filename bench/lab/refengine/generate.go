@@ -71,6 +71,9 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		}
 		return ok
 	}
+	if done, ok := l.pause.holds(x, r); done {
+		return ok
+	}
 	serve := l.decode
 	switch {
 	case r.leg != LegProbe:

@@ -16,7 +16,10 @@ import (
 
 // sglangEndpoints are the paths of SGLang that vLLM lacks or serves in another way; without a method it has no such path.
 var sglangEndpoints = map[string]endpoint{
-	"/ready":                    {"GET", true, (*life).serveHealth},
+	"/ready":                    {"GET", true, func(l *life, x *exchange) bool { return l.pause.serveReady(x) }},
+	"/pause_generation":         {"POST", false, func(l *life, x *exchange) bool { return l.pause.servePauseGeneration(x) }},
+	"/continue_generation":      {"POST", false, func(l *life, x *exchange) bool { return l.pause.serveContinueGeneration(x) }},
+	"/flush_cache":              {"POST", false, func(l *life, x *exchange) bool { return l.pause.serveFlush(x) }}, // GET, too
 	"/health":                   {"GET", true, (*life).serveHealthToken},
 	"/server_info":              {"GET", false, (*life).serveServerInfo},
 	"/v1/loads":                 {"GET", false, serveLoads},
@@ -31,10 +34,17 @@ var sglangEndpoints = map[string]endpoint{
 	"/version":                  {},
 	"/query":                    {},
 	"/reset_prefix_cache":       {},
+	"/pause":                    {},
+	"/resume":                   {},
+	"/is_paused":                {},
+	"/update_weights":           {},
 }
 
 // serveHealthToken generates a token, and looks once a second whether anything came.
 func (l *life) serveHealthToken(x *exchange) bool {
+	if mode, _ := l.pause.now(); mode != "" { // no token comes
+		return x.Pause(healthOfSGLang) && x.Answer(503, "", nil)
+	}
 	return x.Pause(time.Second) && l.serveHealth(x)
 }
 

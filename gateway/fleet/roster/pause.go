@@ -18,7 +18,17 @@ type Pause struct {
 	Group string             `json:"group"` // of engines that decode; empty: all engines
 	Path  string             `json:"path"`  // of the call that began it
 	Since time.Time          `json:"since"`
+	Began map[string]float64 `json:"-"` // the start times of the processes that there were then, by engine
 	Left  map[string]float64 `json:"-"` // engines that did not resume with their group, with the start times of their processes; nil: the group did not
+}
+
+// Restarted says that an engine which is paused has a process that began after the pause, as far as start times tell.
+func (p *Pause) Restarted(e *Engine) bool {
+	if e == nil || !p.Covers(e) {
+		return false
+	}
+	began, there := p.Began[e.Key()]
+	return e.Status.Up && (!there || e.Status.StartTime != began)
 }
 
 // Covers says whether an engine is paused.
@@ -42,13 +52,24 @@ func (p *Pause) Text() string {
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
 }
 
+// String also says of whom.
+func (p *Pause) String() string {
+	if p.Group == "" {
+		return "all engines: " + p.Text()
+	}
+	return "group " + p.Group + ": " + p.Text()
+}
+
 // PauseBegun has a group be paused. One that is paused already stays so since then, also those of it that had not resumed.
 type PauseBegun struct{ Group, Path string }
 
 func (v PauseBegun) apply(r *Roster, a *applying) {
-	next := &Pause{Group: v.Group, Path: v.Path, Since: a.now}
+	next := &Pause{Group: v.Group, Path: v.Path, Since: a.now, Began: map[string]float64{}}
+	for key, e := range r.engines {
+		next.Began[key] = e.Status.StartTime
+	}
 	if old := r.pauses[v.Group]; old != nil {
-		next.Path, next.Since = old.Path, old.Since
+		next.Path, next.Since, next.Began = old.Path, old.Since, old.Began
 	}
 	r.pauses[v.Group] = next
 	a.add(Effect{What: Watched})
@@ -111,7 +132,7 @@ func (r *Roster) pause(e *Engine) {
 			e.held = p
 		}
 	}
-	if e.held != nil && e.Status.Halt == nil {
+	if e.held != nil && (e.Status.Halt == nil || errors.Is(e.Status.Halt, engine.ErrPaused)) {
 		e.Status.Halt = &engine.Held{Why: e.held.Text()}
 	}
 }
@@ -125,10 +146,13 @@ func (e *Engine) Held() *engine.Held {
 }
 
 // Pauses are those in force, the oldest first.
-func (p *Published) Pauses() []*Pause {
-	return slices.SortedFunc(maps.Values(p.pauses), func(a, b *Pause) int {
-		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Group, b.Group))
-	})
+func (p *Published) Pauses() []Pause {
+	all := make([]Pause, 0, len(p.pauses))
+	for _, one := range p.pauses {
+		all = append(all, *one)
+	}
+	slices.SortFunc(all, func(a, b Pause) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Group, b.Group)) })
+	return all
 }
 
 // Paused says whether an engine is.

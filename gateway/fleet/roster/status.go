@@ -29,8 +29,9 @@ type EngineStatus struct {
 	Away     string        `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
 	Since    time.Time     `json:"since"`
 	Error    string        `json:"error,omitempty"`
-	Hangs    bool          `json:"hangs,omitempty"` // its port takes connections, but its last health check got no answer
-	Moved    *engine.Moved `json:"moved,omitempty"` // its name has other addresses than before
+	Paused   bool          `json:"paused,omitempty"` // by POST /admin/fleet/call; error says since when
+	Hangs    bool          `json:"hangs,omitempty"`  // its port takes connections, but its last health check got no answer
+	Moved    *engine.Moved `json:"moved,omitempty"`  // its name has other addresses than before
 	Models   []string      `json:"models"`
 	Version  string        `json:"version,omitempty"`
 	Ranks    int           `json:"ranks"`
@@ -45,7 +46,7 @@ func (p *Published) Statuses() []EngineStatus {
 			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
 			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.kept != Up,
 			Error: e.why(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
-			Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
+			Paused: e.held != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() {
 			s.Moved = &moved

@@ -1,0 +1,273 @@
+package gateway_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/detect"
+	"evenkeel/gateway/fleetcall"
+	"evenkeel/mooncake"
+)
+
+// call is POST /admin/fleet/call.
+func (c *cluster) call(body string) (r fleetcall.Result, status int) {
+	c.Helper()
+	got := c.ask("POST", c.admin+"/admin/fleet/call", body)
+	require.NoError(c, got.err)
+	if got.status == http.StatusOK || got.status == http.StatusBadGateway {
+		require.NoError(c, json.Unmarshal([]byte(got.body), &r), got.body)
+	}
+	if got.status != http.StatusOK {
+		c.Log(got.status, got.body)
+	}
+	return r, got.status
+}
+
+// does has all engines do something.
+func (c *cluster) does(path string) {
+	c.Helper()
+	r, status := c.call(fmt.Sprintf(`{"path":%q}`, path))
+	require.Equal(c, http.StatusOK, status, "%+v", r)
+	require.True(c, r.Done)
+	require.Len(c, r.Engines, len(c.gw.Status(c.Context()).Engines))
+}
+
+// incidents are those that began since, of kinds that engines cause which answer nothing.
+func (c *cluster) incidents(since time.Time) (all []detect.Incident) {
+	c.Helper()
+	var d struct{ Incidents []detect.Incident }
+	require.NoError(c, json.Unmarshal([]byte(c.get("/live?once").body), &d))
+	for _, i := range d.Incidents {
+		if i.SinceMs >= since.UnixMilli() && (strings.HasPrefix(string(i.Kind), "engine") || i.Kind == detect.NoPrefill || i.Kind == detect.QueueWaits || i.Kind == detect.NotReady) {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+// Between two steps of a training all engines are paused, get other weights, drop their caches and go on. Requests run all the while: none is lost,
+// and none is thought to find what was in a cache before.
+func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name, version string
+		sglang        bool
+		pause, end    string
+		empty         string // empty: the engines refuse it while requests hold KV
+	}{
+		{name: "vLLM that aborts, and refuses what comes", version: "0.33.0", pause: "/pause", empty: "/reset_prefix_cache", end: "/resume"},
+		{name: "vLLM that aborts, and lets wait what comes", version: "0.32.0", pause: "/pause", empty: "/reset_prefix_cache", end: "/resume"},
+		{name: "vLLM that waits for what runs", version: "0.33.0", pause: "/pause?mode=wait", empty: "/reset_prefix_cache", end: "/resume"},
+		{name: "vLLM that keeps what runs", version: "0.33.0", pause: "/pause?mode=keep", end: "/resume"},
+		{name: "SGLang that aborts", sglang: true, pause: "/pause_generation", empty: "/flush_cache", end: "/continue_generation"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			engine := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 4 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}
+			o := options{dirty: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}, mixed: []refengine.Config{engine, engine}, configure: func(cfg *config.Config) {
+				retrying(cfg)
+				cfg.ExposeRoute = true
+				cfg.FleetCall.Paths = map[string][]string{"/update_weights": {config.CallEmpties}}
+				cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
+			}}
+			begin := func() *cluster { return start(t, o) }
+			if row.sglang {
+				o.mixed = nil
+				begin = func() *cluster { return early(t, refengine.SGLang, o) }
+			}
+			c := begin()
+			stop := c.keepAsking(6)
+			defer stop()
+			prompt := strings.Repeat("word ", 300)
+			require.Equal(t, "right", c.judge(prompt, `"stream":true,`))
+			for step := range 2 {
+				cached := strings.Repeat(fmt.Sprint("step", step, " "), 300)
+				c.eventually("a prompt is in the caches", func() bool {
+					predicted, _ := c.hits(cached)
+					return predicted > 0
+				})
+				paused := time.Now()
+				c.does(row.pause)
+				for _, e := range c.gw.Status(t.Context()).Engines {
+					require.Equal(t, "halted", e.State)
+					require.Contains(t, e.Error, "paused through POST /admin/fleet/call ("+row.pause+")")
+				}
+				ready := c.get("/readyz")
+				require.Equal(t, http.StatusOK, ready.status, "requests are taken, and wait")
+				require.Contains(t, ready.body, "paused through")
+				asked := int64(0)
+				for _, e := range append(c.prefill, c.decode...) {
+					asked += e.Stats().Requests
+				}
+				waits := c.judging(prompt, `"stream":true,`)
+				if row.empty != "" {
+					c.does(row.empty)
+				} else {
+					_, status := c.call(`{"path":"/reset_prefix_cache"}`)
+					require.Equal(t, http.StatusBadGateway, status, "requests hold KV")
+				}
+				if !row.sglang {
+					c.does("/update_weights")
+				}
+				time.Sleep(200 * time.Millisecond) // health checks fail meanwhile, of SGLang
+				for _, e := range append(c.prefill, c.decode...) {
+					asked -= e.Stats().Requests
+				}
+				require.Zero(t, asked, "nothing is sent to an engine")
+				require.Empty(t, waits)
+				require.Empty(t, c.incidents(paused))
+				c.does(row.end)
+				require.Empty(t, c.gw.Status(t.Context()).Pauses)
+				require.Equal(t, "right", <-waits)
+				predicted, actual := c.hits(cached)
+				require.Zero(t, predicted)
+				if row.empty != "" {
+					require.Zero(t, actual)
+				}
+			}
+			stop()
+			require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+			for _, r := range c.records() {
+				require.Equal(t, "ok", r.Outcome)
+			}
+		})
+	}
+}
+
+// What an operator may do wrong, and what engines may: one proxy after the other leaves it as the next part wants it.
+func TestACallThatNotAllEnginesFollow(t *testing.T) {
+	t.Parallel()
+	one := refengine.Config{Version: "0.33.0", C0: 4 * time.Millisecond, PrefixCache: 4096}
+	c := start(t, options{dirty: true, mixed: []refengine.Config{one, one}, configure: func(cfg *config.Config) {
+		retrying(cfg)
+		for i := range cfg.Engines.Aggregated {
+			cfg.Engines.Aggregated[i].Barrier = config.BarrierNone // one serves while the other is down
+		}
+		cfg.FleetCall = config.FleetCall{Timeout: time.Second, Paths: map[string][]string{"/nothing": {config.CallPauses}, "/is_paused": {}, "/metrics": {}}}
+		cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
+	}})
+	pauses := func() int { return len(c.gw.Status(t.Context()).Pauses) }
+	t.Run("what is refused before any engine is asked", func(t *testing.T) {
+		for body, want := range map[string]int{
+			`{`: 400, `{}`: 404, `{"path":"/pause","colour":1}`: 400, `{"path":"/v1/completions"}`: 404, `{"path":"/pause","method":"TRACE"}`: 400,
+			`{"path":"/pause","group":"nobody's"}`: 404,
+		} {
+			_, status := c.call(body)
+			require.Equal(t, want, status, body)
+		}
+		require.Equal(t, http.StatusUnsupportedMediaType, c.ask("POST", c.admin+"/admin/fleet/call", `{"path":"/pause"}`, "Content-Type", "text/plain").status)
+		require.Zero(t, pauses())
+	})
+	t.Run("a question, and an answer that is too long", func(t *testing.T) {
+		r, status := c.call(`{"path":"/is_paused","method":"GET"}`)
+		require.Equal(t, 200, status)
+		require.JSONEq(t, `{"is_paused":false}`, string(r.Engines[0].Body))
+		r, status = c.call(`{"path":"/metrics","method":"GET"}`)
+		require.Equal(t, 200, status)
+		require.NotEmpty(t, r.Engines[1].Body)
+		require.LessOrEqual(t, len(r.Engines[1].Body), 32<<10)
+	})
+	t.Run("a pause that no engine knows is none", func(t *testing.T) {
+		r, status := c.call(`{"path":"/nothing"}`)
+		require.Equal(t, 502, status)
+		require.Contains(t, r.Engines[0].Error, "no such path")
+		require.Zero(t, pauses())
+		require.Equal(t, "right", c.judge("it is served", `"stream":true,`))
+	})
+	t.Run("an engine dies, and comes back while the others are paused", func(t *testing.T) {
+		c.decode[0].Kill()
+		r, status := c.call(`{"path":"/pause","group":"main"}`)
+		require.Equal(t, 502, status)
+		require.False(t, r.Done || r.Engines[0].Done || r.Engines[0].Status != 0)
+		require.True(t, r.Engines[1].Done)
+		require.Len(t, r.Paused, 1, "the group is")
+		waits := c.judging("waits", `"stream":true,`)
+		require.NoError(t, c.decode[0].Revive())
+		c.eventually("it is up, and gets nothing", func() bool { return c.state(c.decode[0]) == "halted" })
+		require.Empty(t, waits)
+		_, status = c.call(`{"path":"/resume","group":"main"}`)
+		require.Equal(t, 200, status)
+		require.Equal(t, "right", <-waits)
+		require.Zero(t, pauses())
+	})
+	t.Run("an engine dies, and the others resume", func(t *testing.T) {
+		c.does("/pause")
+		c.decode[0].Kill()
+		c.eventually("it is down", func() bool { return c.state(c.decode[0]) == "down" })
+		r, status := c.call(`{"path":"/resume"}`)
+		require.Equal(t, 502, status)
+		require.Len(t, r.Paused, 1)
+		require.Contains(t, r.Paused[0], "still paused")
+		require.Equal(t, "right", c.judge("the other one serves", `"stream":true,`))
+		require.NoError(t, c.decode[0].Revive())
+		c.eventually("it is another process, which nobody has paused", func() bool { return c.state(c.decode[0]) == "up" })
+		require.Zero(t, pauses())
+	})
+	t.Run("an engine that was restarted meanwhile is told of", func(t *testing.T) {
+		c.does("/pause")
+		c.decode[1].Kill()
+		c.eventually("it is down", func() bool { return c.state(c.decode[1]) == "down" })
+		require.NoError(t, c.decode[1].Revive())
+		c.eventually("it is back", func() bool { return c.state(c.decode[1]) == "halted" })
+		r, status := c.call(`{"path":"/resume"}`)
+		require.Equal(t, 200, status)
+		require.True(t, r.Engines[1].Restarted && !r.Engines[0].Restarted, "it has other weights")
+	})
+	t.Run("a group does not resume out of a pause of all", func(t *testing.T) {
+		c.does("/pause")
+		_, status := c.call(`{"path":"/resume","group":"main"}`)
+		require.Equal(t, 409, status)
+		c.does("/resume")
+	})
+	t.Run("a second caller, and one that leaves", func(t *testing.T) {
+		leave := c.endless()
+		ctx, left := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, "POST", c.admin+"/admin/fleet/call", strings.NewReader(`{"path":"/pause?mode=wait"}`))
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/json")
+		gone := make(chan reply, 1)
+		go func() { gone <- c.do(req) }()
+		c.eventually("it waits for what runs", func() bool { return pauses() == 1 })
+		_, status := c.call(`{"path":"/is_paused","method":"GET"}`)
+		require.Equal(t, 409, status)
+		left()
+		require.Error(t, (<-gone).err)
+		leave()
+		c.eventually("the call went on without its caller", func() bool {
+			r, status := c.call(`{"path":"/is_paused","method":"GET"}`)
+			return status == 200 && strings.Contains(string(r.Engines[0].Body), "true") && len(r.Paused) == 1
+		})
+		c.does("/resume")
+	})
+	t.Run("engines that take too long", func(t *testing.T) {
+		leave := c.endless()
+		r, status := c.call(`{"path":"/pause?mode=wait"}`)
+		require.Equal(t, 502, status)
+		require.Contains(t, r.Engines[0].Error+r.Engines[1].Error, "within fleet_call.timeout (1s)")
+		require.Len(t, r.Paused, 1, "they may come to it")
+		leave()
+		c.does("/resume")
+		require.Equal(t, "right", c.judge("it is served", `"stream":true,`))
+	})
+	// A proxy that was restarted knows nothing of the pause, as one that was passed by. The engines know.
+	t.Run("engines that were paused by another", func(t *testing.T) {
+		for _, e := range c.decode {
+			require.Equal(t, 200, c.ask("POST", e.URLs()[0]+"/pause", "").status)
+		}
+		c.eventually("the engines say so", func() bool { return c.state(c.decode[0]) == "halted" && c.state(c.decode[1]) == "halted" })
+		require.Contains(t, c.engineStatus(c.decode[0]).Error, "it is paused")
+		waits := c.judging("waits", `"stream":true,`)
+		c.does("/resume")
+		require.Equal(t, "right", <-waits)
+	})
+	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+}
