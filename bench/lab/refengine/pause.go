@@ -68,7 +68,11 @@ func (p *pausing) holds(x *exchange, r *request) (done, ok bool) {
 		case (mode == pauseAborts || mode == pauseWaits) && p.engine.cfg.Connector != SGLang && !p.engine.cfg.before(33):
 			p.notify(r) // its KV connector frees what is held for it
 			p.engine.seen.Forget(x.Req.Header.Get("X-Request-Id"))
-			return true, p.newAnswer(x, r, plan{}).failed(refuse(503, "Generation is paused. Please retry after it resumes."), p.engine.cfg.ErrorShape)
+			a := p.newAnswer(x, r, plan{})
+			if r.stream && !a.open() { // the status is out before the core has refused it
+				return true, false
+			}
+			return true, a.failed(refuse(503, "Generation is paused. Please retry after it resumes."), p.engine.cfg.ErrorShape)
 		}
 		select {
 		case <-over:
