@@ -28,7 +28,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return &metrics{
 		up: gauge("up", "1 while the engine answers its health check.", "engine", "role"),
 		state: gauge("state", "1 for the state that the engine is in. out: requests failed in a row. wedged: a request of one token failed too. "+
-			"halted: its group re-forms or waits for its recovery, and requests wait.", "engine", "role", "state"),
+			"halted: it is paused, or its group re-forms or waits for its recovery, and requests wait.", "engine", "role", "state"),
 		outages:  counter("outages_total", "Times that a decode engine was taken out although it answers its health check.", "engine", "reason"),
 		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines that seemed broken. vouched: the request timed out, but streams of the engine went on.", "engine", "outcome"),
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges do not change although it has requests of this proxy.", "engine"),

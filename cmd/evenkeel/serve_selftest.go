@@ -52,14 +52,15 @@ func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 		case <-ctx.Done():
 			return false
 		case now := <-tick.C:
-			if ok, _ := g.Ready(); !ok {
+			s := g.Status(ctx)
+			if !s.Ready || anyHalted(&s) {
 				ready = time.Time{}
 				continue
 			}
 			if ready.IsZero() {
 				ready = now
 			}
-			if now.Sub(ready) >= selfTestPatience || allUp(g.Status(ctx)) {
+			if now.Sub(ready) >= selfTestPatience || allUp(&s) {
 				return true
 			}
 		}
@@ -82,8 +83,13 @@ func atHome(cfg *config.Config) *config.Config {
 	return &own
 }
 
-func allUp(s gateway.Status) bool {
+func allUp(s *gateway.Status) bool {
 	return !slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return !e.Up })
+}
+
+// anyHalted says that an engine is paused, or its group re-forms: a request of the test would wait, and find nothing out.
+func anyHalted(s *gateway.Status) bool {
+	return slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return e.State == "halted" })
 }
 
 func logFindings(log *zap.Logger, findings []selftest.Finding) {
