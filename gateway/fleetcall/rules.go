@@ -103,7 +103,7 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 	}
 	p := &plan{Call: c, does: does}
 	for _, e := range engines.Engines() {
-		if c.Group != "" && !e.InGroup(c.Group) {
+		if e.Foreign() || c.Group != "" && !e.InGroup(c.Group) {
 			continue
 		}
 		if i := slices.IndexFunc(p.places, func(o place) bool { return o.id == e.ID }); i >= 0 {
@@ -111,6 +111,9 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 			continue
 		}
 		p.places = append(p.places, place{e.ID, []string{e.Key()}, e.At(-1)})
+	}
+	if len(p.places) == 0 && c.Group == "" {
+		return nil, &Refusal{http.StatusNotFound, "not_found", "there is no engine to call; GET /workers lists those that there are"}
 	}
 	if len(p.places) == 0 {
 		return nil, &Refusal{http.StatusNotFound, "not_found", fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}

@@ -12,6 +12,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet/roster"
+	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 )
 
@@ -51,6 +52,7 @@ func TestWhomACallReaches(t *testing.T) {
 	}{
 		{"all engines, each address once", Call{Path: "/pause"}, nil, []string{"p:1", "a:2", "b:2"}, 0, ""},
 		{"a group", Call{Path: "/pause?mode=keep", Group: "a"}, nil, []string{"p:1", "a:2"}, 0, ""},
+		{"engines of a region that another proxy owns", Call{Path: "/pause"}, []roster.Event{roster.Owners{Kind: owner.Regions}}, nil, 404, "no engine"},
 		{"a question", Call{Path: "/is_paused", Method: "get"}, nil, []string{"p:1", "a:2", "b:2"}, 0, ""},
 		{"no such group", Call{Path: "/pause", Group: "c"}, nil, nil, 404, `no engine that decodes is in group "c"`},
 		{"a path that is not listed", Call{Path: "/paus"}, nil, nil, 404, `did you mean "/pause"?`},

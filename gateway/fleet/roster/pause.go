@@ -43,6 +43,9 @@ func (p *Pause) Covers(e *Engine) bool {
 // InGroup says whether ranks of the engine decode in a group.
 func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
 
+// Foreign says that another proxy owns the engine's region, so that what all engines are called for is not meant for it.
+func (e *Engine) Foreign() bool { return e.kept == Unowned }
+
 // Text says what is paused, by what and since when.
 func (p *Pause) Text() string {
 	what := "paused"
