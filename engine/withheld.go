@@ -72,7 +72,7 @@ func Withheld(status int, body []byte, t *Target) error {
 		}
 		_ = json.Unmarshal(body, &told) // else it is another refusal
 		_ = json.Unmarshal(told.Error, &says)
-		if json.Unmarshal(told.Error, &why) == nil && why.Message == saysPaused {
+		if json.Unmarshal(told.Error, &why) == nil && SaysPaused(status, why.Message) {
 			return ErrPaused
 		}
 		switch says {
@@ -102,6 +102,11 @@ func Withheld(status int, body []byte, t *Target) error {
 		}
 	}
 	return nil
+}
+
+// SaysPaused says whether a refusal, which may be an event of a stream, is that of a core that is paused.
+func SaysPaused(status int, message string) bool {
+	return status == http.StatusServiceUnavailable && message == saysPaused
 }
 
 // IsWithheld says whether an error is one of Withheld's.

@@ -271,3 +271,20 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 	})
 	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
 }
+
+// A request that meets a pause of which nothing is known waits, and that is no attempt. A stream has begun before the core refuses its request.
+func TestARequestThatMeetsAPauseOfAnotherWaits(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{dirty: true, mixed: []refengine.Config{{Version: "0.33.0"}}, configure: func(cfg *config.Config) {
+		quickHealth(cfg)
+		cfg.Health.Interval, cfg.Prefill.Retry.Base = 2*time.Second, 500*time.Millisecond // requests come before the next check
+	}})
+	at := c.decode[0].URLs()[0]
+	require.Equal(t, 200, c.ask("POST", at+"/pause", "").status)
+	stream, whole := c.judging("a stream", `"stream":true,`), c.judging("an answer in one piece", "")
+	c.eventually("it is seen", func() bool { return c.state(c.decode[0]) == "halted" })
+	require.Equal(t, 200, c.ask("POST", at+"/resume", "").status)
+	require.Equal(t, "right", <-stream)
+	require.Equal(t, "right", <-whole)
+	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher"
+	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
@@ -213,6 +214,11 @@ func (s *stream) effect(fx sse.Effects) {
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.answer.Err()), s.answer.Err())
 	case sse.Refused:
 		said := s.answer.Mirror.Failure()
+		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM has begun the stream before its core refuses the request
+			s.job.srv.Monitor.Report(s.rank.Instance, engine.ErrPaused)
+			s.fails(lifecycle.Withheld, failure.Withheld(s.side(), engine.ErrPaused), engine.ErrPaused)
+			return
+		}
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
