@@ -59,6 +59,7 @@ type described struct {
 type health struct {
 	Key                string
 	IsRefused, Retired bool
+	Held, Paused       bool `json:",omitempty"`
 	engine.Status
 	Err, Out, Accused, Halt string // in place of those of the status
 }
@@ -124,6 +125,7 @@ func plain(e roster.Event) any {
 		s := &e.Status
 		return health{
 			Key: e.Key, IsRefused: e.IsRefused, Retired: errors.Is(s.Err, engine.ErrRetired), Status: *s,
+			Held: errors.As(s.Halt, new(*engine.Held)), Paused: errors.Is(s.Halt, engine.ErrPaused),
 			Err: why(s.Err), Out: why(s.Out), Accused: why(s.Accused), Halt: why(s.Halt),
 		}
 	}

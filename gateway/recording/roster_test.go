@@ -146,12 +146,19 @@ func eventOf(t *testing.T, e event) roster.Event {
 		if v.Retired {
 			s.Err = engine.ErrRetired
 		}
+		if v.Held {
+			s.Halt = &engine.Held{Why: v.Halt}
+		}
+		if v.Paused {
+			s.Halt = engine.ErrPaused
+		}
 		return roster.Health{Key: v.Key, Status: s, IsRefused: v.IsRefused}
 	}
 	return map[string]func(json.RawMessage) roster.Event{
 		"roster.Terms": as[roster.Terms](t), "roster.Owners": as[roster.Owners](t), "roster.Removed": as[roster.Removed](t), "roster.Left": as[roster.Left](t),
 		"roster.Turned": as[roster.Turned](t), "roster.Lived": as[roster.Lived](t), "roster.Handed": as[roster.Handed](t), "roster.GaveBack": as[roster.GaveBack](t),
 		"roster.Stopped": as[roster.Stopped](t), "roster.Resumed": as[roster.Resumed](t),
+		"roster.PauseBegun": as[roster.PauseBegun](t), "roster.PauseEnded": as[roster.PauseEnded](t), "roster.Emptied": as[roster.Emptied](t),
 	}[e.Kind](e.Of)
 }
 
