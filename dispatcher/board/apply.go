@@ -109,6 +109,8 @@ func (e Gauged) apply(l *Boards) {
 	for _, b := range l.inOrder {
 		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 {
 			b.gauged(r, e)
+		} else if r != nil && r.kept.Tokens() > 0 {
+			b.gaugedKept(r, e)
 		}
 	}
 }

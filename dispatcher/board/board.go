@@ -174,6 +174,9 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	if o.Orphaned && left.early && r.present {
 		b.orphan(r, &left, now)
 	}
+	if o.Kept && r.Keeps > 0 && r.present {
+		b.keep(r, &left, o.Generated, now)
+	}
 	b.promote(r)
 	b.rest(r.group)
 	b.outcomes[min(o.Kind, Failed)]++

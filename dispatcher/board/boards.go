@@ -66,7 +66,7 @@ func (l *Boards) Next() time.Time {
 			outage = time.Time{} // nobody waits for its end
 		}
 		for _, t := range [...]time.Time{
-			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage,
+			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.keptTo, b.pairs.checkAt, b.pool.NextDeadline(), outage,
 		} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t

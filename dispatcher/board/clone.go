@@ -53,6 +53,7 @@ func (b *board) clone(r *rules) *board {
 	for id, old := range b.ranks {
 		next := *old
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
+		next.kept = old.kept.Clone()
 		next.orphans, next.computing = slices.Clone(old.orphans), slices.Clone(old.computing)
 		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // its room is its bound
 		if groups[old.group] == nil && old.group != nil {

@@ -59,18 +59,19 @@ type Worker struct {
 	Name     string
 	Model    string
 	Group    string
-	Barrier  bool    // its group steps together
-	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
-	Lists    *Names  // what may be asked for there; nil on all ranks of a model: whatever it is
-	Slots    int     // max_num_seqs
-	Beyond   int     // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
-	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all
-	Capacity int64   // KV tokens, 0 = unlimited
-	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
-	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
-	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
-	Down     bool    // its engine does not answer, or goes on without it: it takes no part in the group's steps, sums and means. Never with Up
-	Awaited  bool    // it takes nothing for now, and requests wait for it. Never with Up
+	Barrier  bool          // its group steps together
+	Engine   string        // API server it is part of: what a hand-off of a prefiller reaches or does not
+	Lists    *Names        // what may be asked for there; nil on all ranks of a model: whatever it is
+	Slots    int           // max_num_seqs
+	Beyond   int           // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
+	Limit    int           // of them, as many as may be used now, while its engine is fresh in service; 0 = all
+	Capacity int64         // KV tokens, 0 = unlimited
+	Cost     float32       // what a KV token costs here, 1 = the group's mean; 0 reads as 1
+	Others   int64         // KV tokens there of requests that are not ours: load, and room that is taken
+	Keeps    time.Duration // how long its engine keeps the KV of an answer that has ended, for the next turn of its chat; 0: it does not
+	Up       bool          // false: takes nothing, but still holds its group's barrier unless it is down
+	Down     bool          // its engine does not answer, or goes on without it: it takes no part in the group's steps, sums and means. Never with Up
+	Awaited  bool          // it takes nothing for now, and requests wait for it. Never with Up
 
 	// Strays: its engine runs responses on any of its ranks, and does not say which.
 	Strays bool

@@ -54,6 +54,8 @@ type Outcome struct {
 	// a prefill that will not end was to write it. Its room is taken until the engine's process is another
 	// one, or its gauges show that the KV is not there (Gauged).
 	Orphaned bool
+	// Kept: the engine keeps the KV of the request for a later one, if it keeps that of answers (Worker.Keeps).
+	Kept bool
 }
 
 // Kind is how a request left its rank.

@@ -30,9 +30,15 @@ func (b *board) setWorkers(ws []Worker) {
 		if r.restarted(&w) {
 			b.forgetOrphans(r, all)
 			r.refusals.Succeed()
+			b.giveUp(r.kept.Clear())
 		}
 		w.Process = cmp.Or(w.Process, r.Process)
 		r.Worker, r.present = w, true
+		if w.Keeps > 0 {
+			r.kept.Reserve()
+		} else {
+			b.giveUp(r.kept.Clear())
+		}
 		b.refresh(r)
 		b.promote(r)
 		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it

@@ -51,6 +51,7 @@ func (r *rank) restarted(w *Worker) bool {
 func (b *board) leave(r *rank) {
 	if !r.present && len(r.slots) == 0 {
 		b.forgetOrphans(r, all)
+		b.giveUp(r.kept.Clear())
 		delete(b.ranks, r.ID)
 	}
 }
@@ -60,7 +61,7 @@ func (r *rank) room() int64 {
 	if r.Capacity == 0 {
 		return 0
 	}
-	return max(1, r.Capacity-r.orphaned)
+	return max(1, r.Capacity-r.orphaned-r.kept.Tokens())
 }
 
 // gauged gives back the orphans that are not there any more: our requests that decode and the

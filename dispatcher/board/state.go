@@ -10,6 +10,7 @@ import (
 	"evenkeel/dispatcher/decision"
 	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/forecast"
+	"evenkeel/dispatcher/kept"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/step"
 	"evenkeel/engine/circuit"
@@ -53,6 +54,7 @@ type board struct {
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 	refusing   int       // ranks whose engines refused what they got last
 	wakeSpared time.Time // when the first of these that are spared may be tried; zero: none is
+	keptTo     time.Time // when an engine gives up the first of the KV that it keeps of answers; zero: none keeps any
 
 	waits    waits
 	pace     Pace
@@ -107,7 +109,8 @@ type rank struct {
 	parts    int64   // ranks on which each of them stands
 	guests   int64   // KV tokens of those of the other ranks that stand here, in kv
 	orphans  []orphan
-	orphaned int64 // KV tokens of these, not in kv
+	orphaned int64   // KV tokens of these, not in kv
+	kept     kept.KV // of answers that have ended, not in kv
 
 	group    *group // while present
 	pressure pressure
@@ -394,6 +397,8 @@ type ledger struct {
 	unused   []int32 // free indices, the last is taken first
 	charged  tally
 	released tally
+	kept     int64 // KV tokens that engines kept of answers that had ended
+	givenUp  int64 // of these, those that they keep no longer
 }
 
 // tally counts slots and the KV tokens they were admitted with.

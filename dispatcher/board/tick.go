@@ -20,6 +20,7 @@ func (b *board) advance(now time.Time) {
 	b.outage(now)
 	b.lonely(now)
 	b.expire(now)
+	b.outlive(now)
 	due := b.due(now)
 	b.arrived = false
 	if !due {
@@ -47,7 +48,7 @@ func (b *board) due(now time.Time) bool {
 	// What arrives while a window is open waits for its end, unless a policy
 	// sends everything on at once. Held entries are looked at with each step, and when the policy wants to.
 	return b.changed || over(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || b.pairs.due(now)
+		over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || over(b.keptTo) || b.pairs.due(now)
 }
 
 // settle ends a turn.

@@ -1,0 +1,62 @@
+package board
+
+import "time"
+
+// Kept KV. An engine may keep the KV of an answer that has ended, so that a prefill engine can fetch it for the next turn of
+// the chat. vLLM's NIXL connector does with bidirectional_kv_xfer (0.33, request_finished in nixl/pull_scheduler.py). It gives the
+// blocks up at their time, or once they are fetched, and neither for want of room nor to reset its prefix cache. We fetch none.
+
+// keep counts what the engine of a rank keeps of a request that has left it.
+func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
+	tokens := int64(c.prompt) + int64(max(0, generated))
+	if !c.strays || len(r.engine) == 0 {
+		b.keepOn(r, tokens, now)
+		return
+	}
+	for _, other := range r.engine { // the response ran on any of them
+		if other.Keeps > 0 {
+			b.keepOn(other, tokens/int64(len(r.engine)), now)
+		}
+	}
+}
+
+func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
+	b.ledger.kept += tokens
+	b.giveUp(r.kept.Add(tokens, now, r.Keeps))
+	if next := r.kept.Next(); b.keptTo.IsZero() || next.Before(b.keptTo) {
+		b.keptTo = next
+	}
+}
+
+// giveUp takes in that engines keep so many tokens no longer.
+func (b *board) giveUp(tokens int64) {
+	b.ledger.givenUp += tokens
+	b.changed = b.changed || tokens > 0
+}
+
+// outlive gives up what engines kept until now.
+func (b *board) outlive(now time.Time) {
+	if b.keptTo.IsZero() || now.Before(b.keptTo) {
+		return
+	}
+	b.keptTo = time.Time{}
+	for _, r := range b.ranks {
+		b.giveUp(r.kept.Expire(now))
+		if next := r.kept.Next(); !next.IsZero() && (b.keptTo.IsZero() || next.Before(b.keptTo)) {
+			b.keptTo = next
+		}
+	}
+}
+
+// gaugedKept gives up what is not there, since our requests that decode and what is kept would need more than is in use: a
+// prefix that several answers share is there once, and other clients may have fetched some.
+func (b *board) gaugedKept(r *rank, e Gauged) {
+	b.refresh(r)
+	fewer := r.kept.Before(e.At) - e.KVTokens
+	for i, slot := range r.slots {
+		if c := &b.ledger.table[slot]; b.seen(slot) && !c.strays && c.since.Before(e.At) {
+			fewer += r.running[i].Tokens()
+		}
+	}
+	b.giveUp(r.kept.Seen(fewer, e.At))
+}
