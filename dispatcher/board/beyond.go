@@ -42,9 +42,9 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 
 // queues says whether the rank's engine may have a prompt at its deadline. Where the
 // rank is limited, others' requests may be there or the engine is fresh in service: then
-// none of ours may wait in its queue.
+// none of ours may wait in its queue. What the engine keeps of answers ends sooner or later.
 func (r *rank) queues(prompt int64) bool {
-	if !r.takes() || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room() {
+	if !r.takes() || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room()+r.kept.Tokens() {
 		return false
 	}
 	return r.startsAtOnce(prompt) || r.Limit == 0 && r.queue() < r.Beyond

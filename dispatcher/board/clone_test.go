@@ -181,7 +181,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			},
 			"release": func(t *rapid.T) {
 				if id, ok := one(); ok {
-					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"), Refused: rapid.Bool().Draw(t, "refused"), Orphaned: rapid.Bool().Draw(t, "orphaned")}
+					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"), Refused: rapid.Bool().Draw(t, "refused"), Orphaned: rapid.Bool().Draw(t, "orphaned"), Kept: rapid.Bool().Draw(t, "kept")}
 					all(func(w *twin) Event {
 						slot := w.slots[id]
 						delete(w.slots, id)
@@ -221,6 +221,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					ws[i].Beyond, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
 					ws[i].Strays = rapid.Bool().Draw(t, "strays")
 					ws[i].Lists = rapid.SampledFrom([]*Names{baseOnly, withX}).Draw(t, "lists")
+					ws[i].Keeps = rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(t, "keeps")
 					ws[i].Process = rapid.Uint64Range(0, 2).Draw(t, "process")
 				}
 				all(func(*twin) Event { return SetWorkers{ws} }, 0)
@@ -334,7 +335,7 @@ func TestTheBoardsArePure(t *testing.T) {
 			for _, i := range file.Imports {
 				pure := []string{
 					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time", // debug: the stack of a policy that panicked
-					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/decision", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
+					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/decision", "evenkeel/dispatcher/kept", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
 			}

@@ -84,13 +84,15 @@ func (b *board) discharge(slot int32) {
 }
 
 // drift is what the totals say is charged less what the table holds, and what
-// orphans have: zero, or the bookkeeping is wrong.
+// orphans have, and the same of what engines keep: zero, or the bookkeeping is wrong.
 func (b *board) drift() (slots, kvTokens int64) {
 	var held tally
+	var kept int64
 	for _, r := range b.ranks {
 		for _, o := range r.orphans {
 			held.kvTokens += o.tokens
 		}
+		kept += r.kept.Sum()
 	}
 	l := &b.ledger
 	for i := range l.table {
@@ -98,7 +100,7 @@ func (b *board) drift() (slots, kvTokens int64) {
 			held.add(&l.table[i])
 		}
 	}
-	return l.charged.slots - l.released.slots - held.slots, l.charged.kvTokens - l.released.kvTokens - held.kvTokens
+	return l.charged.slots - l.released.slots - held.slots, l.charged.kvTokens - l.released.kvTokens - held.kvTokens + l.kept - l.givenUp - kept
 }
 
 // refresh takes the counts of the rank's slots in. Without counts, what was told last stands.

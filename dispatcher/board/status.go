@@ -166,6 +166,8 @@ type WorkerStatus struct {
 	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
 	Prompts      uint64 `json:"prompts,omitempty"`          // that were sent to it so far
 	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
+	Kept         int64  `json:"kept_kv_tokens,omitempty"`   // of answers that have ended, which its engine keeps for the next turns of their chats
+	Keeps        bool   `json:"keeps,omitempty"`            // its engine does so
 	Lists        *Names `json:"-"`                          // what may be asked for there; /status has the models of its engine
 }
 
@@ -275,6 +277,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.later,
+		Kept: r.kept.Tokens(), Keeps: r.Keeps > 0,
 	}
 	if w.Up {
 		w.Limit = r.usable()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/dispatcher/kept"
 	"evenkeel/dispatcher/step"
 )
 
@@ -82,6 +83,14 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	}
 	slices.SortFunc(all, func(x, y Charge) int { return cmp.Or(x.Since.Compare(y.Since), int(x.Slot-y.Slot)) })
 	return all
+}
+
+// Kept is what the engine of a rank keeps of answers.
+func (l *Boards) Kept(model string, worker int32) kept.KV {
+	if b := l.boards[model]; b != nil && b.ranks[worker] != nil {
+		return b.ranks[worker].kept.Clone()
+	}
+	return kept.KV{}
 }
 
 // Waiting are the requests in the pool of a model that has a board.

@@ -90,6 +90,7 @@ func (e *Engines) seat(r *Rank) {
 // pull gives those that wait without it their room for KV, in order, while there is any. Where ranks are
 // bound before the prefill, that begins now.
 func (e *Engines) pull(r *Rank, step int64) {
+	r.Kept.Expire(e.Instant(e.Now))
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Pulled {
@@ -180,6 +181,9 @@ func (e *Engines) finishStep(g *Group) {
 			}
 			l := r.Legs[i]
 			r.Remove(i)
+			if r.Keeps > 0 {
+				r.Kept.Add(int64(l.Prompt)+int64(l.Gen), e.Instant(e.Now), r.Keeps)
+			}
 			e.Release(g, &l, board.Finished)
 			e.Finished(g, l)
 		}
@@ -189,7 +193,7 @@ func (e *Engines) finishStep(g *Group) {
 // Release gives the slot of a request back.
 func (e *Engines) Release(g *Group, l *Leg, kind board.Kind) {
 	e.given = board.Release{
-		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen)}, Generated: l.Gen, Started: l.Gen > 0, First: l.Joined,
+		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen), Kept: kind == board.Finished}, Generated: l.Gen, Started: l.Gen > 0, First: l.Joined,
 	}
 	if l.Joined != 0 {
 		e.given.Last = g.Number

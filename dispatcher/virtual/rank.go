@@ -3,8 +3,10 @@ package virtual
 import (
 	"math"
 	"slices"
+	"time"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/kept"
 	"evenkeel/dispatcher/step"
 )
 
@@ -38,6 +40,9 @@ type Rank struct {
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float64 // what a KV token costs here, 1 = the group's mean
 	Others   int64   // KV tokens of requests that are nobody's here
+
+	Keeps time.Duration // how long it keeps the KV of an answer that has ended; 0: it does not
+	Kept  kept.KV       // of such answers
 
 	Group  *Group
 	Active int
@@ -98,13 +103,13 @@ func (r *Rank) Feels(tokens int64, running int) float64 {
 
 // fits says whether there is room for the KV of so many tokens. An idle rank takes anything.
 func (r *Rank) fits(tokens int64) bool {
-	return r.Capacity == 0 || r.Others+r.KV+tokens <= r.Capacity
+	return r.Capacity == 0 || r.Others+r.KV+r.Kept.Tokens()+tokens <= r.Capacity
 }
 
 // victim is the request that KV overflow takes: the last admitted one that holds KV, unless it is the only
 // one. ok is false when nothing is to be done.
 func (r *Rank) victim() (i int, ok bool) {
-	if r.Capacity == 0 || r.Others+r.KV <= r.Capacity {
+	if r.Capacity == 0 || r.Others+r.KV+r.Kept.Tokens() <= r.Capacity {
 		return 0, false
 	}
 	for i = len(r.Legs) - 1; i > 0; i-- {

@@ -34,7 +34,7 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 	e := &Engines{Driver: NewDriver(b, time.Unix(0, 0), "m"), Groups: []*Group{g}}
 	var workers []board.Worker
 	for id := range int32(ranks) {
-		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * like.Slots, Up: true})
+		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * like.Slots, Keeps: like.Keeps, Up: true})
 		r := like
 		r.ID, r.Cost, r.Group = id, 1, g
 		g.Ranks = append(g.Ranks, &r)
@@ -146,4 +146,12 @@ func TestKVIsPulledOnlyWhileFewerRun(t *testing.T) {
 		"140.03 ms: 3 has its 1 tokens",
 	}, toldOf(t, 1, Rank{Slots: 2, Runs: 1}, 2, requests...))
 	require.Equal(t, "120.03 ms: 3 has its 1 tokens", toldOf(t, 1, Rank{Slots: 1}, 2, requests...)[5], "it is pulled when it comes")
+}
+
+func TestWhatARankKeepsOfAnAnswerHasItsRoom(t *testing.T) {
+	requests := []request{{0, 100, 2}, {0, 100, 20}, {20, 100, 1}}
+	require.Contains(t, toldOf(t, 1, Rank{Slots: 2, Capacity: 250}, 0, requests...), "24.02 ms: 3 has a slot")
+	all := toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, requests...)
+	require.Contains(t, all, "24.02 ms: 1 has its 2 tokens")
+	require.Contains(t, all, "134.67 ms: 3 has a slot", "with the first step that begins 100 ms later")
 }

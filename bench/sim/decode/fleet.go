@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"evenkeel/dispatcher/step"
 )
@@ -39,11 +40,12 @@ type Group struct {
 // Rank is one DP rank.
 type Rank struct {
 	Slots    int
-	Capacity int64   // KV tokens, 0 = unlimited
-	Cost     float64 // what a KV token costs here, 1 = the group's mean
-	Join     Moment  // zero: there from the start
-	Leave    Moment  // zero: never; a rank that leaves drains, and holds the barrier until it is empty
-	Fails    bool    // it does not drain: what it runs starts over somewhere else, after another prefill
+	Capacity int64         // KV tokens, 0 = unlimited
+	Cost     float64       // what a KV token costs here, 1 = the group's mean
+	Join     Moment        // zero: there from the start
+	Leave    Moment        // zero: never; a rank that leaves drains, and holds the barrier until it is empty
+	Keeps    time.Duration // how long it keeps the KV of an answer that has ended; 0: it does not
+	Fails    bool          // it does not drain: what it runs starts over somewhere else, after another prefill
 }
 
 // Moment is the first end of a step at which so many steps of the group or so
@@ -131,6 +133,8 @@ func (r *Rank) validate() error {
 		return fmt.Errorf("a capacity of %d KV tokens; 0 is unlimited", r.Capacity)
 	case !(r.Cost > 0 && r.Cost <= 1000):
 		return fmt.Errorf("cost %v; want a number above 0, 1 is the group's mean", r.Cost)
+	case r.Keeps < 0:
+		return fmt.Errorf("it keeps answers for %v; 0 is not at all", r.Keeps)
 	case r.Join.Step < 0 || r.Leave.Step < 0 || !(r.Join.Ms >= 0) || !(r.Leave.Ms >= 0):
 		return errors.New("it cannot join or leave before the start")
 	case r.Fails && !r.Leave.set():

@@ -2,6 +2,7 @@ package decode
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -30,6 +31,9 @@ func drawFleet(t *rapid.T) Fleet {
 			r := Rank{Slots: rapid.IntRange(1, 4).Draw(t, "slots"), Cost: rapid.SampledFrom([]float64{1, 1, 0.5, 2}).Draw(t, "cost")}
 			if rapid.Bool().Draw(t, "limited") {
 				r.Capacity = rapid.Int64Range(700, 3000).Draw(t, "capacity")
+			}
+			if rapid.IntRange(0, 3).Draw(t, "keeps answers") == 0 {
+				r.Keeps = time.Duration(rapid.IntRange(1, 3000).Draw(t, "keeps")) * time.Millisecond
 			}
 			if k > 0 && rapid.IntRange(0, 3).Draw(t, "comes") == 0 {
 				r.Join = moment("join")
@@ -144,7 +148,11 @@ func checkRun(t *rapid.T, r *run) {
 				placed++
 			}
 			must(kv == w.KV, "%d KV tokens charged for %d", w.KV, kv)
-			must(w.Capacity == 0 || kv <= w.Capacity || pulled == 1, "%d KV tokens on a rank for %d", kv, w.Capacity)
+			must(w.Capacity == 0 || kv+w.Kept.Tokens() <= w.Capacity || pulled <= 1, "%d KV tokens, and %d kept, on a rank for %d", kv, w.Kept.Tokens(), w.Capacity)
+			told, kept := r.Boards.Kept(model, w.ID), w.Kept.Clone()
+			told.Expire(r.Instant(r.Now))
+			kept.Expire(r.Instant(r.Now))
+			must(told.Tokens() == kept.Tokens(), "the board believes that %d KV tokens are kept, and %d are", told.Tokens(), kept.Tokens())
 		}
 	}
 	r.Count(r.Now)

@@ -80,7 +80,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 			g.Law = *plan.Law
 		}
 		for _, p := range plan.Ranks {
-			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
+			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Keeps: p.Keeps, Group: g.Group}, plan: p}
 			if fleet.Spare != nil {
 				w.Runs = p.Slots + *fleet.Spare
 			}
@@ -260,7 +260,7 @@ func (r *run) comeAndGo() {
 		for _, w := range g.Ranks {
 			ws = append(ws, board.Worker{
 				ID: w.ID, Name: strconv.Itoa(int(w.ID)), Model: model, Group: g.Key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity, Cost: float32(w.Cost),
-				Up: r.workers[w.ID].up, Early: r.early,
+				Up: r.workers[w.ID].up, Early: r.early, Keeps: w.Keeps,
 			})
 		}
 	}

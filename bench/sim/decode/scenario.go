@@ -28,13 +28,14 @@ type groupFile struct {
 }
 
 type rankFile struct {
-	Count    *int     `yaml:"count"` // so many equal ones; 1
-	Slots    *int     `yaml:"slots"`
-	Capacity *int64   `yaml:"capacity"` // KV tokens, 0 = unlimited
-	Cost     *float64 `yaml:"cost"`
-	Joins    string   `yaml:"joins"`
-	Leaves   string   `yaml:"leaves"`
-	Fails    string   `yaml:"fails"`
+	Count    *int          `yaml:"count"` // so many equal ones; 1
+	Slots    *int          `yaml:"slots"`
+	Capacity *int64        `yaml:"capacity"` // KV tokens, 0 = unlimited
+	Cost     *float64      `yaml:"cost"`
+	Keeps    time.Duration `yaml:"keeps"` // the KV of answers; 0s = not
+	Joins    string        `yaml:"joins"`
+	Leaves   string        `yaml:"leaves"`
+	Fails    string        `yaml:"fails"`
 }
 
 // ReadScenario reads a fleet from a file. What it leaves out is as in the one
@@ -92,7 +93,7 @@ func or[T any](p *T, otherwise T) T {
 }
 
 func (r *rankFile) rank(like *Rank) (Rank, error) {
-	out := Rank{Slots: or(r.Slots, like.Slots), Capacity: or(r.Capacity, like.Capacity), Cost: or(r.Cost, like.Cost), Fails: r.Fails != ""}
+	out := Rank{Slots: or(r.Slots, like.Slots), Capacity: or(r.Capacity, like.Capacity), Cost: or(r.Cost, like.Cost), Keeps: r.Keeps, Fails: r.Fails != ""}
 	if r.Leaves != "" && r.Fails != "" {
 		return Rank{}, errors.New("it leaves and fails: keep one")
 	}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -20,7 +21,7 @@ groups:
       - {slots: 8, capacity: 500000, cost: 1.5, joins: 90s, leaves: step 500}
   - c1_ms: 1e-3
     ranks:
-      - {fails: 2m, capacity: 0}
+      - {fails: 2m, capacity: 0, keeps: 480s}
       - {}
 `), like)
 	require.NoError(t, err)
@@ -31,7 +32,7 @@ groups:
 			{Slots: 8, Capacity: 500_000, Cost: 1.5, Join: Moment{Ms: 90_000}, Leave: Moment{Step: 500}},
 		}},
 		{Name: "group 1", C0Ms: DefaultC0Ms, C1Ms: 1e-3, Ranks: []Rank{
-			{Slots: 16, Cost: 1, Leave: Moment{Ms: 120_000}, Fails: true},
+			{Slots: 16, Cost: 1, Keeps: 480 * time.Second, Leave: Moment{Ms: 120_000}, Fails: true},
 			{Slots: 16, Capacity: 1000, Cost: 1},
 		}},
 	}}, got)
@@ -56,6 +57,7 @@ func TestScenarioSaysWhatIsWrong(t *testing.T) {
 		{"no ranks in a count", "groups: [{ranks: [{count: 0}]}]", "count 0"},
 		{"a cost of nothing", "groups: [{ranks: [{cost: 0}]}]", "cost 0"},
 		{"less than no KV", "groups: [{ranks: [{capacity: -1}]}]", "capacity of -1"},
+		{"less than no time", "groups: [{ranks: [{keeps: -1s}]}]", "keeps answers for -1s"},
 		{"no step time", "groups: [{c0_ms: 0, ranks: [{}]}]", "c0_ms 0"},
 		{"a moment without a unit", "groups: [{ranks: [{}, {joins: \"90\"}]}]", "joins: \"90\"; want a step of the group"},
 		{"a step before the first", "groups: [{ranks: [{leaves: step 0}]}]", "leaves: \"step 0\""},
@@ -86,7 +88,7 @@ func TestReadScenarioNamesTheFile(t *testing.T) {
 
 func FuzzScenario(f *testing.F) {
 	for _, text := range []string{
-		"groups: [{name: a, c0_ms: 5, ranks: [{count: 2, slots: 4, capacity: 9, cost: 2, joins: step 4, leaves: 9s}, {fails: 1m}]}]",
+		"groups: [{name: a, c0_ms: 5, ranks: [{count: 2, slots: 4, capacity: 9, cost: 2, joins: step 4, leaves: 9s}, {fails: 1m, keeps: 8m}]}]",
 		`{"groups":[{"ranks":[{}]}]}`, "groups:\n- ranks:\n  - &a {slots: 2}\n  - *a\n", "? [", "groups: [{c0_ms: .inf, ranks: [{cost: .nan}]}]",
 	} {
 		f.Add(text)
