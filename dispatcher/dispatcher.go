@@ -198,7 +198,7 @@ func (d *Dispatcher) Preempted(worker int32) {
 }
 
 // Gauged tells how many KV tokens were in use on a worker at an instant by its engine's gauges.
-// It is of interest only where there are orphans.
+// It is of interest only where there are orphans, or engines keep the KV of answers.
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *runner) {

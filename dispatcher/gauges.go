@@ -27,6 +27,7 @@ var (
 	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
 	descBacklog    = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
 	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.", rankLabels, nil)
+	descKept       = prometheus.NewDesc("evenkeel_rank_kept_tokens", "KV tokens of answers that have ended, which the rank's engine keeps for the next turns of their chats, by the proxy's own count. The proxy does not use this room. Only ranks whose profile has hand_back: counted have this series.", rankLabels, nil)
 	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum, over the ranks of the group, of the largest KV load less the rank's own load. Ranks whose engine is down do not count.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
 	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Requests that wait for a decode rank. Their prefill has finished, or it waits for the rank.", nil, nil)
@@ -86,7 +87,7 @@ func describeDrift(kind string) *prometheus.Desc {
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descUnsaid, descSaid, descUsage, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
-		descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descOrphans, descKept, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
@@ -128,7 +129,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descKVTokens, float64(w.KVTokens), group, rank)
 			if w.Capacity > 0 {
 				gauge(descCapacity, float64(w.Capacity), group, rank)
-				gauge(descUsage, float64(w.KVTokens)/float64(w.Capacity), group, rank, "own")
+				gauge(descUsage, float64(w.KVTokens+w.Kept)/float64(w.Capacity), group, rank, "own")
 			}
 			if said, ok := g.said(w.ID); ok {
 				told := func(d *prometheus.Desc, v float64, what string) {
@@ -154,6 +155,9 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			if w.Early {
 				gauge(descBound, float64(w.Bound), group, rank)
 				gauge(descOrphans, float64(w.Orphans), group, rank)
+			}
+			if w.Keeps {
+				gauge(descKept, float64(w.Kept), group, rank)
 			}
 		}
 		for _, q := range m.Groups {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
@@ -11,6 +12,36 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
 )
+
+func TestWhatAnEngineKeepsOfAnswersIsInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := start(t, testConfig())
+		ws := ranks(2, 4, 100)
+		ws[0].Keeps = 8 * time.Minute
+		d.SetWorkers(ws)
+		told := func(kept, share string) {
+			t.Helper()
+			require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
+# HELP evenkeel_rank_kept_tokens KV tokens of answers that have ended, which the rank's engine keeps for the next turns of their chats, by the proxy's own count. The proxy does not use this room. Only ranks whose profile has hand_back: counted have this series.
+# TYPE evenkeel_rank_kept_tokens gauge
+evenkeel_rank_kept_tokens{group="main",rank="d0"} `+kept+`
+# HELP evenkeel_rank_kv_usage_ratio Share of the rank's KV memory in use. own: by the proxy's own count, where the rank's room is known. scraped: by the engine's gauge, read at every tenth health check; it may also count what its prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.
+# TYPE evenkeel_rank_kv_usage_ratio gauge
+evenkeel_rank_kv_usage_ratio{group="main",rank="d0",source="own"} `+share+`
+evenkeel_rank_kv_usage_ratio{group="main",rank="d1",source="own"} 0
+`), "evenkeel_rank_kept_tokens", "evenkeel_rank_kv_usage_ratio"))
+		}
+		told("0", "0")
+		s := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 25})).Slot
+		require.Zero(t, s.Worker)
+		d.Release(s, board.Outcome{Kind: board.Finished, Generated: 5, Kept: true})
+		synctest.Wait()
+		told("30", "0.3")
+		time.Sleep(8 * time.Minute) // nothing else happens meanwhile
+		synctest.Wait()
+		told("0", "0")
+	})
+}
 
 // The proxy's own counts of a rank stand beside what its engine says; what the engine does not say, or said long ago, has no series.
 func TestWhatEnginesSayStandsBesideOwnCounts(t *testing.T) {

@@ -209,7 +209,7 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 			}
 			group.Ranks = append(group.Ranks, detect.Rank{
 				ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, Steps: !w.Down && !w.Removed,
-				KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
+				KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
 			})
 		}
 		if group.OnlyDecodes() {

@@ -32,7 +32,7 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 			for _, w := range b.Workers {
 				l.Running += w.Used
 				if w.Up && w.Capacity > 0 {
-					kv, capacity = kv+w.KVTokens+w.Others, capacity+w.Capacity
+					kv, capacity = kv+w.KVTokens+w.Others+w.Kept, capacity+w.Capacity
 				}
 			}
 		}

@@ -107,6 +107,12 @@ const (
 
 var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, ChatResumeContinue}
 
+// What becomes of the KV of an answer that a decode engine keeps for the next turn of its chat, so that a prefill engine can fetch it.
+const (
+	HandBackNone    = "none"    // it keeps none
+	HandBackCounted = "counted" // vLLM with bidirectional_kv_xfer: nobody fetches it, and its room is taken
+)
+
 // Profile is what the operator tells about a kind of engine.
 type Profile struct {
 	Name              string        `yaml:"name"`
@@ -145,6 +151,8 @@ type Profile struct {
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
 	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests say which rank is meant; nil: they do
 	GivesBack         *bool         `yaml:"gives_back"`        // vllm-ascend: the decode engine's recompute scheduler may be on; nil: it may
+	HandBack          string        `yaml:"hand_back"`
+	DecoderTTL        time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long such KV is kept
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the
@@ -182,6 +190,8 @@ func (p Profile) WithDefaults() Profile {
 	set(&p.NonStream, NonStreamAssemble)
 	set(&p.FirstEventTimeout, 60*time.Second)
 	set(&p.BootstrapPort, 8998)
+	set(&p.HandBack, HandBackNone)
+	set(&p.DecoderTTL, 480*time.Second)
 	if p.ContinuousUsage == nil {
 		p.ContinuousUsage = new(true)
 	}
@@ -240,6 +250,13 @@ func (p Profile) Validate() error {
 	oneOf("nonstream", p.NonStream, NonStreamAssemble, NonStreamPassthrough)
 	if _, err := p.HoldBudget(); err != nil {
 		bad("%w", err)
+	}
+	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted)
+	if p.HandBack == HandBackCounted && p.Connector != NIXLPull { // the push connector refuses to start so (vLLM 0.33, nixl/push_scheduler.py)
+		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
+	}
+	if p.DecoderTTL <= 0 {
+		bad("decoder_kv_blocks_ttl is %v; set it to the engine's value, which is 480s unless kv_connector_extra_config says otherwise", p.DecoderTTL)
 	}
 	if p.FirstEventTimeout <= 0 {
 		bad("first_event_timeout is %v; it must be above zero", p.FirstEventTimeout)
@@ -346,6 +363,14 @@ func (p *Profile) VersionPath() string {
 // get_num_new_matched_tokens). vllm-ascend's Mooncake connectors do so, too, but its decode engines are usually started without a
 // prefix cache. SGLang's do it only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
 func (p *Profile) PullsLacking() bool { return p.nixl() }
+
+// Keeps is how long a decode engine keeps the KV of an answer that has ended; 0: it does not.
+func (p *Profile) Keeps() time.Duration {
+	if p.HandBack != HandBackCounted {
+		return 0
+	}
+	return p.DecoderTTL
+}
 
 // NamedRank is a rank as requests to SGLang name it; -1: they name none. With elastic EP they must
 // name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,

@@ -172,6 +172,25 @@ func TestOnlyRequestsToSGLangNameRanks(t *testing.T) {
 	}
 }
 
+func TestOnlyEnginesThatArePulledFromKeepAnswers(t *testing.T) {
+	for _, connector := range Connectors() {
+		p := Profile{Name: "mine", Connector: connector}.WithDefaults()
+		require.NoError(t, p.Validate())
+		require.Zero(t, p.Keeps())
+		p.HandBack = HandBackCounted
+		if connector != NIXLPull {
+			require.ErrorContains(t, p.Validate(), `profile "mine": hand_back is counted, and engines with connector `+connector)
+			continue
+		}
+		require.NoError(t, p.Validate())
+		require.Equal(t, 480*time.Second, p.Keeps(), "vLLM's default")
+		p.DecoderTTL = -time.Second
+		require.ErrorContains(t, p.Validate(), "decoder_kv_blocks_ttl is -1s")
+		p.HandBack = "fetched"
+		require.ErrorContains(t, p.Validate(), `hand_back is "fetched"`)
+	}
+}
+
 func TestOnlyEnginesOfAscendGiveBack(t *testing.T) {
 	for _, connector := range Connectors() {
 		p := Profile{Name: "mine", Connector: connector, GivesBack: new(false)}.WithDefaults()

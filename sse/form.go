@@ -31,17 +31,18 @@ func FormOf(path string) Form {
 
 // told is what an event says, or a whole answer.
 type told struct {
-	ok      bool
-	opening bool // it tells of the request, not of the answer
-	idle    bool // it tells of nothing
-	delta   bool // it has what a token became
-	last    bool // it has the final usage
-	over    bool // nothing comes behind it
-	failed  bool
-	why     []byte // the event, or its error
-	finish  string
-	usage   Usage
-	cuts    []cut
+	ok       bool
+	opening  bool // it tells of the request, not of the answer
+	idle     bool // it tells of nothing
+	delta    bool // it has what a token became
+	last     bool // it has the final usage
+	over     bool // nothing comes behind it
+	failed   bool
+	why      []byte // the event, or its error
+	finish   string
+	stopText bool // a text of the request's stop ended it
+	usage    Usage
+	cuts     []cut
 }
 
 // verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
@@ -143,7 +144,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	m.count(e.Data)
 	m.started = true
 	if r.last {
-		m.finish = r.finish
+		m.finish, m.stopped = r.finish, r.stopText
 	}
 	m.over = r.over && m.finish != ""
 	if len(r.cuts) == 0 {

@@ -74,7 +74,7 @@ func (s *told) readAnswer(o rawjson.Object, cached int) {
 		kept = true
 		switch key {
 		case "stop_reason":
-			s.finish = stopReason(o.Value())
+			s.readReason(o.Value())
 		case "usage":
 			s.readSpent(&o, cached)
 		}
@@ -91,9 +91,13 @@ func (s *told) readDelta(o rawjson.Object) {
 				s.delta = true
 			}
 		case "stop_reason":
-			s.finish = stopReason(o.Value())
+			s.readReason(o.Value())
 		}
 	}
+}
+
+func (s *told) readReason(v []byte) {
+	s.finish, s.stopText = stopReason(v), string(v) == `"stop_sequence"`
 }
 
 // stopReason is a stop_reason as a finish_reason; empty: there is none.

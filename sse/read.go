@@ -27,6 +27,7 @@ type Mirror struct {
 	chunksThen int
 	started    bool
 	finish     string
+	stopped    bool // by a text of the request's stop
 	usage      Usage
 	details    []byte // prompt_tokens_details of usage
 	drift      int
@@ -56,6 +57,7 @@ type facts struct {
 
 	finishAt, finishEnd int // the finish_reason, without its quotes
 	recomputed          bool
+	stopText            bool // the stop_reason is a text
 	isError             bool
 
 	textAt, textEnd int  // the text or content, with its quotes
@@ -218,6 +220,7 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 			}
 		case "stop_reason":
 			m.marked(endValue, 1, &o)
+			m.f.stopText = m.f.stopText || b[o.Val] == '"'
 			m.f.recomputed = m.f.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
 		case "token_ids":
 			m.readIDs(&o)

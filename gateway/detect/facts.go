@@ -228,6 +228,7 @@ type Rank struct {
 	Lately   Lately  `json:"lately"`                   // (found)
 	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
 	Prompts  uint64  `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
+	Kept     int64   `json:"kept_kv_tokens,omitempty"` // not in KVTokens: of answers that have ended, which its engine keeps for the next turns of their chats
 }
 
 // Prefill is the prefill tier.

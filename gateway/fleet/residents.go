@@ -76,13 +76,13 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 	return found, silent
 }
 
-// OnSample passes on how many KV tokens are in use on ranks that may keep blocks for requests whose prefill never
+// OnSample passes on how many KV tokens are in use on ranks that may keep blocks of answers, or for requests whose prefill never
 // ended: their engines' gauges tell when they do no more. The gauges of a core that stands still are those of its last step, so
 // that they tell of nothing that came after its last sign of life.
 func (f *Fleet) OnSample(key string, s *engine.Sample) {
 	now := f.Now()
 	in := now.Engine(key)
-	if in == nil || in.Role != Decode || !in.Profile.Early() {
+	if in == nil || in.Role != Decode || !in.Profile.Early() && in.Profile.Keeps() == 0 {
 		return
 	}
 	for _, r := range in.Ranks() {

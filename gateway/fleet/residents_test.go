@@ -42,6 +42,37 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	}
 }
 
+// The gauges of engines are heard that may keep blocks for nobody, or of answers. A rank gets for how long it does.
+func TestGaugesOfEnginesThatKeepKVAreHeard(t *testing.T) {
+	for name, row := range map[string]struct {
+		profile mooncake.Profile
+		keeps   time.Duration
+		heard   bool
+	}{
+		"it keeps nothing":        {mooncake.Profile{Connector: mooncake.NIXLPull}, 0, false},
+		"its answers are counted": {mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackCounted, DecoderTTL: time.Minute}, time.Minute, true},
+		"it is bound at arrival":  {mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.Profiles = map[string]mooncake.Profile{"p": row.profile}
+			cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "p", KV: 1000}}
+			f := of(t, cfg)
+			enter, err := f.Load()
+			require.NoError(t, err)
+			enter()
+			f.up("decode 127.0.0.1:3", "m")
+			heard := false
+			f.host.Gauged = func(int32, int64, time.Time) { heard = true }
+			page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
+			require.NoError(t, err)
+			f.OnSample("decode 127.0.0.1:3", page)
+			require.Equal(t, row.heard, heard)
+			require.Equal(t, row.keeps, f.Now().Workers[0].Keeps)
+		})
+	}
+}
+
 // The gauges of a core that stands still are those of its last step: they say nothing of what came after it.
 func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	cfg := config.Default()

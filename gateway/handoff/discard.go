@@ -211,7 +211,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardRefused, true, f.Err
 	}
 	h.Lease.Release()
-	end.Kind = board.Cancelled
+	end.Kind, end.Kept = board.Cancelled, f == nil // its one token is an answer, too
 	return discardDone, false, nil
 }
 

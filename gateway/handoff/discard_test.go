@@ -113,6 +113,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 	answer := func(w http.ResponseWriter) { _, _ = io.WriteString(w, `{"choices":[]}`) }
 	refuse := func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }
 	cancelled, failed, lost := board.Outcome{Kind: board.Cancelled}, board.Outcome{Kind: board.Failed}, board.Outcome{Kind: board.Failed, Lost: true}
+	answered := board.Outcome{Kind: board.Cancelled, Kept: true} // where engines keep the KV of answers
 	for _, row := range []struct {
 		name    string
 		engine  func(w http.ResponseWriter, asked int) // nil: it says nothing
@@ -125,7 +126,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		{
 			name:    "it is pulled",
 			engine:  func(w http.ResponseWriter, _ int) { answer(w) },
-			outcome: discardDone, back: []board.Outcome{cancelled}, told: "served",
+			outcome: discardDone, back: []board.Outcome{answered}, told: "served",
 		},
 		{
 			name: "an engine that refuses it leaves it to another one",
@@ -136,7 +137,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 				}
 				answer(w)
 			},
-			outcome: discardDone, back: []board.Outcome{failed, cancelled}, told: "served",
+			outcome: discardDone, back: []board.Outcome{failed, answered}, told: "served",
 		},
 		{
 			name:    "three refusals are enough",

@@ -143,6 +143,9 @@ func (s *sheet) bars(g *Group) {
 		if g.Rounds != nil {
 			line += fmt.Sprintf(" %s new", short(r.Backlog))
 		}
+		if r.Kept > 0 {
+			line += fmt.Sprintf(" %s kept", short(r.Kept))
+		}
 		if r.Tight {
 			line += " tight"
 		}

@@ -140,7 +140,7 @@ func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
-		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)), Cost: e.Conf.Cost,
+		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)), Cost: e.Conf.Cost, Keeps: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
 		Strays:  !rank.Heeds(mooncake.Responses),
 		Down:    !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",

@@ -383,7 +383,7 @@ function showRead(out, g, engines) {
     return;
   }
   const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
-  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)}${named(r)} · `);
+  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens${r.kept_kv_tokens ? `, ${whole(r.kept_kv_tokens)} more kept of answers` : ''} · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)}${named(r)} · `);
   sparkline(spark, [{ values: past.rank(r.id), colour: ink.l0 }]);
 }
 
