@@ -247,7 +247,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 		m.promptIDs = f.promptIDs
 	}
 	if len(finish) > 0 {
-		m.finish, m.stopped = finishReason(finish), f.stopText
+		m.finish, m.stopped, m.handsBack = finishReason(finish), f.stopText, f.handsBack
 	}
 	if m.finish != "" && f.hasUsage {
 		m.owe(e.Data)
@@ -333,9 +333,9 @@ func (m *Mirror) Finished() bool { return m.finish != "" }
 
 // Kept tells whether the answer has ended in a way in which an engine of vLLM may keep its KV. It keeps none of an answer that its
 // front end ends, at a text of the request's stop (0.33, process_outputs in v1/engine/output_processor.py), and none of one that
-// ends for repetition (request_finished in nixl/pull_scheduler.py).
+// ends for repetition (request_finished in nixl/pull_scheduler.py). From 0.33 on, the last chunk of a stream says that it does.
 func (m *Mirror) Kept() bool {
-	return (m.finish == "stop" || m.finish == "length" || m.finish == "tool_calls") && !m.stopped
+	return m.handsBack || !m.stopped && (m.finish == "stop" || m.finish == "length" || m.finish == "tool_calls")
 }
 
 // FinishReason is that reason, empty before.

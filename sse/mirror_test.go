@@ -429,3 +429,35 @@ func TestAUsageOnTheLastChunkIsOwed(t *testing.T) {
 		})
 	}
 }
+
+// Source: vLLM 0.33, request_finished in nixl/pull_scheduler.py, and the streams of entrypoints/openai.
+func TestWhatAnEngineKeepsIsSeenAtTheEnd(t *testing.T) {
+	for _, row := range []struct {
+		name, event string
+		form        Form
+		kept        bool
+	}{
+		{"the end of the sequence", `{"choices":[{"finish_reason":"stop","stop_reason":null}]}`, Chunks, true},
+		{"a stop token", `{"choices":[{"finish_reason":"stop","stop_reason":17}]}`, Chunks, true},
+		{"the length", `{"choices":[{"finish_reason":"length","stop_reason":null}]}`, Chunks, true},
+		{"a call of a tool", `{"choices":[{"finish_reason":"tool_calls","stop_reason":null}]}`, Chunks, true},
+		{"a text of the request's stop, at which the front end ends it", `{"choices":[{"finish_reason":"stop","stop_reason":"END"}],"kv_transfer_params":null}`, Chunks, false},
+		{"such a text in the last token that the engine makes", `{"choices":[{"finish_reason":"stop","stop_reason":"END"}],"kv_transfer_params":{"do_remote_decode":true}}`, Chunks, true},
+		{"repetition", `{"choices":[{"finish_reason":"repetition","stop_reason":null}]}`, Chunks, false},
+		{"no end", `{"choices":[{"finish_reason":null}],"kv_transfer_params":null}`, Chunks, false},
+		{"a message's length", `{"type":"message","stop_reason":"max_tokens","usage":{"input_tokens":1,"output_tokens":3}}`, Messages, true},
+		{"a text that a message stops at", `{"type":"message","stop_reason":"stop_sequence","usage":{"input_tokens":1,"output_tokens":3}}`, Messages, false},
+		{"a response's end", `{"object":"response","status":"completed","usage":{"input_tokens":1,"output_tokens":3}}`, Responses, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			m := NewMirror(Ask{Form: row.form, Choice: -1})
+			f := NewFramer(0)
+			f.Feed([]byte("data: " + row.event + "\n\n"))
+			e, ok := f.Next()
+			require.True(t, ok)
+			_, v := m.Event(e, nil)
+			require.Equal(t, Forward, v)
+			require.Equal(t, row.kept, m.Kept())
+		})
+	}
+}

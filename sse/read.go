@@ -28,6 +28,7 @@ type Mirror struct {
 	started    bool
 	finish     string
 	stopped    bool // by a text of the request's stop
+	handsBack  bool // its engine says where the KV is
 	usage      Usage
 	details    []byte // prompt_tokens_details of usage
 	drift      int
@@ -58,6 +59,7 @@ type facts struct {
 	finishAt, finishEnd int // the finish_reason, without its quotes
 	recomputed          bool
 	stopText            bool // the stop_reason is a text
+	handsBack           bool // it has kv_transfer_params
 	isError             bool
 
 	textAt, textEnd int  // the text or content, with its quotes
@@ -138,6 +140,7 @@ func (m *Mirror) read(b []byte) bool {
 		case "prompt_token_ids":
 			m.foreignIDs(0, &o)
 		case "kv_transfer_params":
+			m.f.handsBack = m.f.handsBack || b[o.Val] == '{'
 			m.marked(foreign, 0, &o)
 		case "id":
 			if len(m.id) > 0 {
