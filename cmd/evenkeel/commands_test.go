@@ -190,7 +190,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 		Role: "decode", Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
 		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
 		KVEvents: 16, KVEventsEncoding: "map",
-		Connector: "nixl-pull", FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
+		Connector: "nixl-pull", FlatBlockIDs: true, Holds: holdFlags{KVHoldTimeout: 13, KeepsAnswers: 14}, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
 		Fault: []string{`{"fault":"hang","after_tokens":3}`}, Seed: 14,
 		Steps: stepFlags{CR: 17, Jitter: 18, CM: 25, CS: 26, Padding: "masked", Captured: 27}, SGLang: sglangFlags{BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true},
 		Aggregated: aggregatedFlags{MaxNumBatchedTokens: 21, PrefillShared: 22, PrefillScheduleInterval: 23, PrefillFirst: true, PrefillDelayer: 24},
@@ -201,7 +201,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
 		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
 		KVEvents: "127.0.0.1:16", KVEventsEncoding: "map",
-		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
+		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, KeepsAnswers: 14, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
 		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
 		CR: 17, CM: 25, CS: 26, Form: step.Masked, Captured: 27, Jitter: 18, BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true, MaxBatchedTokens: 21, PrefillShared: 22, PrefillInterval: 23, PrefillFirst: true, PrefillDelayer: 24,
 	}, got)

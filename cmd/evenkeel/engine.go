@@ -52,12 +52,12 @@ type engineCmd struct {
 	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at this port plus i. The port for replays is the port for events plus the number of ranks."`
 	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Write KV events in this shape: array or map (default: ${default})."`
 
-	Connector      string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default}). The bootstrap server of vllm-mooncake and sglang is at the port of --listen: set bootstrap_port of the profile to it."`
-	FlatBlockIDs   bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
-	KVHoldTimeout  time.Duration `name:"kv-hold-timeout" help:"Keep KV for this long if no decode engine pulls it (default: 480s; nixl-pull and nixl-push 30s)."`
-	RejectReleases bool          `help:"Free the prefill's KV when a decode request fails validation."`
-	ErrorShape     string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
-	OldMetricNames bool          `help:"Use the metric names of old versions."`
+	Connector      string    `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default}). The bootstrap server of vllm-mooncake and sglang is at the port of --listen: set bootstrap_port of the profile to it."`
+	FlatBlockIDs   bool      `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
+	Holds          holdFlags `embed:""`
+	RejectReleases bool      `help:"Free the prefill's KV when a decode request fails validation."`
+	ErrorShape     string    `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
+	OldMetricNames bool      `help:"Use the metric names of old versions."`
 
 	Fault []string `sep:"none" placeholder:"JSON" help:"Fail in this way: one fault rule, such as {\"fault\":\"busy\",\"count\":2}. The flag may be repeated. POST /faults takes a list of such rules. Faults: ${faults}."`
 	Seed  uint64   `help:"Draw request ids, faults and --jitter with this seed."`
@@ -65,6 +65,11 @@ type engineCmd struct {
 	Steps      stepFlags       `embed:""`
 	SGLang     sglangFlags     `embed:"" group:"With --connector sglang"`
 	Aggregated aggregatedFlags `embed:"" group:"With --role aggregated"`
+}
+
+type holdFlags struct {
+	KVHoldTimeout time.Duration `name:"kv-hold-timeout" help:"Keep KV for this long if no decode engine pulls it (default: 480s; nixl-pull and nixl-push 30s)."`
+	KeepsAnswers  time.Duration `name:"decoder-kv-blocks-ttl" placeholder:"480s" help:"Keep the KV of each answer for this long, as decode engines of nixl-pull do with bidirectional_kv_xfer (default: keep none)."`
 }
 
 // paddings are the values of --padding, in the order of step.Forms.
@@ -128,7 +133,7 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
 		C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, Jitter: c.Steps.Jitter, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
 		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
-		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout,
+		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.Holds.KVHoldTimeout, KeepsAnswers: c.Holds.KeepsAnswers,
 		MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens, PrefillShared: c.Aggregated.PrefillShared,
 		PrefillInterval: c.Aggregated.PrefillScheduleInterval, PrefillFirst: c.Aggregated.PrefillFirst, PrefillDelayer: c.Aggregated.PrefillDelayer,
 		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,

@@ -163,7 +163,7 @@ func start(t *testing.T, o setup) *bed {
 	b.engines.ranks = map[int32]*fleet.Rank{}
 	for i, e := range b.d {
 		b.ranksOf(e, fleet.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
-			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
+			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Keeps: profile.Keeps(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
 		}, o)
 	}
 	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume, FirstEventTimeout: profile.FirstEventTimeout}.WithDefaults()

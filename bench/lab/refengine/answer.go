@@ -25,6 +25,8 @@ type answer struct {
 	prompt int          // tokens of the prompt that usage tells of
 	spoilt *atomic.Bool // its KV was overwritten; nil: it cannot be
 
+	handBack func(made int) []byte // where the KV is that stays; nil: none does
+
 	letGo func() // has the group forget the request, before the client is told that it is over
 }
 
@@ -318,7 +320,7 @@ func (a *answer) collect(j *group.Job) bool {
 		switch end {
 		case group.Finished:
 			a.countCached(j)
-			return a.whole(a.want, a.finish, a.stopReason, nil)
+			return a.whole(a.want, a.finish, a.stopReason, a.appendHandBack(nil, a.want))
 		case group.Recomputed:
 			return a.whole(made, "stop", `"recomputed"`, nil)
 		}

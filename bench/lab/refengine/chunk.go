@@ -143,7 +143,10 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 		dst = a.appendPromptIDs(append(dst, ','), a.sent == 0 && (a.r.returnIDs || a.r.echo && !a.sglang()))
 	}
 	dst = a.endChoice(a.appendIDs(append(dst, ','), a.sent, to), finish)
-	if a.kv {
+	switch {
+	case a.kv && finish != "" && a.handBack != nil:
+		dst = a.appendHandBack(append(dst, `,"kv_transfer_params":`...), to)
+	case a.kv:
 		dst = append(dst, `,"kv_transfer_params":null`...)
 	}
 	return a.endChunk(dst, to)
@@ -242,7 +245,11 @@ func (a *answer) appendFinish(dst []byte, finish, stopReason, text string) []byt
 		dst = a.appendPromptIDs(append(dst, ','), false)
 	}
 	dst = a.appendIDs(append(dst, ','), a.sent, a.sent)
-	return a.endChunk(a.endChoice(dst, finish), a.sent)
+	dst = a.endChoice(dst, finish)
+	if a.kv && a.handBack != nil {
+		dst = a.appendHandBack(append(dst, `,"kv_transfer_params":`...), a.sent)
+	}
+	return a.endChunk(dst, a.sent)
 }
 
 func (a *answer) appendToolHead(dst []byte) []byte {

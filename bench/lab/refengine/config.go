@@ -91,6 +91,7 @@ type Config struct {
 	Connector        Connector     // shape of hand-offs, default ascend-mooncake-v1
 	FlatBlockIDs     bool          // one flat list of block ids, as versions up to 0.13 sent
 	KVHoldTimeout    time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
+	KeepsAnswers     time.Duration // how long a decode engine keeps the KV of an answer for a next turn (decoder_kv_blocks_ttl, with bidirectional_kv_xfer); 0: it does not
 	NoRenewals       bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
 	TransferBase     time.Duration // of a pull, default 1 ms
 	TransferPer      time.Duration // of a pull per prompt token, default 100 ns
@@ -257,10 +258,13 @@ func (c Config) Validate() error {
 		value time.Duration
 	}{{"c0", c.C0}, {"c1", c.C1}, {"cr", c.CR}, {"cm", c.CM}, {"cs", c.CS}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
 		{"prefill shared", c.PrefillShared}, {"jitter", c.Jitter},
-		{"KV hold timeout", c.KVHoldTimeout}, {"bootstrap timeout", c.BootstrapTimeout}, {"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
+		{"KV hold timeout", c.KVHoldTimeout}, {"time to keep answers", c.KeepsAnswers}, {"bootstrap timeout", c.BootstrapTimeout}, {"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
 		}
+	}
+	if c.KeepsAnswers > 0 && c.Connector != NIXLPull { // vLLM 0.33, nixl/push_scheduler.py
+		bad("connector %s keeps no KV of answers; only %s does", c.Connector, NIXLPull)
 	}
 	atLeast("captured", int64(c.Captured), 0)
 	if c.Form != step.Eager && c.Captured == 0 {

@@ -363,6 +363,10 @@ func (l *life) decode(x *exchange, r *request) bool {
 	}
 	j := group.NewJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
 	j.Beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
+	if j.Keeps = l.engine.cfg.keepsAnswer(r, p); j.Keeps {
+		a.handBack = handBack(l, r)
+		defer giveUpLater(l.group, j, l.engine.cfg.KeepsAnswers)
+	}
 	if remote {
 		defer l.renew(x, r, j)()
 	}

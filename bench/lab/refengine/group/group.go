@@ -23,6 +23,7 @@ type Job struct {
 	ids     []int32
 	salt    string
 	Beyond  bool          // its proxy knows that the rank has no slot for it
+	Keeps   bool          // its blocks stay when it is finished, until it is cancelled
 	Granted chan struct{} // closed when it has KV blocks
 	Wake    chan struct{} // nudged when Made or End changed
 
@@ -144,6 +145,7 @@ type decodeRank struct {
 	waiting  []*Job        // arrival order, phases queued to ready
 	running  []*Job        // order of admission
 	stranded []*Job        // hold blocks for nobody
+	answered []*Job        // are finished, and hold blocks for a next turn
 	pressed  bool          // preempted in this step
 	prefills time.Duration // its own part of the group's
 	gauges   Gauges
@@ -345,13 +347,16 @@ func (r *decodeRank) remove(j *Job) {
 		}
 		return jobs
 	}
-	r.waiting, r.running, r.stranded = drop(r.waiting), drop(r.running), drop(r.stranded)
+	r.waiting, r.running, r.stranded, r.answered = drop(r.waiting), drop(r.running), drop(r.stranded), drop(r.answered)
 	j.phase = gone
 }
 
 // used counts the KV blocks a rank's requests hold.
 func (r *decodeRank) used() int {
 	n := r.kept()
+	for _, j := range r.answered {
+		n += cache.Blocks(j.prompt + j.want)
+	}
 	for _, j := range r.running {
 		n += cache.Blocks(j.kvTokens())
 	}
@@ -421,7 +426,7 @@ func (g *Group) admit() {
 		blocked := false
 		for _, j := range r.waiting {
 			if j.phase == queued && !blocked {
-				g.grant(r, j, &free, len(kept) == 0 && len(r.running)+len(r.stranded) == 0)
+				g.grant(r, j, &free, len(kept) == 0 && len(r.running)+len(r.stranded)+len(r.answered) == 0)
 				blocked = j.phase == queued
 			}
 			if j.phase != ready || len(r.running) >= g.cfg.Slots {
@@ -574,6 +579,9 @@ func (g *Group) generate(due func(*Job) bool) {
 				continue
 			}
 			r.gauges.ended(j, j.want)
+			if j.Keeps {
+				r.answered = append(r.answered, j)
+			}
 			leaving = append(leaving, j)
 		}
 		clear(r.running[len(kept):])
