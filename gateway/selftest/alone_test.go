@@ -1,7 +1,6 @@
 package selftest
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -9,9 +8,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -181,59 +182,57 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 	}
 }
 
-// handedBack puts into the last event of each stream what a decode engine with bidirectional_kv_xfer says there: vLLM 0.33, nixl/pull_scheduler.py.
-func handedBack(t *testing.T, raw string) string {
-	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method, raw+r.URL.RequestURI(), r.Body)
-		if err != nil {
-			return
-		}
-		req.Header, req.Close, req.ContentLength = r.Header.Clone(), true, r.ContentLength
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return
-		}
-		defer func() { _ = resp.Body.Close() }()
-		w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
-		w.WriteHeader(resp.StatusCode)
-		lines := bufio.NewScanner(resp.Body)
-		for lines.Scan() {
-			line := lines.Text()
-			if strings.Contains(line, `"finish_reason":"`) {
-				line = strings.Replace(line, "data: {", `data: {"kv_transfer_params":{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_engine_id":"d",`+
-					`"remote_request_id":"r","remote_host":"10.0.0.7","remote_port":5600,"tp_size":1,"remote_num_tokens":40,"remote_blocks_expiry_time":1300.5,"transfer_mode":"pull"},`, 1)
-			}
-			_, _ = w.Write([]byte(line + "\n"))
-		}
-	}))
-	t.Cleanup(s.Close)
-	return s.URL
-}
-
 func TestADecodeEngineThatKeepsTheKVOfAnswersIsTold(t *testing.T) {
+	const (
+		costs   = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s"
+		counts  = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as taken for 8m0s"
+		none    = "keeps the KV of no answer, although its profile has hand_back: counted"
+		another = "was started with decoder_kv_blocks_ttl 60, and its profile says 8m0s; write decoder_kv_blocks_ttl: 60s"
+	)
 	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull})
-	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull})
+	settings := func(extra string) string {
+		return `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_consumer","kv_connector_extra_config":` + extra + `}}}`
+	}
 	for name, tc := range map[string]struct {
-		url   string
-		warns bool
+		version  string
+		keeps    bool
+		handBack string
+		settings string
+		whole    bool // an answer in one piece is asked for, too
+		level    Level
+		says     []string
 	}{
-		"it says nothing":            {d.URLs()[0], false},
-		"its stream says so":         {handedBack(t, d.URLs()[0]), true},
-		"its settings say so":        {told(t, d.URLs()[0], `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_consumer","kv_connector_extra_config":{"bidirectional_kv_xfer":true}}}}`), true},
-		"its settings say otherwise": {told(t, d.URLs()[0], `{"vllm_config":{"kv_transfer_config":{"kv_connector_extra_config":{"bidirectional_kv_xfer":false}}}}`), false},
-		"both say so": {told(t, handedBack(t, d.URLs()[0]),
-			`{"vllm_config":{"kv_transfer_config":{"kv_connector_extra_config":{"bidirectional_kv_xfer":true}}}}`), true},
+		"it keeps none":                           {"0.33.0", false, "", "", true, Warn, nil},
+		"its streams say so":                      {"0.33.0", true, "", "", false, Warn, []string{costs}},
+		"its streams do not say so":               {"0.32.0", true, "", "", false, Warn, nil},
+		"its answers in one piece say so":         {"0.32.0", true, "", "", true, Warn, []string{costs}},
+		"it is counted":                           {"0.33.0", true, "counted", "", true, OK, []string{counts}},
+		"it is counted, and only the whole says":  {"0.32.0", true, "counted", "", true, OK, []string{counts}},
+		"it is counted for nothing":               {"0.32.0", false, "counted", "", true, Warn, []string{none}},
+		"its settings say so":                     {"0.32.0", true, "", settings(`{"bidirectional_kv_xfer":true}`), false, Warn, []string{costs}},
+		"its settings say otherwise":              {"0.32.0", false, "", settings(`{"bidirectional_kv_xfer":false}`), false, Warn, nil},
+		"both say so":                             {"0.33.0", true, "", settings(`{"bidirectional_kv_xfer":true}`), true, Warn, []string{costs}},
+		"its settings say another time than ours": {"0.33.0", true, "counted", settings(`{"bidirectional_kv_xfer":true,"decoder_kv_blocks_ttl":60}`), true, Warn, []string{another}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull}, p.URLs(), []string{tc.url}), Options{})
-			require.Empty(t, pick(found, Bad))
-			if !tc.warns {
-				require.Empty(t, pick(found, Warn))
-				return
+			c := refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull, Version: tc.version}
+			if tc.keeps {
+				c.KeepsAnswers = time.Minute
 			}
-			require.Len(t, pick(found, Warn), 1)
-			require.Contains(t, pick(found, Warn)[0], "decode: keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer)")
+			url := start(t, c).URLs()[0]
+			if tc.settings != "" {
+				url = told(t, url, tc.settings)
+			}
+			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: tc.handBack}, p.URLs(), []string{url}), Options{Resumes: tc.whole})
+			require.Empty(t, pick(found, Bad))
+			said := slices.DeleteFunc(pick(found, tc.level), func(s string) bool { return tc.level == OK && !strings.Contains(s, "the KV of") })
+			require.Len(t, said, len(tc.says), "%v", said)
+			for i, want := range tc.says {
+				require.Contains(t, said[i], "decode: "+want)
+			}
+			if tc.level == OK {
+				require.Empty(t, pick(found, Warn))
+			}
 		})
 	}
 }

@@ -165,7 +165,7 @@ func (t *tester) judge(d subject, s *stream) error {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	}
 	if s.handsBack { // vLLM says it in streams from 0.33 on
-		t.report(d.name, Warn, handsBack)
+		t.keeps(d, true)
 	}
 	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
 		t.report(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)

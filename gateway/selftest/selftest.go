@@ -24,7 +24,8 @@ type Options struct {
 	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An aggregated rank
 	// has none: it is tried alone.
 	EveryPair bool
-	// Resumes also finds how chats go on whose answers break off. These requests take no slots.
+	// Resumes also finds how chats go on whose answers break off, and which decode engines keep the KV of answers. These requests take no
+	// slots.
 	Resumes bool
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
@@ -58,6 +59,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	}
 	if o.Resumes {
 		t.resumes(ctx, prefills, decodes)
+		t.handBacks(ctx, prefills, decodes)
 	}
 	t.try(ctx, eachAlone(together))
 	place := map[string]int{}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"time"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
@@ -81,6 +82,7 @@ type vllmSettings struct {
 			Role  string `json:"kv_role"`
 			Extra struct {
 				HandsBack engine.Number `json:"bidirectional_kv_xfer"`
+				TTL       engine.Number `json:"decoder_kv_blocks_ttl"`
 			} `json:"kv_connector_extra_config"`
 		} `json:"kv_transfer_config"`
 		Scheduler struct {
@@ -101,16 +103,15 @@ func (t *tester) apart(ctx context.Context, role string, s subject, e config.Eng
 		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and decode engines with kv_consumer")
 	}
 	if role == "decode" {
-		if told.Config.Transfer.Extra.HandsBack == "true" {
-			t.report(s.name, Warn, handsBack)
+		if extra := &told.Config.Transfer.Extra; extra.HandsBack == "true" {
+			t.keeps(s, true)
+			if ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps(); ttl > 0 && counted > 0 && time.Duration(ttl)*time.Second != counted {
+				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl, counted)
+			}
 		}
 		t.atOnce(s, e, &told)
 	}
 }
-
-// handsBack is what such a decode engine costs. Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py, request_finished.
-const handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless decoder_kv_blocks_ttl says otherwise. " +
-	"evenkeel fetches none of it and takes that room for free, so that requests will wait or be preempted in a busy engine; start it without bidirectional_kv_xfer"
 
 // atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at requests that wait only while it runs fewer.
 func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {

@@ -1,0 +1,81 @@
+package selftest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/mooncake"
+)
+
+// What a decode engine does with the KV of answers, and what the profile says. Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py, request_finished.
+const (
+	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless decoder_kv_blocks_ttl says otherwise. " +
+		"evenkeel fetches none of it and takes that room for free, so that requests will wait or be preempted in a busy engine; start it without bidirectional_kv_xfer, or write hand_back: counted in its profile"
+	handBackCounts = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as taken for %v (hand_back: counted)"
+	handsNoneBack  = "keeps the KV of no answer, although its profile has hand_back: counted, so that evenkeel takes free room for taken; remove hand_back from the profile"
+)
+
+// keeps reports whether a decode engine keeps the KV of answers, where that matters.
+func (t *tester) keeps(d subject, does bool) {
+	switch counted := d.profile.Keeps(); {
+	case does && counted > 0:
+		t.report(d.name, OK, handBackCounts, counted)
+	case does:
+		t.report(d.name, Warn, handsBack)
+	case counted > 0:
+		t.report(d.name, Warn, handsNoneBack)
+	}
+}
+
+// handBacks finds the decode engines that keep the KV of answers. vLLM says so in streams from 0.33 on, and before only in an answer
+// in one piece: each engine that has not said so gives one.
+func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
+	known := func(d subject) bool {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.said[[2]string{d.name, handsBack}] || t.said[[2]string{d.name, handBackCounts}]
+	}
+	n := 0
+	for _, round := range partners(engines(prefills), engines(decodes)) {
+		for _, p := range round {
+			if d := p.decode; ctx.Err() != nil || d.profile.Connector != mooncake.NIXLPull || known(d) || t.failed(p.prefill) || t.failed(d) {
+				continue
+			}
+			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil { // else another finding says what is wrong
+				t.keeps(p.decode, does)
+			}
+			n++
+		}
+	}
+}
+
+// handsBack asks for an answer in one piece, and says whether it tells where its KV is.
+func (t *tester) handsBack(ctx context.Context, p, d subject, id string) (does bool, err error) {
+	model, _ := common(p, d)
+	q, err := prompt(model, id)
+	if err != nil {
+		return false, err
+	}
+	a, err := t.prefill(ctx, p, q, id)
+	if err != nil {
+		return false, err
+	}
+	call, end := t.call(ctx, d, q, lifecycle.Decode)
+	defer end()
+	body := d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", false, nil)
+	text, f := call.Whole(engine.JSONHeaders(id+"-"+decodeLeg(a)), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
+	if f != nil {
+		return false, why(ctx, call, f)
+	}
+	var answer struct {
+		KV struct {
+			Decode bool `json:"do_remote_decode"`
+		} `json:"kv_transfer_params"`
+	}
+	err = json.Unmarshal(text, &answer)
+	return answer.KV.Decode, err
+}
