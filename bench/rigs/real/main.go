@@ -45,6 +45,8 @@ type options struct {
 	breaks     string // one of breaks; empty: nothing
 	port       int
 	record     bool
+	handBack   bool
+	extra      string // of --kv-transfer-config
 }
 
 func parse(args []string, out io.Writer) (o options, err error) {
@@ -54,6 +56,7 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.StringVar(&o.out, "out", "", "the file in which the connector's table is written anew as well; rows that do not run stay in it")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
+	flags.BoolVar(&o.handBack, "handback", false, "have prefill engines fetch the KV that decode engines keep of answers, and run no row; vLLM must be 0.33 or later (-over)")
 	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
 	flags.StringVar(&o.over, "over", "", "a version of vLLM whose Python files are laid over the installed one, for one that has no package for CPUs yet")
 	flags.StringVar(&o.breaks, "break", "", "what breaks between evenkeel and its decode engines, so that rows must fail: "+strings.Join(breaks, ", "))
@@ -99,6 +102,9 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	}
 	if o.record {
 		return true, record(ctx, o, installed, out)
+	}
+	if o.handBack {
+		return true, tryHandBacks(ctx, o, installed, out)
 	}
 	w, err := newSite(ctx, o, installed, out)
 	if err != nil {
