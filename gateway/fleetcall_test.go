@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -287,4 +288,31 @@ func TestARequestThatMeetsAPauseOfAnotherWaits(t *testing.T) {
 	require.Equal(t, "right", <-stream)
 	require.Equal(t, "right", <-whole)
 	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+}
+
+// retrying is quickHealth for tests in which requests are aborted, which counts as an attempt before their first event.
+func retrying(cfg *config.Config) {
+	quickHealth(cfg)
+	cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget = 3, 1
+}
+
+// hits sends a completion and returns how many tokens of its prompt were
+// predicted to be cached, and how many were.
+func (c *cluster) hits(prompt any) (predicted, actual int) {
+	c.Helper()
+	text, err := json.Marshal(prompt)
+	require.NoError(c, err)
+	r := c.post("/v1/completions", fmt.Sprintf(`{"model":%q,"max_tokens":1,"prompt":%s}`, model, text))
+	require.Equal(c, http.StatusOK, r.status, r.body)
+	predicted, err = strconv.Atoi(r.header.Get("X-Evenkeel-Hit-Tokens"))
+	require.NoError(c, err)
+	var answer struct {
+		Usage struct {
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+	}
+	require.NoError(c, json.Unmarshal([]byte(r.body), &answer))
+	return predicted, answer.Usage.Details.Cached
 }

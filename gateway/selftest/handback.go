@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"time"
 
-	"evenkeel/engine"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/mooncake"
 )
@@ -42,7 +40,7 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 	n := 0
 	for _, round := range partners(engines(prefills), engines(decodes)) {
 		for _, p := range round {
-			if d := p.decode; ctx.Err() != nil || d.profile.Connector != mooncake.NIXLPull || known(d) || t.failed(p.prefill) || t.failed(d) {
+			if d := p.decode; ctx.Err() != nil || d.profile.Connector != mooncake.NIXLPull || known(d) || t.recordOf(p.prefill).failed+t.recordOf(d).failed > 0 {
 				continue
 			}
 			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil { // else another finding says what is wrong
@@ -56,7 +54,7 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 // handsBack asks for an answer in one piece, and says whether it tells where its KV is.
 func (t *tester) handsBack(ctx context.Context, p, d subject, id string) (does bool, err error) {
 	model, _ := common(p, d)
-	q, err := prompt(model, id)
+	q, err := ask(mooncake.Completions, model, id)
 	if err != nil {
 		return false, err
 	}
@@ -64,12 +62,9 @@ func (t *tester) handsBack(ctx context.Context, p, d subject, id string) (does b
 	if err != nil {
 		return false, err
 	}
-	call, end := t.call(ctx, d, q, lifecycle.Decode)
-	defer end()
-	body := d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", false, nil)
-	text, f := call.Whole(engine.JSONHeaders(id+"-"+decodeLeg(a)), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
-	if f != nil {
-		return false, why(ctx, call, f)
+	text, err := t.send(ctx, d, q, lifecycle.Decode, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", false, nil))
+	if err != nil {
+		return false, err
 	}
 	var answer struct {
 		KV struct {

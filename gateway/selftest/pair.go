@@ -93,12 +93,16 @@ func (t *tester) send(ctx context.Context, s subject, q *query, leg lifecycle.Le
 	return nil, fmt.Errorf("%s was answered with %d: %s", is, f.Status, said)
 }
 
-func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
-	leg := "-d"
-	if a.ByProbeID { // only the probe's id tells the prefill engine which blocks were pulled
-		leg = "-p"
+// decodeLeg ends the id of a decode request: only the probe's id may tell the prefill engine which blocks were pulled.
+func decodeLeg(a mooncake.ProbeAnswer) string {
+	if a.ByProbeID {
+		return "-p"
 	}
-	return t.answer(ctx, d, q, id+leg, d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
+	return "-d"
+}
+
+func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
+	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
 }
 
 // answer sends a decode request, reads the answer and compares what it says of itself. It returns how many tokens the prompt
