@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"bytes"
 	"encoding/json"
 	"iter"
 	"math"
@@ -17,6 +18,8 @@ type Body struct {
 	members []member
 	closing int      // index of the outermost '}'
 	set     []Member // what it says instead of its text, or besides
+	form    *form    // where it has what a completion says; nil: it is in the words of a completion, or of its own endpoint
+	inner   *Body    // its sampling_params, of one with a form
 }
 
 type member struct {
@@ -24,6 +27,21 @@ type member struct {
 	from, to   int32 // its text between the commas, white space included
 	val, valTo int32
 }
+
+// form is where a body has what a completion says.
+type form struct {
+	at    map[string]place
+	words map[place]string      // at, the other way round
+	drops func(key string) bool // of the members of sampling_params that no client may set
+}
+
+// place is a member of a body, or of its sampling_params.
+type place struct {
+	key   string
+	inner bool
+}
+
+const paramsKey = "sampling_params"
 
 // Member is a key and its JSON value, to be set by Splice.
 type Member struct {
@@ -77,6 +95,7 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 			return b.set[i].Value, true
 		}
 	}
+	b, key = b.find(key)
 	for i := len(b.members) - 1; i >= 0; i-- {
 		if m := &b.members[i]; m.key == key {
 			return b.raw[m.val:m.valTo:m.valTo], true
@@ -88,6 +107,7 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 // Count tells how often key appears in the text.
 func (b *Body) Count(key string) int {
 	n := 0
+	b, key = b.find(key)
 	for i := range b.members {
 		if b.members[i].key == key {
 			n++
@@ -99,12 +119,16 @@ func (b *Body) Count(key string) int {
 // All yields the members in the order of the text, repeated keys included, and then those that were set.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
-		for i := range b.members {
-			if replaced(b.set, b.members[i].key) {
-				continue
-			}
-			if m := &b.members[i]; !yield(m.key, b.raw[m.val:m.valTo:m.valTo]) {
-				return
+		for of := b; of != nil; of = of.inner {
+			for i := range of.members {
+				m := &of.members[i]
+				word := b.word(m.key, of != b)
+				if word == "" || replaced(b.set, word) {
+					continue
+				}
+				if !yield(word, of.raw[m.val:m.valTo:m.valTo]) {
+					return
+				}
 			}
 		}
 		for _, m := range b.set {
@@ -132,6 +156,14 @@ func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) []
 			set = append(set[:len(set):len(set)], m)
 		}
 	}
+	if b.form != nil {
+		return b.spliceForm(dst, drop, set)
+	}
+	return b.splice(dst, drop, set)
+}
+
+// splice is Splice without what the body was set to say.
+func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
 	}
@@ -200,4 +232,75 @@ func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 		dst = append(dst, buf[from:])
 	}
 	return dst
+}
+
+// Name is how the body calls what a completion calls word.
+func (b *Body) Name(word string) string {
+	if b.form == nil {
+		return word
+	}
+	p, ok := b.form.at[word]
+	switch {
+	case !ok:
+		return word
+	case p.inner:
+		return paramsKey + "." + p.key
+	}
+	return p.key
+}
+
+// find is the body that has a member, and its key there; nil: none has it.
+func (b *Body) find(word string) (*Body, string) {
+	if b.form == nil {
+		return b, word
+	}
+	if p, ok := b.form.at[word]; ok {
+		if p.inner {
+			return b.inner, p.key
+		}
+		return b, p.key
+	}
+	return b, word
+}
+
+// word is what a completion calls a member; empty: nothing.
+func (b *Body) word(key string, inner bool) string {
+	if b.form == nil {
+		return key
+	}
+	if word, ok := b.form.words[place{key, inner}]; ok {
+		return word
+	}
+	if _, elsewhere := b.form.at[key]; inner || elsewhere {
+		return ""
+	}
+	return key
+}
+
+// spliceForm is Splice of a body with a form.
+func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Member) [][]byte {
+	var params, outer []Member
+	for _, m := range set {
+		if p, ok := b.form.at[m.Key]; ok {
+			m.Key = p.key
+			if p.inner {
+				params = append(params, m)
+				continue
+			}
+		}
+		outer = append(outer, m)
+	}
+	drops := func(inner bool) func(string) bool {
+		return func(key string) bool {
+			if inner && b.form.drops(key) {
+				return true
+			}
+			word := b.word(key, inner)
+			return word != "" && drop != nil && drop(word)
+		}
+	}
+	if v, ok := b.Get(paramsKey); !ok || v[0] == '{' || len(params) > 0 {
+		outer = append(outer, Member{paramsKey, bytes.Join(b.inner.splice(nil, drops(true), params), nil)})
+	}
+	return b.splice(dst, drops(false), outer)
 }

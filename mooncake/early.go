@@ -38,8 +38,11 @@ type Coordinates struct {
 // the random suffix that it adds. The two engines of nixl-push find a request by this name, whichever leg
 // comes first (vLLM 0.32.0, get_base_request_id in nixl/push_worker.py).
 func (e Endpoint) RequestID(id string) string {
-	if e == Chat || e == Messages {
+	switch e {
+	case Chat, Messages:
 		return "chatcmpl-" + id
+	case Tokens:
+		return "generate-tokens-" + id // vLLM 0.32.0, serve_tokens in entrypoints/scale_out/token_in_token_out/serving.py
 	}
 	return "cmpl-" + id + "-0" // each of our requests has one prompt
 }

@@ -21,18 +21,22 @@ const (
 	Completions
 	Responses // of OpenAI's second API
 	Messages  // of Anthropic's
+	Tokens    // of vLLM: token ids in, token ids out
 
 	Endpoints = iota // how many there are
 )
 
-var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
 
 // Path is the endpoint's URL path, with us and with the engines.
 func (e Endpoint) Path() string { return paths[e] }
 
 // Common says whether every engine takes hand-offs there and knows how long its prompts are,
 // and every dispatcher how its streams end.
-func (e Endpoint) Common() bool { return shapes[e] == nil }
+func (e Endpoint) Common() bool { return e <= Completions }
+
+// GoesOn says whether an answer of the endpoint can go on elsewhere in its middle.
+func (e Endpoint) GoesOn() bool { return e.Common() || e == Tokens }
 
 // Leg is what one PD request differs in from the client's body. A nil Leg
 // differs in nothing; a request for several choices or with several prompts
@@ -77,7 +81,8 @@ func dropOnProbe(key string) bool {
 	switch key {
 	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
 		"structured_outputs", "min_p", "logit_bias", "bad_words", "allowed_token_ids", "thinking_token_budget",
-		"repetition_detection", "echo", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty":
+		"repetition_detection", "echo", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+		"output_mode", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "trace_decode_token_ids":
 		return true
 	}
 	return strings.HasPrefix(key, "guided_") || strings.HasPrefix(key, "return_") || dropOnDecode(key)
@@ -117,7 +122,7 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg.ignoresEOS() {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
-	if p.returnTokenIDs() {
+	if p.returnTokenIDs() && b.form == nil { // else the client has said them
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
 	drop := dropOnProbe
@@ -210,6 +215,9 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 // tellsIDs says whether a streamed answer to a body may be asked for token ids. SGLang refuses a chat
 // that asks for them (0.5.23, entrypoints/openai/serving_chat.py); its completions have them as vLLM's do.
 func (p *Profile) tellsIDs(b *Body) bool {
+	if b.form != nil { // its answers have them anyway
+		return false
+	}
 	if p.Connector == SGLang {
 		if _, chat := b.Get("messages"); chat {
 			return false

@@ -22,6 +22,7 @@ var dialects = [mooncake.Endpoints]dialect{
 	mooncake.Completions: {rules: rules, prompt: "prompt", length: "max_tokens"},
 	mooncake.Responses:   {rules: responsesRules, prompt: "input", lead: "instructions", length: "max_output_tokens"},
 	mooncake.Messages:    {rules: messagesRules, prompt: "messages", lead: "system", length: "max_tokens", check: (*parser).message},
+	mooncake.Tokens:      {rules: tokensRules, prompt: "prompt", length: "max_tokens", check: (*parser).tokensTogether},
 }
 
 // PromptKey is the key of the body that holds the prompt.

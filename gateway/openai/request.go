@@ -86,7 +86,7 @@ func (r *Request) Legs() []Leg {
 // Parse reads and checks a request body; every refusal has status 400 and, if
 // one key is at fault, its name. The request points into raw.
 func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
-	body, err := mooncake.ScanBody(raw, lim.MaxDepth)
+	body, err := mooncake.ScanFor(ep, raw, lim.MaxDepth)
 	if err != nil {
 		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
@@ -97,16 +97,16 @@ func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
 			continue
 		}
 		if body.Count(key) > 1 { // the engines would take the last, others the first
-			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
+			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
 		}
 		if rule != nil {
 			if e := rule(&p, key, v); e != nil {
-				return nil, e
+				return nil, e.asCalled(&body, key)
 			}
 		}
 	}
 	if e := p.together(); e != nil {
-		return nil, e
+		return nil, e.asCalled(&body, e.Param)
 	}
 	return p.req, nil
 }
@@ -124,6 +124,7 @@ type parser struct {
 	echo, logprobs                 bool
 	promptLogprobs, beams          bool
 	rowsInStream                   bool // so few logprobs of the prompt are asked for that engines take a stream
+	derender                       bool // engines parse the answer when they have all of it
 	mediaBytes                     int
 	thinking                       int // tokens that the answer may think for
 }
@@ -185,7 +186,7 @@ func (p *parser) together() *Error {
 		}
 		r.Beams, r.N = r.N, 1 // one engine makes all of them
 	}
-	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || !r.Endpoint.Common() || HasTools(&r.Body) || asksBeside(&r.Body))
+	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || p.derender || !r.Endpoint.GoesOn() || HasTools(&r.Body) || asksBeside(&r.Body))
 	tools, _ := r.Body.Get("tools")
 	r.PromptBytes += len(tools) - p.mediaBytes
 	return nil

@@ -12,7 +12,7 @@ import (
 // budget, a stop string that begins in what went before, media that the token
 // ids of the prompt do not hold.
 func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
-	if !ep.Common() {
+	if !ep.GoesOn() {
 		return true // its events number the parts of the answer, or its last one has them all
 	}
 	for key, v := range b.All() {
@@ -38,6 +38,8 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 			if HasMedia(b, ep) {
 				return true
 			}
+		case "content_parts", "trace_decode_token_ids": // the engine counts other tokens for media, and a trace begins with the first
+			return true
 		default:
 			if strings.HasPrefix(key, "guided_") {
 				return true
@@ -79,8 +81,12 @@ func Echoes(b *mooncake.Body) bool {
 	return string(v) == "true"
 }
 
-// HasMedia tells whether some message of a chat has a part that is not text.
+// HasMedia tells whether some message of a chat has a part that is not text, or whether media belong to token ids.
 func HasMedia(b *mooncake.Body, ep mooncake.Endpoint) bool {
+	if ep == mooncake.Tokens {
+		parts, ok := b.Get("content_parts")
+		return ok && !isNull(parts)
+	}
 	messages, ok := b.Get("messages")
 	if !ok || ep != mooncake.Chat {
 		return false

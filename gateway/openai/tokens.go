@@ -1,0 +1,161 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+
+	"evenkeel/internal/rawjson"
+	"evenkeel/mooncake"
+)
+
+// tokensRules are those of /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
+// entrypoints/scale_out/token_in_token_out/protocol.py), in the words of completions.
+var tokensRules = map[string]rule{
+	"model":           model,
+	"prompt":          tokenList,
+	"sampling_params": samplingParams,
+	"stream":          rules["stream"],
+	"stream_options":  streamOptions,
+	"content_parts":   optional(contentParts),
+	"features":        refuse("engines do not load tensors that clients send, nor media that only a hash names; send content_parts"),
+	"output_mode":     optional(outputMode),
+	"priority":        rules["priority"],
+
+	"kv_transfer_params": nil,
+	"ec_transfer_params": nil,
+
+	"n":                  answers,
+	"max_tokens":         fromOne,
+	"min_tokens":         rules["min_tokens"],
+	"seed":               rules["seed"],
+	"logprobs":           logprobs,
+	"prompt_logprobs":    rules["prompt_logprobs"],
+	"stop":               rules["stop"],
+	"bad_words":          rules["bad_words"],
+	"stop_token_ids":     rules["stop_token_ids"],
+	"allowed_token_ids":  rules["allowed_token_ids"],
+	"logit_bias":         logitBias,
+	"min_p":              rules["min_p"],
+	"presence_penalty":   rules["presence_penalty"],
+	"frequency_penalty":  rules["frequency_penalty"],
+	"repetition_penalty": rules["repetition_penalty"],
+	"ignore_eos":         rules["ignore_eos"],
+
+	// The stream has no place for the scores, so engines refuse them there (vLLM 0.32.0, serve_tokens).
+	"prompt_logprob_token_ids": optional(func(p *parser, _ string, _ json.RawMessage) *Error {
+		p.promptLogprobs, p.rowsInStream = true, false
+		return nil
+	}),
+	"trace_decode_token_ids": tokenIDs(math.MaxInt32, nil),
+}
+
+// tokenList is a prompt of token ids.
+func tokenList(p *parser, key string, v json.RawMessage) *Error {
+	if !isArray(v) {
+		return wrong(key, v, isArray, "a list of token ids")
+	}
+	n, e := p.tokens(key, v)
+	if e != nil {
+		return e
+	}
+	if n == 0 {
+		return bad(CodeInvalidValue, key, "%q is empty; send at least one token id", key)
+	}
+	p.hasPrompt = true
+	p.req.PromptBytes += len(v)
+	p.req.PromptTokens = n
+	return nil
+}
+
+// samplingParams is read by its members.
+func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
+	if !isObject(v) {
+		return wrong(key, v, isObject, "an object")
+	}
+	seen := map[string]bool{}
+	for inner := range rawjson.Members(v) {
+		if seen[inner] { // the engines would take the last, others the first
+			return bad(CodeDuplicateKey, key+"."+inner, "the key %q appears more than once; send it once", key+"."+inner)
+		}
+		seen[inner] = true
+	}
+	return nil
+}
+
+// contentParts are media that the engines fetch, each with its URL beside its type.
+func contentParts(p *parser, key string, v json.RawMessage) *Error {
+	if !isArray(v) {
+		return wrong(key, v, isArray, "a list of parts")
+	}
+	p.req.PromptBytes += len(v)
+	_, e := objects(key, v, "a part", func(at string, part json.RawMessage) *Error {
+		rawjson.Blank(part, func(key string) bool { return key == "uuid" }) // see part
+		for field, url := range rawjson.Members(part) {
+			if field == "url" && !isNull(url) {
+				if e := p.media(field, url); e != nil {
+					return e.within(at + ".")
+				}
+			}
+		}
+		return nil
+	})
+	return e
+}
+
+// outputMode notes an answer that comes in one piece only: with derender (vLLM 0.33.0), engines parse it when they have all of it.
+func outputMode(p *parser, key string, v json.RawMessage) *Error {
+	if !isString(v) {
+		return wrong(key, v, isString, "tokens, text or derender")
+	}
+	p.derender = rawjson.Unquote(v) == "derender"
+	return nil
+}
+
+// tokensTogether checks what no key of /inference/v1/generate can tell by itself.
+func (p *parser) tokensTogether() *Error {
+	if v, ok := p.req.Body.Get("sampling_params"); !ok || isNull(v) {
+		return bad(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
+	}
+	if HasMedia(&p.req.Body, mooncake.Tokens) {
+		p.req.PromptTokens = 0 // engines put more of them in the place of media
+	}
+	if p.derender && p.req.Stream { // the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
+		return bad(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
+	}
+	return nil
+}
+
+// NameTokens is the request_id of an answer to /inference/v1/generate: that of vLLM, if the client had sent the request there (0.32.0,
+// _base_request_id in entrypoints/generate/base/serving.py: the header X-Request-Id comes first). Clients abort their requests by that name.
+func NameTokens(b *mooncake.Body, header, own string) []byte {
+	said, _ := b.Get("request_id")
+	switch {
+	case header != "":
+		own = header
+	case len(said) > len(`""`) && len(said) <= longestName && isString(said):
+		own = rawjson.Unquote(said)
+	}
+	return []byte("generate-tokens-" + own)
+}
+
+// longestName is of a request's name, in bytes. A longer one is replaced by our own.
+const longestName = 256
+
+// OutputMode is the output_mode of an answer, as JSON.
+func OutputMode(b *mooncake.Body) json.RawMessage {
+	if mode, ok := b.Get("output_mode"); ok && isString(mode) {
+		return mode
+	}
+	return json.RawMessage(`"tokens"`)
+}
+
+// asCalled is the error in the words of the body's endpoint.
+func (e *Error) asCalled(b *mooncake.Body, key string) *Error {
+	if name := b.Name(key); e != nil && name != key {
+		e.Param = strings.Replace(e.Param, key, name, 1)
+		e.Message = strings.Replace(e.Message, fmt.Sprintf("%q", key), fmt.Sprintf("%q", name), 1)
+	}
+	return e
+}
