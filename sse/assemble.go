@@ -25,7 +25,8 @@ type Assembler struct {
 	usage   []byte
 	scratch []byte
 	any     bool
-	room    int // bytes of events that it may still take
+	tokens  bool // it is an answer of /inference/v1/generate
+	room    int  // bytes of events that it may still take
 }
 
 // NewAssembler returns an assembler of one answer, of up to limit bytes of
@@ -63,7 +64,7 @@ func (a *Assembler) Add(event []byte) error {
 			if !rawjson.IsNull(o.Value()) {
 				a.usage, a.any = append(a.usage[:0], o.Value()...), true
 			}
-		case "id", "created", "model", "system_fingerprint", "prompt_token_ids":
+		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids":
 			a.top.first(o.Key, o.Value())
 		default:
 			a.top.gather(o.Key, o.Value())
@@ -121,6 +122,9 @@ func (a *Assembler) choice(index int) *choice {
 func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	if !a.any {
 		return dst, ErrNoAnswer
+	}
+	if a.tokens {
+		return a.tokensJSON(dst), nil
 	}
 	dst = append(dst, '{')
 	if id := a.top.find([]byte("id")); id != nil { // the order OpenAI answers in

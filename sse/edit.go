@@ -49,6 +49,8 @@ func (m *Mirror) edit(e Event, dst []byte) []byte {
 			dst = append(dst, "null"...)
 		case put:
 			switch k.what {
+			case spansValue:
+				dst = appendSpans(dst, b[k.val:k.end], m.ask.Seam.Tokens)
 			case offsetsValue:
 				dst = appendShifted(dst, b[k.val:k.end], m.ask.Seam.Runes)
 			case noDetails, nullDetails, noCached:
@@ -74,7 +76,9 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		switch {
 		case m.continuous, m.ask.Usage && m.f.choices == 0:
 			return keep
-		case !m.ask.Usage:
+		case m.byIDs && rawjson.IsNull(old): // each of its events has one
+			return keep
+		case !m.ask.Usage && !m.byIDs:
 			return remove
 		case rawjson.IsNull(old):
 			return keep
@@ -107,7 +111,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		return null
 	case roleValue:
 		return remove
-	case offsetsValue:
+	case offsetsValue, spansValue:
 		return put
 	case promptValue, completionValue, totalValue:
 		if !m.f.hasUsage {

@@ -10,11 +10,12 @@ import (
 // A Form is what the events of an endpoint are like.
 type Form uint8
 
-// The forms. Chat and completions share the first, which the rest of the mirror reads.
+// The forms. Chat and completions share the first, which the rest of the mirror reads. Tokens differs little from it.
 const (
 	Chunks    Form = iota
 	Responses      // of /v1/responses
 	Messages       // of /v1/messages
+	Tokens         // of /inference/v1/generate
 	Verbatim       // any events: the client gets them as they came, and no finish_reason is wanted
 )
 
@@ -25,9 +26,14 @@ func FormOf(path string) Form {
 		return Responses
 	case "/v1/messages":
 		return Messages
+	case "/inference/v1/generate":
+		return Tokens
 	}
 	return Chunks
 }
+
+// chunked says whether the events are those of completions, or like them.
+func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
 // told is what an event says, or a whole answer.
 type told struct {
@@ -241,7 +247,7 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	switch {
 	case failed && form.failed == nil:
 		return append(ErrorEvent(dst, message, typ, code), Done...)
-	case m.ask.Form == Chunks:
+	case m.ask.Form.chunked():
 		return append(dst, Done...)
 	case failed:
 		return form.failed(dst, m.events, message, typ, code)

@@ -89,7 +89,7 @@ func (m *Mirror) Reset(a Ask) {
 	case a.Seam != nil:
 		id = append(id, a.Seam.Head.ID...)
 	}
-	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details, held: held}
+	*m = Mirror{ask: a, byIDs: a.Form == Tokens, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details, held: held}
 }
 
 // Event takes the next event of the stream and returns the bytes the client
@@ -111,7 +111,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		}
 		return e.Raw, Ended
 	}
-	if m.ask.Form != Chunks {
+	if !m.ask.Form.chunked() {
 		return m.take(e, dst)
 	}
 	m.f = facts{choices: -1}

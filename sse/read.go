@@ -13,6 +13,7 @@ type Mirror struct {
 	ask        Ask
 	continuous bool   // the client gets the usage of every chunk
 	id         []byte // ask.ID as JSON
+	byIDs      bool   // the answer is one of /inference/v1/generate
 
 	f     facts  // of the event at hand
 	marks []mark // of the event at hand
@@ -92,6 +93,7 @@ const (
 	completionValue
 	totalValue
 	offsetsValue
+	spansValue
 
 	// Where prefill's cached_tokens go that decode has no place for:
 	noDetails   // behind the members of a usage
@@ -146,6 +148,10 @@ func (m *Mirror) read(b []byte) bool {
 			if len(m.id) > 0 {
 				m.marked(idValue, 0, &o)
 			}
+		case "request_id":
+			if m.byIDs && len(m.id) > 0 {
+				m.marked(idValue, 0, &o)
+			}
 		case "created":
 			if m.ask.Created != 0 || m.ask.Seam != nil {
 				m.marked(createdValue, 0, &o)
@@ -198,7 +204,7 @@ func (m *Mirror) readChoices(top *rawjson.Object) {
 }
 
 func (m *Mirror) readChoice(b []byte, i int) int {
-	bare, delta := true, false
+	bare, delta, texts := true, false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		switch string(o.Key) {
@@ -210,7 +216,7 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 			says := m.readDelta(&o)
 			delta, bare = true, bare && !says
 		case "text":
-			bare = false
+			bare, texts = false, true
 			o.Pos = rawjson.ValueEnd(b, o.Val)
 			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' {
 				m.f.content, m.f.textAt, m.f.textEnd = true, o.Val, o.Pos
@@ -236,7 +242,14 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 				o.Pos = m.readOffsets(b, o.Val)
 			}
 			bare = bare && rawjson.IsNull(b[o.Val:])
+		case "weight_versions":
+			if m.ask.Seam != nil && b[o.Val] == '[' {
+				m.marked(spansValue, 1, &o)
+			}
 		}
+	}
+	if m.byIDs && !texts { // the ids are all it says
+		m.f.content = m.f.content || m.f.ids > 0
 	}
 	m.f.bare = bare && delta
 	return o.Pos

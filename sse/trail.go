@@ -25,7 +25,10 @@ type Trail struct {
 
 // Head is what the events of an answer have in common, each as JSON; nil where
 // the engine sent none.
-type Head struct{ ID, Created, Model, Fingerprint []byte }
+type Head struct {
+	ID, Created, Model, Fingerprint []byte
+	Mode                            []byte // the output_mode of /inference/v1/generate
+}
 
 // Reset empties the trail; it keeps its memory.
 func (t *Trail) Reset(keepText bool) {
@@ -64,6 +67,12 @@ func readHead(b []byte) (h Head) {
 		switch string(o.Key) {
 		case "id":
 			h.ID = o.Value()
+		case "request_id":
+			if h.ID == nil {
+				h.ID = o.Value()
+			}
+		case "output_mode":
+			h.Mode = o.Value()
 		case "created":
 			h.Created = o.Value()
 		case "model":
@@ -72,8 +81,8 @@ func readHead(b []byte) (h Head) {
 			h.Fingerprint = o.Value()
 		}
 	}
-	own := make([]byte, 0, len(h.ID)+len(h.Created)+len(h.Model)+len(h.Fingerprint))
-	for _, v := range []*[]byte{&h.ID, &h.Created, &h.Model, &h.Fingerprint} {
+	own := make([]byte, 0, len(h.ID)+len(h.Created)+len(h.Model)+len(h.Fingerprint)+len(h.Mode))
+	for _, v := range []*[]byte{&h.ID, &h.Created, &h.Model, &h.Fingerprint, &h.Mode} {
 		if from := len(own); *v != nil {
 			own = append(own, *v...)
 			*v = own[from:len(own):len(own)]

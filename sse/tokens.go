@@ -1,0 +1,142 @@
+package sse
+
+import (
+	"slices"
+	"strconv"
+
+	"evenkeel/internal/rawjson"
+)
+
+// The answers of POST /inference/v1/generate are like those of completions, but for their names: vLLM 0.32.0 and 0.33.0,
+// entrypoints/scale_out/token_in_token_out/protocol.py. Each choice has the ids of its tokens, and text only if output_mode is text.
+
+// ByTokens makes the assembler one of such an answer. Its events tell neither the model nor when the answer was made.
+func (a *Assembler) ByTokens(model string, created int64) *Assembler {
+	a.tokens = true
+	a.top.add([]byte("model"), rawjson.AppendString(nil, model))
+	a.top.add([]byte("created"), strconv.AppendInt(nil, created, 10))
+	return a
+}
+
+// The members of an answer in one piece, in the order of vLLM. An event has no place for some of them.
+var (
+	tokensBefore = []string{"request_id", "model", "created"}
+	tokensBehind = []string{
+		"prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params", "output_mode",
+	}
+	tokensChoice = []string{"stop_reason", "token_ids", "routed_experts", "sampling_mask", "weight_versions"}
+)
+
+// appendNamed appends the members with these names, null where there is none.
+func (fs fields) appendNamed(dst []byte, names []string) []byte {
+	for _, name := range names {
+		dst = appendKey(dst, name)
+		if f := fs.find([]byte(name)); f != nil {
+			dst = append(dst, f.val...)
+		} else {
+			dst = append(dst, "null"...)
+		}
+	}
+	return dst
+}
+
+// appendOthers appends all members but those with these names.
+func (fs fields) appendOthers(dst []byte, names ...[]string) []byte {
+	for _, f := range fs {
+		if !slices.ContainsFunc(names, func(list []string) bool { return slices.Contains(list, f.key) }) {
+			dst = append(appendKey(dst, f.key), f.val...)
+		}
+	}
+	return dst
+}
+
+// tokensJSON is JSON of such an answer.
+func (a *Assembler) tokensJSON(dst []byte) []byte {
+	dst = appendKey(a.top.appendNamed(append(dst, '{'), tokensBefore), "usage")
+	if a.usage == nil {
+		dst = append(dst, "null"...)
+	}
+	dst = a.top.appendNamed(append(dst, a.usage...), tokensBehind)
+	dst = append(appendKey(a.top.appendOthers(dst, tokensBefore, tokensBehind), "choices"), '[')
+	for i, c := range a.choices {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = c.tokensJSON(dst)
+	}
+	return append(dst, "]}"...)
+}
+
+func (c *choice) tokensJSON(dst []byte) []byte {
+	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
+	dst = appendKey(dst, "finish_reason")
+	if c.finish == nil {
+		dst = append(dst, "null"...)
+	}
+	dst = c.rest.appendOthers(c.rest.appendNamed(append(dst, c.finish...), tokensChoice), tokensChoice)
+	if c.text != nil {
+		dst = append(appendKey(dst, "text"), c.text...)
+	}
+	dst = appendKey(dst, "logprobs")
+	if len(c.logprobs) == 0 {
+		return append(dst, "null}"...)
+	}
+	return append(c.logprobs.appendMembers(append(dst, '{')), "}}"...)
+}
+
+// TokensUsage appends the event without choices that has a stream's usage, for a stream that evenkeel puts together itself. mode is a JSON
+// string.
+func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
+	dst = u.appendJSON(append(rawjson.AppendString(append(dst, `data: {"request_id":`...), id), `,"usage":`...), details)
+	return append(append(append(dst, `,"output_mode":`...), mode...), ",\"choices\":[]}\n\n"...)
+}
+
+// TokensEnding is Ending of such an answer.
+func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
+	mode := h.Mode
+	if mode == nil {
+		mode = []byte(`"tokens"`)
+	}
+	begin := func(dst []byte) []byte {
+		dst = append(append(append(dst, `data: {"request_id":`...), h.ID...), `,"output_mode":`...)
+		return append(append(dst, mode...), `,"choices":[`...)
+	}
+	if finish != "" {
+		dst = append(begin(dst), `{"index":0,"finish_reason":`...)
+		dst = append(rawjson.AppendString(dst, finish), `,"stop_reason":null,"token_ids":[],"routed_experts":null,"sampling_mask":null,"weight_versions":null`...)
+		if string(mode) == `"text"` {
+			dst = append(dst, `,"text":""`...)
+		}
+		dst = append(dst, `,"logprobs":null}],"usage":null}`+"\n\n"...)
+	}
+	dst = u.appendJSON(append(begin(dst), `],"usage":`...), nil)
+	return append(append(dst, "}\n\n"...), Done...)
+}
+
+// appendSpans appends a list of spans of tokens, each n tokens later: which weights made them (WeightVersionSpan in vLLM's outputs.py).
+func appendSpans(dst, list []byte, n int) []byte {
+	dst = append(dst, '[')
+	for a := rawjson.ArrayAt(list, 0); a.Next(); {
+		if a.N > 1 {
+			dst = append(dst, ',')
+		}
+		if list[a.Val] != '{' {
+			a.Pos = rawjson.ValueEnd(list, a.Val)
+			dst = append(dst, list[a.Val:max(a.Val, a.Pos)]...)
+			continue
+		}
+		dst = append(dst, '{')
+		o := rawjson.ObjectAt(list, a.Val)
+		for o.NextValue() {
+			dst = appendKey(dst, string(o.Key))
+			v, ok := rawjson.Int(list, o.Val, o.Pos)
+			if at := string(o.Key); ok && (at == "start" || at == "end") {
+				dst = strconv.AppendInt(dst, int64(v+n), 10)
+			} else {
+				dst = append(dst, o.Value()...)
+			}
+		}
+		dst, a.Pos = append(dst, '}'), o.Pos
+	}
+	return append(dst, ']')
+}
