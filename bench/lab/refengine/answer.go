@@ -27,7 +27,8 @@ type answer struct {
 
 	handBack func(made int) []byte // where the KV is that stays; nil: none does
 
-	letGo func() // has the group forget the request, before the client is told that it is over
+	job   *group.Job // nil: it is not in the group
+	letGo func()     // has the group forget the request, before the client is told that it is over
 }
 
 func (l *life) newAnswer(x *exchange, r *request, p plan) *answer {

@@ -108,6 +108,7 @@ type Config struct {
 	PromptTokensDetails bool // report cached_tokens
 	ForceUsage          bool // usage on every chunk though nobody asked
 	NoContinuousUsage   bool // as versions that ignore continuous_usage_stats
+	NoScaleOut          bool // started without --enable-scale-out: token ids are refused
 	NoTokenIDs          bool // as versions that ignore return_token_ids
 	NoResumeIDs         bool // as versions that ignore the token ids in kv_transfer_params
 	ReasoningTokens     int  // the first tokens of a chat answer go into ReasoningField

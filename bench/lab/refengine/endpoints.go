@@ -15,7 +15,9 @@ import (
 	"evenkeel/bench/lab/refengine/messages"
 	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/bench/lab/refengine/responses"
+	"evenkeel/bench/lab/refengine/tokens"
 	"evenkeel/bench/lab/reftext"
+	"evenkeel/mooncake"
 )
 
 // endpoint is what serves a path.
@@ -31,12 +33,14 @@ var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
 	"/v1/responses": {http.MethodPost, false, func(l *life, x *exchange) bool {
-		return l.translate(x, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: !l.engine.cfg.before(33)})
+		return l.translate(x, true, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: !l.engine.cfg.before(33)})
 	}},
 	"/v1/messages": {http.MethodPost, false, func(l *life, x *exchange) bool {
 		chat := func(body []byte) ([]byte, error) { return messages.Chat(body, l.engine.cfg.minor()) }
-		return l.translate(x, chat, &messages.Writer{Before32: l.engine.cfg.before(32)})
+		return l.translate(x, true, chat, &messages.Writer{Before32: l.engine.cfg.before(32)})
 	}},
+	mooncake.Tokens.Path():      {http.MethodPost, false, serveTokens},
+	tokens.AbortPath:            {http.MethodPost, false, serveTokensAbort},
 	"/v1/messages/count_tokens": {http.MethodPost, false, (*life).serveCount},
 	"/v1/models":                {http.MethodGet, false, (*life).serveModels},
 	"/v1/load_lora_adapter":     {http.MethodPost, false, func(l *life, x *exchange) bool { return serveAdapter(l, x, true) }},
@@ -141,14 +145,39 @@ func (l *life) serveFaultStatus(x *exchange) bool {
 }
 
 // translate answers the chat that a request of another endpoint means, in its words.
-func (l *life) translate(x *exchange, chat func(body []byte) ([]byte, error), in words) bool {
+func (l *life) translate(x *exchange, chat bool, meant func(body []byte) ([]byte, error), in words) bool {
 	x.words = in
-	body, err := chat(x.Body)
+	body, err := meant(x.Body)
 	if err != nil {
 		return x.fail(refuse(400, "%v", err).of("input"))
 	}
 	x.Body = body
-	return l.generate(x, true)
+	return l.generate(x, chat)
+}
+
+// serveTokens answers a completion by its token ids, if the engine was started for that.
+func serveTokens(l *life, x *exchange) bool {
+	cfg := &l.engine.cfg
+	if cfg.NoScaleOut {
+		return x.Answer(http.StatusForbidden, typeJSON, []byte(tokens.Disabled))
+	}
+	w := &tokens.Writer{Minor: cfg.minor()}
+	return l.translate(x, false, func(body []byte) ([]byte, error) { return w.Completion(body, cfg.MaxModelLen) }, w)
+}
+
+// serveTokensAbort ends the requests with these ids, each with what it has so far.
+func serveTokensAbort(l *life, x *exchange) bool {
+	ids, says := tokens.ReadAbort(x.Body)
+	switch {
+	case l.engine.cfg.NoScaleOut:
+		return x.Answer(http.StatusForbidden, typeJSON, []byte(tokens.Disabled))
+	case says != "":
+		return x.Answer(http.StatusBadRequest, typeJSON, fmt.Appendf(nil, `{"detail":%q}`, says))
+	}
+	for _, id := range ids {
+		l.bound.rids.Abort(id)
+	}
+	return serveOK(l, x)
 }
 
 // serveCount counts the tokens of the chat that a message means.

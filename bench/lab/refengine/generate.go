@@ -11,6 +11,7 @@ import (
 	"evenkeel/bench/lab/refengine/pins"
 	"evenkeel/bench/lab/refengine/prompts"
 	"evenkeel/bench/lab/reftext"
+	"evenkeel/mooncake"
 )
 
 // generate serves a chat or completion request.
@@ -85,8 +86,11 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		serve = l.probe
 	}
 	rid := ridOf(r.rank)
-	if r.room != nil {
+	switch {
+	case r.room != nil:
 		rid = r.room.RID
+	case x.Req.URL.Path == mooncake.Tokens.Path():
+		rid = r.id
 	}
 	ok := l.bound.aborts(x, r, rid, serve)
 	switch {
@@ -145,8 +149,11 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 		id = l.engine.suffix() + l.engine.suffix()
 	}
 	r.id = "cmpl-" + id
-	if r.chat {
+	switch {
+	case r.chat:
 		r.id = "chatcmpl-" + id
+	case x.Req.URL.Path == mooncake.Tokens.Path():
+		r.id = mooncake.Tokens.RequestID(id)
 	}
 	switch {
 	case r.room != nil:
@@ -362,6 +369,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		return false
 	}
 	j := group.NewJob(r.rank, r.prompt.IDs, r.salt, remote, p.want)
+	a.job = j
 	j.Beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
 	if j.Keeps = l.engine.cfg.keepsAnswer(r, p); j.Keeps {
 		a.handBack = handBack(l, r)

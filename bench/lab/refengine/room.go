@@ -77,7 +77,7 @@ func (c Config) roomsEverywhere() bool {
 
 func (l *life) serveResponseOfSGLang(x *exchange) bool {
 	w := &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: true, SGLang: true}
-	return l.translate(x, func(body []byte) ([]byte, error) { return w.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere()) }, w)
+	return l.translate(x, true, func(body []byte) ([]byte, error) { return w.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere()) }, w)
 }
 
 func (l *life) serveMessageOfSGLang(x *exchange) bool {
@@ -87,7 +87,7 @@ func (l *life) serveMessageOfSGLang(x *exchange) bool {
 		w.Taken = err == nil
 		return text, err
 	}
-	return l.translate(x, chat, w)
+	return l.translate(x, true, chat, w)
 }
 
 // serveAbort ends all requests whose rid begins with the one that is given.
@@ -243,7 +243,10 @@ func (b *bound) aborts(x *exchange, r *request, rid string, serve func(*exchange
 // aborted ends an answer that somebody has aborted.
 func (a *answer) aborted() bool {
 	a.letGo()
-	if a.ends = nil; !a.r.stream {
+	switch a.ends = nil; {
+	case !a.r.stream && a.job != nil && !a.sglang(): // vLLM has all that there is in it
+		return a.whole(int(a.job.Made.Load()), "abort", "null", nil)
+	case !a.r.stream:
 		return a.whole(0, "abort", "null", nil)
 	}
 	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "abort", "null", "") }) && a.close()

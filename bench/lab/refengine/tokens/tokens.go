@@ -1,0 +1,259 @@
+// Package tokens has the words of vLLM's POST /inference/v1/generate, in which a completion is asked for and answered by token ids:
+// GenerateRequest and GenerateResponse in entrypoints/scale_out/token_in_token_out/protocol.py, and serve_tokens in serving.py beside it
+// (0.32.0 and 0.33.0).
+package tokens
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Disabled is what an engine says that was started without --enable-scale-out and without --tokens-only (register_scale_out_api_routers in
+// entrypoints/scale_out/factories.py). The status is 403.
+const Disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+
+// Writer turns a completion's answer into one of token ids.
+type Writer struct {
+	Model string
+	Minor int // the x of vLLM 0.x
+
+	mode   string
+	ids    bool // the client asks for the ids of its prompt
+	usage  bool
+	every  bool // also in each event
+	id     string
+	stream bool
+}
+
+// request is what of a request is not passed on as it came.
+type request struct {
+	TokenIDs []int                      `json:"token_ids"`
+	Params   map[string]json.RawMessage `json:"sampling_params"`
+	Mode     *string                    `json:"output_mode"`
+	Stream   *bool                      `json:"stream"`
+	IDs      *bool                      `json:"return_token_ids"`
+	Options  struct {
+		Usage bool `json:"include_usage"`
+		Every bool `json:"continuous_usage_stats"`
+	} `json:"stream_options"`
+}
+
+// Completion is the completion that a request means, on an engine whose context has so many tokens.
+func (w *Writer) Completion(body []byte, context int) ([]byte, error) {
+	var q request
+	if err := json.Unmarshal(body, &q); err != nil {
+		return nil, err
+	}
+	var members, out = map[string]json.RawMessage{}, map[string]json.RawMessage{}
+	if err := json.Unmarshal(body, &members); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(q.TokenIDs) == 0:
+		return nil, errors.New("token_ids: List should have at least 1 item after validation, not 0")
+	case q.Params == nil:
+		return nil, errors.New("sampling_params: Field required")
+	}
+	for _, id := range q.TokenIDs {
+		if id < 0 {
+			return nil, errors.New("token_ids: Value error, token_ids must not contain negative values")
+		}
+	}
+	w.mode = "tokens"
+	if q.Mode != nil {
+		w.mode = *q.Mode
+	}
+	is := func(p *bool) bool { return p != nil && *p }
+	w.stream, w.ids, w.usage = is(q.Stream), is(q.IDs), q.Options.Usage
+	w.every = w.usage && q.Options.Every
+	switch {
+	case w.mode != "tokens" && w.mode != "text" && (w.mode != "derender" || w.Minor < 33):
+		return nil, errors.New("output_mode: Input should be 'tokens' or 'text'")
+	case w.mode == "derender" && w.stream:
+		return nil, errors.New("output_mode='derender' does not support stream=true.")
+	case w.mode != "tokens" && string(q.Params["detokenize"]) == "false":
+		return nil, fmt.Errorf("Value error, output_mode='%s' requires sampling_params.detokenize to be true", w.mode)
+	case w.stream && q.Params["prompt_logprob_token_ids"] != nil:
+		return nil, errors.New("prompt_logprob_token_ids are not available when stream=true.")
+	}
+	for _, key := range []string{"model", "stream", "stream_options", "cache_salt", "priority", "kv_transfer_params", "ec_transfer_params"} {
+		if v, ok := members[key]; ok {
+			out[key] = v
+		}
+	}
+	for key, v := range q.Params {
+		if key != "prompt_logprobs" || !w.stream { // a stream has no place for them
+			out[key] = v
+		}
+	}
+	if out["max_tokens"] == nil {
+		out["max_tokens"] = json.RawMessage(fmt.Sprint(max(1, context-len(q.TokenIDs))))
+	}
+	out["prompt"], out["return_token_ids"] = members["token_ids"], json.RawMessage("true")
+	return json.Marshal(out)
+}
+
+// Begin is nothing: a stream begins with the first token.
+func (w *Writer) Begin(id string) []byte { w.id = id; return nil }
+
+// choice is one of a completion.
+type choice struct {
+	Text     string          `json:"text"`
+	Finish   *string         `json:"finish_reason"`
+	Stop     json.RawMessage `json:"stop_reason"`
+	IDs      json.RawMessage `json:"token_ids"`
+	Prompt   json.RawMessage `json:"prompt_token_ids"`
+	Rows     json.RawMessage `json:"prompt_logprobs"`
+	Logprobs *struct {
+		Tokens []string          `json:"tokens"`
+		Values []json.RawMessage `json:"token_logprobs"`
+		Top    []json.RawMessage `json:"top_logprobs"`
+	} `json:"logprobs"`
+}
+
+type completion struct {
+	Created int64           `json:"created"`
+	Model   string          `json:"model"`
+	Choices []choice        `json:"choices"`
+	Usage   json.RawMessage `json:"usage"`
+	KV      json.RawMessage `json:"kv_transfer_params"`
+}
+
+// Events are those of an answer of token ids for some of a completion.
+func (w *Writer) Events(of []byte) (events []byte) {
+	for block := range strings.SplitSeq(string(of), "\n\n") {
+		data, ok := strings.CutPrefix(block, "data: ")
+		if block == "" {
+			continue
+		}
+		var c completion
+		if !ok || data == "[DONE]" || strings.HasPrefix(data, `{"error"`) || json.Unmarshal([]byte(data), &c) != nil {
+			events = append(append(events, block...), "\n\n"...)
+			continue
+		}
+		events = w.event(append(events, "data: "...), &c)
+	}
+	return events
+}
+
+func (w *Writer) event(dst []byte, c *completion) []byte {
+	dst = fmt.Appendf(dst, `{"request_id":%q`, w.name())
+	if len(c.Choices) == 0 {
+		return fmt.Appendf(dst, ",\"usage\":%s,\"output_mode\":%q,\"choices\":[]}\n\n", c.Usage, w.mode)
+	}
+	usage := json.RawMessage("null")
+	if w.every {
+		usage = c.Usage
+	}
+	dst = fmt.Appendf(dst, `,"usage":%s`, usage)
+	if p := c.Choices[0].Prompt; w.ids && len(p) > 0 && p[0] == '[' {
+		dst = fmt.Appendf(dst, `,"prompt_token_ids":%s`, p)
+	}
+	return append(w.choices(fmt.Appendf(dst, `,"output_mode":%q,"choices":`, w.mode), c.Choices), "}\n\n"...)
+}
+
+func (w *Writer) choices(dst []byte, list []choice) []byte {
+	dst = append(dst, '[')
+	for i := range list {
+		c := &list[i]
+		finish := []byte("null")
+		if c.Finish != nil {
+			finish, _ = json.Marshal(c.Finish)
+		}
+		spans := "null"
+		if c.Finish != nil && w.Minor >= 0 { // set on the final chunk only, and covers the whole output
+			spans = fmt.Sprintf(`[{"version":"default","start":0,"end":%d}]`, w.made(c))
+		}
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = fmt.Appendf(dst, `{"index":%d,"finish_reason":%s,"stop_reason":%s,"token_ids":%s,"routed_experts":null,"sampling_mask":null,"weight_versions":%s`,
+			i, finish, orNull(c.Stop), orNull(c.IDs), spans)
+		switch text, _ := json.Marshal(c.Text); w.mode {
+		case "text":
+			dst = fmt.Appendf(dst, `,"text":%s`, text)
+		case "derender":
+			dst = fmt.Appendf(dst, `,"message":{"role":"assistant","content":%s}`, text)
+		}
+		dst = append(w.logprobs(append(dst, `,"logprobs":`...), c), '}')
+	}
+	return append(dst, ']')
+}
+
+// made is how many tokens the answer has up to this choice.
+func (w *Writer) made(c *choice) int {
+	n := bytes.Count(c.IDs, []byte{','})
+	if len(c.IDs) > len("[]") {
+		n++
+	}
+	return n
+}
+
+func (w *Writer) logprobs(dst []byte, c *choice) []byte {
+	if c.Logprobs == nil {
+		return append(dst, "null"...)
+	}
+	var ids []int
+	_ = json.Unmarshal(c.IDs, &ids) // they are numbers
+	dst = append(dst, `{"content":[`...)
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if w.mode == "tokens" {
+			dst = fmt.Appendf(dst, `{"token_id":%d,"logprob":%s,"rank":1,"top_logprobs":[{"token_id":%d,"logprob":%s,"rank":1}]}`, id, c.Logprobs.Values[i], id, c.Logprobs.Values[i])
+			continue
+		}
+		token, _ := json.Marshal(c.Logprobs.Tokens[i])
+		dst = fmt.Appendf(dst, `{"token":%s,"logprob":%s,"bytes":null,"top_logprobs":[]}`, token, c.Logprobs.Values[i])
+	}
+	return append(dst, "]}"...)
+}
+
+func orNull(v json.RawMessage) json.RawMessage {
+	if len(v) == 0 {
+		return json.RawMessage("null")
+	}
+	return v
+}
+
+func (w *Writer) name() string { return "generate-tokens-" + w.id }
+
+// Whole is the answer in one piece.
+func (w *Writer) Whole(id string, of []byte) (whole []byte, status int) {
+	var c completion
+	if json.Unmarshal(of, &c) != nil || len(c.Choices) == 0 {
+		return nil, 0
+	}
+	w.id = id
+	prompt := json.RawMessage("null")
+	if w.ids {
+		prompt = c.Choices[0].Prompt
+	}
+	whole = fmt.Appendf(nil, `{"request_id":%q,"model":%q,"created":%d,"usage":%s,"prompt_logprobs":%s,"prompt_token_id_logprobs":null,"prompt_token_ids":%s,"mm_placeholders":null,"metrics":null,"kv_transfer_params":%s,"ec_transfer_params":null,"output_mode":%q,"choices":`,
+		w.name(), c.Model, c.Created, orNull(c.Usage), orNull(c.Choices[0].Rows), orNull(prompt), orNull(c.KV), w.mode)
+	return append(w.choices(whole, c.Choices), '}'), 200
+}
+
+// Error is as for a completion.
+func (w *Writer) Error(status int, of []byte) (body []byte, now int) { return of, status }
+
+// AbortPath is where requests are ended.
+const AbortPath = "/inference/v1/abort_requests"
+
+// ReadAbort reads which requests are to end. says is why the body is refused: abort_requests in api_router.py.
+func ReadAbort(body []byte) (ids []string, says string) {
+	var q struct {
+		IDs []string `json:"request_ids"`
+	}
+	switch err := json.Unmarshal(body, &q); {
+	case err != nil:
+		return nil, "JSON decode error: " + err.Error()
+	case q.IDs == nil:
+		return nil, "Missing 'request_ids' in request body"
+	}
+	return q.IDs, ""
+}
