@@ -58,15 +58,16 @@ const oneModel = "/v1/models/{model}"
 
 func (d *Handler) publicRoutes() map[string]handler {
 	all := map[string]handler{
-		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
-		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
-		"/v1/responses":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
-		"/v1/messages":         {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
-		"/v1/models":           {http.MethodGet, d.listModels},
-		oneModel:               {http.MethodGet, d.showModel},
-		"/health":              {http.MethodGet, d.health},
-		"/healthcheck":         {http.MethodGet, d.healthcheck},
-		endpointPath:           {http.MethodGet, d.metrics},
+		"/v1/chat/completions":   {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
+		"/v1/completions":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
+		"/v1/responses":          {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
+		"/v1/messages":           {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
+		"/inference/v1/generate": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Tokens) }},
+		"/v1/models":             {http.MethodGet, d.listModels},
+		oneModel:                 {http.MethodGet, d.showModel},
+		"/health":                {http.MethodGet, d.health},
+		"/healthcheck":           {http.MethodGet, d.healthcheck},
+		endpointPath:             {http.MethodGet, d.metrics},
 	}
 	for _, path := range passthrough.Paths {
 		all[path] = handler{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
@@ -300,6 +301,8 @@ func unserved(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
 	switch {
 	case !m.SGLang:
 		return nil
+	case ep == mooncake.Tokens:
+		why = "engines of SGLang take token ids elsewhere"
 	case m.Name != m.Board:
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
 	case m.Whole[ep]:

@@ -109,6 +109,12 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	salted := scope.Salt != ""
 	var text index.Text
 	switch written := p.written(); {
+	case p.Req.Endpoint == mooncake.Tokens:
+		if openai.HasMedia(body, p.Req.Endpoint) {
+			return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
+		}
+		list, _ := index.PromptTokens(nil, written)
+		return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
 	case !p.Req.Endpoint.Common():
 		if lead := openai.Lead(body, p.Req.Endpoint); lead != "" {
 			scope.Salt += lead
@@ -142,7 +148,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 // prompt that has no more bytes than it may have tokens: it fits, because a token has
 // at least one byte.
 func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
-	if ids, ok := index.PromptTokens(nil, p.written()); ok && p.Req.Endpoint == mooncake.Completions {
+	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
 	if Bytes(p.Req, p.Leg) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) { // engines count the tokens of the others

@@ -302,7 +302,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat
-	for _, e := range []mooncake.Endpoint{mooncake.Completions, mooncake.Responses, mooncake.Messages} {
+	for _, e := range []mooncake.Endpoint{mooncake.Completions, mooncake.Responses, mooncake.Messages, mooncake.Tokens} {
 		if string(ctx.Path()) == e.Path() {
 			endpoint = e
 		}

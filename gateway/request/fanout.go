@@ -34,6 +34,7 @@ type fanned struct {
 	req    *openai.Request
 	in     *Incoming
 	id     []byte // of the whole answer
+	mode   []byte // output_mode, of /inference/v1/generate
 	legs   []branch
 	wg     sync.WaitGroup
 	cancel sync.Once
@@ -72,13 +73,16 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
-	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), stop: make(chan struct{})}
+	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), mode: openai.OutputMode(&whole.body), stop: make(chan struct{})}
+	if req.Endpoint == mooncake.Tokens {
+		f.id = openai.NameTokens(&whole.body, in.Record.ClientID, whole.id)
+	}
 	for i := range legs {
 		kid, name := edge.NewDisconnect(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
 			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, record: in.Record.Leg(name),
 			ask: sse.Ask{
-				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
+				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs || req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
 				ID: f.id, Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
@@ -313,7 +317,7 @@ func (f *fanned) put(p piece) {
 		f.pending = sse.ErrorEvent(f.pending, f.fail.Message, cmp.Or(f.fail.Type, "server_error"), f.fail.Code)
 	case f.req.IncludeUsage:
 		usage, details := f.sumUsage()
-		f.pending = sse.UsageEvent(f.pending, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, usage, details)
+		f.pending = f.appendUsage(f.pending, usage, details)
 	}
 	f.pending = append(f.pending, sse.Done...)
 }

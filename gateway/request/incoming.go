@@ -56,6 +56,9 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	}
 	j.leg = &legs[0].Leg
 	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
+	if req.Endpoint == mooncake.Tokens {
+		j.ask.TokenIDs, j.ask.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
+	}
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers

@@ -47,7 +47,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	if s.whole { // its one piece has choices and usage
 		ask.ContinuousUsage, ask.Whole = true, true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
-		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+		assembler = newAssembler(j)
 	}
 	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local // the first event of a whole answer is its last
 	s.run = j.srv.Fleet.Track(at, call, safe)

@@ -81,7 +81,7 @@ func (s *stream) plan() lifecycle.Tier {
 	s.sofar.Join(&s.answer.Trail)
 	loss := lifecycle.Loss{
 		Said: s.sofar, Finished: s.answer.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
-		May: j.life.Losses() < recomputeMax(s.rank.Profile) && j.req.Endpoint.Common(),
+		May: j.life.Losses() < recomputeMax(s.rank.Profile) && j.req.Endpoint.GoesOn(),
 		How: r.how, IDs: r.ids, Alone: r.alone, Most: j.most(), Limit: j.req.Limit, LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
 	if r.keeping == lifecycle.KeepAll {
@@ -103,7 +103,7 @@ func (s *stream) plan() lifecycle.Tier {
 		s.conclude(p.Said.Head, "")
 		return p.Tier
 	case p.Unseen:
-		s.answer.Assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+		s.answer.Assembler = newAssembler(j)
 	}
 	s.sofar, j.ask.Seam = p.Said, p.Seam
 	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
@@ -175,7 +175,7 @@ func (s *stream) conclude(head sse.Head, finish string) {
 	u.Total = u.Prompt + u.Completion
 	_, told := s.answer.Mirror.Usage()
 	s.untold = !told
-	for e := range sse.Events(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u)) {
+	for e := range sse.Events(ending(j.req.Endpoint, head, finish, u)) {
 		if s.stage < ended {
 			s.event(e)
 		}
@@ -240,11 +240,16 @@ func (s *stream) shed() {
 func (j *job) howToResume(p *mooncake.Profile) string {
 	how := p.ChatResume
 	byText := mooncake.ChatResumeContinue
-	if j.req.Endpoint == mooncake.Completions {
+	switch j.req.Endpoint {
+	case mooncake.Completions:
 		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
+	case mooncake.Tokens:
+		how, byText = mooncake.ResumePrompt, ""
+		j.resume.ids, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
+	case mooncake.Chat, mooncake.Responses, mooncake.Messages:
 	}
 	switch {
-	case how == mooncake.ChatResumeNone, !j.req.Endpoint.Common():
+	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():
 		return ""
 	case mooncake.ByText(how):
 	case j.resume.ids == nil, openai.Echoes(&j.body): // beside an echo the decode engine is not asked for ids

@@ -236,7 +236,7 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
 		return ep.Common() || e.roomsEverywhere()
 	}
-	return ep.Common() || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush && e.reaches(handOffMinor[ep], false)
+	return ep.Common() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) && e.reaches(handOffMinor[ep], false)
 }
 
 // mayGiveBack says whether a decode engine may give an answer back, which responses and messages do not show.
@@ -286,8 +286,8 @@ var firstRooms = [3]int{0, 5, 23}
 // where not every one does. An earlier one would drop them without a word. Responses have them
 // since PR 37424, of March 2026. Messages have them since PR 37535, of the same month, but
 // cache_salt, by which a discard keeps its KV apart, since PR 49498, of July 2026: it is in 0.27.0
-// and not in 0.26.0 (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py).
-var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 27}
+// and not in 0.26.0 (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py). Token ids were read and run with 0.32.0.
+var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 27, mooncake.Tokens: 32}
 
 // rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a
 // rejected decode request (vLLM PR 41269, May 2026).

@@ -1,0 +1,193 @@
+package request
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// tokensOf is the body of a request for token ids, and its prompt, whose answer has between 12 and 40 tokens.
+func tokensOf(t *testing.T, params, more string) (body string, rendered reftext.Prompt) {
+	t.Helper()
+	for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 || reftext.NaturalLength(rendered.Answer) < 12; seed++ {
+		rendered = reftext.OfIDs(reftext.Of(reftext.MakePrompt(seed, 40)).IDs, nil)
+	}
+	ids, err := json.Marshal(rendered.IDs)
+	require.NoError(t, err)
+	return fmt.Sprintf(`{%s"model":%q,"token_ids":%s,"sampling_params":{%s}}`, more, refModel, ids, params), rendered
+}
+
+// An answer of tokens, in events or in one piece.
+type tokensAnswer struct {
+	ids      map[int][]int32 // of the choices
+	texts    map[int]string
+	probs    map[int]int // tokens with logprobs
+	finishes []string
+	names    map[string]bool // request_id and output_mode
+	usage    []usage
+	prompts  int
+	spans    string
+	rows     int // of the prompt's logprobs
+	fail     string
+}
+
+func readTokens(t *testing.T, r reply) *tokensAnswer {
+	t.Helper()
+	a := &tokensAnswer{ids: map[int][]int32{}, texts: map[int]string{}, probs: map[int]int{}, names: map[string]bool{}}
+	all := []string{strings.TrimSpace(r.body)}
+	if !strings.HasPrefix(r.body, "{") {
+		all = strings.Split(strings.TrimSuffix(r.body, "\n\n"), "\n\n")
+		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
+		all = all[:len(all)-1]
+	}
+	for _, data := range all {
+		var e struct {
+			ID      *string `json:"request_id"`
+			Mode    *string `json:"output_mode"`
+			Choices []struct {
+				Index    int
+				IDs      []int32 `json:"token_ids"`
+				Text     string
+				Finish   string          `json:"finish_reason"`
+				Spans    json.RawMessage `json:"weight_versions"`
+				Logprobs struct{ Content []json.RawMessage }
+			}
+			Usage  *usage
+			Prompt []int32           `json:"prompt_token_ids"`
+			Rows   []json.RawMessage `json:"prompt_logprobs"`
+			Error  *struct{ Code any }
+		}
+		data = strings.TrimPrefix(data, "data: ")
+		require.NoError(t, json.Unmarshal([]byte(data), &e), data)
+		if e.Error != nil {
+			a.fail = fmt.Sprint(e.Error.Code)
+			continue
+		}
+		require.NotNil(t, e.ID, data)
+		require.NotNil(t, e.Mode, data)
+		a.names[*e.ID+" "+*e.Mode] = true
+		a.prompts += len(e.Prompt)
+		a.rows += len(e.Rows)
+		if e.Usage != nil {
+			a.usage = append(a.usage, *e.Usage)
+		}
+		for _, c := range e.Choices {
+			a.ids[c.Index] = append(a.ids[c.Index], c.IDs...)
+			a.texts[c.Index] += c.Text
+			a.probs[c.Index] += len(c.Logprobs.Content)
+			if c.Finish != "" {
+				a.finishes = append(a.finishes, c.Finish)
+				a.spans = string(c.Spans)
+			}
+		}
+	}
+	return a
+}
+
+// expect fails unless the ids are the beginning of the answer to key.
+func expect(t *testing.T, key uint64, ids []int32) {
+	t.Helper()
+	for i, id := range ids {
+		require.Equal(t, reftext.TokenID(key, i), id, "token %d of %d", i, len(ids))
+	}
+}
+
+func TestTokensAreAnsweredWithTokens(t *testing.T) {
+	t.Parallel()
+	rule := func(r refengine.Rule, change func(*refengine.Rule)) refengine.Rule { change(&r); return r }
+	const isMixed = "mixed"
+	for _, row := range []struct {
+		name         string
+		params, more string
+		rules        []refengine.Rule // of the decode engine
+		tier         string           // of an answer that is lost and streamed; empty: none is
+		fail         string
+		way          string // isMixed or the connector
+	}{
+		{"nothing happens", "", "", nil, "", "", ""},
+		{"nothing happens on a rank that does both", `"logprobs":1`, "", nil, "", "", isMixed},
+		{"the text is asked for, too", `"logprobs":1`, `"output_mode":"text",`, nil, "", "", ""},
+		{"the engine dies", `"logprobs":1`, "", []refengine.Rule{died}, "1", "", ""},
+		{"the engine dies twice", `"logprobs":1`, "", []refengine.Rule{rule(died, func(r *refengine.Rule) { r.Count = 2 })}, "1", "", ""},
+		{"a rank that does both dies", `"logprobs":1`, "", []refengine.Rule{died}, "1", "", isMixed},
+		{"the engine dies while it writes text", "", `"output_mode":"text",`, []refengine.Rule{died}, "1", "", ""},
+		{"the answer ends in silence", "", "", []refengine.Rule{{Fault: refengine.SilentEnd, AfterTokens: 4, Count: 1}}, "1", "", ""},
+		{"the answer ends with an error", "", "", []refengine.Rule{{Fault: refengine.ErrorEvent, AfterTokens: 4, Count: 1}}, "1", "", ""},
+		{"the limits count both parts", `"max_tokens":7,"min_tokens":7`, "", []refengine.Rule{died}, "1", "", ""},
+		{"no token is left to go", `"max_tokens":5,"ignore_eos":true`, "", []refengine.Rule{died}, "finished", "", ""},
+		{"a stop string has no way back", `"stop":["zzz"]`, "", []refengine.Rule{died}, "4", "upstream_broken", ""},
+		{"an engine that pushes dies", "", "", []refengine.Rule{died}, "1", "", mooncake.NIXLPush},
+		{"an engine of vllm-mooncake dies", "", "", []refengine.Rule{died}, "1", "", mooncake.VLLMMooncake},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			o := setup{configure: func(c *config.Config, _ *Env) { c.Bind.Confirm = patience }}
+			if o.profile.Connector = row.way; row.way == isMixed {
+				o = setup{mixed: []refengine.Config{{}, {}}, groups: []string{"a", "b"}}
+			}
+			b := start(t, o)
+			body, rendered := tokensOf(t, row.params, row.more)
+			for i, body := range []string{withUsage(body), body, strings.Replace(body, "{", `{"return_token_ids":true,"stream":true,`, 1)} {
+				for _, e := range b.d {
+					require.NoError(t, e.SetFaults(append(row.rules, slow, slowLocal)...))
+				}
+				if row.fail != "" && i > 0 {
+					continue // what nobody has seen begins anew
+				}
+				r := b.post(mooncake.Tokens.Path(), body)
+				got := readTokens(t, r)
+				b.over()
+				if row.fail != "" {
+					require.Equal(t, row.fail, got.fail, r.body)
+					continue
+				}
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				require.Empty(t, got.fail, r.body)
+				expect(t, rendered.Answer, got.ids[0])
+				n := len(got.ids[0])
+				require.Len(t, got.names, 1, "one answer has one name: %v", got.names)
+				require.Len(t, got.finishes, 1)
+				switch {
+				case strings.Contains(row.params, `"min_tokens":7`):
+					require.Equal(t, 7, n)
+				case strings.Contains(row.params, `"max_tokens":5`):
+					require.Equal(t, 5, n)
+					require.Equal(t, "length", got.finishes[0])
+				default:
+					require.Equal(t, reftext.NaturalLength(rendered.Answer), n)
+				}
+				if strings.Contains(row.more, "text") {
+					require.Equal(t, reftext.Text(rendered.Answer, n), got.texts[0])
+				}
+				if strings.Contains(row.params, "logprobs") {
+					require.Equal(t, n, got.probs[0])
+				}
+				want := []usage{{rendered.Tokens(), n, rendered.Tokens() + n}}
+				if i == 2 {
+					want = nil
+					require.Equal(t, rendered.Tokens(), got.prompts, "the client's own prompt, once")
+				} else {
+					require.Zero(t, got.prompts, "the client has not asked for them")
+				}
+				require.Equal(t, want, got.usage, r.body)
+				last := b.asked[len(b.asked)-1].Record
+				require.Equal(t, "ok", last.Outcome)
+				require.Equal(t, n, last.OutputTokens)
+				require.Equal(t, rendered.Tokens(), last.PromptTokens)
+				if i == 0 && row.tier != "" {
+					require.GreaterOrEqual(t, b.metric(t, lossOf(row.rules[0]), row.tier), 1.0)
+				}
+			}
+			b.settle()
+		})
+	}
+}
