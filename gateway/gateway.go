@@ -18,6 +18,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/abort"
 	"evenkeel/gateway/admission"
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
@@ -150,7 +151,7 @@ func (g *Gateway) env() request.Env {
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
-		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Loops: &g.loops,
+		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
 	}
 }
 

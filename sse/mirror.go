@@ -38,6 +38,8 @@ type Ask struct {
 	DropFinalUsage bool   // one UsageEvent will stand for all legs
 	DropDone       bool
 
+	Aborted func() bool // says that the client has ended the answer, so that an abort is its proper end; nil: it cannot
+
 	Trail *Trail // keeps what another leg would need to go on; nil: nothing is kept
 	Seam  *Seam  // the leg goes on with an answer; nil: it begins one
 }
@@ -238,6 +240,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 			return nil, Recomputed
 		}
 		return m.edit(e, dst), Recomputed
+	case string(finish) == "abort" && m.ask.Aborted != nil && m.ask.Aborted():
 	case string(finish) == "error", string(finish) == "abort":
 		m.failure = finishFailure(string(finish))
 		return m.edit(e, dst), Failed

@@ -63,6 +63,7 @@ func (d *Handler) publicRoutes() map[string]handler {
 		"/v1/responses":          {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
 		"/v1/messages":           {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
 		"/inference/v1/generate": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Tokens) }},
+		openai.AbortTokensPath:   {http.MethodPost, d.abort},
 		"/v1/models":             {http.MethodGet, d.listModels},
 		oneModel:                 {http.MethodGet, d.showModel},
 		"/health":                {http.MethodGet, d.health},

@@ -143,7 +143,7 @@ func (p *parser) together() *Error {
 	if !p.hasPrompt {
 		return bad(CodeMissing, d.prompt, "the request has no %q", d.prompt)
 	}
-	if p.streamOptions && !r.Stream {
+	if p.streamOptions && !r.Stream && r.Endpoint != mooncake.Tokens { // there engines pass over them (vLLM 0.32.0)
 		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
 	if r.Likeliest != 0 && !p.logprobs && r.Endpoint != mooncake.Responses {

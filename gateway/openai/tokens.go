@@ -31,7 +31,7 @@ var tokensRules = map[string]rule{
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"logprobs":           logprobs,
-	"prompt_logprobs":    rules["prompt_logprobs"],
+	"prompt_logprobs":    rules["prompt_logprobs"], // engines compute them for a stream, too, which has no place for them: see tokensTogether
 	"stop":               rules["stop"],
 	"bad_words":          rules["bad_words"],
 	"stop_token_ids":     rules["stop_token_ids"],
@@ -121,6 +121,10 @@ func (p *parser) tokensTogether() *Error {
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
 		p.req.PromptTokens = 0 // engines put more of them in the place of media
 	}
+	if scores, _ := p.req.Body.Get("prompt_logprob_token_ids"); p.req.Stream && p.promptLogprobs && (scores == nil || isNull(scores)) {
+		p.req.Body.Set("prompt_logprobs", []byte("null"))
+		p.promptLogprobs = false
+	}
 	if p.derender && p.req.Stream { // the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
 		return bad(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
 	}
@@ -142,6 +146,32 @@ func NameTokens(b *mooncake.Body, header, own string) []byte {
 
 // longestName is of a request's name, in bytes. A longer one is replaced by our own.
 const longestName = 256
+
+// AbortTokensPath is where requests to /inference/v1/generate are ended by their names, with us and with the engines.
+const AbortTokensPath = "/inference/v1/abort_requests"
+
+// ReadAbort reads whose requests are to end. The refusals are those of vLLM 0.32.0 (abort_requests in
+// entrypoints/scale_out/token_in_token_out/api_router.py), but in OpenAI's shape.
+func ReadAbort(raw []byte) (names []string, e *Error) {
+	b, err := mooncake.ScanBody(raw, 0)
+	if err != nil {
+		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
+	}
+	list, ok := b.Get("request_ids")
+	if !ok || isNull(list) {
+		return nil, bad(CodeMissing, "request_ids", "the request has no \"request_ids\"")
+	}
+	if !isArray(list) {
+		return nil, wrong("request_ids", list, isArray, "a list of names of requests")
+	}
+	for name := range rawjson.Elements(list) {
+		if !isString(name) {
+			return nil, wrong(fmt.Sprintf("request_ids[%d]", len(names)), name, isString, "the name of a request")
+		}
+		names = append(names, rawjson.Unquote(name))
+	}
+	return names, nil
+}
 
 // OutputMode is the output_mode of an answer, as JSON.
 func OutputMode(b *mooncake.Body) json.RawMessage {

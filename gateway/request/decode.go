@@ -158,6 +158,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond, Alone: s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
+	j.abort.sent(s.rank, headers)
 	if s.resp, f = call.Open(j.record.Carry(headers), body); f != nil && f.Status != 0 {
 		f.Frees = j.srv.Engines().RejectionFrees(s.rank)
 	}

@@ -281,6 +281,9 @@ func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 		return // it was Broken, and then its answer was closed
 	}
 	defer srv.open.Add(-1)
+	if in.leave != nil {
+		in.leave()
+	}
 	in.Limits.GiveBack(in.Record.PromptTokens + in.Record.OutputTokens)
 	in.Body.Give()
 	if in.From != nil {

@@ -12,6 +12,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/abort"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
@@ -53,6 +54,7 @@ type Env struct {
 	Owner      *owner.Set // nil: everything is ours
 	Node       *geo.Node  // nil: there are no other regions
 	Meta       *metaserver.Server
+	Running    *abort.Running
 	Loops      *loop.Set // that carry streamed answers; empty: each has a goroutine
 }
 

@@ -67,7 +67,7 @@ type piece struct {
 }
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
-func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
+func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Leg) *openai.Error {
 	req, in := whole.req, whole.in
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
@@ -87,6 +87,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 			},
 		}})
 	}
+	whole.abort.split(srv, f.legs)
 	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {
 		return fail
 	}
@@ -232,8 +233,11 @@ func (f *fanned) next() (piece, bool) {
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.serve(func(l *branch) *openai.Error {
 		s, fail := l.job.serve(nil)
-		if fail == nil {
+		switch {
+		case fail == nil:
 			l.answer, fail = s.collect()
+		case f.aborted(l, fail):
+			l.answer, fail = unanswered(l.job), nil
 		}
 		if fail == nil {
 			f.send(piece{done: true})
@@ -282,6 +286,12 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
+	if fail != nil && f.aborted(l, fail) {
+		kind := []byte("text/event-stream")
+		f.send(piece{contentType: kind, events: unanswered(l.job)})
+		f.send(piece{contentType: kind, done: true})
+		return nil
+	}
 	if fail != nil {
 		return fail
 	}
@@ -299,6 +309,11 @@ func (f *fanned) relay(l *branch) *openai.Error {
 			return nil
 		}
 	}
+}
+
+// aborted says whether a leg failed because the client has ended the request, and reads on.
+func (f *fanned) aborted(l *branch, fail *openai.Error) bool {
+	return l.job.abort.is() && !f.conn.Left() && fail.Status == failure.Gone.Status
 }
 
 // put lays a piece where Read finds it. Behind the last one it lays the end of the whole answer: the sum of the legs' usage, or the

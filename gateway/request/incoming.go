@@ -51,17 +51,21 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if req.Stream {
 		srv.keep(ctx, in, in.Record.Arrival)
 	}
-	if len(legs) > 1 {
-		return srv.fanOut(ctx, conn, j, legs)
-	}
 	j.leg = &legs[0].Leg
 	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	if req.Endpoint == mooncake.Tokens {
 		j.ask.TokenIDs, j.ask.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
 	}
+	nameable(j, conn)
+	if len(legs) > 1 {
+		return srv.fanOut(ctx, j.client.client, j, legs)
+	}
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers
+	}
+	if fail != nil && answerAborted(ctx, j, conn, fail) {
+		return nil
 	}
 	edge.EndWait(ctx) // what is set in the head from here on is lost if it is
 	srv.expose(ctx, in)

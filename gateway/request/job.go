@@ -46,6 +46,7 @@ type job struct {
 	ask    sse.Ask
 	in     *Incoming
 	record *journal.Request // of in; of a leg, its own
+	abort  *aborting        // nil: its client cannot end it by a name
 
 	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
 	cached int             // of these, found in its prefix cache; -1 unknown
@@ -177,6 +178,7 @@ type Incoming struct {
 	From     *geo.Hop     // how it came from another dispatcher; nil: from a client
 	way      string       // where it was served, as routeHeader names it; empty: nowhere
 	over     atomic.Bool  // it was accounted for
+	leave    func()       // its client can no longer end it by its name; nil: it has none
 }
 
 // Classes of requests, as ClassHeader names them.

@@ -32,6 +32,7 @@ import (
 // is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
+	j.abort.lost()
 	j.mu.Lock() // prefill legs of attempts before a lost answer may be under way
 	j.tape.Begin(&j.life)
 	j.mu.Unlock()

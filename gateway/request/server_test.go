@@ -16,6 +16,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/abort"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
@@ -48,7 +49,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	s := &server{engines: &engines{calls: calls(t)}, monitor: &monitor{}, registry: reg, logs: logs}
 	env := Env{
 		Context: t.Context(), Log: log, Registerer: reg, Serving: t.Context, PromptKey: func() []byte { return nil },
-		Client: client, Monitor: s.monitor, Fleet: s.engines, Engines: func() Engines { return s.engines },
+		Client: client, Running: new(abort.Running), Monitor: s.monitor, Fleet: s.engines, Engines: func() Engines { return s.engines },
 	}
 	for _, change := range changes {
 		change(cfg, &env)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -45,7 +46,7 @@ func readTokens(t *testing.T, r reply) *tokensAnswer {
 	a := &tokensAnswer{ids: map[int][]int32{}, texts: map[int]string{}, probs: map[int]int{}, names: map[string]bool{}}
 	all := []string{strings.TrimSpace(r.body)}
 	if !strings.HasPrefix(r.body, "{") {
-		all = strings.Split(strings.TrimSuffix(r.body, "\n\n"), "\n\n")
+		all = strings.Split(strings.TrimSuffix(strings.ReplaceAll(r.body, "\r\n", "\n"), "\n\n"), "\n\n")
 		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
 		all = all[:len(all)-1]
 	}
@@ -189,5 +190,107 @@ func TestTokensAreAnsweredWithTokens(t *testing.T) {
 			}
 			b.settle()
 		})
+	}
+}
+
+func TestSeveralAnswersOfTokens(t *testing.T) {
+	t.Parallel()
+	for _, rule := range []refengine.Rule{{Fault: refengine.CRLF}, died} {
+		t.Run(string(rule.Fault), func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{})
+			body, rendered := tokensOf(t, `"n":3,"seed":7,"logprobs":1`, `"request_id":"mine",`)
+			for _, body := range []string{withUsage(body), body} {
+				require.NoError(t, b.d[0].SetFaults(rule, slow))
+				r := b.post(mooncake.Tokens.Path(), body)
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				got := readTokens(t, r)
+				require.Empty(t, got.fail, r.body)
+				require.Equal(t, map[string]bool{"generate-tokens-mine tokens": true}, got.names)
+				require.Len(t, got.ids, 3)
+				made := 0
+				for i := range 3 {
+					seed := int64(7 + i)
+					key := reftext.OfIDs(rendered.IDs, &seed).Answer
+					expect(t, key, got.ids[i])
+					require.Len(t, got.ids[i], reftext.NaturalLength(key))
+					require.Equal(t, len(got.ids[i]), got.probs[i])
+					made += len(got.ids[i])
+				}
+				require.Equal(t, []usage{{rendered.Tokens(), made, rendered.Tokens() + made}}, got.usage)
+				b.over()
+			}
+			b.settle()
+		})
+	}
+}
+
+// A client that ends its request gets what there is of the answer, wherever the request is.
+func TestARequestIsEndedByItsName(t *testing.T) {
+	t.Parallel()
+	const name = "generate-tokens-mine"
+	for _, row := range []struct {
+		name   string
+		params string
+		more   string
+		mixed  bool
+		rules  []refengine.Rule // of the prefill engine, and of the decode engine
+		begun  bool             // the answer has begun
+	}{
+		{"while a rank decodes", "", "", false, []refengine.Rule{{}, {}}, true},
+		{"while a rank decodes and writes text", "", `"output_mode":"text",`, false, []refengine.Rule{{}, {}}, true},
+		{"while a rank that does both decodes", "", "", true, []refengine.Rule{{}, {}}, true},
+		{"of which there are several", `"n":2`, "", false, []refengine.Rule{{}, {}}, true},
+		{"while it is prefilled", "", "", false, []refengine.Rule{{Fault: refengine.Hang, Phase: refengine.PhaseBeforeHeaders}, {}}, false},
+		{"while several are prefilled", `"n":2`, "", false, []refengine.Rule{{Fault: refengine.Hang, Phase: refengine.PhaseBeforeHeaders}, {}}, false},
+	} {
+		for _, stream := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, streamed %t", row.name, stream), func(t *testing.T) {
+				t.Parallel()
+				slowly := []refengine.Config{{C0: 20 * time.Millisecond}} // per token
+				o := setup{decode: slowly}
+				if row.mixed {
+					o = setup{mixed: slowly}
+				}
+				b := start(t, o)
+				for i, e := range [][]*refengine.Engine{b.p, b.d} {
+					if row.rules[i].Fault != "" && len(e) > 0 {
+						require.NoError(t, e[0].SetFaults(row.rules[i]))
+					}
+				}
+				body, rendered := tokensOf(t, row.params, row.more+`"request_id":"mine",`)
+				if stream {
+					body = withUsage(body)
+				}
+				said := make(chan reply, 1)
+				go func() { said <- b.post(mooncake.Tokens.Path(), body) }()
+				running := func() bool {
+					for _, e := range append(b.p, b.d...) {
+						if st := e.Stats(); row.begun && st.Tokens > 3*st.Probes+8 || !row.begun && st.Requests > 0 {
+							return true
+						}
+					}
+					return false
+				}
+				b.eventually("it is under way", running)
+				require.Zero(t, b.Running.End("another caller", func(string) bool { return true }))
+				require.Equal(t, 1, b.Running.End("", func(has string) bool { return has == name }))
+				r := <-said
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				got := readTokens(t, r)
+				require.Empty(t, got.fail, r.body)
+				require.Contains(t, got.finishes, "abort", r.body)
+				require.Len(t, got.names, 1)
+				if row.begun && row.params == "" {
+					expect(t, rendered.Answer, got.ids[0])
+					require.NotEmpty(t, got.ids[0])
+					require.Less(t, len(got.ids[0]), reftext.NaturalLength(rendered.Answer))
+				}
+				require.Len(t, got.usage, 1, r.body)
+				b.over()
+				require.Zero(t, b.Running.End("", func(string) bool { return true }), "it is over")
+				b.settle()
+			})
+		}
 	}
 }

@@ -185,12 +185,13 @@ func (a *answer) sendTokens(to int, finish string) bool {
 	if a.sglang() && a.r.chat && finish != "" { // its reason comes after the last token
 		return a.sendTokens(to, "") && a.send(func(dst []byte) []byte { return a.appendFinish(dst, finish, a.stopReason, "") })
 	}
-	defer func() { a.sent = to }()
 	reasoning := a.sent < a.reasoningEnd()
-	if reasoning && a.r.hideReasoning && finish == "" {
-		return true // neither text nor ids nor logprobs: the tokens are counted only
+	hidden := reasoning && a.r.hideReasoning && finish == "" // neither text nor ids nor logprobs: the tokens are counted only
+	if !hidden && !a.send(func(dst []byte) []byte { return a.appendTokens(dst, to, reasoning, finish) }) {
+		return false
 	}
-	return a.send(func(dst []byte) []byte { return a.appendTokens(dst, to, reasoning, finish) })
+	a.sent = to
+	return true
 }
 
 // sendToolTokens sends the head of the tool call, a piece of its arguments

@@ -246,6 +246,10 @@ func (a *answer) aborted() bool {
 	switch a.ends = nil; {
 	case !a.r.stream && a.job != nil && !a.sglang(): // vLLM has all that there is in it
 		return a.whole(int(a.job.Made.Load()), "abort", "null", nil)
+	case a.job != nil && !a.sglang():
+		if made := int(a.job.Made.Load()); made > a.sent && !a.sendTokens(made, "") {
+			return false
+		}
 	case !a.r.stream:
 		return a.whole(0, "abort", "null", nil)
 	}

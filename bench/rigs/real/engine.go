@@ -73,7 +73,7 @@ func (e *engine) start() (err error) {
 		},
 		append([]string{
 			"--max-model-len", fmt.Sprint(contextLen), "--max-num-seqs", fmt.Sprint(slots), "--block-size", fmt.Sprint(blockSize),
-			"--num-gpu-blocks-override", fmt.Sprint(blocks), "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+			"--num-gpu-blocks-override", fmt.Sprint(blocks), "--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 			// Clients that say nothing of it get answers that can be compared.
 			"--override-generation-config", `{"temperature":0}`,
 		}, flags...)...)

@@ -14,13 +14,13 @@ const boundEarly = "bound at arrival: "
 // twice: with decode ranks that are bound after the prefill, and before it. With none, there are those that need no prefill
 // engine.
 func rowsOf(connector string) (all []row) {
-	for _, s := range shapes {
+	for _, s := range slices.Concat(shapes, generateShapes) {
 		all = append(all, s.row())
 	}
 	if connector == mooncake.None {
-		return together(slices.Concat(all, clients, endpoints, loads, troubles, alone))
+		return together(slices.Concat(all, clients, endpoints, loads, troubles, generating, alone))
 	}
-	all = slices.Concat(all, clients, caches, loads, leases, troubles, prefillTroubles, promptLogprobs)
+	all = slices.Concat(all, clients, caches, loads, leases, troubles, prefillTroubles, generating, promptLogprobs)
 	if connector != mooncake.NIXLPush {
 		return slices.Concat(all, endpoints, embeddings, handoffs, dataParallel)
 	}
