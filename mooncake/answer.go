@@ -121,6 +121,10 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 			s.kv = value
 		case "usage":
 			s.usage = value
+		case "meta_info": // of SGLang's Generate
+			if value[0] == '{' {
+				s.usage = value
+			}
 		case "choices":
 			s.choices = value
 		case "status": // of a response
@@ -153,6 +157,16 @@ func (s *scanned) read() ProbeAnswer {
 			}
 		case "prompt_tokens", "input_tokens":
 			a.PromptTokens, _ = rawjson.Int(value, 0, len(value))
+		case "cached_tokens":
+			if n, ok := rawjson.Int(value, 0, len(value)); ok {
+				a.CachedTokens = n
+			}
+		case "finish_reason":
+			for key, value := range rawjson.Members(value) {
+				if key == "type" {
+					a.FinishReason = finishReason(value)
+				}
+			}
 		case "prompt_tokens_details", "input_tokens_details":
 			a.CachedTokens = -1
 			for key, value := range rawjson.Members(value) {

@@ -5,7 +5,7 @@ package mooncake
 // managers/io_struct.py) say how tokens are sampled in an object of its own, sampling_params, and some of it in words of their
 // own. All others here read and write them in the words of completions, of which a form has the places.
 
-// forms has the endpoints whose bodies have one.
+// forms has the endpoints whose bodies have one. A body of SGLang has its prompt in text, or else in input_ids.
 var forms = [Endpoints]*form{
 	// Of extra_args, kv_transfer_params would name the KV of another request. SamplingParams has members that begin with an underline
 	// for itself alone (vLLM 0.32.0, sampling_params.py).
@@ -15,6 +15,20 @@ var forms = [Endpoints]*form{
 		"thinking_token_budget", "repetition_detection", "stream_interval", "prompt_logprob_token_ids", "prompt_logprob_start",
 		"logprob_token_ids", "trace_decode_token_ids",
 	}, func(key string) bool { return key == "extra_args" || key != "" && key[0] == '_' }),
+	Generate: generateForm("input_ids"),
+}
+
+var textForm = generateForm("text")
+
+// generateForm has the names of SGLang 0.5.23, sampling/sampling_params.py. None that no client may set is among those of
+// sampling_params.
+func generateForm(prompt string) *form {
+	return newForm(map[string]place{
+		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true}, "seed": {"sampling_seed", true},
+	}, []string{
+		"n", "stop", "stop_token_ids", "stop_regex", "custom_params", "logit_bias", "min_p", "presence_penalty", "frequency_penalty",
+		"repetition_penalty", "ignore_eos", "beam_width", "stream_interval",
+	}, func(string) bool { return false })
 }
 
 // newForm makes a form of the members with other names than in a completion, and of those of sampling_params with the same name.
@@ -43,6 +57,9 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	if err != nil { // more members than there may be
 		return Body{}, err
 	}
-	b.form, b.inner = forms[ep], &inner
+	text, ok := b.Get("text")
+	if b.form, b.inner = forms[ep], &inner; ep == Generate && ok && string(text) != "null" {
+		b.form = textForm
+	}
 	return b, nil
 }

@@ -22,11 +22,12 @@ const (
 	Responses // of OpenAI's second API
 	Messages  // of Anthropic's
 	Tokens    // of vLLM: token ids in, token ids out
+	Generate  // of SGLang: token ids or text, with token ids out
 
 	Endpoints = iota // how many there are
 )
 
-var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
+var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate", "/generate"}
 
 // Path is the endpoint's URL path, with us and with the engines.
 func (e Endpoint) Path() string { return paths[e] }
@@ -44,6 +45,7 @@ func (e Endpoint) GoesOn() bool { return e.Common() || e == Tokens }
 type Leg struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own
 	SeedOffset int             // added to the client's seed, so that samples differ
+	RID        string          // by which SGLang calls a request to Generate that one engine gets alone; empty: it chooses
 	IgnoreEOS  bool            // probe again after a first token that was the end of the answer
 	Resume     *Resume         // goes on with an answer that has begun; nil: begins one
 }
@@ -62,6 +64,9 @@ type Exchange struct {
 func Reserved(key string) bool {
 	switch key {
 	case "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "priority", "vllm_xargs", "stream_interval",
+		// What SGLang has for its own parts or for its routers alone (0.5.23, GenerateReqInput in managers/io_struct.py):
+		"lora_id", "http_worker_ipc", "kv_hints", "external_trace_header", "received_time", "encoder_urls", "num_items_assigned",
+		"need_wait_for_mm_inputs", "decode_tp_size", "positional_embed_overrides", "routing_key",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
 		"disagg_prefill_dp_rank", "rid", "metaserver", "do_virtual", "batch_kv_transfer_params", "return_hidden_states", "logits_processors", "prompt_embeds",
 		"prompt_token_ids": // instead of the messages, past the chat template (vLLM PR 55771)
@@ -161,6 +166,9 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage,
 		return s.decode(p, b, kv, salt, stream, dst)
 	}
 	members, drop := p.answer(b, leg, stream)
+	if leg != nil && leg.RID != "" {
+		members = append(members, Member{"rid", appendString(nil, leg.RID)})
+	}
 	members = salted(b, salt, members)
 	if kv != nil || leg.resume().beside() {
 		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})

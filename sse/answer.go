@@ -186,5 +186,6 @@ var forms = [...]struct {
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
+	Generated: {read: readGenerated, end: Done},
 	Verbatim:  {},
 }

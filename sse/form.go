@@ -16,6 +16,7 @@ const (
 	Responses      // of /v1/responses
 	Messages       // of /v1/messages
 	Tokens         // of /inference/v1/generate
+	Generated      // of /generate
 	Verbatim       // any events: the client gets them as they came, and no finish_reason is wanted
 )
 
@@ -28,6 +29,8 @@ func FormOf(path string) Form {
 		return Messages
 	case "/inference/v1/generate":
 		return Tokens
+	case "/generate":
+		return Generated
 	}
 	return Chunks
 }
@@ -49,6 +52,8 @@ type told struct {
 	stopText bool // a text of the request's stop ended it
 	usage    Usage
 	cuts     []cut
+	name     cut // the value of the answer's name, of Generated
+	behind   int // the place behind all members, of Generated
 }
 
 // verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
@@ -114,6 +119,9 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return m.release(e.Raw, dst), Forward
 	}
 	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
+	if m.ask.Form == Generated && r.ok {
+		m.generated(&r)
+	}
 	switch {
 	case !r.ok:
 		return m.unreadable(e.Data)

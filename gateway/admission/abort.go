@@ -2,7 +2,6 @@ package admission
 
 import (
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -17,25 +16,25 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	if fail == nil {
 		fail = inRate(key, time.Now())
 	}
-	var names []string
+	var takes func(name string) bool
 	if fail == nil {
-		names, fail = d.toAbort(ctx)
+		takes, fail = d.toAbort(ctx)
 	}
 	if fail != nil {
 		d.host.Requests.Journal.Refused(fail)
 		d.host.Requests.Fail(ctx, fail)
 		return
 	}
-	d.host.Requests.Running.End(key.Name, func(name string) bool { return slices.Contains(names, name) })
+	d.host.Requests.Running.End(key.Name, takes)
 	ctx.SetStatusCode(http.StatusOK)
 }
 
-func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (names []string, fail *openai.Error) {
+func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (takes func(name string) bool, fail *openai.Error) {
 	packed, charge := edge.AcquireBody(ctx)
 	defer charge.Give()
 	raw, r := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
 	if r != nil {
 		return nil, &openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}
 	}
-	return openai.ReadAbort(raw)
+	return openai.Aborts(string(ctx.Path()), raw)
 }

@@ -63,6 +63,8 @@ func (d *Handler) publicRoutes() map[string]handler {
 		"/v1/responses":          {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
 		"/v1/messages":           {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
 		"/inference/v1/generate": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Tokens) }},
+		"/generate":              {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Generate) }},
+		openai.AbortGeneratePath: {http.MethodPost, d.abort},
 		openai.AbortTokensPath:   {http.MethodPost, d.abort},
 		"/v1/models":             {http.MethodGet, d.listModels},
 		oneModel:                 {http.MethodGet, d.showModel},
@@ -300,10 +302,12 @@ const blind = ": this model has decode engines of vllm-ascend, which may end an 
 func unserved(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
 	why := ""
 	switch {
+	case !m.SGLang && ep == mooncake.Generate:
+		why = "its engines take token ids at " + mooncake.Tokens.Path()
 	case !m.SGLang:
 		return nil
 	case ep == mooncake.Tokens:
-		why = "engines of SGLang take token ids elsewhere"
+		why = "its engines take token ids at " + mooncake.Generate.Path()
 	case m.Name != m.Board:
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
 	case m.Whole[ep]:

@@ -23,6 +23,7 @@ var dialects = [mooncake.Endpoints]dialect{
 	mooncake.Responses:   {rules: responsesRules, prompt: "input", lead: "instructions", length: "max_output_tokens"},
 	mooncake.Messages:    {rules: messagesRules, prompt: "messages", lead: "system", length: "max_tokens", check: (*parser).message},
 	mooncake.Tokens:      {rules: tokensRules, prompt: "prompt", length: "max_tokens", check: (*parser).tokensTogether},
+	mooncake.Generate:    {rules: generateRules, prompt: "prompt", length: "max_tokens", check: (*parser).generateTogether},
 }
 
 // PromptKey is the key of the body that holds the prompt.

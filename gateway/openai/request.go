@@ -55,6 +55,7 @@ type Request struct {
 	Beams        int               // of a beam search; 0: there is none
 	PrefillOnly  bool              // a prefill engine answers it alone, because its answer has one token at most
 	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
+	Listed       bool              // its answer is a list, at /generate
 	PromptTokens int               // exact where the prompts are token ids, else 0
 }
 
@@ -146,7 +147,7 @@ func (p *parser) together() *Error {
 	if p.streamOptions && !r.Stream && r.Endpoint != mooncake.Tokens { // there engines pass over them (vLLM 0.32.0)
 		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	if r.Likeliest != 0 && !p.logprobs && r.Endpoint != mooncake.Responses {
+	if r.Likeliest != 0 && !p.logprobs && r.Endpoint != mooncake.Responses && r.Endpoint != mooncake.Generate {
 		return bad(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
 	r.MaxTokens, r.MaxTokensKey = p.maxTokens, d.length

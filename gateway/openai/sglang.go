@@ -25,8 +25,12 @@ const sglangLikeliest = 20
 func (r *Request) ForSGLang(vocabulary int) *Error {
 	if most := cmp.Or(vocabulary, sglangLikeliest); r.Likeliest < 0 || r.Likeliest > most { // its scheduler would ask for them unchecked, and end (0.5.23, layers/sampler.py)
 		key := "top_logprobs"
-		if r.Endpoint == mooncake.Completions {
+		switch r.Endpoint {
+		case mooncake.Completions:
 			key = "logprobs"
+		case mooncake.Generate:
+			key = "top_logprobs_num"
+		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens:
 		}
 		return bad(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d", r.Likeliest, most)
 	}

@@ -14,6 +14,9 @@ func (r *Request) Split(recompute bool) *Error {
 		r.PrefillOnly = true
 	case !recompute:
 		key, what := "prompt_logprobs", "\"prompt_logprobs\""
+		if r.Endpoint == mooncake.Generate {
+			return bad(CodeUnsupported, "logprob_start_len", "\"logprob_start_len\" of 0 or more with \"return_logprob\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
+		}
 		if r.Body.Count(key) == 0 {
 			key, what = "echo", "\"echo\" with logprobs"
 			if r.Endpoint == mooncake.Chat {

@@ -150,13 +150,9 @@ const longestName = 256
 // AbortTokensPath is where requests to /inference/v1/generate are ended by their names, with us and with the engines.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// ReadAbort reads whose requests are to end. The refusals are those of vLLM 0.32.0 (abort_requests in
+// abortsOf reads which requests are to end. The refusals are those of vLLM 0.32.0 (abort_requests in
 // entrypoints/scale_out/token_in_token_out/api_router.py), but in OpenAI's shape.
-func ReadAbort(raw []byte) (names []string, e *Error) {
-	b, err := mooncake.ScanBody(raw, 0)
-	if err != nil {
-		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
-	}
+func abortsOf(b *mooncake.Body) (names []string, e *Error) {
 	list, ok := b.Get("request_ids")
 	if !ok || isNull(list) {
 		return nil, bad(CodeMissing, "request_ids", "the request has no \"request_ids\"")

@@ -109,12 +109,13 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	salted := scope.Salt != ""
 	var text index.Text
 	switch written := p.written(); {
-	case p.Req.Endpoint == mooncake.Tokens:
-		if openai.HasMedia(body, p.Req.Endpoint) {
-			return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
+	case p.Req.Endpoint == mooncake.Tokens && openai.HasMedia(body, p.Req.Endpoint):
+		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
+	case p.Req.Endpoint == mooncake.Completions, p.Req.Endpoint == mooncake.Tokens, p.Req.Endpoint == mooncake.Generate:
+		if list, ok := index.PromptTokens(nil, written); ok {
+			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
 		}
-		list, _ := index.PromptTokens(nil, written)
-		return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
+		text = h.Prompt(nil, bytes, written)
 	case !p.Req.Endpoint.Common():
 		if lead := openai.Lead(body, p.Req.Endpoint); lead != "" {
 			scope.Salt += lead
@@ -126,11 +127,6 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 		}
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, written, listed)
-	case p.Req.Endpoint == mooncake.Completions:
-		if list, ok := index.PromptTokens(nil, written); ok {
-			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
-		}
-		text = h.Prompt(nil, bytes, written)
 	default:
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, written, listed)

@@ -27,6 +27,7 @@ const abortWait = 5 * time.Second
 // aborting is a job's share of being ended by its client, which still gets what there is of the answer.
 type aborting struct {
 	told  atomic.Bool
+	ep    mooncake.Endpoint
 	leave func() // has the job believe that its client has left
 	mode  []byte // output_mode
 	legs  []*aborting
@@ -41,13 +42,13 @@ type abortable struct{ *edge.Disconnect }
 
 // nameable has the client of a job end it by its name, if its endpoint knows such names.
 func nameable(j *job, conn *edge.Conn) {
-	if j.req.Endpoint != mooncake.Tokens {
+	if j.ask.ID == nil {
 		return
 	}
 	share := edge.NewDisconnect(j.srv.Log)
 	conn.OnGone(share.Leave)
 	j.client = reader{abortable{share}}
-	j.abort = &aborting{leave: share.Leave, mode: openai.OutputMode(&j.body)}
+	j.abort = &aborting{ep: j.req.Endpoint, leave: share.Leave, mode: openai.OutputMode(&j.body)}
 	j.ask.Aborted = j.abort.told.Load
 	j.in.leave = j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
 }
@@ -59,7 +60,7 @@ func (a *aborting) split(srv *Server, legs []branch) {
 	}
 	a.mu.Lock()
 	for _, l := range legs {
-		own := &aborting{leave: l.kid.Leave, mode: a.mode}
+		own := &aborting{ep: a.ep, leave: l.kid.Leave, mode: a.mode}
 		l.job.abort, l.job.ask.Aborted = own, own.told.Load
 		a.legs = append(a.legs, own)
 	}
@@ -119,25 +120,28 @@ func (a *aborting) end(srv *Server) {
 		return
 	}
 	time.AfterFunc(abortWait, a.leave)
-	if err := abortAt(srv, rank, id); err != nil {
+	if err := a.abortAt(srv, rank, id); err != nil {
 		srv.Log.Warn("an engine was not told to end a request that its client has ended, so that the engine is left instead", zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
 		a.leave()
 	}
 }
 
-// abortAt tells an engine to end a request. It answers before it does so (vLLM 0.32.0, abort_requests in
-// entrypoints/scale_out/token_in_token_out/api_router.py).
-func abortAt(srv *Server, rank *fleet.Rank, id string) error {
-	body := fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))
-	resp, err := srv.Client.NewCall(rank.Target.Unranked()).Do(http.MethodPost, openai.AbortTokensPath, engine.JSONHeaders("ek-abort"), [][]byte{body},
+// abortAt tells an engine to end a request. It answers before it does so: vLLM 0.32.0, abort_requests in
+// entrypoints/scale_out/token_in_token_out/api_router.py; SGLang 0.5.23, abort_request in entrypoints/http_server.py.
+func (a *aborting) abortAt(srv *Server, rank *fleet.Rank, id string) error {
+	path, body := openai.AbortTokensPath, fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))
+	if a.ep == mooncake.Generate {
+		path, body = openai.AbortGeneratePath, fmt.Appendf(nil, `{"rid":%q}`, id)
+	}
+	resp, err := srv.Client.NewCall(rank.Target.Unranked()).Do(http.MethodPost, path, engine.JSONHeaders("ek-abort"), [][]byte{body},
 		engine.Deadlines{Connect: srv.Settings().Limits.ConnectTimeout, FirstByte: abortWait, Idle: abortWait})
 	if err != nil {
-		return fmt.Errorf("%s: %w", openai.AbortTokensPath, err)
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	defer resp.Close()
 	_, _ = io.CopyN(io.Discard, resp, 1<<10) // what it says more does not matter
 	if resp.StatusCode() != http.StatusOK {
-		return fmt.Errorf("%s: the engine answered %d", openai.AbortTokensPath, resp.StatusCode())
+		return fmt.Errorf("%s: the engine answered %d", path, resp.StatusCode())
 	}
 	return nil
 }
@@ -149,7 +153,7 @@ func unanswered(j *job) []byte {
 	u := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
 	m, frames := sse.NewMirror(ask), sse.NewFramer(0)
 	var assembler *sse.Assembler
-	if !j.req.Stream {
+	if ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate; !j.req.Stream && !ask.Whole {
 		assembler = newAssembler(j)
 	}
 	frames.Feed(ending(j.req.Endpoint, head, "abort", u))
@@ -160,8 +164,11 @@ func unanswered(j *job) []byte {
 			_ = assembler.Add(out) // it is our own
 		}
 	}
-	if assembler != nil {
+	switch {
+	case assembler != nil:
 		all, _ = assembler.JSON(nil)
+	case !j.req.Stream: // the one event that there is
+		all, _, _ = bytes.Cut(bytes.TrimPrefix(all, []byte("data: ")), []byte("\n\n"))
 	}
 	return all
 }

@@ -302,7 +302,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat
-	for _, e := range []mooncake.Endpoint{mooncake.Completions, mooncake.Responses, mooncake.Messages, mooncake.Tokens} {
+	for _, e := range []mooncake.Endpoint{mooncake.Completions, mooncake.Responses, mooncake.Messages, mooncake.Tokens, mooncake.Generate} {
 		if string(ctx.Path()) == e.Path() {
 			endpoint = e
 		}

@@ -127,7 +127,13 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		defer watchCore(s)()
 	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
-	if f := stuck(s, s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
+	leg := j.leg
+	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate {
+		named := *j.leg
+		named.RID = j.legID("d", j.record.Attempts)
+		leg = &named
+	}
+	if f := stuck(s, s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
 		if f.Engine != "" {
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}

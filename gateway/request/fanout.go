@@ -74,8 +74,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		prefix = "cmpl-ek-"
 	}
 	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), mode: openai.OutputMode(&whole.body), stop: make(chan struct{})}
-	if req.Endpoint == mooncake.Tokens {
-		f.id = openai.NameTokens(&whole.body, in.Record.ClientID, whole.id)
+	if whole.ask.ID != nil {
+		f.id = whole.ask.ID
 	}
 	for i := range legs {
 		kid, name := edge.NewDisconnect(srv.Log), letters(i)
@@ -83,7 +83,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, record: in.Record.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs || req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
-				ID: f.id, Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
+				ID: f.nameOf(i), Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
 	}
@@ -256,7 +256,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 			parts[i] = sse.Part{PromptIndex: l.prompt, JSON: l.answer}
 		}
 		var err error
-		if answer, err = sse.MergeAnswers(parts); err != nil {
+		if answer, err = f.merge(parts); err != nil {
 			fail = failure.Stream("upstream_broken", err)
 		}
 	}

@@ -53,11 +53,15 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	}
 	j.leg = &legs[0].Leg
 	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
-	if req.Endpoint == mooncake.Tokens {
+	switch req.Endpoint {
+	case mooncake.Tokens:
 		j.ask.TokenIDs, j.ask.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
+	case mooncake.Generate:
+		j.ask.ID = openai.NameGenerate(&j.body, j.id)
+	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
 	nameable(j, conn)
-	if len(legs) > 1 {
+	if len(legs) > 1 || req.Listed {
 		return srv.fanOut(ctx, j.client.client, j, legs)
 	}
 	s, fail := j.serve(ctx)

@@ -1,11 +1,13 @@
 package request
 
 import (
+	"fmt"
+
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
 
-// What answers of /inference/v1/generate have otherwise than those of completions.
+// What answers of /inference/v1/generate and of /generate have otherwise than those of completions.
 
 // newAssembler makes an answer in one piece of the events of a stream.
 func newAssembler(j *job) *sse.Assembler {
@@ -18,8 +20,12 @@ func newAssembler(j *job) *sse.Assembler {
 
 // ending is a leg that has nothing but its end.
 func ending(e mooncake.Endpoint, head sse.Head, finish string, u sse.Usage) []byte {
-	if e == mooncake.Tokens {
+	switch e {
+	case mooncake.Tokens:
 		return sse.TokensEnding(nil, head, finish, u)
+	case mooncake.Generate:
+		return sse.GeneratedEnd(nil, u)
+	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
 	return sse.Ending(nil, e == mooncake.Chat, head, finish, u)
 }
@@ -30,4 +36,20 @@ func (f *fanned) appendUsage(dst []byte, u sse.Usage, details map[string]int) []
 		return sse.TokensUsage(dst, f.id, f.mode, u, details)
 	}
 	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, u, details)
+}
+
+// nameOf is the name of a leg's answer. SGLang numbers those of a list (0.5.23, normalize in managers/io_struct.py).
+func (f *fanned) nameOf(leg int) []byte {
+	if f.req.Endpoint != mooncake.Generate {
+		return f.id
+	}
+	return fmt.Appendf(nil, "%s_%d", f.id, leg)
+}
+
+// merge makes one answer of the legs' answers.
+func (f *fanned) merge(parts []sse.Part) ([]byte, error) {
+	if f.req.Endpoint == mooncake.Generate {
+		return sse.MergeGenerated(parts), nil
+	}
+	return sse.MergeAnswers(parts)
 }

@@ -12,6 +12,8 @@ import (
 	"evenkeel/bench/lab/refengine/group"
 	"evenkeel/bench/lab/refengine/messages"
 	"evenkeel/bench/lab/refengine/responses"
+	"evenkeel/bench/lab/refengine/tokens"
+	"evenkeel/mooncake"
 )
 
 // sglangEndpoints are the paths of SGLang that vLLM lacks or serves in another way; without a method it has no such path.
@@ -27,17 +29,23 @@ var sglangEndpoints = map[string]endpoint{
 	"/v1/messages":              {"POST", false, (*life).serveMessageOfSGLang},
 	"/v1/messages/count_tokens": {"POST", false, (*life).serveCount},
 	"/abort_request":            {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
-	"/v1/score":                 {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
-	"/v1/rerank":                {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
-	"/v1/embeddings":            {"POST", false, (*life).serveNoEmbedding},
-	"/classify":                 {"POST", false, (*life).serveNoEmbedding},
-	"/version":                  {},
-	"/query":                    {},
-	"/reset_prefix_cache":       {},
-	"/pause":                    {},
-	"/resume":                   {},
-	"/is_paused":                {},
-	"/update_weights":           {},
+	mooncake.Generate.Path(): {"POST", false, func(l *life, x *exchange) bool {
+		w := new(tokens.SGLang)
+		return l.translate(x, false, w.Completion, w)
+	}},
+	mooncake.Tokens.Path(): {},
+	tokens.AbortPath:       {},
+	"/v1/score":            {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
+	"/v1/rerank":           {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
+	"/v1/embeddings":       {"POST", false, (*life).serveNoEmbedding},
+	"/classify":            {"POST", false, (*life).serveNoEmbedding},
+	"/version":             {},
+	"/query":               {},
+	"/reset_prefix_cache":  {},
+	"/pause":               {},
+	"/resume":              {},
+	"/is_paused":           {},
+	"/update_weights":      {},
 }
 
 // serveHealthToken generates a token, and looks once a second whether anything came.

@@ -234,7 +234,7 @@ func (e *Engine) clamps() bool {
 // by its X-Request-Id, by which an engine that pushes finds where its KV goes.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
-		return ep.Common() || e.roomsEverywhere()
+		return ep.Common() || ep == mooncake.Generate || e.roomsEverywhere()
 	}
 	return ep.Common() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) && e.reaches(handOffMinor[ep], false)
 }

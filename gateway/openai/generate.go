@@ -1,0 +1,120 @@
+package openai
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+
+	"evenkeel/internal/rawjson"
+	"evenkeel/mooncake"
+)
+
+// generateRules are those of /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py), in the words of completions. What
+// engines of SGLang obey and no client may set, sglang has as well.
+var generateRules = map[string]rule{
+	"model":            model,
+	"prompt":           optional(promptOrList),
+	"sampling_params":  optional(samplingParams),
+	"stream":           rules["stream"],
+	"priority":         rules["priority"],
+	"return_logprob":   flag(func(p *parser, on bool) { p.logprobs = on }),
+	"top_logprobs_num": integers(0, math.MaxInt32, func(p *parser, n int) { p.req.Likeliest = n }),
+	"logprob_start_len": integers(-1, math.MaxInt32, func(p *parser, n int) {
+		p.promptLogprobs, p.rowsInStream = n >= 0, true
+	}),
+	"token_ids_logprob": tokenIDs(math.MaxInt32, nil),
+
+	"image_data": refuse("media are not supported here; send a chat"),
+	"video_data": refuse("media are not supported here; send a chat"),
+	"audio_data": refuse("media are not supported here; send a chat"),
+
+	"n":                  answers,
+	"max_tokens":         fromOne,
+	"min_tokens":         rules["min_tokens"],
+	"seed":               rules["seed"],
+	"stop":               rules["stop"],
+	"stop_token_ids":     rules["stop_token_ids"],
+	"stop_regex":         refuse(sglang["stop_regex"]),
+	"custom_params":      refuse(sglang["custom_params"]),
+	"logit_bias":         logitBias,
+	"min_p":              rules["min_p"],
+	"presence_penalty":   rules["presence_penalty"],
+	"frequency_penalty":  rules["frequency_penalty"],
+	"repetition_penalty": rules["repetition_penalty"],
+	"ignore_eos":         rules["ignore_eos"],
+	"beam_width":         integers(1, 1, nil),
+}
+
+// defaultNewTokens is how many tokens an answer of /generate has at most if the request does not say (SGLang 0.5.23,
+// sampling/sampling_params.py).
+const defaultNewTokens = 128
+
+// promptOrList is a prompt, or a list of prompts, whose answer is a list, too.
+func promptOrList(p *parser, key string, v json.RawMessage) *Error {
+	if e := p.prompt(key, v); e != nil {
+		return e
+	}
+	for first := range rawjson.Elements(v) {
+		if p.req.Listed = isArray(v) && !isNumber(first); p.req.Listed && p.req.Prompts == nil {
+			p.req.Prompts = []json.RawMessage{first}
+		}
+		break
+	}
+	return nil
+}
+
+// generateTogether checks what no key of /generate can tell by itself.
+func (p *parser) generateTogether() *Error {
+	r := p.req
+	p.promptLogprobs = p.promptLogprobs && p.logprobs // without return_logprob it means nothing
+	r.Listed = r.Listed || r.N > 1
+	if r.Body.Count("max_tokens") == 0 {
+		r.Limit = defaultNewTokens
+	}
+	return nil
+}
+
+// NameGenerate is the meta_info.id of an answer to /generate: the client's rid, or our own.
+func NameGenerate(b *mooncake.Body, own string) []byte {
+	said, _ := b.Get("rid")
+	if len(said) > len(`""`) && len(said) <= longestName && isString(said) {
+		own = rawjson.Unquote(said)
+	}
+	return []byte(own)
+}
+
+// AbortGeneratePath is where requests to /generate are ended by their names, with us and with the engines.
+const AbortGeneratePath = "/abort_request"
+
+// Aborts says which requests a body asks to end. At AbortGeneratePath, these are the one with a rid, and those that engines name after it
+// (SGLang 0.5.23, normalize in managers/io_struct.py), or all of the caller.
+func Aborts(path string, raw []byte) (takes func(name string) bool, e *Error) {
+	b, err := mooncake.ScanBody(raw, 0)
+	if err != nil {
+		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
+	}
+	if path == AbortTokensPath {
+		names, e := abortsOf(&b)
+		return func(name string) bool { return slices.Contains(names, name) }, e
+	}
+	all, ok := b.Get("abort_all")
+	if ok && !isNull(all) && !isBoolean(all) {
+		return nil, wrong("abort_all", all, isBoolean, "true or false")
+	}
+	rid, ok := b.Get("rid")
+	if ok && !isNull(rid) && !isString(rid) {
+		return nil, wrong("rid", rid, isString, "the rid of a request")
+	}
+	if string(all) == "true" {
+		return func(string) bool { return true }, nil
+	}
+	name := ""
+	if ok && isString(rid) {
+		name = rawjson.Unquote(rid)
+	}
+	return func(has string) bool {
+		of, numbered := strings.CutPrefix(name, has+"_")
+		return name != "" && (has == name || numbered && isDigits(of))
+	}, nil
+}

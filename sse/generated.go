@@ -1,0 +1,109 @@
+package sse
+
+import (
+	"strconv"
+
+	"evenkeel/internal/rawjson"
+)
+
+// The answers of POST /generate: SGLang 0.5.23, _handle_batch_output in managers/tokenizer_manager.py. Each event has all of the answer so
+// far, or with --incremental-streaming-output what is new. Its counts, its name and why it ends stand in meta_info. Of a list of prompts,
+// each event has an index.
+
+// readGenerated reads an event of /generate, or an answer in one piece.
+func readGenerated(b []byte, _ int) (s told) {
+	s.why = b
+	at := rawjson.Space(b, 0)
+	o := rawjson.ObjectAt(b, at)
+	for o.NextValue() {
+		switch string(o.Key) {
+		case "error":
+			s.failed = s.failed || !rawjson.IsNull(o.Value())
+		case "meta_info":
+			if b[o.Val] == '{' {
+				s.readMeta(rawjson.ObjectAt(b, o.Val))
+			}
+		}
+	}
+	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	s.behind = max(0, o.Pos-1)
+	s.last, s.delta = s.finish != "", s.usage.Completion > 0
+	return s
+}
+
+// readMeta takes in a meta_info.
+func (s *told) readMeta(o rawjson.Object) {
+	u := Usage{Cached: -1}
+	for o.NextValue() {
+		switch string(o.Key) {
+		case "id":
+			s.name = cut{from: o.Val, to: o.Pos}
+		case "prompt_tokens":
+			u.Prompt = countOf(&o)
+		case "completion_tokens":
+			u.Completion = countOf(&o)
+		case "cached_tokens":
+			u.Cached = countOf(&o)
+		case "finish_reason":
+			if o.Text[o.Val] == '{' {
+				s.readEnd(rawjson.ObjectAt(o.Text, o.Val))
+			}
+		}
+	}
+	u.Total = u.Prompt + u.Completion
+	s.usage = u
+}
+
+// readEnd takes in why an answer ends. An abort says why, and as which error the engine would have said it.
+func (s *told) readEnd(o rawjson.Object) {
+	message, status := `""`, "500"
+	for o.NextValue() {
+		switch v := o.Value(); string(o.Key) {
+		case "type":
+			s.finish = text(v)
+		case "message":
+			if v[0] == '"' {
+				message = string(v)
+			}
+		case "status_code":
+			if n, ok := rawjson.Int(o.Text, o.Val, o.Pos); ok {
+				status = strconv.Itoa(n)
+			}
+		}
+	}
+	if s.finish == "abort" {
+		s.why = []byte(`{"error":{"message":` + message + `,"code":` + status + `}}`)
+	}
+}
+
+// generated judges and edits what readGenerated has read.
+func (m *Mirror) generated(s *told) {
+	if s.finish == "abort" && (m.ask.Aborted == nil || !m.ask.Aborted()) {
+		s.failed = true
+	}
+	if len(m.id) > 0 && s.name.to > 0 {
+		s.name.put = string(m.id)
+		s.cuts = append(s.cuts, s.name)
+	}
+	if m.ask.Choice >= 0 && !m.ask.Whole {
+		s.cuts = append(s.cuts, cut{s.behind, s.behind, `,"index":` + strconv.Itoa(m.ask.Choice)})
+	}
+}
+
+// GeneratedEnd appends a stream of /generate that has nothing but its end, before any token.
+func GeneratedEnd(dst []byte, u Usage) []byte {
+	dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":{"type":"abort","message":"Abort in waiting queue"},"prompt_tokens":`...)
+	return append(strconv.AppendInt(dst, int64(u.Prompt), 10), ",\"completion_tokens\":0,\"cached_tokens\":0}}\n\n"+Done...)
+}
+
+// MergeGenerated makes one answer of those of a list of prompts.
+func MergeGenerated(parts []Part) []byte {
+	all := []byte{'['}
+	for i, p := range parts {
+		if i > 0 {
+			all = append(all, ',')
+		}
+		all = append(all, p.JSON...)
+	}
+	return append(all, ']')
+}
