@@ -34,19 +34,6 @@ type Coordinates struct {
 	TPSize, PPSize, DCPSize int // 0 is 1
 }
 
-// RequestID is what an engine calls the request that has id as its X-Request-Id, less
-// the random suffix that it adds. The two engines of nixl-push find a request by this name, whichever leg
-// comes first (vLLM 0.32.0, get_base_request_id in nixl/push_worker.py).
-func (e Endpoint) RequestID(id string) string {
-	switch e {
-	case Chat, Messages:
-		return "chatcmpl-" + id
-	case Tokens:
-		return "generate-tokens-" + id // vLLM 0.32.0, serve_tokens in entrypoints/scale_out/token_in_token_out/serving.py
-	}
-	return "cmpl-" + id + "-0" // each of our requests has one prompt
-}
-
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
 // stream is whether the decode engine's answer comes as a stream: only the legs of SGLang,
 // which differ in nothing but ranks, are alike in that too.

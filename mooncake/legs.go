@@ -39,6 +39,19 @@ func (e Endpoint) Common() bool { return e <= Completions }
 // GoesOn says whether an answer of the endpoint can go on elsewhere in its middle.
 func (e Endpoint) GoesOn() bool { return e.Common() || e == Tokens }
 
+// RequestID is what an engine calls the request that has id as its X-Request-Id, less
+// the random suffix that it adds. The two engines of nixl-push find a request by this name, whichever leg
+// comes first (vLLM 0.32.0, get_base_request_id in nixl/push_worker.py).
+func (e Endpoint) RequestID(id string) string {
+	switch e {
+	case Chat, Messages:
+		return "chatcmpl-" + id
+	case Tokens:
+		return "generate-tokens-" + id // vLLM 0.32.0, serve_tokens in entrypoints/scale_out/token_in_token_out/serving.py
+	}
+	return "cmpl-" + id + "-0" // each of our requests has one prompt
+}
+
 // Leg is what one PD request differs in from the client's body. A nil Leg
 // differs in nothing; a request for several choices or with several prompts
 // has one for each answer.

@@ -119,8 +119,8 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return m.release(e.Raw, dst), Forward
 	}
 	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
-	if m.ask.Form == Generated && r.ok {
-		m.generated(&r)
+	if own := forms[m.ask.Form].judge; own != nil && r.ok {
+		own(m, &r)
 	}
 	switch {
 	case !r.ok:

@@ -39,6 +39,7 @@ var capabilities = []capability{
 	{"KV events", []string{"prefill/kvevents", "engine/publishers.go", "prefill/cache/events.go"}, ""},
 	{"ownership", []string{"gateway/owner", "lease", "lease/kube", "lease/etcd"}, ""},
 	{"passthrough", []string{"gateway/passthrough", "gateway/request/passed.go"}, ""},
+	{"token ids", []string{"gateway/abort", "gateway/admission/abort.go", "gateway/openai/tokens.go", "gateway/openai/generate.go", "gateway/request/abort.go", "gateway/request/tokens.go", "mooncake/apart.go", "sse/tokens.go", "sse/generated.go"}, ""},
 	{"predictor", []string{"predictor", "dispatcher/forecast", "dispatcher/board/predict.go", "dispatcher/board/learner.go", "dispatcher/learner.go"}, ""},
 	{"prefix index", []string{"prefill/index", "prefill/cache", "prefill/local", "gateway/prompt"}, ""},
 	{"receipts", []string{"gateway/receipt"}, ""},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"evenkeel/bench/rigs/testbed"
@@ -16,6 +17,7 @@ func generates(more, params body) body {
 }
 
 var generateShapes = []shape{
+	{name: "generate, prompt_logprobs", path: generate, body: generates(body{"stream_options": nil}, body{"prompt_logprobs": 2})},
 	{name: "generate, greedy", path: generate, body: generates(nil, nil)},
 	{name: "generate, seeded", path: generate, body: generates(nil, body{"temperature": 1, "seed": 5})},
 	{name: "generate, no limit of its own", path: generate, body: body{"model": model, "token_ids": ids(90, 11), "sampling_params": body{"temperature": 0}}},
@@ -29,7 +31,6 @@ var generateShapes = []shape{
 	{name: "generate, return_token_ids", path: generate, body: generates(body{"return_token_ids": true}, nil)},
 	{name: "generate, min_tokens and ignore_eos", path: generate, body: generates(nil, body{"min_tokens": 40, "max_tokens": 50, "ignore_eos": true})},
 	{name: "generate, stop_token_ids", path: generate, body: generates(nil, body{"stop_token_ids": ids(100, 3), "max_tokens": 80})},
-	{name: "generate, prompt_logprobs", path: generate, body: generates(body{"stream_options": nil}, body{"prompt_logprobs": 2})},
 	{name: "generate, stream_options: continuous usage", path: generate, body: generates(body{"stream_options": body{"include_usage": true, "continuous_usage_stats": true}}, nil)},
 	{name: "generate, no token", path: generate, body: generates(body{"token_ids": []int{}}, nil)},
 	{name: "generate, a token that the model lacks", path: generate, body: generates(body{"token_ids": []int{99_999_999}}, nil)},
@@ -61,12 +62,16 @@ func tokenPrompts(n, tokens int, seed uint64) (list []question) {
 }
 
 func generateDies(ctx context.Context, w *site) (outcome, error) {
-	t, err := w.crowd(ctx, tokenPrompts(14, 250, 96), nil, func() error {
-		if err := testbed.Pause(ctx, 4*time.Second); err != nil {
-			return err
-		}
+	var begun sync.Map // streams, which begin before they are whole
+	heard := func(i, _ int) { begun.Store(i, true) }
+	t, err := w.crowd(ctx, tokenPrompts(14, 400, 96), heard, func() error {
+		err := testbed.Await(ctx, time.Minute, "every stream has begun", func() bool {
+			n := 0
+			begun.Range(func(any, any) bool { n++; return true })
+			return n >= 7
+		})
 		w.engines["d1"].Kill()
-		return nil
+		return err
 	})
 	if err != nil {
 		return outcome{}, err
