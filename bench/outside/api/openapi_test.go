@@ -114,6 +114,13 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"POST /v1/messages", "", `{"model":"ref","messages":[]}`, 400, ""},
 		{"POST /v1/messages/count_tokens", "", `{"model":"ref","messages":[{"role":"user","content":"one"}]}`, 200, ""},
 		{"POST /v1/messages/count_tokens", "", `{"messages":[{"role":"user","content":"one"}]}`, 400, ""},
+		{"POST /inference/v1/generate", "", `{"model":"ref","token_ids":[1,2],"sampling_params":{}}`, 404, "no_such_route"}, // of vllm-ascend
+		{"POST /inference/v1/generate", "", `{"model":"ref","token_ids":[],"sampling_params":{}}`, 400, "invalid_value"},
+		{"POST /inference/v1/abort_requests", "", `{"request_ids":["generate-tokens-gone"]}`, 200, ""},
+		{"POST /inference/v1/abort_requests", "", `{}`, 400, "missing_required_parameter"},
+		{"POST /generate", "", `{"model":"ref","input_ids":[1,2]}`, 404, "no_such_route"},
+		{"POST /generate", "", `{"model":"ref","sampling_params":{}}`, 400, "missing_required_parameter"},
+		{"POST /abort_request", "", `{"rid":"gone"}`, 200, ""},
 		{"POST /tokenize", "", `{"model":"ref","prompt":"one two"}`, 200, ""},
 		{"POST /tokenize", "", `{"prompt":"one two"}`, 400, "missing_required_parameter"},
 		{"POST /detokenize", "", `{"model":"ref","tokens":[1]}`, 200, ""},
