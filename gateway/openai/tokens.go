@@ -121,7 +121,10 @@ func (p *parser) tokensTogether() *Error {
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
 		p.req.PromptTokens = 0 // engines put more of them in the place of media
 	}
-	if scores, _ := p.req.Body.Get("prompt_logprob_token_ids"); p.req.Stream && p.promptLogprobs && (scores == nil || isNull(scores)) {
+	if p.req.Stream && p.promptLogprobs {
+		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
+			return bad(CodeInvalidValue, "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
+		}
 		p.req.Body.Set("prompt_logprobs", []byte("null"))
 		p.promptLogprobs = false
 	}

@@ -17,7 +17,6 @@ func generates(more, params body) body {
 }
 
 var generateShapes = []shape{
-	{name: "generate, prompt_logprobs", path: generate, body: generates(body{"stream_options": nil}, body{"prompt_logprobs": 2})},
 	{name: "generate, greedy", path: generate, body: generates(nil, nil)},
 	{name: "generate, seeded", path: generate, body: generates(nil, body{"temperature": 1, "seed": 5})},
 	{name: "generate, no limit of its own", path: generate, body: body{"model": model, "token_ids": ids(90, 11), "sampling_params": body{"temperature": 0}}},
@@ -47,6 +46,8 @@ var generating = []row{
 	}),
 	usually("generate, kill -9 of a decode engine under streams and answers in one piece, and its restart", generateDies),
 	usually("generate, a request is aborted by its name", generateAborts),
+	// It comes last, because the decode engine computes the prompt anew: nobody fetches the KV of the prefill engine, which keeps it for a while.
+	shape{name: "generate, prompt_logprobs", path: generate, body: generates(body{"stream_options": nil}, body{"prompt_logprobs": 2})}.row(),
 }
 
 // tokenPrompts is prompts of generate, every second of which is answered in one piece.
