@@ -1,0 +1,152 @@
+package sse
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tokensStream is shaped like a stream of vLLM 0.32.0 at /inference/v1/generate, with logprobs.
+const tokensStream = `data: {"request_id":"generate-tokens-a","usage":null,"output_mode":"tokens","choices":[{"index":0,"finish_reason":null,"stop_reason":null,"token_ids":[448],"routed_experts":null,"sampling_mask":null,"weight_versions":null,"logprobs":{"content":[{"token_id":448,"logprob":-6.1,"rank":1,"top_logprobs":[]}]}}]}
+
+data: {"request_id":"generate-tokens-a","usage":null,"output_mode":"tokens","choices":[{"index":0,"finish_reason":"length","stop_reason":null,"token_ids":[622,91],"routed_experts":"AA==","sampling_mask":null,"weight_versions":[{"version":"default","start":0,"end":3}],"logprobs":{"content":[{"token_id":622,"logprob":-6.2,"rank":1,"top_logprobs":[]},{"token_id":91,"logprob":-6.3,"rank":1,"top_logprobs":[]}]}}]}
+
+data: {"request_id":"generate-tokens-a","usage":{"prompt_tokens":9,"total_tokens":12,"completion_tokens":3},"output_mode":"tokens","choices":[]}
+
+data: [DONE]
+
+`
+
+func TestAnAnswerOfTokensIsPutTogetherAsVLLMDoes(t *testing.T) {
+	a := NewAssembler(false, 0).ByTokens("m", 7)
+	m := NewMirror(Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
+	for _, e := range frames(t, tokensStream) {
+		if out, v := m.Event(e, nil); v == Forward {
+			require.NoError(t, a.Add(out))
+		}
+	}
+	got, err := a.JSON(nil)
+	require.NoError(t, err)
+	require.Equal(t, `{"request_id":"generate-tokens-a","model":"m","created":7,"usage":{"prompt_tokens":9,"total_tokens":12,"completion_tokens":3},`+
+		`"prompt_logprobs":null,"prompt_token_id_logprobs":null,"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"kv_transfer_params":null,"ec_transfer_params":null,`+
+		`"output_mode":"tokens","choices":[{"index":0,"finish_reason":"length","stop_reason":null,"token_ids":[448,622,91],"routed_experts":"AA==","sampling_mask":null,`+
+		`"weight_versions":[{"version":"default","start":0,"end":3}],"logprobs":{"content":[{"token_id":448,"logprob":-6.1,"rank":1,"top_logprobs":[]},`+
+		`{"token_id":622,"logprob":-6.2,"rank":1,"top_logprobs":[]},{"token_id":91,"logprob":-6.3,"rank":1,"top_logprobs":[]}]}}]}`, string(got))
+	require.Equal(t, 3, m.Tokens())
+}
+
+func TestAClientOfTokensGetsWhatItAskedFor(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		ask  Ask
+		want string // of the first event, and of the last
+		ends string
+	}{
+		{"nothing changes", Ask{Usage: true}, `{"request_id":"generate-tokens-a","usage":null,`, `"choices":[]}`},
+		{"the usage is for nobody", Ask{}, `{"request_id":"generate-tokens-a","usage":null,`, `}]}}]}`},
+		{"it has a name of its own", Ask{Usage: true, ID: []byte("b")}, `{"request_id":"b","usage":null,`, `"choices":[]}`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			row.ask.Form, row.ask.TokenIDs, row.ask.Cached, row.ask.Choice = Tokens, true, OwnCached, -1
+			m := NewMirror(row.ask)
+			all, _ := relay(m, frames(t, tokensStream))
+			client := string(all)
+			events := strings.Split(strings.TrimSuffix(client, "\n\ndata: [DONE]\n\n"), "\n\n")
+			require.True(t, strings.HasPrefix(events[0], "data: "+row.want), client)
+			require.True(t, strings.HasSuffix(events[len(events)-1], row.ends), client)
+			require.True(t, m.Finished())
+		})
+	}
+}
+
+// What a resumed leg says of weights is of its own tokens.
+func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
+	m := NewMirror(Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Seam: &Seam{Head: Head{ID: []byte(`"first"`)}, Prompt: 4, Tokens: 5}})
+	all, _ := relay(m, frames(t, tokensStream))
+	client := string(all)
+	require.Contains(t, client, `"weight_versions":[{"version":"default","start":5,"end":8}]`)
+	require.Contains(t, client, `"request_id":"first"`)
+	require.NotContains(t, client, "generate-tokens-a")
+	require.Contains(t, client, `{"prompt_tokens":4,"total_tokens":12,"completion_tokens":8}`)
+}
+
+func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
+	stream := strings.Replace(tokensStream, `"length"`, `"abort"`, 1)
+	for _, told := range []bool{true, false} {
+		m := NewMirror(Ask{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: func() bool { return told }})
+		_, verdicts := relay(m, frames(t, stream))
+		require.Equal(t, told, m.Finished())
+		require.Equal(t, !told, strings.Contains(fmt.Sprint(verdicts), "failed"), verdicts)
+	}
+}
+
+func TestTheEndOfAnAnswerOfTokensIsOne(t *testing.T) {
+	for _, mode := range []string{`"tokens"`, `"text"`} {
+		end := TokensEnding(nil, Head{ID: []byte(`"a"`), Mode: []byte(mode)}, "length", Usage{Prompt: 4, Completion: 2, Total: 6, Cached: -1})
+		m := NewMirror(Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
+		_, _ = relay(m, frames(t, string(end)))
+		require.Equal(t, "length", m.FinishReason())
+		u, ok := m.Usage()
+		require.True(t, ok)
+		require.Equal(t, 6, u.Total)
+	}
+}
+
+func TestAnAnswerOfGenerateIsNamedAndNumbered(t *testing.T) {
+	const stream = `data: {"text":"a","output_ids":[1],"meta_info":{"id":"x","finish_reason":null,"prompt_tokens":3,"completion_tokens":1,"cached_tokens":0}}
+
+data: {"text":"ab","output_ids":[1,2],"meta_info":{"id":"x","finish_reason":{"type":"length","length":2},"prompt_tokens":3,"completion_tokens":2,"cached_tokens":1}}
+
+data: [DONE]
+
+`
+	m := NewMirror(Ask{Form: Generated, ID: []byte("mine"), Choice: 1, Cached: OwnCached})
+	client, _ := relay(m, frames(t, stream))
+	require.Equal(t, strings.ReplaceAll(strings.ReplaceAll(stream, `"x"`, `"mine"`), `}}`+"\n", `},"index":1}`+"\n"), string(client))
+	u, _ := m.Usage()
+	require.Equal(t, Usage{Prompt: 3, Completion: 2, Total: 5, Cached: 1}, u)
+	require.Equal(t, "length", m.FinishReason())
+
+	aborted := strings.Replace(stream, `{"type":"length","length":2}`, `{"type":"abort","message":"no memory","status_code":503}`, 1)
+	m = NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached})
+	_, _ = relay(m, frames(t, aborted))
+	require.Equal(t, Failure{Message: "no memory", Code: "503", Status: 503}, m.Failure())
+}
+
+// FuzzTokensMirror: an edited event is JSON if the engine's is, whatever is in it.
+func FuzzTokensMirror(f *testing.F) {
+	for _, s := range []string{tokensStream, `data: {"output_ids":[],"meta_info":{"id":"x","finish_reason":{"type":"abort"}}}` + "\n\n"} {
+		for _, e := range frames(f, s) {
+			f.Add(e.Data, true)
+			f.Add(e.Data, false)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte, tokens bool) {
+		form := Generated
+		if tokens {
+			form = Tokens
+		}
+		fr := NewFramer(0)
+		fr.Feed(append(append([]byte("data: "), data...), "\n\n"...))
+		e, ok := fr.Next()
+		if !ok || e.Kind != KindData || !json.Valid(e.Data) {
+			return
+		}
+		ask := Ask{Form: form, Usage: true, TokenIDs: true, ID: []byte("mine"), Choice: 2, Cached: 3}
+		if tokens {
+			ask.Seam = &Seam{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
+		}
+		out, v := NewMirror(ask).Event(e, nil)
+		if v != Forward || len(out) == 0 {
+			return
+		}
+		again := NewFramer(0)
+		again.Feed(out)
+		for got, ok := again.Next(); ok; got, ok = again.Next() {
+			require.True(t, got.Kind != KindData || json.Valid(got.Data), string(out))
+		}
+	})
+}
