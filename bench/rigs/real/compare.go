@@ -29,6 +29,11 @@ var mayDiffer = []rule{
 	{regexp.MustCompile(`^body\.kv_transfer_params$`), nil, "a [hand-off](../glossary.md#hand-off) is between a prefill engine and a decode engine; the plain engine has none"},
 	{regexp.MustCompile(`\.tool_calls\[\d+\]\.id$`), nil, "vLLM draws it at random"},
 	{
+		regexp.MustCompile(`^body\.choices\[\d+\]\.weight_versions\[0\]\.start$`),
+		func(d difference, _ map[string]any) bool { return d.plain == json.Number("0") && d.got != missing{} },
+		"which weights have made an answer, an engine says at its end; of an answer that went on elsewhere, the first engine never said it, so that evenkeel tells it only from there on",
+	},
+	{
 		regexp.MustCompile(`\.tool_calls\[\d+\]\.function\.arguments$`),
 		func(d difference, _ map[string]any) bool { return sameJSON(d.plain, d.got) },
 		"vLLM reads the arguments of an answer in one piece and writes them anew (`0e02` becomes `0.0`), and those of a stream it sends as they were generated; they are the same value",

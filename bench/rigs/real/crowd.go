@@ -150,7 +150,7 @@ func (w *site) count(ctx context.Context, list []question, answers []answer) *ta
 			}
 		}
 		if text, err := json.MarshalIndent(map[string]any{"asked": list[i].body, "plain": list[i].want, "evenkeel": doc}, "", " "); err == nil {
-			file := w.File(fmt.Sprintf("wrong-%d-%d.json", list[i].body["max_tokens"], i))
+			file := w.File(fmt.Sprintf("wrong-%v-%d.json", list[i].body["max_tokens"], i))
 			if os.WriteFile(file, text, 0o644) == nil {
 				why += " (both are in " + file + ")"
 			}
