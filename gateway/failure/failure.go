@@ -174,8 +174,12 @@ const (
 
 // StatusOf is the status that an engine's refusal deserves. SGLang answers 400 to a response whose generation has failed, and begins
 // the text with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py, which has
-// the text of an HTTPException).
+// the text of an HTTPException). vLLM answers 403 where token ids are refused for want of --enable-scale-out (0.32.0,
+// register_scale_out_api_routers in entrypoints/scale_out/factories.py): it has no such endpoint, and nothing against our key.
 func StatusOf(path string, status int, body []byte) int {
+	if status == http.StatusForbidden && path == "/inference/v1/generate" && strings.Contains(string(body), "--enable-scale-out") {
+		return http.StatusNotFound
+	}
 	if status != http.StatusBadRequest || path != "/v1/responses" {
 		return status
 	}

@@ -2,9 +2,6 @@ package request
 
 import (
 	"bytes"
-	"fmt"
-	"io"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +14,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -126,24 +124,12 @@ func (a *aborting) end(srv *Server) {
 	}
 }
 
-// abortAt tells an engine to end a request. It answers before it does so: vLLM 0.32.0, abort_requests in
-// entrypoints/scale_out/token_in_token_out/api_router.py; SGLang 0.5.23, abort_request in entrypoints/http_server.py.
+// abortAt tells an engine to end a request.
 func (a *aborting) abortAt(srv *Server, rank *fleet.Rank, id string) error {
-	path, body := openai.AbortTokensPath, fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))
 	if a.ep == mooncake.Generate {
-		path, body = openai.AbortGeneratePath, fmt.Appendf(nil, `{"rid":%q}`, id)
+		return upstream.Abort(srv.Client, rank.Target, id, srv.Log)
 	}
-	resp, err := srv.Client.NewCall(rank.Target.Unranked()).Do(http.MethodPost, path, engine.JSONHeaders("ek-abort"), [][]byte{body},
-		engine.Deadlines{Connect: srv.Settings().Limits.ConnectTimeout, FirstByte: abortWait, Idle: abortWait})
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	defer resp.Close()
-	_, _ = io.CopyN(io.Discard, resp, 1<<10) // what it says more does not matter
-	if resp.StatusCode() != http.StatusOK {
-		return fmt.Errorf("%s: the engine answered %d", path, resp.StatusCode())
-	}
-	return nil
+	return upstream.AbortTokens(srv.Client, rank.Target, id, srv.Log)
 }
 
 // unanswered is the answer to a request that ended before a rank began it: events, or one piece.

@@ -210,4 +210,15 @@ func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 	return nil
 }
 
+// AbortTokens has an engine of vLLM end a request to mooncake.Tokens that has id as its X-Request-Id. It answers before it does so, and
+// passes over a name that it does not know (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
+func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
+	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))}, nil, 1<<10, time.Now().Add(2*abortTime))
+	if f != nil {
+		return f.Err
+	}
+	return nil
+}
+
 const abortTime = 2 * time.Second
