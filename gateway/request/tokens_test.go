@@ -1,6 +1,7 @@
 package request
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
 )
 
@@ -293,4 +295,53 @@ func TestARequestIsEndedByItsName(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Whoever leaves is noticed although the request can be ended by its name, too.
+func TestAClientOfTokensLeaves(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{mooncake.Tokens.Path(), mooncake.Generate.Path()} {
+		for _, params := range []string{``, `"n":2`} {
+			t.Run(path+" "+params, func(t *testing.T) {
+				t.Parallel()
+				o := setup{decode: []refengine.Config{{C0: 20 * time.Millisecond}}}
+				body, _ := tokensOf(t, params, `"stream":true,`)
+				if path == mooncake.Generate.Path() {
+					o.profile.Connector = mooncake.SGLang
+					body = strings.Replace(body, "token_ids", "input_ids", 1)
+				}
+				b := start(t, o)
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+path, strings.NewReader(body))
+				require.NoError(t, err)
+				resp, err := http.DefaultClient.Do(req)
+				require.NoError(t, err)
+				require.Equal(t, http.StatusOK, resp.StatusCode)
+				leave()
+				_ = resp.Body.Close()
+				b.over()
+				require.Equal(t, "client_closed", b.asked[0].Record.Outcome)
+				b.settle()
+			})
+		}
+	}
+}
+
+func TestLogprobsOfAPromptOfTokens(t *testing.T) {
+	t.Parallel()
+	of := []refengine.Config{{Version: "0.32.0"}}
+	b := start(t, setup{route: fleet.Route{Rows: true}, profile: mooncake.Profile{Connector: mooncake.NIXLPull}, prefill: of, decode: of})
+	for _, most := range []string{`"max_tokens":1`, `"max_tokens":4`} {
+		body, rendered := tokensOf(t, `"prompt_logprobs":1,`+most, "")
+		r := b.post(mooncake.Tokens.Path(), body)
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		got := readTokens(t, r)
+		require.Equal(t, rendered.Tokens(), got.rows)
+		expect(t, rendered.Answer, got.ids[0])
+		streamed := readTokens(t, b.post(mooncake.Tokens.Path(), strings.Replace(body, "{", `{"stream":true,`, 1)))
+		require.Zero(t, streamed.rows, "a stream has no place for them")
+		require.Equal(t, got.ids, streamed.ids)
+	}
+	b.settle()
 }
