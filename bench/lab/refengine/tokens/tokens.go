@@ -2,17 +2,17 @@
 // lines are of 0.32.0, below entrypoints/scale_out) and in SGLang 0.5.23 (below srt):
 //
 //	vLLM, POST /inference/v1/generate
-//	request            token_ids and sampling_params are required; GenerateRequest, token_in_token_out/protocol.py:181
-//	its id             generate-tokens- and the header X-Request-Id, or else request_id; token_in_token_out/serving.py:194
-//	the prefill's      kv_transfer_params go to extra_args and come back beside choices; serving.py:319
-//	max_tokens         the rest of the context if it is absent, no limit if it is null; serving.py:334
-//	refused            n above max_num_seqs, scores in a stream, text without a tokenizer; serving.py:200
-//	without the flag   403 PermissionDeniedError for each path; factories.py:82
-//	event              request_id, usage (null), output_mode, choices; the last one usage alone, then [DONE]; serving.py:545
-//	at the end         routed_experts and weight_versions, of the whole output; protocol.py:455
+//	request            token_ids and sampling_params are required; GenerateRequest, token_in_token_out/protocol.py:162
+//	its id             generate-tokens- and the header X-Request-Id, or else request_id; token_in_token_out/serving.py:195
+//	the prefill's      kv_transfer_params go to extra_args and come back beside choices; serving.py:311
+//	max_tokens         the rest of the context if it is absent, no limit if it is null; serving.py:324
+//	refused            n above max_num_seqs, scores in a stream, text without a tokenizer; serving.py:203
+//	without the flag   403 PermissionDeniedError for each path; factories.py:84
+//	event              request_id, usage (null), output_mode, choices; the last one usage alone, then [DONE]; serving.py:539
+//	at the end         routed_experts and weight_versions, of the whole output; protocol.py:416
 //	output_mode        tokens or text; with 0.33 also derender, which is not streamed
 //	abort              POST /inference/v1/abort_requests {"request_ids": []}, 200 before it is done; 400 {"detail"} for a wrong body; the
-//	                   answer ends with finish_reason abort and what there is of it; token_in_token_out/api_router.py:73
+//	                   answer ends with finish_reason abort and what there is of it; token_in_token_out/api_router.py:79
 //
 //	SGLang, POST /generate
 //	request            text or input_ids, each also as a list; unknown members of sampling_params are refused; managers/io_struct.py
