@@ -55,11 +55,14 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	if e := p.prompt(key, v); e != nil {
 		return e
 	}
-	for first := range rawjson.Elements(v) {
-		if p.req.Listed = isArray(v) && !isNumber(first); p.req.Listed && p.req.Prompts == nil {
-			p.req.Prompts = []json.RawMessage{first}
-		}
-		break
+	if !isArray(v) {
+		return nil
+	}
+	list := rawjson.ArrayAt(v, 0)
+	list.Next() // it is not empty
+	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
+	if p.req.Listed = !isNumber(first); p.req.Listed && p.req.Prompts == nil {
+		p.req.Prompts = []json.RawMessage{first}
 	}
 	return nil
 }

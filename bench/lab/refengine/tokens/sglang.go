@@ -53,9 +53,9 @@ func (s *SGLang) Completion(body []byte) ([]byte, error) {
 	out := map[string]json.RawMessage{"prompt": q.Text, "return_token_ids": json.RawMessage("true"), "max_tokens": json.RawMessage("128")}
 	switch is := func(v json.RawMessage) bool { return len(v) > 0 && string(v) != "null" }; {
 	case !is(q.Text) && !is(q.IDs):
-		return nil, errors.New("Either text, input_ids or input_embeds should be provided.")
+		return nil, says("Either text, input_ids or input_embeds should be provided.")
 	case string(q.IDs) == "[]":
-		return nil, errors.New("input_ids cannot be empty.")
+		return nil, says("input_ids cannot be empty.")
 	case !is(q.Text):
 		out["prompt"] = q.IDs
 	}

@@ -27,7 +27,6 @@ package tokens
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 )
@@ -35,6 +34,11 @@ import (
 // Disabled is what an engine says that was started without --enable-scale-out and without --tokens-only (register_scale_out_api_routers in
 // entrypoints/scale_out/factories.py). The status is 403.
 const Disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+
+// says is an engine's own text of an error.
+type says string
+
+func (s says) Error() string { return string(s) }
 
 // Writer turns a completion's answer into one of token ids.
 type Writer struct {
@@ -74,13 +78,13 @@ func (w *Writer) Completion(body []byte, context int) ([]byte, error) {
 	}
 	switch {
 	case len(q.TokenIDs) == 0:
-		return nil, errors.New("token_ids: List should have at least 1 item after validation, not 0")
+		return nil, says("token_ids: List should have at least 1 item after validation, not 0")
 	case q.Params == nil:
-		return nil, errors.New("sampling_params: Field required")
+		return nil, says("sampling_params: Field required")
 	}
 	for _, id := range q.TokenIDs {
 		if id < 0 {
-			return nil, errors.New("token_ids: Value error, token_ids must not contain negative values")
+			return nil, says("token_ids: Value error, token_ids must not contain negative values")
 		}
 	}
 	w.mode = "tokens"
@@ -92,13 +96,13 @@ func (w *Writer) Completion(body []byte, context int) ([]byte, error) {
 	w.every = w.usage && q.Options.Every
 	switch {
 	case w.mode != "tokens" && w.mode != "text" && (w.mode != "derender" || w.Minor < 33):
-		return nil, errors.New("output_mode: Input should be 'tokens' or 'text'")
+		return nil, says("output_mode: Input should be 'tokens' or 'text'")
 	case w.mode == "derender" && w.stream:
-		return nil, errors.New("output_mode='derender' does not support stream=true.")
+		return nil, says("output_mode='derender' does not support stream=true.")
 	case w.mode != "tokens" && string(q.Params["detokenize"]) == "false":
 		return nil, fmt.Errorf("Value error, output_mode='%s' requires sampling_params.detokenize to be true", w.mode)
 	case w.stream && q.Params["prompt_logprob_token_ids"] != nil:
-		return nil, errors.New("prompt_logprob_token_ids are not available when stream=true.")
+		return nil, says("prompt_logprob_token_ids are not available when stream=true.")
 	}
 	for _, key := range []string{"model", "stream", "stream_options", "cache_salt", "priority", "kv_transfer_params", "ec_transfer_params"} {
 		if v, ok := members[key]; ok {
