@@ -100,7 +100,7 @@ func (w *Writer) Completion(body []byte, context int) ([]byte, error) {
 	case w.mode == "derender" && w.stream:
 		return nil, says("output_mode='derender' does not support stream=true.")
 	case w.mode != "tokens" && string(q.Params["detokenize"]) == "false":
-		return nil, fmt.Errorf("Value error, output_mode='%s' requires sampling_params.detokenize to be true", w.mode)
+		return nil, says(fmt.Sprintf("Value error, output_mode='%s' requires sampling_params.detokenize to be true", w.mode))
 	case w.stream && q.Params["prompt_logprob_token_ids"] != nil:
 		return nil, says("prompt_logprob_token_ids are not available when stream=true.")
 	}
