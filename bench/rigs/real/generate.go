@@ -117,7 +117,7 @@ func generateAborts(ctx context.Context, w *site) (outcome, error) {
 	})
 	doc, err := got.document()
 	if err != nil {
-		return failed("the answer: %v; the abort: %v", got, ended), nil
+		return failed("the answer: %v, %v; the abort: %v", got, err, ended), nil
 	}
 	if finish := leaves("", doc, map[string]any{})["body.choices[0].finish_reason"]; ended.status != 200 || finish != "abort" {
 		return failed("the answer: %v; the abort: %v", got, ended), nil
