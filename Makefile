@@ -138,11 +138,11 @@ book: ## docs/ as static pages: out/book/index.html
 
 .PHONY: image
 image: build ## the container image evenkeel:VERSION
-	go run ./bench/tools/release/image -bin $(BIN)/evenkeel -tag evenkeel:$(VERSION)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null) go run ./bench/outside/image -bin $(BIN)/evenkeel -tag evenkeel:$(VERSION)
 
 .PHONY: image-check
 image-check: build ## the image built and run, read-only and not root
-	go run ./bench/tools/release/image -bin $(BIN)/evenkeel -check
+	go run ./bench/outside/image -bin $(BIN)/evenkeel -check
 
 .PHONY: chart-check
 chart-check: ## the Helm chart against the Kustomize base and the schemas

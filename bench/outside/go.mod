@@ -1,4 +1,4 @@
-// What browsers, dashboards, manifests, pages and the official clients need, and the product does not. It is a module of its own,
+// What browsers, dashboards, manifests, images, pages and the official clients need, and the product does not. It is a module of its own,
 // so that go.mod of evenkeel lists what evenkeel stands on.
 module evenkeel/bench/outside
 
@@ -19,6 +19,7 @@ require (
 	github.com/yuin/goldmark v1.8.7
 	go.uber.org/goleak v1.3.0
 	go.uber.org/zap v1.28.0
+	golang.org/x/crypto/x509roots/fallback v0.0.0-20261030153154-30a33513ff6d
 	gonum.org/v1/plot v0.17.0
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2

@@ -140,7 +140,7 @@ func TestPagesFitANarrowScreen(t *testing.T) {
 	if err != nil {
 		t.Skip("no Chromium here, so the pages are not tried in one: apt-get install chromium")
 	}
-	b, err := read(repository, "0.1.0-dev.1c67b249-dirty") // as long as `make book` makes them
+	b, err := read(repository, "0.1.0-dev.20261127165220.g156e9b6f4218-dirty") // as long as `make book` makes them
 	require.NoError(t, err)
 	dir := t.TempDir()
 	require.NoError(t, b.write(dir))

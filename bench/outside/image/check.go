@@ -54,7 +54,7 @@ func (b builder) check(ctx context.Context, tag, folder string, out io.Writer) (
 	cmd, how, err := b.command(ctx, tag, file, folder)
 	if cmd == nil {
 		if err == nil {
-			fmt.Fprintf(out, "%s built the image; to run it is left out: %s\n", b.name(), how)
+			fmt.Fprintf(out, "%s has the image; to run it is left out: %s\n", b.name(), how)
 		}
 		return err
 	}
@@ -73,7 +73,7 @@ func (b builder) check(ctx context.Context, tag, folder string, out io.Writer) (
 		text, _ := os.ReadFile(log)
 		return fmt.Errorf("%s: %w\n%s", how, err, text)
 	}
-	fmt.Fprintf(out, "the image, built by %s, run %s: it was ready, %s, and ended when it was told to; %.1f s\n", b.name(), how, answer, time.Since(began).Seconds())
+	fmt.Fprintf(out, "the image, loaded by %s, run %s: it was ready, %s, and ended when it was told to; %.1f s\n", b.name(), how, answer, time.Since(began).Seconds())
 	return nil
 }
 
@@ -130,7 +130,7 @@ func (b builder) chroot(ctx context.Context, tag, config string) (cmd *exec.Cmd,
 	if os.Getuid() != 0 || (builder{"unshare"}).refuses(ctx, []string{"--mount", "true"}) != "" {
 		return nil, "no container can be started here, and without root's rights neither can chroot", nil
 	}
-	text, err := b.do(ctx, "inspect", "--type", "image", tag)
+	inspected, err := b.do(ctx, "inspect", "--type", "image", tag)
 	if err != nil {
 		return nil, "", err
 	}
@@ -142,7 +142,7 @@ func (b builder) chroot(ctx context.Context, tag, config string) (cmd *exec.Cmd,
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(text), &about); err != nil {
+	if err := json.Unmarshal([]byte(inspected), &about); err != nil {
 		return nil, "", fmt.Errorf("buildah inspect: %w", err)
 	}
 	image := about.OCIv1.Config
@@ -161,7 +161,11 @@ func (b builder) chroot(ctx context.Context, tag, config string) (cmd *exec.Cmd,
 	if err := os.MkdirAll(filepath.Dir(in), 0o755); err != nil { // as container runtimes do
 		return nil, "", err
 	}
-	if err := copyFile(in, 0o644, config); err != nil {
+	text, err := os.ReadFile(config)
+	if err != nil {
+		return nil, "", err
+	}
+	if err := os.WriteFile(in, text, 0o644); err != nil {
 		return nil, "", err
 	}
 	const script = `mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/written" 2>/dev/null && exec chroot --userspec="$1" --groups= "$0" "${@:2}"`
