@@ -3,10 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 BIN      := bin
-# The tag of the commit, or how far it is after one. Before the first tag it is what the top
-# of CHANGELOG.md is to become.
+# The version stands in one place: the first section of CHANGELOG.md. A commit that has its tag, such as
+# v1.2.3, is that version. Every other commit comes before it, in the order of their times.
 NEXT     := $(shell awk '/^.. [0-9]/ {print $$2; exit}' CHANGELOG.md)
-VERSION  ?= $(shell git describe --tags --dirty --match 'v*' 2>/dev/null || echo $(NEXT)-dev.$$(git describe --always --exclude '*' --dirty 2>/dev/null || echo 0))
+VERSION  ?= $(NEXT)$(shell bench/tools/release/version.sh v$(NEXT))
 COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 FUZZTIME ?= 30s
@@ -152,9 +152,13 @@ chart-check: ## the Helm chart against the Kustomize base and the schemas
 	HELM=$(TOOLS)/helm go test -count=1 -vet=off ./bench/outside/manifests
 
 .PHONY: release
-release: build ## out/release: archives, packages and bills of materials, reproducible
+release: build ## out/release: archives, packages, images, the chart and bills of materials, reproducible
 	@test -z "$$(git status --porcelain)" || { echo "the work tree has changes: a release is made from a commit"; exit 1; }
 	@VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' PLATFORMS='$(PLATFORMS)' TOOLS='$(TOOLS)' NFPM='$(NFPM)' bench/tools/release/release.sh
+
+.PHONY: release-check
+release-check: ## the commit's release made twice and compared, for this machine's architecture
+	@TOOLS='$(TOOLS)' bench/tools/release/check.sh
 
 .PHONY: vulncheck
 vulncheck: ## govulncheck
@@ -168,6 +172,6 @@ ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test twice
 	@bench/tools/ci/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
-	$(MAKE) --no-print-directory image-check chart-check
+	$(MAKE) --no-print-directory image-check chart-check release-check
 	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request ./gateway/fleet work
 	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request ./gateway/fleet work | bench/tools/ci/covered.sh $(PROXIES)

@@ -7,9 +7,9 @@ import (
 	"runtime/debug"
 )
 
-// version and commit are set by make (-ldflags -X). A plain build says which version it
-// becomes, and the commit that Go recorded.
-var version, commit = "0.1.0-dev", ""
+// version and commit are set by make (-ldflags -X). A plain build has no version, but the commit
+// that Go recorded.
+var version, commit = "dev", ""
 
 type versionCmd struct{}
 

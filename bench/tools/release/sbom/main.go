@@ -3,7 +3,7 @@
 // linker left in the program, so that it names what was built and nothing else. The same
 // program and SOURCE_DATE_EPOCH give the same bytes.
 //
-//	go run ./bench/tools/release/sbom -version v0.1.0 bin/evenkeel
+//	go run ./bench/tools/release/sbom -version 1.2.3 bin/evenkeel
 package main
 
 import (
