@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// differs are the fields that differ from one answer of the same server to the next.
+var differs = regexp.MustCompile(`\.meta_info\.(e2e_latency|response_sent_to_client_ts|request_received_ts|[a-z_]+_(time|ts|latency|duration|throughput)|inference_time|decode_throughput|queue_time|prefill_launch_(delay|latency))$`)
+
+// leaves are the values of a document by their paths. Empty lists and objects count as values.
+func leaves(path string, v any, into map[string]any) map[string]any {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, value := range v {
+			leaves(strings.TrimPrefix(path+"."+key, "."), value, into)
+		}
+		if len(v) == 0 {
+			into[path] = "{}"
+		}
+	case []any:
+		for i, value := range v {
+			leaves(fmt.Sprintf("%s[%d]", path, i), value, into)
+		}
+		if len(v) == 0 {
+			into[path] = "[]"
+		}
+	default:
+		into[path] = v
+	}
+	return into
+}
+
+type missing struct{}
+
+func (missing) String() string { return "no such field" }
+
+func show(v any) string {
+	if text, ok := v.(string); ok {
+		return fmt.Sprintf("%.160q", text)
+	}
+	if v == nil {
+		return "null"
+	}
+	return fmt.Sprint(v)
+}
+
+// compare says what differs between what the server says and what comes through evenkeel. Where the client names its requests, their
+// names must be the same.
+func compare(direct, through map[string]any, named bool) (different []string) {
+	a, b := leaves("", direct, map[string]any{}), leaves("", through, map[string]any{})
+	for key := range b {
+		if _, ok := a[key]; !ok {
+			a[key] = missing{}
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(a)) {
+		v, ok := b[path]
+		if !ok {
+			v = missing{}
+		}
+		if a[path] != v && !differs.MatchString(path) && (named || !strings.HasSuffix(path, ".meta_info.id")) {
+			different = append(different, fmt.Sprintf("%s: %s, not %s", path, show(v), show(a[path])))
+		}
+	}
+	return different
+}
+
+// refusal is the text of a refusal; own says that it is evenkeel's.
+func refusal(doc map[string]any) (text string, own bool) {
+	b, _ := doc["body"].(map[string]any)
+	if e, ok := b["error"].(map[string]any); ok {
+		_, own = e["code"].(string)
+		return show(e["message"]), own
+	}
+	return show(b["error"]), false
+}
+
+// judge compares two answers, of which both may be refusals. A stream's refusal may come as a status or as its first event. refuses
+// says that evenkeel is to refuse what SGLang answers.
+func judge(direct, through answer, named, refuses bool) (same bool, said string) {
+	a, errA := direct.value()
+	b, errB := through.value()
+	if errA != nil || errB != nil {
+		return false, fmt.Sprintf("directly: %v (%v); through evenkeel: %v (%v)", direct, errA, through, errB)
+	}
+	a, b = early(a), early(b)
+	if own, is := refusal(b); refuses && is {
+		return fmt.Sprint(b["status"]) == "400", fmt.Sprintf("refused by evenkeel with %v: %s", b["status"], own)
+	}
+	if refuses {
+		return false, fmt.Sprintf("evenkeel was to refuse it and answered %v", through)
+	}
+	if status := fmt.Sprint(a["status"]); status != "200" && status == fmt.Sprint(b["status"]) {
+		text, _ := refusal(a)
+		if own, is := refusal(b); is {
+			return true, fmt.Sprintf("%s by evenkeel: %s; SGLang: %s", status, own, text)
+		}
+	}
+	if list := compare(a, b, named); len(list) > 0 {
+		return false, fmt.Sprintf("%d fields: %s", len(list), strings.Join(list[:min(len(list), 4)], "; "))
+	}
+	return true, fmt.Sprintf("same, %v", a["status"])
+}
+
+// early is a document with the status of the refusal that a stream consists of.
+func early(doc map[string]any) map[string]any {
+	events, _ := doc["body"].(map[string]any)
+	only, _ := events["<nil>"].(map[string]any)
+	e, ok := only["error"].(map[string]any)
+	if doc["kind"] != "text/event-stream" || len(events) != 1 || !ok {
+		return doc
+	}
+	return map[string]any{"status": json.Number(fmt.Sprint(e["code"])), "kind": "application/json", "body": map[string]any{"error": e}}
+}
