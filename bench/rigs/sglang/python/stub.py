@@ -69,6 +69,8 @@ class Stub(Scheduler):
         self.disagg_metadata_buffers = Nothing()
         self.grammar_manager = Nothing()
         self.grammar_manager.process_req_with_grammar = lambda req: False
+        self.beam_coordinator = Nothing()
+        self.beam_coordinator.validate_and_init = lambda req, got: "this server has no beams"
         self.max_req_len = self.model_config.context_len - 1
         self.max_req_input_len = self.max_req_len - 5
         self.output_streamer = SchedulerOutputStreamer(
