@@ -107,13 +107,21 @@ func judge(direct, through answer, named, refuses bool) (same bool, said string)
 	return true, fmt.Sprintf("same, %v", a["status"])
 }
 
-// early is a document with the status of the refusal that a stream consists of.
+// early is a document with the status of the refusal that a stream consists of: its first event has an error, or one that the scheduler
+// refused ends with its first event.
 func early(doc map[string]any) map[string]any {
 	events, _ := doc["body"].(map[string]any)
 	only, _ := events["<nil>"].(map[string]any)
-	e, ok := only["error"].(map[string]any)
-	if doc["kind"] != "text/event-stream" || len(events) != 1 || !ok {
+	if doc["kind"] != "text/event-stream" || len(events) != 1 {
 		return doc
+	}
+	e, ok := only["error"].(map[string]any)
+	if meta, _ := only["meta_info"].(map[string]any); !ok {
+		reason, _ := meta["finish_reason"].(map[string]any)
+		if reason["type"] != "abort" || reason["status_code"] == nil {
+			return doc
+		}
+		e = map[string]any{"message": reason["message"], "code": reason["status_code"]}
 	}
 	return map[string]any{"status": json.Number(fmt.Sprint(e["code"])), "kind": "application/json", "body": map[string]any{"error": e}}
 }
