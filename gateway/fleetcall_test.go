@@ -290,6 +290,13 @@ func TestARequestThatMeetsAPauseOfAnotherWaits(t *testing.T) {
 	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
 }
 
+// quickHealth looks at engines often, and tries their ranks.
+func quickHealth(cfg *config.Config) {
+	cfg.Health.Interval, cfg.Health.Canary, cfg.Health.SlowStart = 20*time.Millisecond, 3*time.Second, 0
+	cfg.Prefill.Retry.Attempts = 1 // nothing that is withheld counts as an attempt
+	cfg.Dispatch.Policy = "rr"
+}
+
 // retrying is quickHealth for tests in which requests are aborted, which counts as an attempt before their first event.
 func retrying(cfg *config.Config) {
 	quickHealth(cfg)
@@ -316,3 +323,16 @@ func (c *cluster) hits(prompt any) (predicted, actual int) {
 	require.NoError(c, json.Unmarshal([]byte(r.body), &answer))
 	return predicted, answer.Usage.Details.Cached
 }
+
+// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
+func (c *cluster) judging(prompt, more string) <-chan string {
+	got := make(chan string, 1)
+	go func() {
+		defer close(got)
+		got <- c.judge(prompt, more)
+	}()
+	return got
+}
+
+// state is what the page shows of an engine.
+func (c *cluster) state(e *refengine.Engine) string { return c.engineStatus(e).State }
