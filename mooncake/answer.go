@@ -63,7 +63,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
 	}
 	if got.err != nil && !rawjson.IsNull(got.err) { // some routes send an error with status 200
-		return ProbeAnswer{}, fmt.Errorf("%w: an error came with status 200; the engine's log says which", ErrBadHandoff) // not quoted: it may repeat the prompt
+		return ProbeAnswer{}, fmt.Errorf("%w: %w", ErrBadHandoff, &SaidError{answer})
 	}
 	a := got.read()
 	if p.Connector == VLLMMooncake {
@@ -96,6 +96,13 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 		a.Coordinates = h.coordinates()
 	}
 	return a, nil
+}
+
+// SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23, http_server.py).
+type SaidError struct{ Answer []byte } // or the event of it with the error
+
+func (e *SaidError) Error() string {
+	return "an error came with status 200; the engine's log says which" // not quoted: it may repeat the prompt
 }
 
 // scanned is the values of an answer that count; what it lacks is nil.
@@ -416,7 +423,7 @@ func (a *ProbeAnswer) add(part []byte) error {
 		return fmt.Errorf("%w: its answer is not JSON: %w", ErrPrefillFailed, err)
 	}
 	if got.err != nil && !rawjson.IsNull(got.err) {
-		return fmt.Errorf("%w: an error came with status 200; the engine's log says which", ErrPrefillFailed) // not quoted: it may repeat the prompt
+		return fmt.Errorf("%w: %w", ErrPrefillFailed, &SaidError{part})
 	}
 	if got.inner != nil {
 		if err := a.add(got.inner); err != nil {

@@ -26,9 +26,9 @@ func finishFailure(reason string) Failure {
 	}
 }
 
-// parseFailure reads an error event in any of its shapes: under
+// ReadFailure reads an error event in any of its shapes: under
 // "error" as an object or a string, or spread over the top level by old engines.
-func parseFailure(data []byte) Failure {
+func ReadFailure(data []byte) Failure {
 	var top struct {
 		errorFields
 		Error json.RawMessage `json:"error"`

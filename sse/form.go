@@ -126,7 +126,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	case !r.ok:
 		return m.unreadable(e.Data)
 	case r.failed:
-		m.failure = parseFailure(r.why)
+		m.failure = ReadFailure(r.why)
 		return e.Raw, Failed
 	case r.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
 		return nil, Drop

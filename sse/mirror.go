@@ -129,7 +129,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		return m.unreadable(e.Data)
 	}
 	if m.f.isError {
-		m.failure = parseFailure(e.Data)
+		m.failure = ReadFailure(e.Data)
 		return e.Raw, Failed
 	}
 	if fault := m.overrun(); fault != nil {

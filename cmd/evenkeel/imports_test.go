@@ -94,7 +94,7 @@ var mayImport = map[string][]string{
 	"gateway/recording":   {"gateway/config", "gateway/fleet/roster", "gateway/lifecycle", "engine", "mooncake"},
 	"gateway/upstream":    {"gateway/failure", "gateway/lifecycle", "gateway/owner", "engine", "mooncake", "sse"},
 	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/upstream", "gateway/lifecycle", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
-	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
+	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/abort":       {},
 	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},

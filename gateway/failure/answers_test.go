@@ -18,7 +18,9 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -252,4 +254,26 @@ func TestAContentTypeIsToldInOurWords(t *testing.T) {
 	} {
 		require.Equal(t, want, KindOf([]byte(kind)), kind)
 	}
+}
+
+// What an engine refuses in an answer with status 200 is the client's; what it says of itself is not.
+func TestWhatAnEngineSaysWithStatus200(t *testing.T) {
+	for answer, status := range map[string]int{
+		`{"error":{"message":"temperature must be non-negative","type":"BadRequestError","code":400}}`: 400,
+		`{"error":{"message":"later","code":429}}`:                                                     429,
+		`{"error":{"message":"no","type":"BadRequestError","code":401}}`:                               0,
+		`{"error":{"message":"it failed","code":500}}`:                                                 0,
+		`{"error":"boom"}`: 0,
+	} {
+		f := Said(lifecycle.Prefill, fmt.Errorf("prefill a: %w: %w", mooncake.ErrPrefillFailed, &mooncake.SaidError{Answer: []byte(answer)}))
+		if status == 0 {
+			require.Nil(t, f, answer)
+			continue
+		}
+		require.Equal(t, status, f.Status)
+		require.Equal(t, status, f.Answer.Status)
+		require.Equal(t, lifecycle.ByStatus(status), f.Why)
+		require.NotContains(t, f.Err.Error(), "temperature", "it may repeat the prompt")
+	}
+	require.Nil(t, Said(lifecycle.Prefill, errors.New("another")))
 }

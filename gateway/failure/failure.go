@@ -22,6 +22,7 @@ import (
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -307,6 +308,20 @@ func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
 // Useless is a leg whose engine has answered with status 200, and whose answer cannot be used.
 func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
+}
+
+// Said is a leg whose engine refused the request in an answer with status 200; nil: err is none of those, or the engine's own failure.
+func Said(leg lifecycle.Leg, err error) *Fault {
+	var said *mooncake.SaidError
+	if !errors.As(err, &said) {
+		return nil
+	}
+	f := sse.ReadFailure(said.Answer)
+	answer := FromStream(f)
+	if answer.Status != f.Status {
+		return nil
+	}
+	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status, Err: err}
 }
 
 // OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive is either engine's fault.

@@ -165,6 +165,9 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 			why = lifecycle.Bare
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
+		if f := failure.Said(lifecycle.Prefill, err); f != nil {
+			return nil, f
+		}
 		if why == lifecycle.Garbled { // wrong connector, or an engine that points elsewhere
 			j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 		}
@@ -289,6 +292,9 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	}
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
+		if f := failure.Said(lifecycle.Prefill, err); f != nil {
+			return f
+		}
 		srv.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.job), zap.Error(err))
 		return failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
 	}

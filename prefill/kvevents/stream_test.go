@@ -88,7 +88,7 @@ func (r *rank) eventually(what string, ok func() bool) {
 // ask has the engine compute a prompt and returns how many tokens of it were cached.
 func (r *rank) ask(prompt string) (cached int) {
 	r.Helper()
-	body := fmt.Sprintf(`{"model":"ref","prompt":%q,"max_tokens":1,"min_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`, prompt)
+	body := fmt.Sprintf(`{"model":"ref","prompt":%q,"max_tokens":1,"min_tokens":1}`, prompt)
 	res, err := r.http.Post(r.engine.URLs()[0]+"/v1/completions", "application/json", strings.NewReader(body))
 	require.NoError(r, err)
 	defer res.Body.Close()

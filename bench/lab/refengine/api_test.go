@@ -369,7 +369,7 @@ func TestThePrefixCacheReportsItsHits(t *testing.T) {
 	e := start(t, Config{PrefixCache: 64, PromptTokensDetails: true})
 	c := client(t)
 	cached := func(tokens int) int {
-		r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody(reftext.MakePrompt(1, tokens), probeMore))
+		r := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", chatBody(reftext.MakePrompt(1, tokens), `"max_tokens":1,`))
 		var got struct{ Usage usage }
 		require.NoError(t, json.Unmarshal([]byte(r.body), &got), r.body)
 		return got.Usage.Details.Cached
