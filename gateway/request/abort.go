@@ -1,22 +1,17 @@
 package request
 
 import (
-	"bytes"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
-	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
-	"evenkeel/sse"
 )
 
 // abortWait is how long an engine may take to end an answer that it was told to end. One that does not is left by its client.
@@ -37,36 +32,6 @@ type aborting struct {
 
 // abortable is a client that is taken for one that left when its request is to end.
 type abortable struct{ *edge.Disconnect }
-
-// nameable has the client of a job end it by its name, if its endpoint knows such names.
-func nameable(j *job, conn *edge.Conn) {
-	if j.ask.ID == nil {
-		return
-	}
-	share := edge.NewDisconnect(j.srv.Log)
-	conn.OnGone(share.Leave)
-	j.client = reader{abortable{share}}
-	j.abort = &aborting{ep: j.req.Endpoint, leave: share.Leave, mode: openai.OutputMode(&j.body)}
-	j.ask.Aborted = j.abort.told.Load
-	j.in.leave = j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
-}
-
-// split has each leg of the request end instead of the whole.
-func (a *aborting) split(srv *Server, legs []branch) {
-	if a == nil {
-		return
-	}
-	a.mu.Lock()
-	for _, l := range legs {
-		own := &aborting{ep: a.ep, leave: l.kid.Leave, mode: a.mode}
-		l.job.abort, l.job.ask.Aborted = own, own.told.Load
-		a.legs = append(a.legs, own)
-	}
-	a.mu.Unlock()
-	if a.told.Load() {
-		a.end(srv)
-	}
-}
 
 // sent notes that a rank gets the request.
 func (a *aborting) sent(rank *fleet.Rank, headers []engine.Header) {
@@ -131,53 +96,3 @@ func (a *aborting) abortAt(srv *Server, rank *fleet.Rank, id string) error {
 	}
 	return upstream.AbortTokens(srv.Client, rank.Target, id, srv.Log)
 }
-
-// unanswered is the answer to a request that ended before a rank began it: events, or one piece.
-func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.mode}, j.ask // the mirror has the name
-	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
-	u := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
-	m, frames := sse.NewMirror(ask), sse.NewFramer(0)
-	var assembler *sse.Assembler
-	if ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate; !j.req.Stream && !ask.Whole {
-		assembler = newAssembler(j)
-	}
-	frames.Feed(ending(j.req.Endpoint, head, "abort", u))
-	var all []byte
-	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
-		out, _ := m.Event(e, nil)
-		if all = append(all, out...); assembler != nil {
-			_ = assembler.Add(out) // it is our own
-		}
-	}
-	switch {
-	case assembler != nil:
-		all, _ = assembler.JSON(nil)
-	case !j.req.Stream: // the one event that there is
-		all, _, _ = bytes.Cut(bytes.TrimPrefix(all, []byte("data: ")), []byte("\n\n"))
-	}
-	return all
-}
-
-// answerAborted answers a request that its client has ended before a rank began it. It says whether it did.
-func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
-	if !j.abort.is() || conn.Left() || fail.Status != failure.Gone.Status {
-		return false
-	}
-	if j.req.Stream {
-		j.srv.Stream(ctx, []byte("text/event-stream"), &ready{bytes.NewReader(unanswered(j)), func() { j.srv.Account(j.in, fail) }}, 0)
-		return true
-	}
-	Piece(ctx, "application/json", unanswered(j), nil)
-	j.srv.Account(j.in, fail)
-	return true
-}
-
-// ready is a stream of which all is here.
-type ready struct {
-	*bytes.Reader
-	over func()
-}
-
-// Close ends it.
-func (r *ready) Close() { r.over() }

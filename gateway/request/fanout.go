@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"runtime/debug"
 	"slices"
@@ -432,4 +433,45 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	if f.in.From != nil {
 		f.srv.explain(ctx, f.in, fail)
 	}
+}
+
+// split has each leg of the request end instead of the whole.
+func (a *aborting) split(srv *Server, legs []branch) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	for _, l := range legs {
+		own := &aborting{ep: a.ep, leave: l.kid.Leave, mode: a.mode}
+		l.job.abort, l.job.ask.Aborted = own, own.told.Load
+		a.legs = append(a.legs, own)
+	}
+	a.mu.Unlock()
+	if a.told.Load() {
+		a.end(srv)
+	}
+}
+
+// appendUsage appends the usage of all legs of a stream.
+func (f *fanned) appendUsage(dst []byte, u sse.Usage, details map[string]int) []byte {
+	if f.req.Endpoint == mooncake.Tokens {
+		return sse.TokensUsage(dst, f.id, f.mode, u, details)
+	}
+	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, u, details)
+}
+
+// nameOf is the name of a leg's answer. SGLang numbers those of a list (0.5.23, normalize in managers/io_struct.py).
+func (f *fanned) nameOf(leg int) []byte {
+	if f.req.Endpoint != mooncake.Generate {
+		return f.id
+	}
+	return fmt.Appendf(nil, "%s_%d", f.id, leg)
+}
+
+// merge makes one answer of the legs' answers.
+func (f *fanned) merge(parts []sse.Part) ([]byte, error) {
+	if f.req.Endpoint == mooncake.Generate {
+		return sse.MergeGenerated(parts), nil
+	}
+	return sse.MergeAnswers(parts)
 }

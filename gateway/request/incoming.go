@@ -303,3 +303,39 @@ func (c *charged) Close() error {
 	c.room.Give()
 	return nil
 }
+
+// nameable has the client of a job end it by its name, if its endpoint knows such names.
+func nameable(j *job, conn *edge.Conn) {
+	if j.ask.ID == nil {
+		return
+	}
+	share := edge.NewDisconnect(j.srv.Log)
+	conn.OnGone(share.Leave)
+	j.client = reader{abortable{share}}
+	j.abort = &aborting{ep: j.req.Endpoint, leave: share.Leave, mode: openai.OutputMode(&j.body)}
+	j.ask.Aborted = j.abort.told.Load
+	j.in.leave = j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
+}
+
+// answerAborted answers a request that its client has ended before a rank began it. It says whether it did.
+func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
+	if !j.abort.is() || conn.Left() || fail.Status != failure.Gone.Status {
+		return false
+	}
+	if j.req.Stream {
+		j.srv.Stream(ctx, []byte("text/event-stream"), &ready{bytes.NewReader(unanswered(j)), func() { j.srv.Account(j.in, fail) }}, 0)
+		return true
+	}
+	Piece(ctx, "application/json", unanswered(j), nil)
+	j.srv.Account(j.in, fail)
+	return true
+}
+
+// ready is a stream of which all is here.
+type ready struct {
+	*bytes.Reader
+	over func()
+}
+
+// Close ends it.
+func (r *ready) Close() { r.over() }

@@ -1,7 +1,7 @@
 package request
 
 import (
-	"fmt"
+	"bytes"
 
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -30,26 +30,29 @@ func ending(e mooncake.Endpoint, head sse.Head, finish string, u sse.Usage) []by
 	return sse.Ending(nil, e == mooncake.Chat, head, finish, u)
 }
 
-// appendUsage appends the usage of all legs of a stream.
-func (f *fanned) appendUsage(dst []byte, u sse.Usage, details map[string]int) []byte {
-	if f.req.Endpoint == mooncake.Tokens {
-		return sse.TokensUsage(dst, f.id, f.mode, u, details)
+// unanswered is the answer to a request that ended before a rank began it: events, or one piece.
+func unanswered(j *job) []byte {
+	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.mode}, j.ask // the mirror has the name
+	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
+	u := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
+	m, frames := sse.NewMirror(ask), sse.NewFramer(0)
+	var assembler *sse.Assembler
+	if ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate; !j.req.Stream && !ask.Whole {
+		assembler = newAssembler(j)
 	}
-	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, u, details)
-}
-
-// nameOf is the name of a leg's answer. SGLang numbers those of a list (0.5.23, normalize in managers/io_struct.py).
-func (f *fanned) nameOf(leg int) []byte {
-	if f.req.Endpoint != mooncake.Generate {
-		return f.id
+	frames.Feed(ending(j.req.Endpoint, head, "abort", u))
+	var all []byte
+	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
+		out, _ := m.Event(e, nil)
+		if all = append(all, out...); assembler != nil {
+			_ = assembler.Add(out) // it is our own
+		}
 	}
-	return fmt.Appendf(nil, "%s_%d", f.id, leg)
-}
-
-// merge makes one answer of the legs' answers.
-func (f *fanned) merge(parts []sse.Part) ([]byte, error) {
-	if f.req.Endpoint == mooncake.Generate {
-		return sse.MergeGenerated(parts), nil
+	switch {
+	case assembler != nil:
+		all, _ = assembler.JSON(nil)
+	case !j.req.Stream: // the one event that there is
+		all, _, _ = bytes.Cut(bytes.TrimPrefix(all, []byte("data: ")), []byte("\n\n"))
 	}
-	return sse.MergeAnswers(parts)
+	return all
 }

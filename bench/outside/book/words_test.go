@@ -25,12 +25,12 @@ var mostWords = map[string]int{
 	"docs/fleet.md": 4500, "SECURITY.md": 2000, "docs/traces.md": 2000,
 	"docs/policies.md": 3000, "docs/prefill.md": 2500, "docs/evidence.md": 2000,
 	"ARCHITECTURE.md": 4150, "CONTRIBUTING.md": 1100, "docs/testing.md": 2350, "CHANGELOG.md": 3500,
-	"docs/results/laws.md": 1280,
+	"docs/results/laws.md": 1280, "docs/rollouts.md": 700,
 }
 
 const (
 	mostInResults = 305
-	mostInAll     = 65_650
+	mostInAll     = 66_150
 )
 
 // generated pages are written by programs as a whole.

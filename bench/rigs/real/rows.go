@@ -20,7 +20,7 @@ func rowsOf(connector string) (all []row) {
 	if connector == mooncake.None {
 		return together(slices.Concat(all, clients, endpoints, loads, troubles, generating, alone))
 	}
-	all = slices.Concat(all, clients, caches, loads, leases, troubles, prefillTroubles, generating, promptLogprobs)
+	all = slices.Concat(all, clients, caches, loads, leases, troubles, prefillTroubles, generating, rollouts, promptLogprobs)
 	if connector != mooncake.NIXLPush {
 		return slices.Concat(all, endpoints, embeddings, handoffs, dataParallel)
 	}
