@@ -109,7 +109,7 @@ func rendered(ctx context.Context, w *site) (outcome, error) {
 	tokens := 0
 	for i := range chats {
 		text := ""
-		for j := range 60 * (i + 1) {
+		for j := range 12 * (i + 1) {
 			text += fmt.Sprintf("%d and ", i*j)
 		}
 		b := body{"model": model, "messages": []body{{"role": "user", "content": text}}}
