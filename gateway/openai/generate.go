@@ -1,10 +1,10 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
-	"strings"
 
 	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
@@ -23,7 +23,9 @@ var generateRules = map[string]rule{
 	"logprob_start_len": integers(-1, math.MaxInt32, func(p *parser, n int) {
 		p.promptLogprobs, p.rowsInStream = n >= 0, true
 	}),
-	"token_ids_logprob": tokenIDs(math.MaxInt32, nil),
+	"token_ids_logprob":    tokenIDs(math.MaxInt32, nil),
+	"rid":                  optional(rids),
+	"return_hidden_states": refuse("an answer that goes on with another engine has none of those before", "false"),
 
 	"image_data": refuse("media are not supported here; send a chat"),
 	"video_data": refuse("media are not supported here; send a chat"),
@@ -67,10 +69,38 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
+// rids are the client's names of its requests: one, or one for each prompt of a list.
+func rids(p *parser, key string, v json.RawMessage) *Error {
+	if isString(v) {
+		return nil
+	}
+	if !isArray(v) {
+		return wrong(key, v, isString, "the name of the request, or a list with a name for each prompt")
+	}
+	p.req.Names = [][]byte{}
+	for one := range rawjson.Elements(v) {
+		if !isString(one) || len(one) <= len(`""`) || len(one) > longestName {
+			return bad(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
+		}
+		name := []byte(rawjson.Unquote(one))
+		if slices.ContainsFunc(p.req.Names, func(other []byte) bool { return bytes.Equal(other, name) }) {
+			return bad(CodeInvalidValue, key, "%q has a name twice", key)
+		}
+		p.req.Names = append(p.req.Names, name)
+	}
+	return nil
+}
+
 // generateTogether checks what no key of /generate can tell by itself.
 func (p *parser) generateTogether() *Error {
 	r := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // without return_logprob it means nothing
+	if r.Names != nil && (!r.Listed || len(r.Names) != len(r.Prompts)) {
+		return bad(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list", len(r.Names))
+	}
+	if r.N > 1 { // engines themselves name several answers to a prompt
+		r.Names = nil
+	}
 	r.Listed = r.Listed || r.N > 1
 	if r.Body.Count("max_tokens") == 0 {
 		r.Limit = defaultNewTokens
@@ -90,8 +120,8 @@ func NameGenerate(b *mooncake.Body, own string) []byte {
 // AbortGeneratePath is where requests to /generate are ended by their names, with us and with the engines.
 const AbortGeneratePath = "/abort_request"
 
-// Aborts says which requests a body asks to end. At AbortGeneratePath, these are the one with a rid, and those that engines name after it
-// (SGLang 0.5.23, normalize in managers/io_struct.py), or all of the caller.
+// Aborts says which requests a body asks to end. At AbortGeneratePath, these are the one with a rid, or all of the
+// caller.
 func Aborts(path string, raw []byte) (takes func(name string) bool, e *Error) {
 	b, err := mooncake.ScanBody(raw, 0)
 	if err != nil {
@@ -116,8 +146,5 @@ func Aborts(path string, raw []byte) (takes func(name string) bool, e *Error) {
 	if ok && isString(rid) {
 		name = rawjson.Unquote(rid)
 	}
-	return func(has string) bool {
-		of, numbered := strings.CutPrefix(name, has+"_")
-		return name != "" && (has == name || numbered && isDigits(of))
-	}, nil
+	return func(has string) bool { return name != "" && has == name }, nil
 }

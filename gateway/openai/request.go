@@ -56,6 +56,7 @@ type Request struct {
 	PrefillOnly  bool              // a prefill engine answers it alone, because its answer has one token at most
 	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
 	Listed       bool              // its answer is a list, at /generate
+	Names        [][]byte          // of its answers, if the client has named each; nil: they are named after the request
 	PromptTokens int               // exact where the prompts are token ids, else 0
 }
 

@@ -71,6 +71,15 @@ func TestLengthsOfTokenIDsAreKnown(t *testing.T) {
 	require.Equal(t, []int{3, defaultNewTokens, 2}, []int{req.PromptTokens, req.Limit, len(req.Prompts)})
 	require.True(t, req.Listed)
 	require.Equal(t, "x", string(NameGenerate(&req.Body, "own")))
+	req, e = Parse(mooncake.Generate, []byte(`{"model":"m","input_ids":[[1,2],[3]],"rid":["one","two"]}`), Limits{})
+	require.Nil(t, e)
+	require.Equal(t, [][]byte{[]byte("one"), []byte("two")}, req.Names)
+	for _, more := range []string{`"input_ids":[[1],[2]],"rid":["one"]`, `"input_ids":[[1],[2]],"rid":["one","one"]`, `"input_ids":[1],"rid":["one"]`, `"input_ids":[1],"rid":7`,
+		`"input_ids":[[1],[2]],"rid":["one",""]`, `"input_ids":[1],"return_hidden_states":true`} {
+		_, e = Parse(mooncake.Generate, []byte(`{"model":"m",`+more+`}`), Limits{})
+		require.NotNil(t, e, more)
+		require.Equal(t, 400, e.Status, more)
+	}
 }
 
 func TestAborts(t *testing.T) {
@@ -85,7 +94,7 @@ func TestAborts(t *testing.T) {
 		{AbortTokensPath, `{"request_ids":"a"}`, "", false, CodeInvalidType},
 		{AbortTokensPath, `{"request_ids":[1]}`, "", false, CodeInvalidType},
 		{AbortGeneratePath, `{"rid":"a"}`, "a", true, ""},
-		{AbortGeneratePath, `{"rid":"a_1"}`, "a", true, ""},
+		{AbortGeneratePath, `{"rid":"a_1"}`, "a", false, ""},
 		{AbortGeneratePath, `{"rid":"a"}`, "b", false, ""},
 		{AbortGeneratePath, `{"rid":""}`, "", false, ""},
 		{AbortGeneratePath, `{"abort_all":true}`, "b", true, ""},

@@ -435,16 +435,21 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// split has each leg of the request end instead of the whole.
+// split has each leg of the request end instead of the whole. Those of /generate have names, by which they end alone.
 func (a *aborting) split(srv *Server, legs []branch) {
 	if a == nil {
 		return
 	}
+	in := legs[0].job.in
 	a.mu.Lock()
 	for _, l := range legs {
 		own := &aborting{ep: a.ep, leave: l.kid.Leave, mode: a.mode}
 		l.job.abort, l.job.ask.Aborted = own, own.told.Load
 		a.legs = append(a.legs, own)
+		if a.ep == mooncake.Generate {
+			others, one := in.leave, srv.Running.Enter(in.Record.Key, string(l.job.ask.ID), func() { own.end(srv) })
+			in.leave = func() { others(); one() }
+		}
 	}
 	a.mu.Unlock()
 	if a.told.Load() {
@@ -462,8 +467,11 @@ func (f *fanned) appendUsage(dst []byte, u sse.Usage, details map[string]int) []
 
 // nameOf is the name of a leg's answer. SGLang numbers those of a list (0.5.23, normalize in managers/io_struct.py).
 func (f *fanned) nameOf(leg int) []byte {
-	if f.req.Endpoint != mooncake.Generate {
+	switch {
+	case f.req.Endpoint != mooncake.Generate:
 		return f.id
+	case f.req.Names != nil:
+		return f.req.Names[leg]
 	}
 	return fmt.Appendf(nil, "%s_%d", f.id, leg)
 }

@@ -159,3 +159,24 @@ func TestARequestToGenerateIsEndedByItsRID(t *testing.T) {
 		})
 	}
 }
+
+// Each prompt of a list may have a name, and ends by it alone.
+func TestAPromptOfAListIsEndedByItsRID(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, decode: []refengine.Config{{C0: 20 * time.Millisecond}}})
+	said := make(chan reply, 1)
+	go func() {
+		said <- b.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"rid":["one","two"],"input_ids":[[1,2,3,4,5,6,7,8,9],[9,8,7,6,5,4,3,2,1]]}`, refModel))
+	}()
+	b.eventually("both are under way", func() bool { return b.d[0].Stats().Tokens > 6 })
+	require.Equal(t, 1, b.Running.End("", func(name string) bool { return name == "two" }))
+	r := <-said
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	got, fail := readGenerated(t, r, true)
+	require.Empty(t, fail, r.body)
+	require.Equal(t, []string{"one", "two"}, []string{got[0].Meta.ID, got[1].Meta.ID})
+	require.NotEqual(t, "abort", got[0].Meta.Finish.Type)
+	require.Equal(t, "abort", got[1].Meta.Finish.Type)
+	b.settle()
+	require.Zero(t, b.Running.End("", func(string) bool { return true }), "nobody is known any more")
+}
