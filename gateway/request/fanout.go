@@ -405,8 +405,8 @@ func letters(i int) string {
 // endLegs ends every leg. It never blocks: the connection's watcher calls it.
 func (f *fanned) endLegs() {
 	f.cancel.Do(func() { close(f.stop) })
-	for _, l := range f.legs {
-		l.kid.Leave()
+	for i := range f.legs { // the legs may write their counts meanwhile
+		f.legs[i].kid.Leave()
 	}
 }
 
