@@ -173,5 +173,5 @@ ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test twice
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check release-check
-	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request ./gateway/fleet work
-	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request ./gateway/fleet work | bench/tools/ci/covered.sh $(PROXIES)
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work
+	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work | bench/tools/ci/covered.sh $(PROXIES)

@@ -261,6 +261,9 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 			}
 			t.Parallel()
 			engine.DPSize, engine.C0 = 2, 50*time.Millisecond
+			if race.Enabled {
+				engine.C0 = 250 * time.Millisecond // that events come before the next step does
+			}
 			b := start(t, setup{decode: []refengine.Config{engine}, waits: true})
 			const clients = 10
 			for i := range clients {
