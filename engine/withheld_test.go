@@ -182,6 +182,7 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
 		refusesTokens(t, m, f)
+		f.setDelay(time.Millisecond) // so that the check after a report is not over at once
 		for range circuit.Limit {
 			synctest.Wait() // for a check of the same instant
 			require.NoError(t, m.Status("d0").Out)
@@ -190,6 +191,7 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			require.NoError(t, m.Status("d0").Halt)
 		}
+		f.setDelay(0)
 		require.ErrorContains(t, m.Status("d0").Out, "it refuses requests again and again, although its health checks do not say so: its group re-forms")
 		time.Sleep(2 * time.Minute)
 		require.InDelta(t, 8, f.count(completionsPath), 2, "after 1, 2, 4 s and so on, at most 30")
