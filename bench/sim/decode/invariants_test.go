@@ -129,7 +129,7 @@ func checkRun(t *rapid.T, r *run) {
 			must(w.Active <= w.Slots || w.Runs > 0, "%d requests in %d slots", w.Active, w.Slots)
 			_, running := w.Load(w.Group.Step)
 			must(running <= max(w.Slots, w.Runs), "%d run where %d may", running, max(w.Slots, w.Runs))
-			must(w.Runs > 0 || r.immediate() || r.load.AtArrival || len(w.Legs) == w.Active, "a pooled policy sends into free slots only")
+			must(w.Runs > 0 || w.Keeps > 0 || r.immediate() || r.load.AtArrival || len(w.Legs) == w.Active, "a pooled policy sends into free slots only")
 			must(r.immediate() || r.load.Ahead != 0 || len(w.Legs) <= w.Slots, "%d requests bound for %d slots", len(w.Legs), w.Slots)
 			kv, pulled := int64(0), 0
 			for i, l := range w.Legs {
