@@ -23,7 +23,6 @@ type aborting struct {
 	ep    mooncake.Endpoint
 	leave func() // has the job believe that its client has left
 	mode  []byte // output_mode
-	legs  []*aborting
 
 	mu   sync.Mutex
 	rank *fleet.Rank // that has the request; nil: none has
@@ -68,16 +67,8 @@ func (a *aborting) is() bool { return a != nil && a.told.Load() }
 func (a *aborting) end(srv *Server) {
 	a.told.Store(true)
 	a.mu.Lock()
-	legs, rank, id := a.legs, a.rank, a.id
+	rank, id := a.rank, a.id
 	a.mu.Unlock()
-	if legs != nil {
-		var all sync.WaitGroup
-		for _, l := range legs {
-			all.Go(func() { l.end(srv) })
-		}
-		all.Wait()
-		return
-	}
 	if rank == nil {
 		a.leave()
 		return

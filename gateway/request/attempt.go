@@ -93,18 +93,31 @@ func (j *job) estimate() int {
 	return prompt.Tokens(j.req, j.leg)
 }
 
-// leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
-// After stop it goes on, whatever becomes of the client.
-func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) (stop func()) {
-	var later *time.Timer // belongs to the callback, which no longer runs once OnGone(nil) has returned
-	r.OnGone(func() {
-		later = time.AfterFunc(max(grace, time.Until(moment)), func() { call.Leave(upstream.Notice) })
-	})
-	return func() {
-		r.OnGone(nil)
-		if later != nil {
-			later.Stop()
-		}
+// A leaving ends a call when its client has left, and from then on for so long, and a moment has come. Each probe has one, so it is
+// one allocation with what its callback needs, and one for the callback.
+type leaving struct {
+	client reader
+	call   *engine.Call
+	grace  time.Duration
+	moment time.Time
+	later  *time.Timer // belongs to departed, which no longer runs once OnGone(nil) has returned
+}
+
+func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
+	l := &leaving{client: r, call: call, grace: grace, moment: moment}
+	r.OnGone(l.departed)
+	return l
+}
+
+func (l *leaving) departed() {
+	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(upstream.Notice) })
+}
+
+// stop has the call go on, whatever becomes of the client.
+func (l *leaving) stop() {
+	l.client.OnGone(nil)
+	if l.later != nil {
+		l.later.Stop()
 	}
 }
 

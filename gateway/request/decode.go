@@ -118,7 +118,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	}
 	if s.whole { // nothing comes before all of it has
 		if h != nil { // no first event shows that its pull is over, so the call outlives its client until one would have come
-			defer j.client.leaveAfter(s.call, 0, pulled)()
+			defer j.client.leaveAfter(s.call, 0, pulled).stop()
 		}
 		defer handoff.LimitWhole(s.rank, s.call, j.srv.Settings(), s.mayHave)()
 		silence = handoff.Forever

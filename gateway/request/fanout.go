@@ -88,7 +88,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 			},
 		}})
 	}
-	whole.abort.split(srv, f.legs)
+	f.nameable(whole)
 	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {
 		return fail
 	}
@@ -435,25 +435,32 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// split has each leg of the request end instead of the whole. Those of /generate have names, by which they end alone.
-func (a *aborting) split(srv *Server, legs []branch) {
-	if a == nil {
+// nameable has the client end all legs by the name of the whole answer, if its endpoint knows such names. Legs of /generate have names,
+// too, by which each ends alone.
+func (f *fanned) nameable(whole *job) {
+	if whole.ask.ID == nil {
 		return
 	}
-	in := legs[0].job.in
-	a.mu.Lock()
-	for _, l := range legs {
-		own := &aborting{ep: a.ep, leave: l.kid.Leave, mode: a.mode}
-		l.job.abort, l.job.ask.Aborted = own, own.told.Load
-		a.legs = append(a.legs, own)
-		if a.ep == mooncake.Generate {
-			others, one := in.leave, srv.Running.Enter(in.Record.Key, string(l.job.ask.ID), func() { own.end(srv) })
-			in.leave = func() { others(); one() }
+	key, legs := f.in.Record.Key, make([]*aborting, len(f.legs))
+	var all []func()
+	for i, l := range f.legs {
+		own := &aborting{ep: f.req.Endpoint, leave: l.kid.Leave, mode: f.mode}
+		legs[i], l.job.abort, l.job.ask.Aborted = own, own, own.told.Load
+		if f.req.Endpoint == mooncake.Generate {
+			all = append(all, f.srv.Running.Enter(key, string(l.job.ask.ID), func() { own.end(f.srv) }))
 		}
 	}
-	a.mu.Unlock()
-	if a.told.Load() {
-		a.end(srv)
+	all = append(all, f.srv.Running.Enter(key, string(f.id), func() {
+		var told sync.WaitGroup
+		for _, l := range legs {
+			told.Go(func() { l.end(f.srv) })
+		}
+		told.Wait()
+	}))
+	f.in.leave = func() {
+		for _, leave := range all {
+			leave()
+		}
 	}
 }
 

@@ -60,10 +60,10 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		j.ask.ID = openai.NameGenerate(&j.body, j.id)
 	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
-	nameable(j, conn)
 	if len(legs) > 1 || req.Listed {
-		return srv.fanOut(ctx, j.client.client, j, legs)
+		return srv.fanOut(ctx, conn, j, legs)
 	}
+	nameable(j, conn)
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers
@@ -304,7 +304,7 @@ func (c *charged) Close() error {
 	return nil
 }
 
-// nameable has the client of a job end it by its name, if its endpoint knows such names.
+// nameable has the client of a job end it by its name, if its endpoint knows such names. Several answers are ended by fanned.nameable.
 func nameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
@@ -314,7 +314,11 @@ func nameable(j *job, conn *edge.Conn) {
 	j.client = reader{abortable{share}}
 	j.abort = &aborting{ep: j.req.Endpoint, leave: share.Leave, mode: openai.OutputMode(&j.body)}
 	j.ask.Aborted = j.abort.told.Load
-	j.in.leave = j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
+	forget := j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
+	j.in.leave = func() {
+		forget()
+		conn.OnGone(nil) // the job ends the callback of its share only
+	}
 }
 
 // answerAborted answers a request that its client has ended before a rank began it. It says whether it did.

@@ -36,7 +36,8 @@ func (j *job) recognize() prefill.Prompt {
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
 	if j.srv.Locals.Remember(j.model.Board) { // for a rank that prefills and decodes placeMixed keeps it
-		j.local.known = &p
+		known := p // on the heap, and p is not
+		j.local.known = &known
 	}
 	return p
 }

@@ -115,10 +115,10 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	// moment, and its hand-off is discarded like any other. One that takes longer is aborted, which frees it on the engine at
 	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
 	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
-	stay := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
+	leaves := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
 		c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
-	stay()
+	leaves.stop()
 	answered := time.Now() // the hold timeout counts from the response headers
 	if resp != nil {
 		defer resp.Close()

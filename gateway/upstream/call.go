@@ -78,20 +78,21 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 // Open sends the request and returns once the head of its answer has come. The caller closes the response. An error status is a
 // fault, and its response is returned, too.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
-	sent, ours := c.Scope.Enter()
+	scope := c.Scope // a closure that has it, and not c, leaves c on its caller's stack
+	sent, ours := scope.Enter()
 	defer sent()
 	if !ours {
 		return nil, c.Broke(owner.ErrNotOwner)
 	}
-	if c.Scope != nil {
+	if scope != nil {
 		c.OnWritten(sent)
-		epoch := c.Scope.Epoch()
-		c.Guard(func() error { return c.Scope.Still(epoch) })
+		epoch := scope.Epoch()
+		c.Guard(func() error { return scope.Still(epoch) })
 	}
 	if c.Beyond {
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 	}
-	resp, err := c.Do(http.MethodPost, c.Path, c.Scope.Mark(headers), body, c.Limits)
+	resp, err := c.Do(http.MethodPost, c.Path, scope.Mark(headers), body, c.Limits)
 	if err != nil {
 		return nil, c.Broke(err)
 	}
