@@ -56,6 +56,7 @@ func (e *Engines) Place(r *Rank, l Leg) {
 	l.Begin, l.Since = NotBegun, r.Group.next()
 	r.Legs = append(r.Legs, l)
 	if r.Runs == 0 { // else a step has to begin first
+		r.Kept.Expire(e.Instant(e.Now))
 		e.pull(r, l.Since)
 		e.seat(r)
 	}
@@ -90,7 +91,6 @@ func (e *Engines) seat(r *Rank) {
 // pull gives those that wait without it their room for KV, in order, while there is any. Where ranks are
 // bound before the prefill, that begins now.
 func (e *Engines) pull(r *Rank, step int64) {
-	r.Kept.Expire(e.Instant(e.Now))
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Pulled {
@@ -115,6 +115,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	holds := false
 	g.begun = false
 	for _, r := range g.Ranks {
+		r.Kept.Expire(e.Instant(e.Now))
 		if r.Runs == 0 || r.run(g.Step) < r.Runs {
 			e.pull(r, g.Step)
 			e.seat(r)
