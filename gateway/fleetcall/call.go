@@ -102,9 +102,8 @@ func (c *Caller) end() {
 func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
 	log, began := c.host.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by)), time.Now()
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
-	fresh := false // the pause is this call's
+	was := c.host.Fleet.Now().Pauses()
 	if p.is(config.CallPauses) {
-		fresh = !slices.ContainsFunc(c.host.Fleet.Now().Pauses(), func(o fleet.Pause) bool { return o.Group == p.Group && o.Left == nil })
 		c.host.Fleet.Pause(p.Group, p.Path)
 	}
 	ctx, stop := context.WithTimeout(c.host.Context, s.Timeout)
@@ -120,7 +119,7 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 		c.host.Fleet.Emptied(keys)
 		c.host.Forget(c.host.Fleet.Now().Caches(keys))
 	}
-	if end, left := p.then(answers, fresh); end {
+	if end, left := p.then(answers, was); end {
 		c.host.Fleet.Resume(p.Group, left)
 	}
 	r := Result{Done: true, Path: p.Path, Group: p.Group, Engines: answers}
