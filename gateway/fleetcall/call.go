@@ -69,8 +69,9 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 	}
 	done := make(chan Result, 1)
 	c.host.Go(func() {
-		defer c.end()
-		done <- c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
+		r := c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
+		c.end() // before the caller, who may call again at once, knows of it
+		done <- r
 	})
 	select {
 	case r := <-done:
