@@ -312,8 +312,11 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	held, was := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
 	w.m.mu.Unlock()
 	if !held && (w.facts.pauses || was) {
-		switch paused, err := w.isPaused(ctx); {
-		case err != nil && was && !lacks(err), err == nil && paused: // where it does not say, what it said last counts
+		paused, err := w.isPaused(ctx)
+		if err != nil { // then what it said last counts
+			paused = was && !lacks(err)
+		}
+		if paused {
 			return ErrPaused
 		}
 	}

@@ -2,8 +2,12 @@ package board
 
 import (
 	"cmp"
+	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"evenkeel/dispatcher/decision"
 	"evenkeel/dispatcher/fakes"
@@ -387,3 +391,39 @@ func (w waiting) errNow(t tb) error {
 }
 
 func (w waiting) waits() bool { return len(w.result) == 0 }
+
+// requests are those of a property.
+type requests struct {
+	wait []waiting
+	held []*Slot
+}
+
+// collect takes in what became of those that waited, and returns why some got no slot.
+func (q *requests) collect(t *rapid.T) (failed []error) {
+	t.Helper()
+	q.wait = slices.DeleteFunc(q.wait, func(w waiting) bool {
+		if w.waits() {
+			return false
+		}
+		r := <-w.result
+		require.NotEqual(t, r.Err == nil, r.Slot == nil, "a slot or an error: %+v", r)
+		if r.Slot != nil {
+			q.held = append(q.held, r.Slot)
+		} else {
+			failed = append(failed, r.Err)
+		}
+		return true
+	})
+	return failed
+}
+
+// leave draws one that has a slot, and no longer counts it.
+func (q *requests) leave(t *rapid.T) *Slot {
+	if len(q.held) == 0 {
+		t.Skip()
+	}
+	i := rapid.IntRange(0, len(q.held)-1).Draw(t, "slot")
+	s := q.held[i]
+	q.held = slices.Delete(q.held, i, i+1)
+	return s
+}

@@ -28,12 +28,7 @@ func (h *hand) answered(s *Slot, tokens int) {
 
 func TestWhatAnEngineKeepsHasItsRoomUntilItsTime(t *testing.T) {
 	fleet := keeping(ranks(1, 4, 1000))
-	worker := func(h *hand) WorkerStatus { return h.status(h.at).Models[0].Workers[0] }
-	for _, c := range []struct {
-		name string
-		do   func(h *hand)
-		want int64
-	}{
+	for _, c := range []outlasts{
 		{"nothing happens", func(*hand) {}, 600},
 		{"nearly all of its time is over", func(h *hand) { h.pass(keeps - 2*time.Millisecond) }, 600},
 		{"its time is over", func(h *hand) { h.pass(keeps) }, 0},
@@ -58,24 +53,10 @@ func TestWhatAnEngineKeepsHasItsRoomUntilItsTime(t *testing.T) {
 		{"gauges show what runs", func(h *hand) { h.gauged(0, 100) }, 0},
 		{"the gauges are older than it is", func(h *hand) { h.apply(Gauged{0, 100, h.at.Add(-time.Second)}) }, 600},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newHand(t, realConfig("pjsq-kv:watermark=0"))
-			h.fleet(fleet)
-			h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
+		c.check(t, fleet, 301, func(h *hand) {
 			h.answered(h.put(pool.Entry{Prompt: 150}).slotNow(t), 50)
 			h.answered(h.put(pool.Entry{Prompt: 300}).slotNow(t), 100)
-			require.EqualValues(t, 600, worker(h).Kept)
-			require.Equal(t, 1, worker(h).Used, "slots are given back")
-			require.EqualValues(t, 100, worker(h).KVTokens, "no step reads it")
-			waits := h.put(pool.Entry{Prompt: 301})
-			require.True(t, waits.waits(), "its room is taken")
-			h.at = h.at.Add(time.Millisecond)
-			c.do(h)
-			h.do()
-			require.Equal(t, c.want, worker(h).Kept)
-			require.Equal(t, c.want == 600, waits.waits())
-			require.Zero(t, h.status(h.at).Drift)
-		})
+		}, func(w *WorkerStatus) int64 { return w.Kept })
 	}
 }
 
@@ -128,29 +109,19 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 			fleet[i].Engine, fleet[i].Strays = "d", true
 		}
 		h.fleet(fleet)
-		var waits []waiting
-		var held []*Slot
-		draw := func() (s *Slot) {
-			if len(held) == 0 {
-				rt.Skip()
-			}
-			i := rapid.IntRange(0, len(held)-1).Draw(rt, "slot")
-			s = held[i]
-			held = slices.Delete(held, i, i+1)
-			return s
-		}
+		var all requests
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
-				waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
+				all.wait = append(all.wait, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
 			},
 			"start": func(rt *rapid.T) {
-				s := draw()
+				s := all.leave(rt)
 				s.Started()
 				s.Progress(rapid.IntRange(0, 20).Draw(rt, "generated"))
-				held = append(held, s)
+				all.held = append(all.held, s)
 			},
-			"answer":  func(rt *rapid.T) { h.answered(draw(), rapid.IntRange(-1, 100).Draw(rt, "tokens")) },
-			"release": func(*rapid.T) { h.release(draw()) },
+			"answer":  func(rt *rapid.T) { h.answered(all.leave(rt), rapid.IntRange(-1, 100).Draw(rt, "tokens")) },
+			"release": func(rt *rapid.T) { h.release(all.leave(rt)) },
 			"restart": func(rt *rapid.T) {
 				i := rapid.IntRange(0, len(fleet)-1).Draw(rt, "rank")
 				fleet = slices.Clone(fleet)
@@ -169,17 +140,7 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 			},
 			"wait": func(rt *rapid.T) { h.pass(time.Duration(rapid.IntRange(0, int(keeps/2)).Draw(rt, "pause"))) },
 			"": func(rt *rapid.T) {
-				waits = slices.DeleteFunc(waits, func(w waiting) bool {
-					select {
-					case r := <-w.result:
-						if r.Slot != nil {
-							held = append(held, r.Slot)
-						}
-						return true
-					default:
-						return false
-					}
-				})
+				all.collect(rt)
 				require.Zero(rt, h.status(h.at).Drift)
 				copied := h.Clone()
 				for id, r := range h.boards["m"].ranks {

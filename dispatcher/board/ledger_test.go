@@ -1,7 +1,6 @@
 package board
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -24,8 +23,7 @@ func TestLedgerEqualsARecount(t *testing.T) {
 			cfg.Policy = "immediate"
 		}
 		h := newHand(t, cfg)
-		var waits []waiting // not answered yet
-		var held []*Slot
+		var all requests
 		fleet := ranks(4, 2, 200)
 		fleet[2].Group, fleet[3].Group = "other", "other"
 		for i := range fleet {
@@ -34,56 +32,36 @@ func TestLedgerEqualsARecount(t *testing.T) {
 		}
 		most := map[int32]int{} // slots a rank ever had since it was last empty
 		h.fleet(fleet)
-
-		collect := func() {
-			waits = slices.DeleteFunc(waits, func(w waiting) bool {
-				select {
-				case r := <-w.result:
-					require.NotEqual(rt, r.Err == nil, r.Slot == nil, "a slot or an error: %+v", r)
-					if r.Slot != nil {
-						held = append(held, r.Slot)
-					}
-					return true
-				default:
-					return false
-				}
-			})
-		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
 				for range rapid.IntRange(1, 4).Draw(rt, "burst") {
-					waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
+					all.wait = append(all.wait, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
 				}
 			},
 			"withdraw": func(rt *rapid.T) {
-				if len(waits) == 0 {
+				if len(all.wait) == 0 {
 					rt.Skip()
 				}
-				w := rapid.SampledFrom(waits).Draw(rt, "entry")
+				w := rapid.SampledFrom(all.wait).Draw(rt, "entry")
 				h.do(func(l *hand) { l.withdraw(w.entry) })
 			},
 			"progress": func(rt *rapid.T) {
-				if len(held) == 0 {
+				if len(all.held) == 0 {
 					rt.Skip()
 				}
-				s := rapid.SampledFrom(held).Draw(rt, "slot")
+				s := rapid.SampledFrom(all.held).Draw(rt, "slot")
 				s.Started()
 				s.Progress(rapid.IntRange(0, 50).Draw(rt, "generated"))
 			},
 			"recount": func(rt *rapid.T) {
-				if len(held) == 0 {
+				if len(all.held) == 0 {
 					rt.Skip()
 				}
-				s := rapid.SampledFrom(held).Draw(rt, "slot")
+				s := rapid.SampledFrom(all.held).Draw(rt, "slot")
 				h.do(func(h *hand) { h.apply(Recount{"m", s.index, rapid.IntRange(0, 100).Draw(rt, "prompt")}) })
 			},
 			"release": func(rt *rapid.T) {
-				if len(held) == 0 {
-					rt.Skip()
-				}
-				i := rapid.IntRange(0, len(held)-1).Draw(rt, "slot")
-				h.release(held[i])
-				held = slices.Delete(held, i, i+1)
+				h.release(all.leave(rt))
 			},
 			"set workers": func(rt *rapid.T) {
 				var ws []Worker
@@ -100,19 +78,19 @@ func TestLedgerEqualsARecount(t *testing.T) {
 				h.pass(time.Duration(rapid.IntRange(0, 60).Draw(rt, "ms")) * time.Millisecond)
 			},
 			"": func(rt *rapid.T) {
-				collect()
-				checkBooks(rt, h, held, pooled, most)
+				all.collect(rt)
+				checkBooks(rt, h, all.held, pooled, most)
 			},
 		})
-		for len(held) > 0 { // what is released lets others in
-			h.release(held...)
-			held = held[:0]
-			collect()
+		for len(all.held) > 0 { // what is released lets others in
+			h.release(all.held...)
+			all.held = all.held[:0]
+			all.collect(rt)
 		}
 		h.apply(Shutdown{})
-		collect()
-		require.Empty(rt, waits, "all answered")
-		require.Empty(rt, held)
+		all.collect(rt)
+		require.Empty(rt, all.wait, "all answered")
+		require.Empty(rt, all.held)
 		checkBooks(rt, h, nil, pooled, most)
 	})
 }

@@ -23,16 +23,39 @@ func (h *hand) gauged(worker int32, inUse int64) {
 	})
 }
 
+// outlasts is what becomes of 600 of a rank's 1000 KV tokens, of requests that have left it, while another one decodes.
+type outlasts struct {
+	name string
+	do   func(h *hand)
+	want int64 // of the 600
+}
+
+// check has requests leave the rank of a fleet. A prompt of so many tokens has no room then, and gets in once some is there again.
+func (c *outlasts) check(t *testing.T, fleet []Worker, prompt int, leave func(h *hand), left func(w *WorkerStatus) int64) {
+	t.Run(c.name, func(t *testing.T) {
+		h := newHand(t, realConfig("pjsq-kv:watermark=0"))
+		h.fleet(fleet)
+		h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
+		leave(h)
+		worker := func() *WorkerStatus { return &h.status(h.at).Models[0].Workers[0] }
+		require.EqualValues(t, 600, left(worker()))
+		require.Equal(t, 1, worker().Used, "slots are given back")
+		require.EqualValues(t, 100, worker().KVTokens, "no step reads it")
+		waits := h.put(pool.Entry{Prompt: prompt})
+		require.True(t, waits.waits(), "its room is taken")
+		h.at = h.at.Add(time.Millisecond)
+		c.do(h)
+		h.do()
+		require.Equal(t, c.want, left(worker()))
+		require.Equal(t, c.want == 600, waits.waits())
+		require.Zero(t, h.status(h.at).Drift)
+	})
+}
+
 func TestAnOrphanHasItsRoomUntilItIsSeenToBeGone(t *testing.T) {
-	cfg := realConfig("pjsq-kv:watermark=0")
 	fleet := early(ranks(1, 4, 1000))
 	fleet[0].Process = 7
-	worker := func(h *hand) WorkerStatus { return h.status(h.at).Models[0].Workers[0] }
-	for _, c := range []struct {
-		name string
-		do   func(h *hand)
-		want int64
-	}{
+	for _, c := range []outlasts{
 		{"nothing tells", func(*hand) {}, 600},
 		{"the fleet is told again", func(h *hand) { h.fleet(fleet) }, 600},
 		{"its process is not known now", func(h *hand) { h.fleet(early(ranks(1, 4, 1000))) }, 600},
@@ -57,24 +80,10 @@ func TestAnOrphanHasItsRoomUntilItIsSeenToBeGone(t *testing.T) {
 		}, 600},
 		{"the gauges are older than it is", func(h *hand) { h.apply(Gauged{0, 100, h.at.Add(-time.Second)}) }, 600},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newHand(t, cfg)
-			h.fleet(fleet)
-			h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
+		c.check(t, fleet, 401, func(h *hand) {
 			h.orphan(h.put(pool.Entry{Prompt: 200}).slotNow(t))
 			h.orphan(h.put(pool.Entry{Prompt: 400}).slotNow(t))
-			require.EqualValues(t, 600, worker(h).Orphans)
-			require.Equal(t, 1, worker(h).Used, "slots are given back")
-			require.EqualValues(t, 100, worker(h).KVTokens, "and it is no load")
-			waits := h.put(pool.Entry{Prompt: 401})
-			require.True(t, waits.waits(), "its room is taken")
-			h.at = h.at.Add(time.Millisecond)
-			c.do(h)
-			h.do()
-			require.Equal(t, c.want, worker(h).Orphans)
-			require.Equal(t, c.want == 600, waits.waits())
-			require.Zero(t, h.status(h.at).Drift)
-		})
+		}, func(w *WorkerStatus) int64 { return w.Orphans })
 	}
 }
 
@@ -109,45 +118,35 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 		}
 		h.fleet(fleet)
 		want := map[int32][]int64{} // orphans of each rank, by our own count
-		var waits []waiting
-		var held []*Slot
-		draw := func() (s *Slot) {
-			if len(held) == 0 {
-				rt.Skip()
-			}
-			i := rapid.IntRange(0, len(held)-1).Draw(rt, "slot")
-			s = held[i]
-			held = slices.Delete(held, i, i+1)
-			return s
-		}
+		var all requests
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
-				waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt")}))
+				all.wait = append(all.wait, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt")}))
 			},
 			"enqueue a response that needs no hand-off": func(rt *rapid.T) {
 				w := h.make(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt"), Response: true})
 				w.entry.Early = false
-				waits = append(waits, w)
+				all.wait = append(all.wait, w)
 				h.do(func(h *hand) { h.enqueue(w) })
 			},
 			"start": func(rt *rapid.T) {
-				s := draw()
+				s := all.leave(rt)
 				s.Started()
 				s.Progress(rapid.IntRange(0, 20).Draw(rt, "generated"))
-				held = append(held, s)
+				all.held = append(all.held, s)
 			},
-			"release": func(*rapid.T) { h.release(draw()) },
-			"orphan": func(*rapid.T) {
-				s := draw()
+			"release": func(rt *rapid.T) { h.release(all.leave(rt)) },
+			"orphan": func(rt *rapid.T) {
+				s := all.leave(rt)
 				if tokens := int64(s.charge().prompt); h.boards["m"].ranks[s.Worker].present && !s.charge().strays {
 					want[s.Worker] = append(want[s.Worker], tokens)
 				}
 				h.orphan(s)
 			},
 			"recount": func(rt *rapid.T) {
-				s := draw()
+				s := all.leave(rt)
 				h.do(func(h *hand) { h.apply(Recount{"m", s.index, rapid.IntRange(1, 100).Draw(rt, "prompt")}) })
-				held = append(held, s)
+				all.held = append(all.held, s)
 			},
 			"restart": func(rt *rapid.T) {
 				i := rapid.IntRange(0, 2).Draw(rt, "rank")
@@ -160,7 +159,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 				i := rapid.Int32Range(0, 2).Draw(rt, "rank")
 				inUse := rapid.Int64Range(0, 500).Draw(rt, "in use")
 				missing := -inUse
-				for _, s := range held {
+				for _, s := range all.held {
 					if s.Worker == i && s.started && !s.charge().strays { // that may have its KV elsewhere
 						missing += int64(s.charge().prompt) + int64(s.Generated())
 					}
@@ -178,13 +177,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 				h.gauged(i, inUse)
 			},
 			"": func(rt *rapid.T) {
-				waits = slices.DeleteFunc(waits, func(w waiting) bool {
-					if w.waits() {
-						return false
-					}
-					held = append(held, w.slotNow(t))
-					return true
-				})
+				require.Empty(rt, all.collect(rt))
 				require.Zero(rt, h.status(h.at).Drift)
 				for id, r := range h.boards["m"].ranks {
 					var sum int64
@@ -195,12 +188,12 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 				}
 			},
 		})
-		h.release(held...)
+		h.release(all.held...)
 		for i := range fleet {
 			fleet[i].Process++
 		}
 		h.fleet(fleet)
-		for _, w := range waits {
+		for _, w := range all.wait {
 			h.withdraw(w.entry)
 		}
 		h.release(h.slotsOf(0)...)

@@ -42,10 +42,11 @@ func (d *decoding) join(w *board.Worker) {
 	}
 	g, k := d.behind.Groups[i], d.ranks[w.ID]
 	if k == nil {
-		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g, Kept: d.Boards.Kept(d.Model, w.ID)}}
+		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
 		d.ranks[w.ID] = k
 	}
 	k.Slots, k.Capacity, k.Cost, k.Others, k.Keeps, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
+	k.Kept = d.Boards.Kept(d.Model, w.ID) // another process has none of it
 	at, there := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
 	case k.up && !there:

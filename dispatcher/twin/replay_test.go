@@ -2,6 +2,7 @@ package twin
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -111,4 +112,26 @@ func TestPoliciesOfAReplayKnowWhatAPromptCosts(t *testing.T) {
 	require.Equal(t, law, known(true, law))
 	require.Equal(t, board.StepModel{OwnMs: 0.1, SharedMs: 0.05, PrefillMs: 5}, known(false, law))
 	require.Zero(t, known(false, board.StepModel{C0Ms: 20, C1Ms: 1e-4}), "nothing is known")
+}
+
+func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {
+	b, err := board.New(board.Config{Policy: "rr"})
+	require.NoError(t, err)
+	r := &Replay{Driver: virtual.NewDriver(b, noon, "m")}
+	d := newDecoding(r)
+	r.engines = d
+	require.NoError(t, d.build(&board.GroupView{Key: board.GroupKey{Model: "m", Name: "main", Barrier: true}}, board.StepModel{C0Ms: 20}))
+	fleet := []board.Worker{{ID: 0, Model: "m", Group: "main", Barrier: true, Slots: 4, Capacity: 1000, Keeps: time.Minute, Process: 1, Up: true}}
+	var slot int32
+	r.Bound = func(e *board.Effect) { slot = e.Bound.Slot }
+	r.Apply(board.SetWorkers{Workers: fleet}, 0)
+	r.Apply(board.Enqueue{Entry: &board.Entry{ID: 1, Model: "m", Prompt: 100, Arrival: noon, Entered: noon}}, 0)
+	r.Look(0)
+	r.Apply(&board.Release{Model: "m", Slot: slot, Outcome: board.Outcome{Kind: board.Finished, Generated: 5, Kept: true}}, 0)
+	r.refleet(fleet)
+	require.EqualValues(t, 105, d.ranks[0].Kept.Tokens())
+	again := slices.Clone(fleet)
+	again[0].Process = 2
+	r.refleet(again)
+	require.Zero(t, d.ranks[0].Kept.Tokens())
 }

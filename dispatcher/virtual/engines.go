@@ -1,6 +1,11 @@
 package virtual
 
-import "evenkeel/dispatcher/board"
+import (
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/board"
+)
 
 // Engines are the ranks of one model in virtual time. Who drives them says what they serve.
 type Engines struct {
@@ -46,9 +51,22 @@ func (e *Engines) Due() (next float64, busy bool) {
 	next = e.Driver.Next()
 	for _, g := range e.Groups {
 		next = min(next, g.Ends)
-		busy = busy || g.Ends < Never
+		if busy = busy || g.Ends < Never; g.Ends == Never {
+			next = min(next, e.roomComes(g))
+		}
 	}
 	return next, busy
+}
+
+// roomComes is when a rank of a group that rests gives up the first of what it keeps, and a request waits for that.
+func (e *Engines) roomComes(g *Group) float64 {
+	next := Never
+	for _, r := range g.Ranks {
+		if at := r.Kept.Next(); !at.IsZero() && slices.ContainsFunc(r.Legs, func(l Leg) bool { return !l.Pulled }) {
+			next = min(next, float64(at.Sub(e.Began))/float64(time.Millisecond))
+		}
+	}
+	return next
 }
 
 // Place gives a request to the engine that the boards bound it to.
@@ -56,6 +74,7 @@ func (e *Engines) Place(r *Rank, l Leg) {
 	l.Begin, l.Since = NotBegun, r.Group.next()
 	r.Legs = append(r.Legs, l)
 	if r.Runs == 0 { // else a step has to begin first
+		r.Kept.Expire(e.Instant(e.Now))
 		e.pull(r, l.Since)
 		e.seat(r)
 	}
@@ -90,11 +109,10 @@ func (e *Engines) seat(r *Rank) {
 // pull gives those that wait without it their room for KV, in order, while there is any. Where ranks are
 // bound before the prefill, that begins now.
 func (e *Engines) pull(r *Rank, step int64) {
-	r.Kept.Expire(e.Instant(e.Now))
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Pulled {
-			if !r.fits(int64(l.Prompt)) && r.KV > 0 || r.Runs > 0 && l.Since > step {
+			if !r.fits(int64(l.Prompt)) || r.Runs > 0 && l.Since > step {
 				return
 			}
 			l.Pulled, l.Ready = true, e.Now
@@ -115,6 +133,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	holds := false
 	g.begun = false
 	for _, r := range g.Ranks {
+		r.Kept.Expire(e.Instant(e.Now))
 		if r.Runs == 0 || r.run(g.Step) < r.Runs {
 			e.pull(r, g.Step)
 			e.seat(r)

@@ -101,9 +101,10 @@ func (r *Rank) Feels(tokens int64, running int) float64 {
 	return (float64(tokens) + r.Group.Law.Weight()*float64(running)) * r.Cost
 }
 
-// fits says whether there is room for the KV of so many tokens. An idle rank takes anything.
+// fits says whether there is room for the KV of so many tokens. A rank that has no KV of requests and keeps none takes anything.
 func (r *Rank) fits(tokens int64) bool {
-	return r.Capacity == 0 || r.Others+r.KV+r.Kept.Tokens()+tokens <= r.Capacity
+	has := r.KV + r.Kept.Tokens()
+	return r.Capacity == 0 || has == 0 || r.Others+has+tokens <= r.Capacity
 }
 
 // victim is the request that KV overflow takes: the last admitted one that holds KV, unless it is the only

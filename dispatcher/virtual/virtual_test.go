@@ -154,4 +154,14 @@ func TestWhatARankKeepsOfAnAnswerHasItsRoom(t *testing.T) {
 	all := toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, requests...)
 	require.Contains(t, all, "24.02 ms: 1 has its 2 tokens")
 	require.Contains(t, all, "134.67 ms: 3 has a slot", "with the first step that begins 100 ms later")
+	all = toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, request{0, 100, 1}, request{20, 200, 1}, request{20, 300, 1})
+	require.Equal(t, "111.00 ms: 2 has a slot", all[2], "an idle rank cannot take it before either")
+	require.Equal(t, "223.00 ms: 3 has a slot", all[4], "what is too long for the rank waits until it keeps nothing")
+}
+
+// A rank that runs as many as it may looks for no room for others, and yet what it keeps ends.
+func TestWhatARankKeptDrivesNobodyOutAfterItsTime(t *testing.T) {
+	all := toldOf(t, 1, Rank{Slots: 1, Runs: 1, Capacity: 250, Keeps: 200 * time.Millisecond}, 0, request{0, 100, 1}, request{30, 60, 40}, request{30, 60, 1})
+	require.Len(t, all, 6)
+	require.Contains(t, all[5], "3 has its 1 tokens")
 }

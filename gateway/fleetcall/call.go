@@ -69,8 +69,9 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 	}
 	done := make(chan Result, 1)
 	c.host.Go(func() {
-		defer c.end()
-		done <- c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
+		r := c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
+		c.end() // before the caller, who may call again at once, knows of it
+		done <- r
 	})
 	select {
 	case r := <-done:
@@ -102,9 +103,8 @@ func (c *Caller) end() {
 func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
 	log, began := c.host.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by)), time.Now()
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
-	fresh := false // the pause is this call's
+	was := c.host.Fleet.Now().Pauses()
 	if p.is(config.CallPauses) {
-		fresh = !slices.ContainsFunc(c.host.Fleet.Now().Pauses(), func(o fleet.Pause) bool { return o.Group == p.Group && o.Left == nil })
 		c.host.Fleet.Pause(p.Group, p.Path)
 	}
 	ctx, stop := context.WithTimeout(c.host.Context, s.Timeout)
@@ -120,7 +120,7 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 		c.host.Fleet.Emptied(keys)
 		c.host.Forget(c.host.Fleet.Now().Caches(keys))
 	}
-	if end, left := p.then(answers, fresh); end {
+	if end, left := p.then(answers, was); end {
 		c.host.Fleet.Resume(p.Group, left)
 	}
 	r := Result{Done: true, Path: p.Path, Group: p.Group, Engines: answers}

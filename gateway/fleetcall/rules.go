@@ -152,13 +152,20 @@ func (a *Answer) mayHaveActed() bool {
 // refused says that the engine did not do it, and will not.
 func (a *Answer) refused() bool { return !a.Done && (!a.sent || a.Status != 0) }
 
-// then is what follows from the answers for the pause of the plan's group. end: it is over, but for the engines that are left. began says that
-// the plan's call began it.
-func (p *plan) then(answers []Answer, began bool) (end bool, left []string) {
+// then is what follows from the answers for the pause of the plan's group. end: it is over, but for the engines that are left. was are the pauses
+// before the call.
+func (p *plan) then(answers []Answer, was []roster.Pause) (end bool, left []string) {
 	did := func(a Answer) bool { return a.Done }
 	switch {
 	case p.is(config.CallPauses): // one that no engine knows was none. Else the others are paused, and step with those that are not
-		return began && !slices.ContainsFunc(answers, func(a Answer) bool { return !a.refused() }), nil
+		paused := slices.ContainsFunc(was, func(o roster.Pause) bool { return o.Group == p.Group && o.Left == nil })
+		if paused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.refused() }) {
+			return false, nil
+		}
+		for _, o := range was { // what had not resumed before has not now
+			left = slices.AppendSeq(left, maps.Keys(o.Left))
+		}
+		return true, left
 	case p.is(config.CallResumes) && slices.ContainsFunc(answers, did):
 		return true, p.keys(func(i int) bool { return !answers[i].Done })
 	}

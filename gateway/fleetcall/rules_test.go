@@ -20,7 +20,7 @@ var paths = map[string][]string{
 	"/pause": {config.CallPauses, config.CallEmpties}, "/resume": {config.CallResumes}, "/is_paused": {},
 }
 
-// published are p:1, which prefills and decodes in group a, and a:2 and b:2 in groups a and b, after some events.
+// published are p:1, which prefills and decodes in group a, and a:2 and b:2 in groups a and b. All are up, and then come some events.
 func published(t *testing.T, events ...roster.Event) *roster.Published {
 	r, now := roster.New(), time.Unix(1000, 0)
 	in := func(role, id, group string) roster.Event {
@@ -33,6 +33,9 @@ func published(t *testing.T, events ...roster.Event) *roster.Published {
 	}
 	all := []roster.Event{
 		in(roster.Prefill, "p:1", ""), in(roster.Decode, "p:1", "a"), in(roster.Decode, "a:2", "a"), in(roster.Aggregated, "b:2", "b"),
+	}
+	for _, key := range []string{"prefill p:1", "decode p:1", "decode a:2", "aggregated b:2"} {
+		all = append(all, roster.Health{Key: key, Status: engine.Status{Up: true, StartTime: 1}})
 	}
 	for _, e := range append(all, events...) {
 		r.Apply(e, now, nil)
@@ -118,28 +121,31 @@ func TestWhetherAnEngineDidIt(t *testing.T) {
 
 func TestWhatFollowsForThePause(t *testing.T) {
 	did, refused, unknown, away := Answer{Done: true, Status: 200, sent: true}, Answer{Status: 400, sent: true}, Answer{sent: true}, Answer{}
+	paused, end := roster.PauseBegun{Path: "/pause"}, roster.PauseEnded{Left: []string{"decode a:2"}}
 	for _, row := range []struct {
 		name    string
 		path    string
 		answers [3]Answer
-		again   bool // the group was paused before
+		events  []roster.Event // before
 		end     bool
 		left    []string
 	}{
-		{"all pause", "/pause", [3]Answer{did, did, did}, false, false, nil},
-		{"one refuses", "/pause", [3]Answer{did, refused, did}, false, false, nil},
-		{"none does", "/pause", [3]Answer{refused, away, refused}, false, true, nil},
-		{"none does any more", "/pause", [3]Answer{refused, away, refused}, true, false, nil},
-		{"one may come to it", "/pause", [3]Answer{refused, unknown, refused}, false, false, nil},
-		{"all resume", "/resume", [3]Answer{did, did, did}, true, true, nil},
-		{"one does not", "/resume", [3]Answer{unknown, did, did}, true, true, []string{"prefill p:1", "decode p:1"}},
-		{"none does", "/resume", [3]Answer{refused, unknown, away}, true, false, nil},
-		{"something else", "/is_paused", [3]Answer{did, did, did}, true, false, nil},
+		{"all pause", "/pause", [3]Answer{did, did, did}, nil, false, nil},
+		{"one refuses", "/pause", [3]Answer{did, refused, did}, nil, false, nil},
+		{"none does", "/pause", [3]Answer{refused, away, refused}, nil, true, nil},
+		{"none does, and one had not resumed before", "/pause", [3]Answer{refused, away, refused}, []roster.Event{paused, end}, true, []string{"decode a:2"}},
+		{"none does any more", "/pause", [3]Answer{refused, away, refused}, []roster.Event{paused}, false, nil},
+		{"one may come to it", "/pause", [3]Answer{refused, unknown, refused}, nil, false, nil},
+		{"all resume", "/resume", [3]Answer{did, did, did}, []roster.Event{paused}, true, nil},
+		{"one does not", "/resume", [3]Answer{unknown, did, did}, []roster.Event{paused}, true, []string{"prefill p:1", "decode p:1"}},
+		{"none does", "/resume", [3]Answer{refused, unknown, away}, []roster.Event{paused}, false, nil},
+		{"something else", "/is_paused", [3]Answer{did, did, did}, []roster.Event{paused}, false, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p, wrong := Call{Path: row.path}.planned(paths, published(t))
+			engines := published(t, row.events...)
+			p, wrong := Call{Path: row.path}.planned(paths, engines)
 			require.Nil(t, wrong)
-			end, left := p.then(row.answers[:], !row.again)
+			end, left := p.then(row.answers[:], engines.Pauses())
 			require.Equal(t, row.end, end)
 			require.Equal(t, row.left, left)
 		})

@@ -78,27 +78,28 @@ func (v PauseBegun) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// PauseEnded ends the pause of a group, and of all groups if it names none, but for the engines that did not resume.
+// PauseEnded ends the pause of a group, and of all groups if it names none, but for the engines that did not resume. What had not resumed with all
+// engines may do so with its group.
 type PauseEnded struct {
 	Group string
 	Left  []string // keys
 }
 
 func (v PauseEnded) apply(r *Roster, a *applying) {
-	for _, group := range slices.Collect(maps.Keys(r.pauses)) {
-		p := r.pauses[group]
-		if v.Group != "" && v.Group != group {
+	for group, p := range r.pauses {
+		own := v.Group == "" || v.Group == group
+		if !own && p.Left == nil {
 			continue
 		}
 		next := *p
 		next.Left = map[string]float64{}
-		for _, key := range v.Left {
-			if e := r.engines[key]; e != nil && p.Covers(e) {
+		for key, e := range r.engines {
+			if p.Covers(e) && (slices.Contains(v.Left, key) || !own && !e.InGroup(v.Group)) {
 				next.Left[key] = e.Status.StartTime
 			}
 		}
-		if delete(r.pauses, group); len(next.Left) > 0 {
-			r.pauses[group] = &next
+		if r.pauses[group] = &next; len(next.Left) == 0 {
+			delete(r.pauses, group)
 		}
 	}
 	a.add(Effect{What: Watched})
