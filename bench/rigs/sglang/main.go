@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -100,8 +99,3 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 
 // cleaned is a text as a cell of a table.
 func cleaned(text string) string { return strings.NewReplacer("|", `\|`, "\n", " ").Replace(text) }
-
-func sorted(list []string) []string {
-	slices.Sort(list)
-	return list
-}
