@@ -13,7 +13,7 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// rollouts are what who trains a model does between two steps.
+// rollouts have what a trainer of a model does in a step and between two of them.
 var rollouts = []row{
 	usually("rollouts: 64 prompts with 8 samples, and pause, flush and resume between two steps", rolloutSteps),
 	usually("rollouts: /tokenize and /v1/chat/completions/render tell the same ids", rendered),

@@ -140,11 +140,13 @@ func (s *SGLang) add(c *choice) {
 	if c.Finish == nil {
 		return
 	}
-	switch *c.Finish {
-	case "length":
+	switch {
+	case *c.Finish == "length":
 		s.end = fmt.Sprintf(`{"type":"length","length":%d}`, len(s.ids))
-	case "abort":
+	case *c.Finish == "abort" && len(s.ids) == 0: // _handle_abort_req in managers/tokenizer_manager.py
 		s.end = `{"type":"abort","message":"Abort in waiting queue"}`
+	case *c.Finish == "abort": // FINISH_ABORT in managers/schedule_batch.py
+		s.end = `{"type":"abort","message":"Aborted","status_code":null,"err_type":null}`
 	default:
 		s.end = fmt.Sprintf(`{"type":%q,"matched":2}`, *c.Finish)
 	}
