@@ -3,7 +3,7 @@ package mooncake
 // Bodies of POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
 // entrypoints/scale_out/token_in_token_out/protocol.py) and of POST /generate (SGLang 0.5.23, GenerateReqInput in
 // managers/io_struct.py) say how tokens are sampled in an object of its own, sampling_params, and some of it in words of their
-// own. All others here read and write them in the words of completions, of which a form has the places.
+// own. Everything else here reads and writes them in the words of completions, and a form says where a body has each of these words.
 
 // forms has the endpoints whose bodies have one. A body of SGLang has its prompt in text, or else in input_ids.
 var forms = [Endpoints]*form{
