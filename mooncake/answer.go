@@ -99,7 +99,9 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 }
 
 // SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23, http_server.py).
-type SaidError struct{ Answer []byte } // or the event of it with the error
+type SaidError struct {
+	Answer []byte // or the event of it with the error. It is part of what was read, so that it is lost when that buffer is used again.
+}
 
 func (e *SaidError) Error() string {
 	return "an error came with status 200; the engine's log says which" // not quoted: it may repeat the prompt

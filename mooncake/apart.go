@@ -3,7 +3,7 @@ package mooncake
 // Bodies of POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
 // entrypoints/scale_out/token_in_token_out/protocol.py) and of POST /generate (SGLang 0.5.23, GenerateReqInput in
 // managers/io_struct.py) say how tokens are sampled in an object of its own, sampling_params, and some of it in words of their
-// own. All others here read and write them in the words of completions, of which a form has the places.
+// own. Everything else here reads and writes them in the words of completions, and a form says where a body has each of these words.
 
 // forms has the endpoints whose bodies have one. A body of SGLang has its prompt in text, or else in input_ids.
 var forms = [Endpoints]*form{
@@ -20,15 +20,14 @@ var forms = [Endpoints]*form{
 
 var textForm = generateForm("text")
 
-// generateForm has the names of SGLang 0.5.23, sampling/sampling_params.py. None that no client may set is among those of
-// sampling_params.
+// generateForm has the names of SGLang 0.5.23, sampling/sampling_params.py. Clients may set every member of sampling_params there.
 func generateForm(prompt string) *form {
 	return newForm(map[string]place{
 		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true}, "seed": {"sampling_seed", true},
 	}, []string{
 		"n", "stop", "stop_token_ids", "stop_regex", "custom_params", "logit_bias", "min_p", "presence_penalty", "frequency_penalty",
 		"repetition_penalty", "ignore_eos", "beam_width", "stream_interval",
-	}, func(string) bool { return false })
+	}, nil)
 }
 
 // newForm makes a form of the members with other names than in a completion, and of those of sampling_params with the same name.

@@ -32,7 +32,7 @@ type member struct {
 type form struct {
 	at    map[string]place
 	words map[place]string      // at, the other way round
-	drops func(key string) bool // of the members of sampling_params that no client may set
+	drops func(key string) bool // says which members of sampling_params no client may set; nil: it may set all
 }
 
 // place is a member of a body, or of its sampling_params.
@@ -249,7 +249,7 @@ func (b *Body) Name(word string) string {
 	return p.key
 }
 
-// find is the body that has a member, and its key there; nil: none has it.
+// find is the body in which a member has its place, and its key there.
 func (b *Body) find(word string) (*Body, string) {
 	if b.form == nil {
 		return b, word
@@ -292,7 +292,7 @@ func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Membe
 	}
 	drops := func(inner bool) func(string) bool {
 		return func(key string) bool {
-			if inner && b.form.drops(key) {
+			if inner && b.form.drops != nil && b.form.drops(key) {
 				return true
 			}
 			word := b.word(key, inner)

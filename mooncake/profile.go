@@ -110,7 +110,7 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 // What becomes of the KV of an answer that a decode engine keeps for the next turn of its chat, so that a prefill engine can fetch it.
 const (
 	HandBackNone    = "none"    // it keeps none
-	HandBackCounted = "counted" // vLLM with bidirectional_kv_xfer: nobody fetches it, and its room is taken
+	HandBackCounted = "counted" // vLLM with bidirectional_kv_xfer: it takes room until it is given up, because no prefill engine is told to fetch it
 )
 
 // Profile is what the operator tells about a kind of engine.

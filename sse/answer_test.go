@@ -95,12 +95,20 @@ func TestHowAnAnswerEnds(t *testing.T) {
 }
 
 func TestAnArrivalCostsNoAllocation(t *testing.T) {
-	for _, ask := range []Ask{nothing, {Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}} {
+	ids, _, _ := strings.Cut(tokensStream, "\n\n") // its first event
+	for _, row := range []struct {
+		ask   Ask
+		event []byte
+	}{
+		{nothing, chunk},
+		{Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: 9, Choice: -1}, chunk},
+		{Ask{Form: Tokens, Usage: true, TokenIDs: true, Cached: 9, Choice: 2, ID: []byte("mine")}, []byte(ids + "\n\n")},
+	} {
 		var a Answer
-		a.Reset(ask)
+		a.Reset(row.ask)
 		a.Reader.Reset(Limits{Bytes: 1 << 40, First: time.Second, Gap: time.Second})
 		dst, now := make([]byte, 0, 4096), noon
-		arrival := bytes.Repeat(chunk, 3)
+		arrival := bytes.Repeat(row.event, 3)
 		one := func() {
 			a.Reader.Wait(now)
 			now = now.Add(time.Millisecond)

@@ -90,9 +90,11 @@ func (m *Mirror) generated(s *told) {
 	}
 }
 
-// GeneratedEnd appends a stream of /generate that has nothing but its end, before any token.
+// GeneratedEnd appends a stream of /generate whose answer was ended before its first token (_handle_abort_req in
+// managers/tokenizer_manager.py).
 func GeneratedEnd(dst []byte, u Usage) []byte {
-	dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":{"type":"abort","message":"Abort in waiting queue"},"prompt_tokens":`...)
+	dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":`...)
+	dst = append(dst, `{"type":"abort","message":"Abort in waiting queue"},"prompt_tokens":`...)
 	return append(strconv.AppendInt(dst, int64(u.Prompt), 10), ",\"completion_tokens\":0,\"cached_tokens\":0}}\n\n"+Done...)
 }
 

@@ -1,10 +1,8 @@
 package openai
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
-	"slices"
 
 	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
@@ -69,7 +67,8 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// rids are the client's names of its requests: one, or one for each prompt of a list.
+// rids are the client's names of its requests: one, or one for each prompt of a list, no two of which are equal (SGLang 0.5.23,
+// _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
 func rids(p *parser, key string, v json.RawMessage) *Error {
 	if isString(v) {
 		return nil
@@ -78,15 +77,17 @@ func rids(p *parser, key string, v json.RawMessage) *Error {
 		return wrong(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
 	p.req.Names = [][]byte{}
+	seen := map[string]bool{} // a body has room for a great many
 	for one := range rawjson.Elements(v) {
 		if !isString(one) || len(one) <= len(`""`) || len(one) > longestName {
 			return bad(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
 		}
-		name := []byte(rawjson.Unquote(one))
-		if slices.ContainsFunc(p.req.Names, func(other []byte) bool { return bytes.Equal(other, name) }) {
+		name := rawjson.Unquote(one)
+		if seen[name] {
 			return bad(CodeInvalidValue, key, "%q has a name twice", key)
 		}
-		p.req.Names = append(p.req.Names, name)
+		seen[name] = true
+		p.req.Names = append(p.req.Names, []byte(name))
 	}
 	return nil
 }
@@ -98,7 +99,7 @@ func (p *parser) generateTogether() *Error {
 	if r.Names != nil && (!r.Listed || len(r.Names) != len(r.Prompts)) {
 		return bad(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list", len(r.Names))
 	}
-	if r.N > 1 { // engines themselves name several answers to a prompt
+	if r.N > 1 { // then SGLang itself names the answers (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
 		r.Names = nil
 	}
 	r.Listed = r.Listed || r.N > 1
@@ -117,7 +118,8 @@ func NameGenerate(b *mooncake.Body, own string) []byte {
 	return []byte(own)
 }
 
-// AbortGeneratePath is where requests to /generate are ended by their names, with us and with the engines.
+// AbortGeneratePath is where requests to /generate are ended by their names, with us and with the engines. A body without a name ends
+// nothing (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
 // Aborts says which requests a body asks to end. At AbortGeneratePath, these are the one with a rid, or all of the
@@ -129,7 +131,7 @@ func Aborts(path string, raw []byte) (takes func(name string) bool, e *Error) {
 	}
 	if path == AbortTokensPath {
 		names, e := abortsOf(&b)
-		return func(name string) bool { return slices.Contains(names, name) }, e
+		return func(name string) bool { return names[name] }, e
 	}
 	all, ok := b.Get("abort_all")
 	if ok && !isNull(all) && !isBoolean(all) {

@@ -135,7 +135,7 @@ func (p *parser) tokensTogether() *Error {
 }
 
 // NameTokens is the request_id of an answer to /inference/v1/generate: that of vLLM, if the client had sent the request there (0.32.0,
-// _base_request_id in entrypoints/generate/base/serving.py: the header X-Request-Id comes first). Clients abort their requests by that name.
+// _base_request_id in entrypoints/serve/engine/serving.py: the header X-Request-Id comes first). Clients abort their requests by that name.
 func NameTokens(b *mooncake.Body, header, own string) []byte {
 	said, _ := b.Get("request_id")
 	switch {
@@ -147,7 +147,8 @@ func NameTokens(b *mooncake.Body, header, own string) []byte {
 	return []byte("generate-tokens-" + own)
 }
 
-// longestName is of a request's name, in bytes. A longer one is replaced by our own.
+// longestName is the most bytes that a client's name of a request has, its quotes included. A longer one is replaced by our own, and in
+// a list it is refused.
 const longestName = 256
 
 // AbortTokensPath is where requests to /inference/v1/generate are ended by their names, with us and with the engines.
@@ -155,7 +156,7 @@ const AbortTokensPath = "/inference/v1/abort_requests"
 
 // abortsOf reads which requests are to end. The refusals are those of vLLM 0.32.0 (abort_requests in
 // entrypoints/scale_out/token_in_token_out/api_router.py), but in OpenAI's shape.
-func abortsOf(b *mooncake.Body) (names []string, e *Error) {
+func abortsOf(b *mooncake.Body) (names map[string]bool, e *Error) {
 	list, ok := b.Get("request_ids")
 	if !ok || isNull(list) {
 		return nil, bad(CodeMissing, "request_ids", "the request has no \"request_ids\"")
@@ -163,11 +164,13 @@ func abortsOf(b *mooncake.Body) (names []string, e *Error) {
 	if !isArray(list) {
 		return nil, wrong("request_ids", list, isArray, "a list of names of requests")
 	}
+	names, n := map[string]bool{}, 0
 	for name := range rawjson.Elements(list) {
 		if !isString(name) {
-			return nil, wrong(fmt.Sprintf("request_ids[%d]", len(names)), name, isString, "the name of a request")
+			return nil, wrong(fmt.Sprintf("request_ids[%d]", n), name, isString, "the name of a request")
 		}
-		names = append(names, rawjson.Unquote(name))
+		names[rawjson.Unquote(name)] = true
+		n++
 	}
 	return names, nil
 }

@@ -168,6 +168,13 @@ func TestTokensAreAnsweredWithTokens(t *testing.T) {
 				default:
 					require.Equal(t, reftext.NaturalLength(rendered.Answer), n)
 				}
+				if row.tier != "finished" { // no leg has said it
+					var spans []struct{ Start, End int }
+					require.NoError(t, json.Unmarshal([]byte(got.spans), &spans), r.body)
+					require.Len(t, spans, 1)
+					require.Equal(t, n, spans[0].End, "the weights that made the last token")
+					require.True(t, len(row.rules) > 0 || spans[0].Start == 0, "the weights that made the first: %s", got.spans)
+				}
 				if strings.Contains(row.more, "text") {
 					require.Equal(t, reftext.Text(rendered.Answer, n), got.texts[0])
 				}

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// What real engines do when they are paused, and when a cache is emptied that requests use: vLLM 0.32 and 0.33 (entrypoints/rl/online/api_router.py,
-// entrypoints/serve/dev/cache/api_router.py, v1/engine/core.py), SGLang 0.5.23 (entrypoints/http_server.py, managers/tokenizer_manager.py,
-// managers/scheduler.py).
+// What real engines do when they are paused, and when a cache is emptied that requests use: vLLM 0.32 and 0.33
+// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py, v1/engine/core.py), SGLang 0.5.23
+// (entrypoints/http_server.py, managers/tokenizer_manager.py, managers/scheduler.py).
 
 // pausing is whether a life is paused.
 type pausing struct {
@@ -57,8 +57,8 @@ func (p *pausing) now() (mode string, over <-chan struct{}) {
 // longStand is longer than any test.
 const longStand = 24 * time.Hour
 
-// holds is what happens to a request that comes while the engine is paused: it waits, or vLLM refuses it from 0.33 on, unless by mode keep. done: it
-// was answered, or its client has left.
+// holds is what happens to a request that comes while the engine is paused: it waits, but vLLM refuses it from 0.33 on, unless the
+// mode is keep. done: it was answered, or its client has left.
 func (p *pausing) holds(x *exchange, r *request) (done, ok bool) {
 	for {
 		mode, over := p.now()
@@ -189,18 +189,20 @@ func (p *pausing) serveContinueGeneration(x *exchange) bool {
 	return x.answerJSON(map[string]string{"message": "Generation continued successfully.", "status": "ok"})
 }
 
-// serveFlush is that of SGLang, which refuses while requests run, and waits for their end for as long as it is told to. Those that a pause has
-// retracted hold no KV.
+// serveFlush is that of SGLang, which refuses while requests run, and waits for their end for as long as it is told to. Those that a
+// pause has retracted hold no KV.
 func (p *pausing) serveFlush(x *exchange) bool {
 	wait, _ := strconv.ParseFloat(x.Req.URL.Query().Get("timeout"), 64) // without one it does not wait
 	if mode, _ := p.now(); mode != pauseRetracts && !p.untilIdle(x, time.Duration(wait*float64(time.Second))) {
 		return x.Ctx.Err() == nil && x.Answer(http.StatusBadRequest, "text/plain; charset=utf-8", []byte("Flush cache failed.\n"))
 	}
 	p.emptyCaches()
-	return x.Answer(200, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"))
+	return x.Answer(200, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details. "+
+		"(When there are running or waiting requests, the operation will not be performed.)\n"))
 }
 
-// healthOfSGLang is for how long GET /health waits for a token before it says 503 (SGLANG_HEALTH_CHECK_TIMEOUT).
+// healthOfSGLang is for how long GET /health waits for a token before it says 503 (0.5.23, HEALTH_CHECK_TIMEOUT
+// in entrypoints/http_server.py).
 const healthOfSGLang = 20 * time.Second
 
 // serveReady is that of SGLang.

@@ -10,13 +10,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/mooncake"
 )
 
 // said is an answer with this body.
 func said(t *testing.T, kind, text string) map[string]any {
 	t.Helper()
-	doc, err := answer{status: 200, head: http.Header{"Content-Type": {kind}}, body: []byte(text)}.document()
+	doc, err := answer{asked.Answer{Status: 200, Head: http.Header{"Content-Type": {kind}}, Body: []byte(text)}}.document()
 	require.NoError(t, err)
 	return doc
 }
@@ -49,8 +50,8 @@ func differences(t *testing.T, plain, got map[string]any, but string) (paths []s
 	t.Helper()
 	different, _ := compare(plain, got)
 	for _, d := range different {
-		if d.path != but {
-			paths = append(paths, d.path)
+		if d.Path != but {
+			paths = append(paths, d.Path)
 		}
 	}
 	return paths
@@ -63,10 +64,10 @@ func TestStreamsThatAreNoneAreErrors(t *testing.T) {
 		"not an object":      "data: 5\n\n",
 		"a choice of no one": "data: {\"choices\":[{}]}\n\n",
 	} {
-		_, err := answer{status: 200, head: http.Header{"Content-Type": {"text/event-stream"}}, body: []byte(text)}.document()
+		_, err := answer{asked.Answer{Status: 200, Head: http.Header{"Content-Type": {"text/event-stream"}}, Body: []byte(text)}}.document()
 		require.Error(t, err, name)
 	}
-	_, err := answer{err: errors.New("cut off")}.document()
+	_, err := answer{asked.Answer{Err: errors.New("cut off")}}.document()
 	require.Error(t, err)
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/testbed"
 )
 
@@ -26,7 +27,7 @@ type question struct {
 // in length and from each other, and from those of other seeds.
 func prompts(n, tokens int, seed uint64) (list []question) {
 	for i := range n {
-		list = append(list, question{path: completions, body: greedy.with(body{
+		list = append(list, question{path: completions, body: greedy.With(body{
 			"prompt": ids(50+13*i%600, seed*1000+uint64(i)), "max_tokens": tokens, "ignore_eos": true, "stream": true, "stream_options": body{"include_usage": true},
 		})})
 	}
@@ -39,7 +40,7 @@ func (w *site) know(ctx context.Context, list []question) error {
 	w.ask(ctx, w.engines["plain"].url(), list, answers, nil)
 	for i, a := range answers {
 		var err error
-		if list[i].want, err = a.document(); err != nil || a.status != 200 {
+		if list[i].want, err = a.document(); err != nil || a.Status != 200 {
 			return fmt.Errorf("the plain engine answered %v, %w", a, err)
 		}
 	}
@@ -52,9 +53,9 @@ func (w *site) ask(ctx context.Context, url string, list []question, answers []a
 	var all sync.WaitGroup
 	for i, q := range list {
 		all.Go(func() {
-			answers[i] = listen(ctx, "POST", url+q.path, q.body, func(bytes int) {
+			answers[i] = listen(ctx, "POST", url+q.path, q.body, func(sofar []byte) {
 				if heard != nil {
-					heard(i, bytes)
+					heard(i, len(sofar))
 				}
 			})
 		})
@@ -118,14 +119,14 @@ func (w *site) crowd(ctx context.Context, list []question, heard func(i, bytes i
 func (w *site) count(ctx context.Context, list []question, answers []answer) *tally {
 	t := &tally{refused: map[string]int{}}
 	for i, a := range answers {
-		t.longest = max(t.longest, a.first)
+		t.longest = max(t.longest, a.First)
 		doc, err := a.document()
 		switch {
 		case err != nil:
 			t.wrong = append(t.wrong, fmt.Sprintf("%v", a))
 			continue
-		case a.status != 200:
-			t.refused[fmt.Sprintf("%d %v", a.status, leaves("", doc, map[string]any{})["body.error.code"])]++
+		case a.Status != 200:
+			t.refused[fmt.Sprintf("%d %v", a.Status, asked.Leaves(doc)["body.error.code"])]++
 			continue
 		}
 		different, _ := compare(list[i].want, doc)

@@ -1,39 +1,30 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/testbed"
 )
 
 // document is the answer as parsed documents: status, content type, and the
 // body, or of a stream what its events say together.
 func (a answer) document() (map[string]any, error) {
-	if a.err != nil {
-		return nil, a.err
+	if a.Err != nil {
+		return nil, a.Err
 	}
-	kind, _, _ := strings.Cut(a.head.Get("Content-Type"), ";")
-	doc := map[string]any{"status": json.Number(fmt.Sprint(a.status)), "content_type": kind}
+	kind, _, _ := strings.Cut(a.Head.Get("Content-Type"), ";")
+	doc := map[string]any{"status": json.Number(fmt.Sprint(a.Status)), "content_type": kind}
 	if kind == "text/event-stream" {
-		joined, err := joinEvents(a.body)
+		joined, err := joinEvents(a.Body)
 		doc["body"] = joined
 		return doc, err
 	}
-	parsed, err := parseJSON(a.body)
+	parsed, err := asked.Parse(a.Body)
 	doc["body"] = parsed
 	return doc, err
-}
-
-func parseJSON(text []byte) (v any, err error) {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber() // so that numbers are compared as they were written
-	if err := d.Decode(&v); err != nil {
-		return nil, fmt.Errorf("%w in %.200q", err, text)
-	}
-	return v, nil
 }
 
 // joinEvents makes one document of a stream. Choices are joined by index, and
@@ -42,7 +33,7 @@ func parseJSON(text []byte) (v any, err error) {
 func joinEvents(stream []byte) (map[string]any, error) {
 	all := map[string]any{"choices": []any{}}
 	done, err := testbed.Events(stream, func(data []byte) error {
-		chunk, err := parseJSON(data)
+		chunk, err := asked.Parse(data)
 		if err != nil {
 			return err
 		}

@@ -30,7 +30,7 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	}
 	before := w.books()
 	const drained = `evenkeel_drains_total{outcome="drained"}`
-	victim := question{path: completions, body: greedy.with(body{"prompt": ids(1000, 120), "max_tokens": 30, "ignore_eos": true})}
+	victim := question{path: completions, body: greedy.With(body{"prompt": ids(1000, 120), "max_tokens": 30, "ignore_eos": true})}
 	list := []question{victim}
 	if err := w.know(ctx, list); err != nil {
 		return outcome{}, err
@@ -86,8 +86,8 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 // overwrite has the prefill engine compute other prompts in all of its blocks.
 func overwrite(ctx context.Context, w *site, seed uint64) error {
 	for i := range blocks*blockSize/1900 + 1 {
-		a := ask(ctx, "POST", w.engines["p0"].url()+completions, greedy.with(body{"prompt": ids(1900, seed*100+uint64(i)), "max_tokens": 1}))
-		if a.status != 200 {
+		a := ask(ctx, "POST", w.engines["p0"].url()+completions, greedy.With(body{"prompt": ids(1900, seed*100+uint64(i)), "max_tokens": 1}))
+		if a.Status != 200 {
 			return fmt.Errorf("the prefill engine answered %v", a)
 		}
 	}
@@ -97,7 +97,7 @@ func overwrite(ctx context.Context, w *site, seed uint64) error {
 // poison does what evenkeel must not: it sends a consumed hand-off once more,
 // without a salt, and says what the engine answers to its prompt then.
 func poison(ctx context.Context, w *site) (string, error) {
-	b := greedy.with(body{"prompt": ids(1000, 130), "max_tokens": 30, "ignore_eos": true})
+	b := greedy.With(body{"prompt": ids(1000, 130), "max_tokens": 30, "ignore_eos": true})
 	list := []question{{path: completions, body: b}}
 	if err := w.know(ctx, list); err != nil {
 		return "", err
@@ -106,15 +106,15 @@ func poison(ctx context.Context, w *site) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	used := b.with(body{"kv_transfer_params": handoff})
-	if a := ask(ctx, "POST", w.engines["d0"].url()+completions, used); a.status != 200 {
+	used := b.With(body{"kv_transfer_params": handoff})
+	if a := ask(ctx, "POST", w.engines["d0"].url()+completions, used); a.Status != 200 {
 		return "", fmt.Errorf("d0 answered %v", a)
 	}
 	if err := overwrite(ctx, w, 131); err != nil {
 		return "", err
 	}
-	if a := ask(ctx, "POST", w.engines["d1"].url()+completions, used.with(body{"max_tokens": 1})); a.status != 200 {
-		return fmt.Sprintf("refused with %d", a.status), nil
+	if a := ask(ctx, "POST", w.engines["d1"].url()+completions, used.With(body{"max_tokens": 1})); a.Status != 200 {
+		return fmt.Sprintf("refused with %d", a.Status), nil
 	}
 	doc, err := ask(ctx, "POST", w.engines["d1"].url()+completions, b).document()
 	if err != nil {
@@ -133,7 +133,7 @@ func (w *site) handoff(ctx context.Context, b body) (json.RawMessage, error) {
 	}
 	a := ask(ctx, "POST", w.engines["p0"].url()+completions, body{"model": model, "prompt": b["prompt"], "max_tokens": 1, "kv_transfer_params": body{
 		"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}})
-	if err := json.Unmarshal(a.body, &probe); err != nil || probe.Params == nil {
+	if err := json.Unmarshal(a.Body, &probe); err != nil || probe.Params == nil {
 		return nil, fmt.Errorf("the prefill engine made no hand-off: %v", a)
 	}
 	return probe.Params, nil

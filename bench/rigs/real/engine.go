@@ -92,10 +92,10 @@ func (e *engine) ready(ctx context.Context) error {
 // series is what the engine's /metrics says.
 func (e *engine) series(ctx context.Context) (map[string]float64, error) {
 	got := ask(ctx, "GET", e.url()+"/metrics", nil)
-	if got.status != 200 {
-		return nil, errors.Join(got.err, fmt.Errorf("%s: /metrics answered %d", e.name, got.status))
+	if got.Status != 200 {
+		return nil, errors.Join(got.Err, fmt.Errorf("%s: /metrics answered %d", e.name, got.Status))
 	}
-	return testbed.Series(got.body), nil
+	return testbed.Series(got.Body), nil
 }
 
 // gauge adds up the series of one vLLM metric.

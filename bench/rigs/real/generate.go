@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
+	"strings"
 	"sync"
 	"time"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/testbed"
 )
 
@@ -13,7 +14,7 @@ import (
 const generate = "/inference/v1/generate"
 
 func generates(more, params body) body {
-	return body{"model": model, "token_ids": ids(90, 11), "sampling_params": body{"temperature": 0, "max_tokens": 24}.with(params)}.with(more)
+	return body{"model": model, "token_ids": ids(90, 11), "sampling_params": body{"temperature": 0, "max_tokens": 24}.With(params)}.With(more)
 }
 
 var generateShapes = []shape{
@@ -55,7 +56,7 @@ func tokenPrompts(n, tokens int, seed uint64) (list []question) {
 	for i := range n {
 		b := generates(body{"token_ids": ids(50+13*i%600, seed*1000+uint64(i))}, body{"max_tokens": tokens, "ignore_eos": true, "logprobs": 1})
 		if i%2 == 0 {
-			b = b.with(body{"stream": true, "stream_options": body{"include_usage": true}})
+			b = b.With(body{"stream": true, "stream_options": body{"include_usage": true}})
 		}
 		list = append(list, question{path: generate, body: b})
 	}
@@ -81,59 +82,39 @@ func generateDies(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return failed("answers: %v; %v", t, err), nil
 	}
-	lost, err := w.counted(ctx, "evenkeel_decode_losses_total")
-	switch {
-	case err != nil:
-		return outcome{}, err
-	case !t.all() || !again.all() || lost == 0:
+	lost := w.proxy.Metric("evenkeel_decode_losses_total{")
+	if !t.all() || !again.all() || lost == 0 {
 		return failed("answers: %v, of which %g went on; after the restart: %v", t, lost, again), nil
 	}
 	return passed("answers: %v, of which %g went on; after the restart: %v", t, lost, again), nil
 }
 
-// counted adds up the series of one metric of evenkeel.
-func (w *site) counted(ctx context.Context, name string) (sum float64, err error) {
-	got := ask(ctx, "GET", "http://"+w.proxy.Address+"/metrics", nil)
-	if got.status != 200 {
-		return 0, errors.Join(got.err, errors.New("evenkeel does not tell its metrics"))
-	}
-	for key, v := range testbed.Series(got.body) {
-		if len(key) > len(name) && key[:len(name)+1] == name+"{" {
-			sum += v
-		}
-	}
-	return sum, nil
-}
-
 // generateAborts ends a stream by its name, in its middle. The client has what there is of it, and its end.
 func generateAborts(ctx context.Context, w *site) (outcome, error) {
-	asked, ended := time.Time{}, answer{}
+	var abort sync.Once
+	ended := answer{}
 	b := generates(body{"request_id": "to-end", "stream": true}, body{"max_tokens": 1900, "ignore_eos": true})
-	got := listen(ctx, "POST", w.proxy.URL()+generate, b, func(int) {
-		if asked.IsZero() {
-			asked = time.Now()
+	got := listen(ctx, "POST", w.proxy.URL()+generate, b, func([]byte) {
+		abort.Do(func() {
 			ended = ask(ctx, "POST", w.proxy.URL()+"/inference/v1/abort_requests", body{"request_ids": []string{"generate-tokens-to-end"}})
-		}
+		})
 	})
 	doc, err := got.document()
 	if err != nil {
 		return failed("the answer: %v, %v; the abort: %v", got, err, ended), nil
 	}
-	if finish := leaves("", doc, map[string]any{})["body.choices[0].finish_reason"]; ended.status != 200 || finish != "abort" {
+	said := asked.Leaves(doc)
+	if finish := said["body.choices[0].finish_reason"]; ended.Status != 200 || finish != "abort" {
 		return failed("the answer: %v; the abort: %v", got, ended), nil
 	}
 	if err := w.idle(ctx, w.behind...); err != nil {
 		return failed("%v", err), nil
 	}
-	return passed("finish_reason abort, %d tokens; nothing is held", len(leavesOf(doc, "body.choices[0].token_ids["))), nil
-}
-
-// leavesOf are the leaves whose paths begin so.
-func leavesOf(doc map[string]any, path string) (list []any) {
-	for key, v := range leaves("", doc, map[string]any{}) {
-		if len(key) > len(path) && key[:len(path)] == path {
-			list = append(list, v)
+	tokens := 0
+	for path := range said {
+		if strings.HasPrefix(path, "body.choices[0].token_ids[") {
+			tokens++
 		}
 	}
-	return list
+	return passed("finish_reason abort, %d tokens; nothing is held", tokens), nil
 }

@@ -8,10 +8,10 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"evenkeel/bench/rigs/real/vllm"
+	"evenkeel/bench/rigs/testbed"
 )
 
 // The experiment with hand-backs: chats whose prompts the prefill engine has dropped from its cache before each further turn. It either
@@ -127,7 +127,7 @@ func (w *site) keptBy(ctx context.Context) (tokens float64, err error) {
 // pushOut fills the prefill engine's cache with other prompts.
 func (w *site) pushOut(ctx context.Context, seed uint64) error {
 	for i := range blocks*blockSize/1900 + 2 {
-		if a := ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, greedy.with(body{"prompt": ids(1900, seed+uint64(i)), "max_tokens": 1})); a.status != http.StatusOK {
+		if a := ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, greedy.With(body{"prompt": ids(1900, seed+uint64(i)), "max_tokens": 1})); a.Status != http.StatusOK {
 			return fmt.Errorf("the prefill engine: %v", a)
 		}
 	}
@@ -149,7 +149,7 @@ type handed struct {
 }
 
 func (a answer) handed() (h handed, err error) {
-	if err = json.Unmarshal(a.body, &h); err != nil || a.status != http.StatusOK || len(h.Choices) == 0 {
+	if err = json.Unmarshal(a.Body, &h); err != nil || a.Status != http.StatusOK || len(h.Choices) == 0 {
 		return h, fmt.Errorf("%v %w", a, err)
 	}
 	return h, nil
@@ -157,8 +157,8 @@ func (a answer) handed() (h handed, err error) {
 
 // turn is one turn of a chat. It is measured if it is a further one.
 func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turned) error {
-	q := greedy.with(body{"prompt": c.prompt, "max_tokens": answerLong, "return_token_ids": true})
-	probe := q.with(body{"max_tokens": 1, "kv_transfer_params": body{"do_remote_decode": true, "do_remote_prefill": false}})
+	q := greedy.With(body{"prompt": c.prompt, "max_tokens": answerLong, "return_token_ids": true})
+	probe := q.With(body{"max_tokens": 1, "kv_transfer_params": body{"do_remote_decode": true, "do_remote_prefill": false}})
 	if with && measured && len(c.handBack) > 0 {
 		probe["kv_transfer_params"] = c.handBack
 	}
@@ -177,7 +177,7 @@ func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turn
 	}
 	prefilled := time.Since(began)
 	// A stream of 0.33 says where its KV is, and before only an answer in one piece.
-	d := listen(ctx, http.MethodPost, w.engines["d0"].url()+completions, q.with(body{"kv_transfer_params": p.KV, "stream": true, "stream_options": body{"include_usage": true}}), nil)
+	d := listen(ctx, http.MethodPost, w.engines["d0"].url()+completions, q.With(body{"kv_transfer_params": p.KV, "stream": true, "stream_options": body{"include_usage": true}}), nil)
 	tokens, handBack, err := streamed(d)
 	if err != nil {
 		return fmt.Errorf("decode: %w", err)
@@ -197,7 +197,7 @@ func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turn
 	if slices.Equal(plain.Choices[0].IDs, tokens) {
 		t.right++
 	}
-	t.ttft = append(t.ttft, prefilled+d.first)
+	t.ttft = append(t.ttft, prefilled+d.First)
 	t.cached += p.Usage.Details.Cached
 	t.computed += p.Usage.Prompt - p.Usage.Details.Cached
 	after, err := pulled()
@@ -207,17 +207,13 @@ func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turn
 
 // streamed is the token ids of a stream, and where its KV is.
 func streamed(a answer) (tokens []int, handBack json.RawMessage, err error) {
-	if a.status != http.StatusOK || a.err != nil {
+	if a.Status != http.StatusOK || a.Err != nil {
 		return nil, nil, fmt.Errorf("%v", a)
 	}
-	for line := range strings.Lines(string(a.body)) {
-		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
-		if !ok || data == "[DONE]" {
-			continue
-		}
+	_, err = testbed.Events(a.Body, func(data []byte) error {
 		var h handed
-		if err := json.Unmarshal([]byte(data), &h); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", data, err)
+		if err := json.Unmarshal(data, &h); err != nil {
+			return fmt.Errorf("%s: %w", data, err)
 		}
 		for _, c := range h.Choices {
 			tokens = append(tokens, c.IDs...)
@@ -225,6 +221,7 @@ func streamed(a answer) (tokens []int, handBack json.RawMessage, err error) {
 		if string(h.KV) != "null" && len(h.KV) > 0 {
 			handBack = h.KV
 		}
-	}
-	return tokens, handBack, nil
+		return nil
+	})
+	return tokens, handBack, err
 }

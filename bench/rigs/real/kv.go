@@ -38,10 +38,10 @@ func cached(a answer) (counted, predicted int, err error) {
 			} `json:"prompt_tokens_details"`
 		}
 	}
-	if err := json.Unmarshal(a.body, &doc); err != nil || a.status != 200 {
+	if err := json.Unmarshal(a.Body, &doc); err != nil || a.Status != 200 {
 		return 0, 0, fmt.Errorf("%v %w", a, err)
 	}
-	predicted, err = strconv.Atoi(a.head.Get("X-Evenkeel-Hit-Tokens"))
+	predicted, err = strconv.Atoi(a.Head.Get("X-Evenkeel-Hit-Tokens"))
 	return doc.Usage.Details.Cached, predicted, err
 }
 
@@ -74,7 +74,7 @@ func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
 		if err := testbed.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
 			return outcome{}, err
 		}
-		counted, predicted, err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.with(body{"prompt": s.prompt, "max_tokens": tokens})))
+		counted, predicted, err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.With(body{"prompt": s.prompt, "max_tokens": tokens})))
 		switch {
 		case err != nil:
 			return outcome{}, err

@@ -39,7 +39,7 @@ func echoWithLogprobs(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return failed("evenkeel: %v; then %v", through, err), nil
 	}
-	direct := short(w.engines["d1"].url(), b.with(body{"kv_transfer_params": handoff}))
+	direct := short(w.engines["d1"].url(), b.With(body{"kv_transfer_params": handoff}))
 	said := func(a answer) string {
 		doc, err := a.document()
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -66,7 +66,7 @@ func echoWithLogprobs(ctx context.Context, w *site) (outcome, error) {
 func (w *site) killHung(ctx context.Context, names ...string) {
 	for _, name := range names {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-		if a := ask(ctx, "POST", w.engines[name].url()+completions, completes(body{"max_tokens": 1})); a.status != 200 {
+		if a := ask(ctx, "POST", w.engines[name].url()+completions, completes(body{"max_tokens": 1})); a.Status != 200 {
 			fmt.Fprintf(w.said, "       %s hangs (%v) and is killed\n", name, a)
 			w.engines[name].Kill()
 		}

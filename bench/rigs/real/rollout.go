@@ -13,7 +13,7 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// rollouts are what who trains a model does between two steps.
+// rollouts have what a trainer of a model does in a step and between two of them.
 var rollouts = []row{
 	usually("rollouts: 64 prompts with 8 samples, and pause, flush and resume between two steps", rolloutSteps),
 	usually("rollouts: /tokenize and /v1/chat/completions/render tell the same ids", rendered),
@@ -56,8 +56,7 @@ func rolloutSteps(ctx context.Context, w *site) (outcome, error) {
 		all.Go(func() { answers[i] = ask(ctx, "POST", w.proxy.URL()+q.path, q.body) })
 	}
 	err = testbed.Await(ctx, time.Minute, "the requests wait for the paused engines", func() bool {
-		waits, err := w.counted(ctx, "evenkeel_prefill_queue_requests")
-		return err == nil && waits >= rolloutPrompts
+		return w.proxy.Metric("evenkeel_prefill_queue_requests{") >= rolloutPrompts
 	})
 	during, while := w.computed(ctx)
 	err = errors.Join(err, while, w.callFleet(ctx, "/reset_prefix_cache"), w.callFleet(ctx, "/resume"))
@@ -96,8 +95,8 @@ func (w *site) computed(ctx context.Context) (sum float64, err error) {
 // callFleet has evenkeel call all engines.
 func (w *site) callFleet(ctx context.Context, path string) error {
 	got := ask(ctx, "POST", "http://"+w.proxy.Address+"/admin/fleet/call", body{"path": path})
-	if got.status != 200 {
-		return errors.Join(got.err, fmt.Errorf("%s: %d %s", path, got.status, got.body))
+	if got.Status != 200 {
+		return errors.Join(got.Err, fmt.Errorf("%s: %d %s", path, got.Status, got.Body))
 	}
 	return nil
 }
@@ -122,8 +121,8 @@ func rendered(ctx context.Context, w *site) (outcome, error) {
 				Tokens   []int32 `json:"tokens"`
 				TokenIDs []int32 `json:"token_ids"`
 			}
-			if err := json.Unmarshal(got.body, &said); err != nil {
-				return failed("%s: %d %.200s: %v", path, got.status, got.body, err), nil
+			if err := json.Unmarshal(got.Body, &said); err != nil {
+				return failed("%s: %d %.200s: %v", path, got.Status, got.Body, err), nil
 			}
 			told[k] = slices.Concat(said.Tokens, said.TokenIDs)
 		}

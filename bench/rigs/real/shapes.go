@@ -28,7 +28,7 @@ func (s shape) row() row {
 			name string
 			more body
 		}{{"JSON", nil}, {"stream", body{"stream": true}}} {
-			b := s.body.with(form.more)
+			b := s.body.With(form.more)
 			if form.name == "stream" && b["stream_options"] == nil {
 				b["stream_options"] = body{"include_usage": true}
 			}
@@ -102,17 +102,17 @@ var (
 		"properties": body{"answer": body{"type": "string", "enum": []string{"yes", "no"}}, "sure": body{"type": "boolean"}}}
 )
 
-func says(more body) body      { return greedy.with(body{"messages": talk}).with(more) }
-func completes(more body) body { return greedy.with(body{"prompt": "hello there"}).with(more) }
+func says(more body) body      { return greedy.With(body{"messages": talk}).With(more) }
+func completes(more body) body { return greedy.With(body{"prompt": "hello there"}).With(more) }
 
 var shapes = []shape{
 	{name: "chat, greedy", path: chat, body: says(nil)},
-	{name: "chat, seeded", path: chat, body: seeded.with(body{"messages": talk})},
+	{name: "chat, seeded", path: chat, body: seeded.With(body{"messages": talk})},
 	{name: "chat, no limit of its own", path: chat, body: body{"model": model, "messages": talk}},
 	{name: "chat, max_completion_tokens", path: chat, body: body{"model": model, "temperature": 0, "messages": talk, "max_completion_tokens": 9}},
 	{name: "chat, logprobs", path: chat, body: says(body{"logprobs": true, "top_logprobs": 3})},
-	{name: "chat, n", path: chat, body: seeded.with(body{"messages": talk, "n": 3})},
-	{name: "chat, n with logprobs", path: chat, body: seeded.with(body{"messages": talk, "n": 2, "logprobs": true, "top_logprobs": 2})},
+	{name: "chat, n", path: chat, body: seeded.With(body{"messages": talk, "n": 3})},
+	{name: "chat, n with logprobs", path: chat, body: seeded.With(body{"messages": talk, "n": 2, "logprobs": true, "top_logprobs": 2})},
 	{name: "chat, stop", path: chat, body: says(body{"stop": []string{"a", "e"}, "max_tokens": 80})},
 	{name: "chat, penalties", path: chat, body: says(body{"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2})},
 	{name: "chat, logit_bias", path: chat, body: says(body{"logit_bias": body{"100": 50, "200": -100}})},
@@ -132,7 +132,7 @@ var shapes = []shape{
 	{name: "chat, stream_options: none", path: chat, body: says(body{"stream_options": nil})},
 	{name: "chat, stream_options: continuous usage", path: chat, body: says(body{"stream_options": body{"include_usage": true, "continuous_usage_stats": true}})},
 	{name: "completion, greedy", path: completions, body: completes(nil)},
-	{name: "completion, seeded", path: completions, body: seeded.with(body{"prompt": "hello there"})},
+	{name: "completion, seeded", path: completions, body: seeded.With(body{"prompt": "hello there"})},
 	{name: "completion, no limit of its own", path: completions, body: body{"model": model, "prompt": "hello there"}},
 	{name: "completion, max_tokens null", path: completions, body: completes(body{"max_tokens": nil})},
 	{name: "completion, max_tokens 1", path: completions, body: completes(body{"max_tokens": 1})},
@@ -141,7 +141,7 @@ var shapes = []shape{
 	{name: "completion, echo", path: completions, body: completes(body{"echo": true})},
 	{name: "completion, echo with logprobs and one token", path: completions, body: completes(body{"echo": true, "logprobs": 2, "max_tokens": 1})},
 	{name: "completion, echo with logprobs and no token", path: completions, body: completes(body{"echo": true, "logprobs": 2, "max_tokens": 0})},
-	{name: "completion, n", path: completions, body: seeded.with(body{"prompt": "hello there", "n": 3})},
+	{name: "completion, n", path: completions, body: seeded.With(body{"prompt": "hello there", "n": 3})},
 	{name: "completion, stop", path: completions, body: completes(body{"stop": []string{"a", "e"}, "max_tokens": 80})},
 	{name: "completion, stop that is shown", path: completions, body: completes(body{"stop": "e", "include_stop_str_in_output": true, "max_tokens": 80})},
 	{name: "completion, stop_token_ids", path: completions, body: completes(body{"stop_token_ids": ids(100, 3), "max_tokens": 80})},
@@ -153,7 +153,7 @@ var shapes = []shape{
 	{name: "completion, 1900 token ids", path: completions, body: completes(body{"prompt": ids(1900, 1900)})},
 	{name: "completion, 800 token ids with logprobs", path: completions, body: completes(body{"prompt": ids(800, 801), "logprobs": 2})},
 	{name: "completion, a list of prompts", path: completions, body: completes(body{"prompt": []string{"one", "two", "three"}})},
-	{name: "completion, a list of prompts with n and echo", path: completions, body: seeded.with(body{"prompt": []string{"one", "two"}, "n": 2, "echo": true})},
+	{name: "completion, a list of prompts with n and echo", path: completions, body: seeded.With(body{"prompt": []string{"one", "two"}, "n": 2, "echo": true})},
 	{name: "completion, a list of token-id prompts", path: completions, body: completes(body{"prompt": [][]int{ids(40, 1), ids(70, 2)}})},
 	{name: "completion, stream_options: none", path: completions, body: completes(body{"stream_options": nil})},
 	{name: "completion, stream_options: continuous usage", path: completions,
@@ -175,7 +175,7 @@ var shapes = []shape{
 	{name: "error: n is 0", path: completions, body: completes(body{"n": 0})},
 	{name: "error: max_tokens below 0", path: completions, body: completes(body{"max_tokens": -3})},
 	{name: "error: no prompt", path: completions, body: greedy},
-	{name: "error: no messages", path: chat, body: greedy.with(body{"messages": []body{}})},
+	{name: "error: no messages", path: chat, body: greedy.With(body{"messages": []body{}})},
 	{name: "error: a role that is none", path: chat, body: says(body{"messages": []body{{"role": 5, "content": "x"}}})},
 	{name: "error: too many logprobs", path: completions, body: completes(body{"logprobs": 1000})},
 	{name: "error: a schema that is none", path: chat, body: says(body{"response_format": body{"type": "json_schema",

@@ -140,8 +140,8 @@ func (w *site) need(ctx context.Context, names ...string) error {
 	if w.version == "" {
 		var v struct{ Version string }
 		got := ask(ctx, "GET", w.engines[names[0]].url()+"/version", nil)
-		if err := json.Unmarshal(got.body, &v); err != nil {
-			return fmt.Errorf("the engine does not tell its version: %w", errors.Join(got.err, err))
+		if err := json.Unmarshal(got.Body, &v); err != nil {
+			return fmt.Errorf("the engine does not tell its version: %w", errors.Join(got.Err, err))
 		}
 		w.version = "vLLM " + v.Version
 	}

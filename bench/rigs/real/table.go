@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/real/vllm"
 	"evenkeel/bench/tools/page"
 	"evenkeel/mooncake"
@@ -121,7 +122,7 @@ func (t *table) write(out io.Writer) {
 	}
 	fmt.Fprintf(out, "| row | | seen |\n|---|---|---|\n")
 	for i, r := range t.rows {
-		fmt.Fprintf(out, "| %s | %s | %s |\n", r.name, t.outcomes[i].verdict, strings.NewReplacer("|", `\|`, "\n", " ").Replace(t.outcomes[i].seen))
+		fmt.Fprintf(out, "| %s | %s | %s |\n", r.name, t.outcomes[i].verdict, asked.Cell(t.outcomes[i].seen))
 	}
 	fmt.Fprintf(out, "\n%d rows: %d pass, %d FAIL, %d not deterministic, %d engine's fault.\n", len(t.rows), t.count(pass), t.count(fail), t.count(unsteady), t.count(fault))
 }

@@ -46,11 +46,11 @@ func proxyEnds(ctx context.Context, w *site) (outcome, error) {
 	case <-time.After(30 * time.Second):
 		return failed("%v; 30 s after the last answer evenkeel still runs", t), nil
 	}
-	if late.status == 200 {
+	if late.Status == 200 {
 		return failed("%v; a request behind the signal was answered", t), nil
 	}
-	said := fmt.Sprint(late.status)
-	if late.err != nil {
+	said := fmt.Sprint(late.Status)
+	if late.Err != nil {
 		said = "a refused connection"
 	}
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
@@ -134,8 +134,8 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 			}
 			// They pass through every block that the engine has.
 			for end := time.Now().Add(38 * time.Second); time.Now().Before(end) && ctx.Err() == nil; others++ {
-				other := greedy.with(body{"prompt": ids(600, seed*100_000+uint64(others)), "max_tokens": 2})
-				if got := ask(ctx, "POST", w.engines["p0"].url()+completions, other); got.status != 200 {
+				other := greedy.With(body{"prompt": ids(600, seed*100_000+uint64(others)), "max_tokens": 2})
+				if got := ask(ctx, "POST", w.engines["p0"].url()+completions, other); got.Status != 200 {
 					return fmt.Errorf("the prefill engine answered %v", got)
 				}
 			}

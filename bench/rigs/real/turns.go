@@ -19,7 +19,7 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 	defer leave()
 	left := make(chan answer, 1)
 	go func() {
-		left <- ask(busy, http.MethodPost, w.proxy.URL()+completions, greedy.with(body{"prompt": ids(300, 9700), "max_tokens": 1500, "ignore_eos": true, "stream": true}))
+		left <- ask(busy, http.MethodPost, w.proxy.URL()+completions, greedy.With(body{"prompt": ids(300, 9700), "max_tokens": 1500, "ignore_eos": true, "stream": true}))
 	}()
 	var first, second string
 	if err := testbed.Await(ctx, time.Minute, "a request runs", func() bool {
@@ -42,7 +42,7 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 	}
 	turn := func(tokens int) (bytes float64, err error) {
 		before := pulled(second)
-		b := greedy.with(body{"prompt": ids(tokens, 9701), "max_tokens": 16})
+		b := greedy.With(body{"prompt": ids(tokens, 9701), "max_tokens": 16})
 		a := ask(ctx, http.MethodPost, w.proxy.URL()+completions, b)
 		doc, err := a.document()
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/mooncake"
 )
 
@@ -39,9 +40,9 @@ var logprob = regexp.MustCompile(`logprob`)
 // beyondRounding are the differences that rounding does not explain.
 func beyondRounding(different []difference) (left []difference, near int) {
 	for _, d := range different {
-		a, isA := number(d.plain)
-		b, isB := number(d.got)
-		if isA && isB && logprob.MatchString(d.path) && math.Abs(a-b) <= nearly {
+		a, isA := number(d.Plain)
+		b, isB := number(d.Got)
+		if isA && isB && logprob.MatchString(d.Path) && math.Abs(a-b) <= nearly {
 			near++
 			continue
 		}
@@ -123,7 +124,7 @@ const asks = 16
 
 // withTokens asks for both answers once more, with their token ids. That of evenkeel must differ as the first one did.
 func (w *site) withTokens(ctx context.Context, q question, got map[string]any) (want, again map[string]any, err error) {
-	b := q.body.with(body{"return_token_ids": true, "stream": false})
+	b := q.body.With(body{"return_token_ids": true, "stream": false})
 	delete(b, "stream_options")
 	if want, err = ask(ctx, "POST", w.engines["plain"].url()+q.path, b).document(); err != nil {
 		return nil, nil, err
@@ -134,7 +135,7 @@ func (w *site) withTokens(ctx context.Context, q question, got map[string]any) (
 		if again, err = ask(ctx, "POST", w.proxy.URL()+q.path, b).document(); err != nil {
 			return nil, nil, err
 		}
-		if leaves("", again, map[string]any{})[left[0].path] == left[0].got {
+		if asked.Leaves(again)[left[0].Path] == left[0].Got {
 			return want, again, nil
 		}
 	}
@@ -152,9 +153,9 @@ func (w *site) lead(ctx context.Context, tokens []json.Number, first, second jso
 				}
 			}
 		}
-		next := greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 1, "allowed_token_ids": []json.Number{token}})
+		next := greedy.With(body{"prompt": tokens, "max_tokens": 1, "logprobs": 1, "allowed_token_ids": []json.Number{token}})
 		a := ask(ctx, "POST", w.engines["plain"].url()+completions, next)
-		if err := json.Unmarshal(a.body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Of) != 1 {
+		if err := json.Unmarshal(a.Body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Of) != 1 {
 			return 0, fmt.Errorf("the plain engine tells no log probabilities: %s", strings.TrimSpace(a.String()))
 		}
 		return said.Choices[0].Logprobs.Of[0], nil

@@ -3,69 +3,23 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"regexp"
-	"slices"
 	"strings"
+
+	"evenkeel/bench/rigs/asked"
 )
 
 // differs are the fields that differ from one answer of the same server to the next.
 var differs = regexp.MustCompile(`\.meta_info\.(e2e_latency|response_sent_to_client_ts|request_received_ts|[a-z_]+_(time|ts|latency|duration|throughput)|inference_time|decode_throughput|queue_time|prefill_launch_(delay|latency))$`)
 
-// leaves are the values of a document by their paths. Empty lists and objects count as values.
-func leaves(path string, v any, into map[string]any) map[string]any {
-	switch v := v.(type) {
-	case map[string]any:
-		for key, value := range v {
-			leaves(strings.TrimPrefix(path+"."+key, "."), value, into)
-		}
-		if len(v) == 0 {
-			into[path] = "{}"
-		}
-	case []any:
-		for i, value := range v {
-			leaves(fmt.Sprintf("%s[%d]", path, i), value, into)
-		}
-		if len(v) == 0 {
-			into[path] = "[]"
-		}
-	default:
-		into[path] = v
-	}
-	return into
-}
-
-type missing struct{}
-
-func (missing) String() string { return "no such field" }
-
-func show(v any) string {
-	if text, ok := v.(string); ok {
-		return fmt.Sprintf("%.160q", text)
-	}
-	if v == nil {
-		return "null"
-	}
-	return fmt.Sprint(v)
-}
-
 // compare says what differs between what the server says and what comes through evenkeel. Where the client names its requests, their
 // names must be the same.
 func compare(direct, through map[string]any, named bool) (different []string) {
-	a, b := leaves("", direct, map[string]any{}), leaves("", through, map[string]any{})
-	for key := range b {
-		if _, ok := a[key]; !ok {
-			a[key] = missing{}
-		}
-	}
-	for _, path := range slices.Sorted(maps.Keys(a)) {
-		v, ok := b[path]
-		if !ok {
-			v = missing{}
-		}
-		if a[path] != v && !differs.MatchString(path) && (named || !strings.HasSuffix(path, ".meta_info.id")) {
-			different = append(different, fmt.Sprintf("%s: %s, not %s", path, show(v), show(a[path])))
-		}
+	list, _ := asked.Compare(direct, through, func(d asked.Difference) bool {
+		return differs.MatchString(d.Path) || !named && strings.HasSuffix(d.Path, ".meta_info.id")
+	})
+	for _, d := range list {
+		different = append(different, d.String())
 	}
 	return different
 }
@@ -75,9 +29,9 @@ func refusal(doc map[string]any) (text string, own bool) {
 	b, _ := doc["body"].(map[string]any)
 	if e, ok := b["error"].(map[string]any); ok {
 		_, own = e["code"].(string)
-		return show(e["message"]), own
+		return asked.Show(e["message"]), own
 	}
-	return show(b["error"]), false
+	return asked.Show(b["error"]), false
 }
 
 // judge compares two answers, of which both may be refusals. A stream's refusal may come as a status or as its first event. refuses

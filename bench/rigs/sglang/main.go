@@ -9,10 +9,9 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
-	"strings"
 	"time"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/testbed"
 )
 
@@ -73,7 +72,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 				failed++
 				c.said = "DIFFERS: " + c.said
 			}
-			fmt.Fprintf(out, " %s |", cleaned(c.said))
+			fmt.Fprintf(out, " %s |", asked.Cell(c.said))
 		}
 		fmt.Fprintln(out)
 	}
@@ -89,19 +88,11 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 			failed++
 			verdict, said = "FAIL", err.Error()
 		}
-		fmt.Fprintf(out, "| %s | %s | %s |\n", s.name, verdict, cleaned(said))
+		fmt.Fprintf(out, "| %s | %s | %s |\n", s.name, verdict, asked.Cell(said))
 	}
 	if rows == 0 {
 		return false, fmt.Errorf("no row is called %q", o.row)
 	}
 	fmt.Fprintf(out, "\n%d comparisons, %d differ.\n", rows, failed)
 	return failed == 0, ctx.Err()
-}
-
-// cleaned is a text as a cell of a table.
-func cleaned(text string) string { return strings.NewReplacer("|", `\|`, "\n", " ").Replace(text) }
-
-func sorted(list []string) []string {
-	slices.Sort(list)
-	return list
 }

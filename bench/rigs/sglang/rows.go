@@ -1,15 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"evenkeel/bench/rigs/asked"
 	"evenkeel/bench/rigs/testbed"
 )
 
@@ -26,7 +29,7 @@ func ids(n int, seed uint64) (list []int) {
 
 // asks is a request with a limit of 12 tokens.
 func asks(more, params body) body {
-	return body{"input_ids": ids(40, 1), "sampling_params": body{"temperature": 0, "max_new_tokens": 12}.with(params)}.with(more)
+	return body{"input_ids": ids(40, 1), "sampling_params": body{"temperature": 0, "max_new_tokens": 12}.With(params)}.With(more)
 }
 
 var none = body{"input_ids": nil}
@@ -46,11 +49,11 @@ var shapes = []struct {
 	not  refused // none: it is answered
 }{
 	{"input_ids", asks(nil, nil), ""},
-	{"text", asks(none.with(body{"text": "The capital of France is"}), nil), ""},
+	{"text", asks(none.With(body{"text": "The capital of France is"}), nil), ""},
 	{"text beside input_ids", asks(body{"text": "Hello there"}, nil), always},
 	{"a list of input_ids", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3), ids(10, 4)}}, nil), ""},
 	{"a list of one input_ids", asks(body{"input_ids": [][]int{ids(30, 2)}}, nil), ""},
-	{"a list of texts", asks(none.with(body{"text": []string{"One", "Two and", "Three of them"}}), nil), ""},
+	{"a list of texts", asks(none.With(body{"text": []string{"One", "Two and", "Three of them"}}), nil), ""},
 	{"no sampling_params", body{"input_ids": ids(40, 5)}, ""},
 	{"sampling_params null", body{"input_ids": ids(40, 5), "sampling_params": nil}, ""},
 	{"a list of sampling_params", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "sampling_params": []body{{"max_new_tokens": 3}, {"max_new_tokens": 5}}}, nil), always},
@@ -71,7 +74,7 @@ var shapes = []struct {
 	{"return_logprob, return_text_in_logprobs", asks(body{"return_logprob": true, "return_text_in_logprobs": true}, nil), ""},
 	{"return_logprob of a list, one of them", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "return_logprob": []bool{true, false}, "top_logprobs_num": []int{2, 0}}, nil), always},
 	{"return_logprob of a list", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "return_logprob": true, "top_logprobs_num": 2}, nil), ""},
-	{"return_prompt_token_ids", asks(none.with(body{"text": "The capital", "return_prompt_token_ids": true}), nil), ""},
+	{"return_prompt_token_ids", asks(none.With(body{"text": "The capital", "return_prompt_token_ids": true}), nil), ""},
 	{"rid", asks(body{"rid": "mine"}, nil), ""},
 	{"rids of a list", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "rid": []string{"one", "two"}}, nil), ""},
 	{"rid of a list", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "rid": "mine"}, nil), ""},
@@ -80,8 +83,8 @@ var shapes = []struct {
 
 	{"no prompt", body{"sampling_params": body{"max_new_tokens": 4}}, ""},
 	{"empty input_ids", asks(body{"input_ids": []int{}}, nil), ""},
-	{"an empty list of texts", asks(none.with(body{"text": []string{}}), nil), always},
-	{"an empty text", asks(none.with(body{"text": ""}), nil), ""},
+	{"an empty list of texts", asks(none.With(body{"text": []string{}}), nil), always},
+	{"an empty text", asks(none.With(body{"text": ""}), nil), ""},
 	{"input_ids of text", asks(body{"input_ids": "text"}, nil), ""},
 	{"a negative token", asks(body{"input_ids": []int{5, -1}}, nil), always},
 	{"a token that the model lacks", asks(body{"input_ids": []int{5, 99_999_999}}, nil), ""},
@@ -123,7 +126,7 @@ func (w *site) shape(ctx context.Context, name string, of any, not refused) line
 			asked, named := of, false
 			if b, ok := of.(body); ok {
 				_, named = b["rid"]
-				asked = b.with(body{"stream": stream})
+				asked = b.With(body{"stream": stream})
 			}
 			same, said := judge(ask(ctx, "POST", w.url(plain)+generate, asked), ask(ctx, "POST", proxy.URL()+generate, asked), named, refuses)
 			l.cells = append(l.cells, cell{same, said})
@@ -154,7 +157,7 @@ var scenes = []scene{
 	{"abort_request of nothing", func(ctx context.Context, w *site) (string, error) {
 		for _, b := range []any{body{"rid": "nobody"}, body{}, body{"rid": 5}, []byte("{")} {
 			a, b2 := ask(ctx, "POST", w.url(plain)+"/abort_request", b), ask(ctx, "POST", w.alone.URL()+"/abort_request", b)
-			if a.status != b2.status {
+			if a.Status != b2.Status {
 				return "", fmt.Errorf("%v: %v, not %v", b, b2, a)
 			}
 		}
@@ -171,27 +174,26 @@ func (w *site) aborts(ctx context.Context, end, of body) (string, error) {
 	var list []string
 	for _, url := range []string{w.url(plain), w.alone.URL(), w.pair.URL()} {
 		var ended answer
-		var once sync.Once
 		var wait sync.WaitGroup
 		wait.Go(func() {
 			if testbed.Pause(ctx, 3*time.Second) == nil {
-				once.Do(func() { ended = ask(ctx, "POST", url+"/abort_request", end) })
+				ended = ask(ctx, "POST", url+"/abort_request", end)
 			}
 		})
 		got := ask(ctx, "POST", url+generate, of)
 		wait.Wait()
 		doc, err := got.value()
-		if err != nil || ended.status != 200 {
+		if err != nil || ended.Status != 200 {
 			return "", fmt.Errorf("the answer: %v (%w); the abort: %v", got, err, ended)
 		}
 		var reasons []string
-		for path, v := range leaves("", doc, map[string]any{}) {
+		for path, v := range asked.Leaves(doc) {
 			if strings.Contains(path, "finish_reason.") && !strings.HasSuffix(path, ".length") {
-				reasons = append(reasons, path+"="+show(v))
+				reasons = append(reasons, path+"="+asked.Show(v))
 			}
 		}
-		tokens := strings.Count(string(got.text[max(0, len(got.text)-20_000):]), "[DONE]")
-		list = append(list, fmt.Sprintf("status %d, %v, [DONE] %d", got.status, sorted(reasons), tokens))
+		slices.Sort(reasons)
+		list = append(list, fmt.Sprintf("status %d, %v, [DONE] %d", got.Status, reasons, bytes.Count(got.Body, []byte("data: [DONE]"))))
 	}
 	if list[0] != list[1] || list[0] != list[2] {
 		return "", fmt.Errorf("directly: %s; alone: %s; pair: %s", list[0], list[1], list[2])
@@ -252,8 +254,8 @@ func breaks(whole, part answer) bool {
 	events, _ := all["body"].(map[string]any)
 	last, _ := events["<nil>"].(map[string]any)
 	failed := false
-	_, err = testbed.Events(part.text, func(data []byte) error {
-		v, err := parse(data)
+	_, err = testbed.Events(part.Body, func(data []byte) error {
+		v, err := asked.Parse(data)
 		event, _ := v.(map[string]any)
 		if _, failed = event["error"]; !failed && !begins(last["output_ids"], event["output_ids"]) {
 			err = errors.Join(err, errors.New("it is another answer"))

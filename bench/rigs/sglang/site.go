@@ -121,12 +121,12 @@ func (w *site) killAll() {
 	}
 }
 
-// again starts a server anew, and waits until evenkeel knows.
+// again starts a server anew, and waits until it answers.
 func (w *site) again(ctx context.Context, server int) error {
 	if _, err := fmt.Fprintln(w.launch, "start", server); err != nil {
 		return err
 	}
 	return testbed.Await(ctx, startPatience, "the server answers again", func() bool {
-		return ask(ctx, "GET", w.url(server)+"/model_info", nil).status == 200
+		return ask(ctx, "GET", w.url(server)+"/model_info", nil).Status == 200
 	})
 }

@@ -1,7 +1,6 @@
 package tokens
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,24 +12,23 @@ import (
 type SGLang struct {
 	RID string
 
-	text   string
-	ids    []json.RawMessage
-	probs  []string
-	wants  bool   // logprobs
-	prompt bool   // the ids of the prompt
-	end    string // why it ends, as JSON
+	text  string
+	ids   []string
+	probs []string
+	wants bool   // logprobs
+	end   string // why it ends, as JSON
 }
 
 // renamed are the members of sampling_params that a completion calls otherwise.
 var renamed = map[string]string{"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
-// known are the members of sampling_params. Another one is refused (proto/sglang/api/v1).
+// known are the members of sampling_params. Another one is refused (SGLang 0.5.23, rust_extensions/_server).
 var known = map[string]bool{
 	"max_new_tokens": true, "stop": true, "stop_token_ids": true, "stop_regex": true, "temperature": true, "top_p": true, "top_k": true, "min_p": true,
 	"frequency_penalty": true, "presence_penalty": true, "repetition_penalty": true, "min_new_tokens": true, "n": true, "beam_width": true,
 	"json_schema": true, "regex": true, "ebnf": true, "structural_tag": true, "ignore_eos": true, "skip_special_tokens": true,
 	"spaces_between_special_tokens": true, "no_stop_trim": true, "stream_interval": true, "logit_bias": true, "sampling_seed": true,
-	"custom_params": true, "watermark": true,
+	"custom_params": true, "watermark": true, "choice": true,
 }
 
 // Completion is the completion that a request means.
@@ -42,14 +40,13 @@ func (s *SGLang) Completion(body []byte) ([]byte, error) {
 		Params map[string]json.RawMessage `json:"sampling_params"`
 		Stream bool                       `json:"stream"`
 		Probs  bool                       `json:"return_logprob"`
-		Prompt bool                       `json:"return_prompt_token_ids"`
 		Top    int                        `json:"top_logprobs_num"`
 		RID    string                     `json:"rid"`
 	}
 	if err := errors.Join(json.Unmarshal(body, &q), json.Unmarshal(body, &members)); err != nil {
 		return nil, err
 	}
-	s.RID, s.wants, s.prompt = q.RID, q.Probs, q.Prompt
+	s.RID, s.wants = q.RID, q.Probs
 	out := map[string]json.RawMessage{"prompt": q.Text, "return_token_ids": json.RawMessage("true"), "max_tokens": json.RawMessage("128")}
 	switch is := func(v json.RawMessage) bool { return len(v) > 0 && string(v) != "null" }; {
 	case !is(q.Text) && !is(q.IDs):
@@ -102,29 +99,24 @@ type counts struct {
 
 // Events are those of /generate for some of a completion. The last one waits for the counts.
 func (s *SGLang) Events(of []byte) (events []byte) {
-	for block := range strings.SplitSeq(string(of), "\n\n") {
-		data, ok := strings.CutPrefix(block, "data: ")
-		if block == "" {
-			continue
-		}
-		var c completion
-		if !ok || data == "[DONE]" || strings.HasPrefix(data, `{"error"`) || json.Unmarshal([]byte(data), &c) != nil {
-			if data == "[DONE]" && s.end != "" {
+	pieces(of, func(event []byte, c *completion) {
+		if c == nil {
+			if s.end != "" && string(event) == "data: [DONE]" {
 				events = s.event(events, counts{})
 			}
-			events = append(append(events, block...), "\n\n"...)
-			continue
+			events = append(append(events, event...), "\n\n"...)
+			return
 		}
 		var u counts
 		_ = json.Unmarshal(c.Usage, &u) // null is none
 		if len(c.Choices) > 0 {
 			if s.add(&c.Choices[0]); s.end != "" {
-				continue
+				return
 			}
 		}
 		events = s.event(events, u)
 		s.end = ""
-	}
+	})
 	return events
 }
 
@@ -136,7 +128,10 @@ func (s *SGLang) event(dst []byte, u counts) []byte {
 func (s *SGLang) add(c *choice) {
 	var ids []json.RawMessage
 	_ = json.Unmarshal(c.IDs, &ids) // null is none
-	s.text, s.ids = s.text+c.Text, append(s.ids, ids...)
+	s.text += c.Text
+	for _, id := range ids {
+		s.ids = append(s.ids, string(id))
+	}
 	if c.Logprobs != nil {
 		for i, v := range c.Logprobs.Values {
 			s.probs = append(s.probs, fmt.Sprintf("[%s,%s,null]", v, ids[i]))
@@ -145,11 +140,13 @@ func (s *SGLang) add(c *choice) {
 	if c.Finish == nil {
 		return
 	}
-	switch *c.Finish {
-	case "length":
+	switch {
+	case *c.Finish == "length":
 		s.end = fmt.Sprintf(`{"type":"length","length":%d}`, len(s.ids))
-	case "abort":
+	case *c.Finish == "abort" && len(s.ids) == 0: // _handle_abort_req in managers/tokenizer_manager.py
 		s.end = `{"type":"abort","message":"Abort in waiting queue"}`
+	case *c.Finish == "abort": // FINISH_ABORT in managers/schedule_batch.py
+		s.end = `{"type":"abort","message":"Aborted","status_code":null,"err_type":null}`
 	default:
 		s.end = fmt.Sprintf(`{"type":%q,"matched":2}`, *c.Finish)
 	}
@@ -161,19 +158,13 @@ func (s *SGLang) append(dst []byte, u counts) []byte {
 	if end == "" {
 		end = "null"
 	}
-	dst = fmt.Appendf(dst, `{"text":%s,"output_ids":[%s],"meta_info":{"id":%q,"finish_reason":%s,"prompt_tokens":%d,"weight_version":"default","num_retractions":0`,
-		text, bytes.Join(raw(s.ids), []byte{','}), s.RID, end, u.Prompt)
+	dst = fmt.Appendf(dst, `{"text":%s,"output_ids":[%s],"meta_info":{"id":%q,"finish_reason":%s,"prompt_tokens":%d,"weight_version":"default",`+
+		`"num_retractions":0`, text, strings.Join(s.ids, ","), s.RID, end, u.Prompt)
 	if s.wants {
-		dst = fmt.Appendf(dst, `,"input_token_logprobs":[],"output_token_logprobs":[%s],"output_token_logprobs_length":%d`, strings.Join(s.probs, ","), len(s.probs))
+		dst = fmt.Appendf(dst, `,"input_token_logprobs":[],"output_token_logprobs":[%s],"output_token_logprobs_length":%d`,
+			strings.Join(s.probs, ","), len(s.probs))
 	}
 	return fmt.Appendf(dst, `,"reasoning_tokens":0,"completion_tokens":%d,"cached_tokens":%d}}`, len(s.ids), u.Details.Cached)
-}
-
-func raw(list []json.RawMessage) (all [][]byte) {
-	for _, v := range list {
-		all = append(all, v)
-	}
-	return all
 }
 
 // Whole is the answer in one piece.

@@ -28,7 +28,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strings"
 )
 
 // Disabled is what an engine says that was started without --enable-scale-out and without --tokens-only (register_scale_out_api_routers in
@@ -42,7 +41,6 @@ func (s says) Error() string { return string(s) }
 
 // Writer turns a completion's answer into one of token ids.
 type Writer struct {
-	Model string
 	Minor int // the x of vLLM 0.x
 
 	mode   string
@@ -51,6 +49,7 @@ type Writer struct {
 	every  bool // also in each event
 	id     string
 	stream bool
+	made   int // tokens so far
 }
 
 // request is what of a request is not passed on as it came.
@@ -149,19 +148,29 @@ type completion struct {
 
 // Events are those of an answer of token ids for some of a completion.
 func (w *Writer) Events(of []byte) (events []byte) {
-	for block := range strings.SplitSeq(string(of), "\n\n") {
-		data, ok := strings.CutPrefix(block, "data: ")
-		if block == "" {
-			continue
+	pieces(of, func(event []byte, c *completion) {
+		if c == nil {
+			events = append(append(events, event...), "\n\n"...)
+			return
 		}
-		var c completion
-		if !ok || data == "[DONE]" || strings.HasPrefix(data, `{"error"`) || json.Unmarshal([]byte(data), &c) != nil {
-			events = append(append(events, block...), "\n\n"...)
-			continue
-		}
-		events = w.event(append(events, "data: "...), &c)
-	}
+		events = w.event(append(events, "data: "...), c)
+	})
 	return events
+}
+
+// pieces gives take each event of some of a completion, and the piece of the answer that it has; nil: it has none.
+func pieces(of []byte, take func(event []byte, c *completion)) {
+	for event := range bytes.SplitSeq(of, []byte("\n\n")) {
+		if len(event) == 0 {
+			continue
+		}
+		c := new(completion)
+		data, ok := bytes.CutPrefix(event, []byte("data: "))
+		if !ok || string(data) == "[DONE]" || bytes.HasPrefix(data, []byte(`{"error"`)) || json.Unmarshal(data, c) != nil {
+			c = nil
+		}
+		take(event, c)
+	}
 }
 
 func (w *Writer) event(dst []byte, c *completion) []byte {
@@ -188,9 +197,12 @@ func (w *Writer) choices(dst []byte, list []choice) []byte {
 		if c.Finish != nil {
 			finish, _ = json.Marshal(c.Finish)
 		}
+		var ids []int
+		_ = json.Unmarshal(c.IDs, &ids) // they are numbers, and null is none
+		w.made += len(ids)
 		spans := "null"
-		if c.Finish != nil && w.Minor >= 0 { // set on the final chunk only, and covers the whole output
-			spans = fmt.Sprintf(`[{"version":"default","start":0,"end":%d}]`, w.made(c))
+		if c.Finish != nil { // only the last piece has them, and they are of the whole answer
+			spans = fmt.Sprintf(`[{"version":"default","start":0,"end":%d}]`, w.made)
 		}
 		if i > 0 {
 			dst = append(dst, ',')
@@ -203,33 +215,23 @@ func (w *Writer) choices(dst []byte, list []choice) []byte {
 		case "derender":
 			dst = fmt.Appendf(dst, `,"message":{"role":"assistant","content":%s}`, text)
 		}
-		dst = append(w.logprobs(append(dst, `,"logprobs":`...), c), '}')
+		dst = append(w.logprobs(append(dst, `,"logprobs":`...), c, ids), '}')
 	}
 	return append(dst, ']')
 }
 
-// made is how many tokens the answer has up to this choice.
-func (w *Writer) made(c *choice) int {
-	n := bytes.Count(c.IDs, []byte{','})
-	if len(c.IDs) > len("[]") {
-		n++
-	}
-	return n
-}
-
-func (w *Writer) logprobs(dst []byte, c *choice) []byte {
+func (w *Writer) logprobs(dst []byte, c *choice, ids []int) []byte {
 	if c.Logprobs == nil {
 		return append(dst, "null"...)
 	}
-	var ids []int
-	_ = json.Unmarshal(c.IDs, &ids) // they are numbers
 	dst = append(dst, `{"content":[`...)
 	for i, id := range ids {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
 		if w.mode == "tokens" {
-			dst = fmt.Appendf(dst, `{"token_id":%d,"logprob":%s,"rank":1,"top_logprobs":[{"token_id":%d,"logprob":%s,"rank":1}]}`, id, c.Logprobs.Values[i], id, c.Logprobs.Values[i])
+			one := fmt.Sprintf(`"token_id":%d,"logprob":%s,"rank":1`, id, c.Logprobs.Values[i])
+			dst = fmt.Appendf(dst, `{%s,"top_logprobs":[{%s}]}`, one, one)
 			continue
 		}
 		token, _ := json.Marshal(c.Logprobs.Tokens[i])
@@ -258,7 +260,8 @@ func (w *Writer) Whole(id string, of []byte) (whole []byte, status int) {
 	if w.ids {
 		prompt = c.Choices[0].Prompt
 	}
-	whole = fmt.Appendf(nil, `{"request_id":%q,"model":%q,"created":%d,"usage":%s,"prompt_logprobs":%s,"prompt_token_id_logprobs":null,"prompt_token_ids":%s,"mm_placeholders":null,"metrics":null,"kv_transfer_params":%s,"ec_transfer_params":null,"output_mode":%q,"choices":`,
+	whole = fmt.Appendf(nil, `{"request_id":%q,"model":%q,"created":%d,"usage":%s,"prompt_logprobs":%s,"prompt_token_id_logprobs":null,`+
+		`"prompt_token_ids":%s,"mm_placeholders":null,"metrics":null,"kv_transfer_params":%s,"ec_transfer_params":null,"output_mode":%q,"choices":`,
 		w.name(), c.Model, c.Created, orNull(c.Usage), orNull(c.Choices[0].Rows), orNull(prompt), orNull(c.KV), w.mode)
 	return append(w.choices(whole, c.Choices), '}'), 200
 }
