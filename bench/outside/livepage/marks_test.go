@@ -81,8 +81,7 @@ func TestPageMarksWhatIncidentsName(t *testing.T) {
 	s.open()
 	b.visit(s)
 	b.eventually("the incidents", "evenkeel.document && evenkeel.document.incidents.length === 3")
-	label := b.eval("document.querySelector('canvas.map').getAttribute('aria-label')")
-	require.Contains(t, label, "Marked as wrong: Empty answers; Engine hangs.")
+	b.eventually("the marks in words, once the picture is drawn", "document.querySelector('canvas.map').getAttribute('aria-label').includes('Marked as wrong: Empty answers; Engine hangs.')")
 	b.press("1")
 	b.press(kb.Home)
 	read := "document.querySelector('.read span').textContent"
