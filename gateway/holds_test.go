@@ -20,17 +20,17 @@ func TestWhatAStreamHolds(t *testing.T) {
 	profileAll(t)
 	const streams = 100
 	c := start(t, options{
-		decode:    []refengine.Config{{Slots: streams + 1, C0: 10 * time.Millisecond}},
+		decode:    []refengine.Config{{Slots: streams + 1, C0: 50 * time.Millisecond}}, // few streams are in the middle of an event
 		configure: func(cfg *config.Config) { cfg.EventLoops = 2 },
 	})
-	c.endless()() // what is kept for the next request is there
+	c.Endless()() // what is kept for the next request is there
 	before := held()
 	for range streams {
-		c.endless()
+		c.Endless()
 	}
 	var all int
 	var packages map[string]int
-	c.eventually("all streams are with a loop, and hold little", func() bool {
+	c.Eventually("all streams are with a loop, and hold little", func() bool {
 		all, packages = 0, held()
 		for _, name := range []string{"evenkeel/gateway/detect", "evenkeel/gateway/live"} { // what the page keeps grows with the minutes, not with the streams
 			delete(packages, name)
