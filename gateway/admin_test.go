@@ -15,6 +15,7 @@ import (
 	promodel "github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/prefill"
@@ -30,8 +31,8 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 	// proxy in front of us read it.
 	t.Run("hidden requests reach no engine", func(t *testing.T) {
 		body := chat("a", "")
-		hidden := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
-		head := "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n"
+		hidden := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", refclient.ChatPath, len(body), body)
+		head := "POST " + refclient.ChatPath + " HTTP/1.1\r\nHost: x\r\n"
 		for name, in := range map[string]string{
 			"CL.TE":                          head + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s", len(hidden)+5, hidden),
 			"TE.CL":                          head + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(hidden), hidden),
@@ -47,7 +48,7 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 			"a trailer that is framing":      head + "Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n" + hidden,
 		} {
 			t.Run(name, func(t *testing.T) {
-				conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+				conn, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "http://"))
 				require.NoError(t, err)
 				defer func() { _ = conn.Close() }()
 				require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
@@ -57,16 +58,16 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 				require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection is not used again")
 				require.True(t, strings.HasPrefix(string(answer), "HTTP/1.1 400 "), "%s", answer)
 				require.Equal(t, 1, strings.Count(string(answer), "HTTP/1.1 "), "one answer")
-				require.Zero(t, c.prefill[0].Stats().Requests)
+				require.Zero(t, c.Prefill[0].Stats().Requests)
 			})
 		}
 	})
 	t.Run("the page of metrics", func(t *testing.T) {
-		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("one two three", `"stream":true,`))
 		c.settled(false)
 		r := c.get("/metrics")
 		parser := expfmt.NewTextParser(promodel.UTF8Validation)
-		families, err := parser.TextToMetricFamilies(strings.NewReader(r.body))
+		families, err := parser.TextToMetricFamilies(strings.NewReader(r.Body))
 		require.NoError(t, err)
 		for _, name := range []string{
 			"requests_total", "stage_seconds", "ttft_seconds", "tpot_seconds", "itl_seconds", "tick_seconds", "rank_kv_tokens", "rank_slots",
@@ -76,15 +77,15 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 			require.Contains(t, families, "evenkeel_"+name)
 		}
 		for _, stage := range []string{"parse", "choose", "probe", "pool_wait", "decide", "transfer", "relay"} {
-			require.EqualValues(t, 1, c.metric(fmt.Sprintf(`evenkeel_stage_seconds_count{stage=%q}`, stage)), stage)
+			require.EqualValues(t, 1, c.Metric(fmt.Sprintf(`evenkeel_stage_seconds_count{stage=%q}`, stage)), stage)
 		}
-		require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="ok"}`))
-		require.EqualValues(t, 1, c.metric("evenkeel_tpot_seconds_count"))
-		require.EqualValues(t, c.records()[0].OutputTokens-1, c.metric("evenkeel_itl_seconds_count"))
-		require.Contains(t, r.body, "go_goroutines")
+		require.EqualValues(t, 1, c.Metric(`evenkeel_requests_total{outcome="ok"}`))
+		require.EqualValues(t, 1, c.Metric("evenkeel_tpot_seconds_count"))
+		require.EqualValues(t, c.Records()[0].OutputTokens-1, c.Metric("evenkeel_itl_seconds_count"))
+		require.Contains(t, r.Body, "go_goroutines")
 	})
 	t.Run("the status", func(t *testing.T) {
-		leave := c.endless()
+		leave := c.Endless()
 		defer leave()
 		var s struct {
 			Ready   bool
@@ -111,7 +112,7 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 				}
 			}
 		}
-		require.NoError(t, json.Unmarshal([]byte(c.get("/status").body), &s))
+		require.NoError(t, json.Unmarshal([]byte(c.get("/status").Body), &s))
 		require.True(t, s.Ready)
 		require.EqualValues(t, 1, s.Open)
 		require.Len(t, s.Engines, 3)
@@ -130,28 +131,28 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 		require.Equal(t, 1, running)
 	})
 	t.Run("profiles for people", func(t *testing.T) {
-		require.Equal(t, 200, c.get("/debug/pprof/").status)
-		require.Equal(t, 200, c.get("/debug/pprof/goroutine?debug=1").status)
-		require.Equal(t, 200, c.get("/debug/pprof/heap").status)
-		require.Equal(t, http.StatusNotFound, c.ask("GET", c.url+"/debug/pprof/", "").status, "never on the public listener")
-		require.Equal(t, http.StatusNotFound, c.ask("GET", c.url+"/metrics", "").status)
+		require.Equal(t, 200, c.get("/debug/pprof/").Status)
+		require.Equal(t, 200, c.get("/debug/pprof/goroutine?debug=1").Status)
+		require.Equal(t, 200, c.get("/debug/pprof/heap").Status)
+		require.Equal(t, http.StatusNotFound, c.Ask("GET", c.URL+"/debug/pprof/", "").Status, "never on the public listener")
+		require.Equal(t, http.StatusNotFound, c.Ask("GET", c.URL+"/metrics", "").Status)
 	})
 	t.Run("the policy changes", func(t *testing.T) {
-		require.JSONEq(t, `{"policy":"br0"}`, c.get("/policy").body)
+		require.JSONEq(t, `{"policy":"br0"}`, c.get("/policy").Body)
 		put := func(policy string) reply {
-			return c.ask("PUT", c.admin+"/policy", fmt.Sprintf(`{"policy":%q}`, policy))
+			return c.Ask("PUT", c.admin+"/policy", fmt.Sprintf(`{"policy":%q}`, policy))
 		}
-		require.JSONEq(t, `{"policy":"jsq"}`, put("jsq").body)
-		require.Equal(t, "right", c.judge("one", `"stream":true,`))
-		require.EqualValues(t, 1, c.metric(`evenkeel_tick_seconds_count{group="main",policy="jsq"}`))
+		require.JSONEq(t, `{"policy":"jsq"}`, put("jsq").Body)
+		require.Equal(t, "right", c.Judge("one", `"stream":true,`))
+		require.EqualValues(t, 1, c.Metric(`evenkeel_tick_seconds_count{group="main",policy="jsq"}`))
 		for _, bad := range []string{"best", "", "br0:nonsense"} {
 			r := put(bad)
-			require.Equal(t, http.StatusBadRequest, r.status, bad)
-			code, _, _ := failure(t, r)
+			require.Equal(t, http.StatusBadRequest, r.Status, bad)
+			code, _, _ := refclient.Failure(t, r)
 			require.Equal(t, "bad_policy", code)
 		}
-		require.JSONEq(t, `{"policy":"jsq"}`, c.get("/policy").body, "a wrong one changes nothing")
-		require.Equal(t, http.StatusBadRequest, c.ask("PUT", c.admin+"/policy", `{"polcy":"jsq"}`).status)
+		require.JSONEq(t, `{"policy":"jsq"}`, c.get("/policy").Body, "a wrong one changes nothing")
+		require.Equal(t, http.StatusBadRequest, c.Ask("PUT", c.admin+"/policy", `{"polcy":"jsq"}`).Status)
 	})
 	// Without a token the admin listener is open to this machine, and so to every
 	// page its user visits. None of them may use it.
@@ -195,23 +196,23 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 			{"more than any body", "PUT", "/policy", `{"policy":"` + strings.Repeat("x", 2<<20) + `"}`, nil, 400, "bad_body"},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
-				r := c.ask(tt.method, c.admin+tt.path, tt.body, tt.header...)
-				require.NoError(t, r.err)
-				require.Equal(t, tt.want, r.status, r.body)
-				require.Empty(t, r.header.Get("Access-Control-Allow-Origin"))
+				r := c.Ask(tt.method, c.admin+tt.path, tt.body, tt.header...)
+				require.NoError(t, r.Err)
+				require.Equal(t, tt.want, r.Status, r.Body)
+				require.Empty(t, r.Header.Get("Access-Control-Allow-Origin"))
 				if tt.code != "" {
-					code, _, _ := failure(t, r)
+					code, _, _ := refclient.Failure(t, r)
 					require.Equal(t, tt.code, code)
 				}
 			})
 		}
-		require.Equal(t, 200, c.get("/readyz").status, "nobody drained it")
+		require.Equal(t, 200, c.get("/readyz").Status, "nobody drained it")
 	})
 	t.Run("the prefill tier", func(t *testing.T) {
-		require.Equal(t, "right", c.judge("one", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("one", `"stream":true,`))
 
 		var o prefill.Overview
-		require.NoError(t, json.Unmarshal([]byte(c.get("/prefill").body), &o))
+		require.NoError(t, json.Unmarshal([]byte(c.get("/prefill").Body), &o))
 		require.Equal(t, "lmetric", o.Policy)
 		require.Contains(t, o.Policies, "finish")
 		require.Len(t, o.Candidates, 1)
@@ -219,121 +220,121 @@ func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 		require.NotNil(t, o.Candidates[0].AnswerAgeMs)
 		require.NotZero(t, o.Index.PromptTokens)
 
-		require.JSONEq(t, `{"policy":"gorgo:qs=2"}`, c.ask("PUT", c.admin+"/prefill/policy", `{"policy":"gorgo:qs=2"}`).body)
-		r := c.ask("PUT", c.admin+"/prefill/policy", `{"policy":"best"}`)
-		require.Equal(t, http.StatusBadRequest, r.status)
-		code, _, _ := failure(t, r)
+		require.JSONEq(t, `{"policy":"gorgo:qs=2"}`, c.Ask("PUT", c.admin+"/prefill/policy", `{"policy":"gorgo:qs=2"}`).Body)
+		r := c.Ask("PUT", c.admin+"/prefill/policy", `{"policy":"best"}`)
+		require.Equal(t, http.StatusBadRequest, r.Status)
+		code, _, _ := refclient.Failure(t, r)
 		require.Equal(t, "bad_policy", code)
-		require.Contains(t, r.body, "there are round-robin")
+		require.Contains(t, r.Body, "there are round-robin")
 
 		var scores []prefill.Scored
 		body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}]}`, model)
-		require.NoError(t, json.Unmarshal([]byte(c.ask("POST", c.admin+"/prefill/score", body).body), &scores))
+		require.NoError(t, json.Unmarshal([]byte(c.Ask("POST", c.admin+"/prefill/score", body).Body), &scores))
 		require.Len(t, scores, 12)
 		for _, s := range scores {
 			require.Equal(t, o.Candidates[0].ID, s.Candidate)
 			require.True(t, s.Scores[0].Chosen)
 		}
-		unknown := c.ask("POST", c.admin+"/prefill/score", `{"model":"none","prompt":"x"}`)
-		require.Equal(t, http.StatusNotFound, unknown.status)
-		require.Contains(t, unknown.body, "model_not_found")
-		require.JSONEq(t, `[]`, c.get("/prefill/hotspots").body)
-		require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/prefill/index", "").status)
-		require.Equal(t, http.StatusNotFound, c.ask("DELETE", c.admin+"/prefill/index?candidate=p9", "").status)
+		unknown := c.Ask("POST", c.admin+"/prefill/score", `{"model":"none","prompt":"x"}`)
+		require.Equal(t, http.StatusNotFound, unknown.Status)
+		require.Contains(t, unknown.Body, "model_not_found")
+		require.JSONEq(t, `[]`, c.get("/prefill/hotspots").Body)
+		require.Equal(t, http.StatusNoContent, c.Ask("DELETE", c.admin+"/prefill/index", "").Status)
+		require.Equal(t, http.StatusNotFound, c.Ask("DELETE", c.admin+"/prefill/index?candidate=p9", "").Status)
 	})
 	// The vllm-ascend proxy's dialect.
 	t.Run("instances, in the dialect of vllm-ascend", func(t *testing.T) {
-		more := c.engine(refengine.Config{Role: refengine.Prefill})
-		c.prefill = append(c.prefill, more)
+		more := c.Engine(refengine.Config{Role: refengine.Prefill})
+		c.Prefill = append(c.Prefill, more)
 		address := strings.TrimPrefix(more.URLs()[0], "http://")
-		r := c.ask("POST", c.admin+"/instances/add", fmt.Sprintf(`{"type":"prefill","instances":[%q]}`, address))
-		require.Equal(t, 200, r.status, r.body)
+		r := c.Ask("POST", c.admin+"/instances/add", fmt.Sprintf(`{"type":"prefill","instances":[%q]}`, address))
+		require.Equal(t, 200, r.Status, r.Body)
 		var list struct {
 			Prefill []string `json:"current_prefill_instances"`
 			Decode  []string `json:"current_decode_instances"`
 		}
-		require.NoError(t, json.Unmarshal([]byte(r.body), &list))
+		require.NoError(t, json.Unmarshal([]byte(r.Body), &list))
 		require.Len(t, list.Decode, 2)
 		require.Contains(t, list.Prefill, address)
-		c.eventually("it is a candidate", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
-		require.Equal(t, 200, c.ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"prefill","instances":%q}`, address)).status, "one may stand alone")
-		c.eventually("it is none", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 1 })
-		require.Equal(t, http.StatusNotFound, c.ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"prefill","instances":[%q]}`, address)).status)
-		require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/instances/add", `{"type":"cook","instances":["a:1"]}`).status)
-		require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/instances/add", `{"type":"decode","instances":["nowhere"]}`).status)
+		c.Eventually("it is a candidate", func() bool { return c.Metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
+		require.Equal(t, 200, c.Ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"prefill","instances":%q}`, address)).Status, "one may stand alone")
+		c.Eventually("it is none", func() bool { return c.Metric(`evenkeel_prefill_candidates{state="open"}`) == 1 })
+		require.Equal(t, http.StatusNotFound, c.Ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"prefill","instances":[%q]}`, address)).Status)
+		require.Equal(t, http.StatusBadRequest, c.Ask("POST", c.admin+"/instances/add", `{"type":"cook","instances":["a:1"]}`).Status)
+		require.Equal(t, http.StatusBadRequest, c.Ask("POST", c.admin+"/instances/add", `{"type":"decode","instances":["nowhere"]}`).Status)
 	})
 	// Ranks come and go while requests run: none fails, and a rank that is drained
 	// or gone gets no new ones.
 	t.Run("workers come and go", func(t *testing.T) {
 		late, err := refengine.Start(refengine.Config{Role: refengine.Decode}.Quick())
 		require.NoError(t, err)
-		c.decode = append(c.decode, late)
+		c.Decode = append(c.Decode, late)
 		address := strings.TrimPrefix(late.URLs()[0], "http://")
 
-		stop := c.keepAsking(8)
-		require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q}`, late.URLs()[0])).status)
-		c.eventually("it gets requests", func() bool { return late.Stats().Decodes > 3 })
-		require.Contains(t, c.get("/workers").body, address)
+		stop := c.KeepAsking(8)
+		require.Equal(t, http.StatusCreated, c.Ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q}`, late.URLs()[0])).Status)
+		c.Eventually("it gets requests", func() bool { return late.Stats().Decodes > 3 })
+		require.Contains(t, c.get("/workers").Body, address)
 
-		require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+address+"/drain", "").status)
-		c.eventually("what was bound to it has finished", func() bool { // it may not have reached the engine yet, which then looks idle
+		require.Equal(t, http.StatusNoContent, c.Ask("POST", c.admin+"/workers/"+address+"/drain", "").Status)
+		c.Eventually("what was bound to it has finished", func() bool { // it may not have reached the engine yet, which then looks idle
 			drains := c.gw.Status(t.Context()).Drains
 			return len(drains) == 1 && drains[0].State == "done"
 		})
 		drained := late.Stats().Decodes
-		before := c.decode[0].Stats().Decodes
-		c.eventually("others go on", func() bool { return c.decode[0].Stats().Decodes > before+5 })
+		before := c.Decode[0].Stats().Decodes
+		c.Eventually("others go on", func() bool { return c.Decode[0].Stats().Decodes > before+5 })
 		require.Equal(t, drained, late.Stats().Decodes, "drained: no new ones")
 
-		require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q,"slots":4}`, address)).status, "host:port will do, and takes the drain back")
-		c.eventually("it gets requests again", func() bool { return late.Stats().Decodes > drained+3 })
-		require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/workers/"+address, "").status)
-		c.eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").body, address) })
+		require.Equal(t, http.StatusCreated, c.Ask("POST", c.admin+"/workers", fmt.Sprintf(`{"url":%q,"slots":4}`, address)).Status, "host:port will do, and takes the drain back")
+		c.Eventually("it gets requests again", func() bool { return late.Stats().Decodes > drained+3 })
+		require.Equal(t, http.StatusNoContent, c.Ask("DELETE", c.admin+"/workers/"+address, "").Status)
+		c.Eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").Body, address) })
 		stop()
 
 		for _, r := range []reply{
-			c.ask("DELETE", c.admin+"/workers/"+address, ""), c.ask("POST", c.admin+"/workers/"+address+"/drain", ""),
+			c.Ask("DELETE", c.admin+"/workers/"+address, ""), c.Ask("POST", c.admin+"/workers/"+address+"/drain", ""),
 		} {
-			require.Equal(t, http.StatusNotFound, r.status)
+			require.Equal(t, http.StatusNotFound, r.Status)
 		}
 		for _, bad := range []string{`{`, `{"url":"ftp://x"}`, `{"url":"x"}`, `{"role":"cook","url":"http://x:1"}`, `{"url":"http://x:1","profile":"nobody"}`, `{"url":"http://x:1","colour":1}`,
 			`{"url":"http://u:p@x:1"}`, `{"url":"http://x:1/v1"}`, `{"url":"http://x:1?a=b"}`, `{"url":"file:///etc/passwd"}`, `{"url":"gopher://x:1"}`, `{"url":"http://169.254.169.254"}`} {
-			require.Equal(t, http.StatusBadRequest, c.ask("POST", c.admin+"/workers", bad).status, bad)
+			require.Equal(t, http.StatusBadRequest, c.Ask("POST", c.admin+"/workers", bad).Status, bad)
 		}
 	})
 	t.Run("prefix caches are reset", func(t *testing.T) {
 		ask := func() int { // tokens of the prompt that were cached
-			require.Equal(t, "right", c.judge(strings.Repeat("word ", 300), `"stream":true,`))
+			require.Equal(t, "right", c.Judge(strings.Repeat("word ", 300), `"stream":true,`))
 			c.settled(false)
-			all := c.records()
+			all := c.Records()
 			return all[len(all)-1].CachedTokens
 		}
 		require.Zero(t, ask())
 		require.Equal(t, 256, ask())
-		require.Equal(t, 200, c.ask("POST", c.admin+"/reset_prefix_cache", "").status)
+		require.Equal(t, 200, c.Ask("POST", c.admin+"/reset_prefix_cache", "").Status)
 		require.Zero(t, ask())
-		c.decode[0].Kill()
-		require.Equal(t, http.StatusBadGateway, c.ask("POST", c.admin+"/reset_prefix_cache", "").status, "some engine did not")
-		require.NoError(t, c.decode[0].Revive())
-		c.eventually("it is up again", func() bool { return c.get("/readyz").status == http.StatusOK && c.sum("evenkeel_engine_up") == 3 })
+		c.Decode[0].Kill()
+		require.Equal(t, http.StatusBadGateway, c.Ask("POST", c.admin+"/reset_prefix_cache", "").Status, "some engine did not")
+		require.NoError(t, c.Decode[0].Revive())
+		c.Eventually("it is up again", func() bool { return c.get("/readyz").Status == http.StatusOK && c.Sum("evenkeel_engine_up") == 3 })
 	})
 	t.Run("health, until it drains", func(t *testing.T) {
-		require.Equal(t, 200, c.ask("GET", c.url+"/health", "").status)
-		require.JSONEq(t, `{"status":"ok","prefill_instances":1,"decode_instances":2}`, c.ask("GET", c.url+"/healthcheck", "").body)
-		require.Equal(t, 200, c.get("/livez").status)
-		require.Equal(t, 200, c.get("/readyz").status)
+		require.Equal(t, 200, c.Ask("GET", c.URL+"/health", "").Status)
+		require.JSONEq(t, `{"status":"ok","prefill_instances":1,"decode_instances":2}`, c.Ask("GET", c.URL+"/healthcheck", "").Body)
+		require.Equal(t, 200, c.get("/livez").Status)
+		require.Equal(t, 200, c.get("/readyz").Status)
 
-		require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/drain", "").status)
+		require.Equal(t, http.StatusNoContent, c.Ask("POST", c.admin+"/drain", "").Status)
 		r := c.get("/readyz")
-		require.Equal(t, http.StatusServiceUnavailable, r.status)
-		require.Contains(t, r.body, "draining")
-		require.Equal(t, 200, c.get("/livez").status)
-		require.Equal(t, http.StatusServiceUnavailable, c.ask("GET", c.url+"/health", "").status)
-		require.Equal(t, http.StatusServiceUnavailable, c.ask("GET", c.url+"/healthcheck", "").status)
-		r = c.post(chatPath, chat("a", ""))
-		require.Equal(t, http.StatusServiceUnavailable, r.status)
-		code, _, _ := failure(t, r)
+		require.Equal(t, http.StatusServiceUnavailable, r.Status)
+		require.Contains(t, r.Body, "draining")
+		require.Equal(t, 200, c.get("/livez").Status)
+		require.Equal(t, http.StatusServiceUnavailable, c.Ask("GET", c.URL+"/health", "").Status)
+		require.Equal(t, http.StatusServiceUnavailable, c.Ask("GET", c.URL+"/healthcheck", "").Status)
+		r = c.Post(refclient.ChatPath, chat("a", ""))
+		require.Equal(t, http.StatusServiceUnavailable, r.Status)
+		code, _, _ := refclient.Failure(t, r)
 		require.Equal(t, "draining", code)
-		require.NotEmpty(t, r.header.Get("Retry-After"))
+		require.NotEmpty(t, r.Header.Get("Retry-After"))
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/gateway/advice"
@@ -63,10 +64,10 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 			}
 			go func() {
 				defer close(ended)
-				_, _ = load.Run(ctx, load.Config{URLs: []string{c.url}, Requests: requests, Concurrency: row.concurrency, Stream: 1, Seed: 7})
+				_, _ = load.Run(ctx, load.Config{URLs: []string{c.URL}, Requests: requests, Concurrency: row.concurrency, Stream: 1, Seed: 7})
 			}()
 			wanted := func(s advice.Step) bool { return s.Kind == row.kind && (row.reason == "" || s.Reason == row.reason) }
-			c.eventually("the advice", func() bool {
+			c.Eventually("the advice", func() bool {
 				given := c.gw.Status(ctx).Advice
 				if len(given) != 1 || !slices.ContainsFunc(given[0].Steps, wanted) {
 					return false
@@ -77,12 +78,12 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 					(row.kind == advice.AddDecode) == (given[0].Decode.Advised > given[0].Decode.Live)
 			})
 			// All of one page, for advice may come before the load has shown in the mean of the whole window.
-			c.eventually("the same as a metric, and why", func() bool {
-				page := c.get("/metrics").body
-				used := valueOf(t, page, fmt.Sprintf("evenkeel_utilisation_ratio{model=%q,%s}", model, row.resource))
-				ratio := valueOf(t, page, fmt.Sprintf("evenkeel_pd_ratio_advice{model=%q}", model))
+			c.Eventually("the same as a metric, and why", func() bool {
+				page := c.get("/metrics").Body
+				used := refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_utilisation_ratio{model=%q,%s}", model, row.resource))
+				ratio := refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_pd_ratio_advice{model=%q}", model))
 				given := slices.ContainsFunc(advice.Steps(), func(s advice.Step) bool {
-					return wanted(s) && valueOf(t, page, fmt.Sprintf("evenkeel_advice{kind=%q,model=%q,reason=%q}", s.Kind, model, s.Reason)) == 1
+					return wanted(s) && refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_advice{kind=%q,model=%q,reason=%q}", s.Kind, model, s.Reason)) == 1
 				})
 				return given && (used > 0.8) == (row.kind != advice.None) &&
 					(ratio > float64(row.prefillers)/float64(max(1, row.decode.DPSize))) == (row.kind == advice.AddPrefill)
@@ -97,19 +98,19 @@ func TestWhatIsTurnedOff(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Advice.Interval, cfg.Admin.Receipts = 0, 0 }})
 	t.Run("advice", func(t *testing.T) {
-		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("one two three", `"stream":true,`))
 		require.Empty(t, c.gw.Status(t.Context()).Advice)
-		require.NotContains(t, c.get("/metrics").body, "evenkeel_advice")
+		require.NotContains(t, c.get("/metrics").Body, "evenkeel_advice")
 	})
 	t.Run("receipts", func(t *testing.T) {
-		require.Equal(t, http.StatusOK, c.post(chatPath, chat("x", "")).status)
-		require.Equal(t, http.StatusNotFound, c.get("/decisions").status)
+		require.Equal(t, http.StatusOK, c.Post(refclient.ChatPath, chat("x", "")).Status)
+		require.Equal(t, http.StatusNotFound, c.get("/decisions").Status)
 	})
 	t.Run("other regions", func(t *testing.T) {
-		require.Equal(t, 404, c.get("/geo").status)
-		require.NotContains(t, c.get("/metrics").body, "evenkeel_geo_")
-		got := c.post("/v1/chat/completions", chat("one", ""))
-		require.Equal(t, 200, got.status)
-		require.Empty(t, got.header.Get("X-Evenkeel-Route"))
+		require.Equal(t, 404, c.get("/geo").Status)
+		require.NotContains(t, c.get("/metrics").Body, "evenkeel_geo_")
+		got := c.Post("/v1/chat/completions", chat("one", ""))
+		require.Equal(t, 200, got.Status)
+		require.Empty(t, got.Header.Get("X-Evenkeel-Route"))
 	})
 }

@@ -17,8 +17,8 @@ func TestARequestOfOneTokenAllocatesLittle(t *testing.T) {
 	profileAll(t)
 	c := start(t, options{})
 	ask := func() {
-		got := c.post("/v1/chat/completions", `{"model":"ref","stream":true,"max_tokens":1,"messages":[{"role":"user","content":"a b c"}]}`)
-		require.Equal(t, http.StatusOK, got.status, "%s", got.body)
+		got := c.Post("/v1/chat/completions", `{"model":"ref","stream":true,"max_tokens":1,"messages":[{"role":"user","content":"a b c"}]}`)
+		require.Equal(t, http.StatusOK, got.Status, "%s", got.Body)
 	}
 	for range 20 {
 		ask()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
@@ -124,30 +125,30 @@ func TestAPeerThatCannotServe(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			peer.does(servesWell) // else five fallbacks in a row would take it out
-			us.eventually("it is forwarded again", func() bool {
-				return us.availability("eu-1") == "available" && us.post(chatPath, chat("one", `"stream":true,`)).header.Get("X-Evenkeel-Route") == "forwarded"
+			us.Eventually("it is forwarded again", func() bool {
+				return us.availability("eu-1") == "available" && us.Post(refclient.ChatPath, chat("one", `"stream":true,`)).Header.Get("X-Evenkeel-Route") == "forwarded"
 			})
-			us.accounted()
+			us.Accounted()
 			peer.does(row.serve)
 			fallbacks := func() float64 {
-				return us.metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause))
+				return us.Metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause))
 			}
 			before, forwards := fallbacks(), len(us.receipts())
-			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
-			us.accounted()
+			require.Equal(t, "right", us.Judge("one two three", `"stream":true,`))
+			us.Accounted()
 			require.Equal(t, before+1, fallbacks())
 			require.Len(t, us.receipts(), forwards+1, "it is forwarded once")
 			require.Equal(t, geo.OutcomeFallback, us.receipts()[0].Outcome)
-			all := us.outcomes()
+			all := us.Outcomes()
 			require.Equal(t, "ok", all[len(all)-1])
 		})
 	}
 	t.Run("several answers come back once, too", func(t *testing.T) {
 		peer.does(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
 		forwards := len(us.receipts())
-		got := us.post(chatPath, chat("one two", `"n":2,`))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "fallback", got.header.Get("X-Evenkeel-Route"))
+		got := us.Post(refclient.ChatPath, chat("one two", `"n":2,`))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "fallback", got.Header.Get("X-Evenkeel-Route"))
 		require.Len(t, us.receipts(), forwards+1)
 		us.settled(false)
 	})
@@ -157,10 +158,10 @@ func TestAPeerThatCannotServe(t *testing.T) {
 			w.WriteHeader(400)
 			_, _ = io.WriteString(w, `{"error":{"message":"too hot"}}`)
 		})
-		got := us.post(chatPath, chat("one", `"stream":true,`))
-		require.Equal(t, 400, got.status)
-		require.Equal(t, `{"error":{"message":"too hot"}}`, got.body)
-		us.accounted()
+		got := us.Post(refclient.ChatPath, chat("one", `"stream":true,`))
+		require.Equal(t, 400, got.Status)
+		require.Equal(t, `{"error":{"message":"too hot"}}`, got.Body)
+		us.Accounted()
 		require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
 	})
 	t.Run("and a peer that is lost in the middle is said so", func(t *testing.T) {
@@ -175,14 +176,14 @@ func TestAPeerThatCannotServe(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		})
 		forwards := len(us.receipts())
-		got := us.post(chatPath, chat("one", `"stream":true,`))
-		require.Equal(t, 200, got.status)
-		require.Error(t, got.err, "the connection is closed in the middle of the body")
-		require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"the region that served the request was lost; send the request again","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
-		us.accounted()
+		got := us.Post(refclient.ChatPath, chat("one", `"stream":true,`))
+		require.Equal(t, 200, got.Status)
+		require.Error(t, got.Err, "the connection is closed in the middle of the body")
+		require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"the region that served the request was lost; send the request again","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.Body)
+		us.Accounted()
 		require.Len(t, us.receipts(), forwards+1)
 		require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
-		all := us.outcomes()
+		all := us.Outcomes()
 		require.Equal(t, "peer_lost", all[len(all)-1])
 	})
 }
@@ -215,7 +216,7 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, "data: [DONE]\n\n")
 		}, driver)
-		us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+		us.Eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
 		conn, br := us.wire()
 		for range 2 { // the second on the same connections
 			body := chat("one", `"stream":true,`)
@@ -234,16 +235,16 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "data: [DONE]\n\n", string(rest))
 		}
-		us.accounted()
+		us.Accounted()
 		require.Len(t, us.receipts(), 2)
-		require.Equal(t, []string{"ok", "ok"}, us.outcomes())
+		require.Equal(t, []string{"ok", "ok"}, us.Outcomes())
 	})
 }
 
 func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	t.Parallel()
 	us, eu := pair(t, options{configure: remote}, options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
-	streaming := us.endless()
+	streaming := us.Endless()
 	defer streaming()
 	type result struct {
 		reply
@@ -251,22 +252,22 @@ func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	results := make(chan result, 4)
 	for n := range cap(results) {
 		go func() {
-			results <- result{us.post("/v1/chat/completions", chat(fmt.Sprintf("prompt number %d", n), `"stream":true,`))}
+			results <- result{us.Post("/v1/chat/completions", chat(fmt.Sprintf("prompt number %d", n), `"stream":true,`))}
 		}()
 	}
-	us.eventually("they are there", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 1+cap(results) })
+	us.Eventually("they are there", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 1+cap(results) })
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // at once
 	_ = eu.gw.Shutdown(ctx)
 	for range cap(results) {
 		r := <-results
-		require.NoError(t, r.err)
-		require.Equal(t, 200, r.status)
-		require.Equal(t, "fallback", r.header.Get("X-Evenkeel-Route"))
-		got := read(t, r.body)
-		require.True(t, got.whole(0))
+		require.NoError(t, r.Err)
+		require.Equal(t, 200, r.Status)
+		require.Equal(t, "fallback", r.Header.Get("X-Evenkeel-Route"))
+		got := read(t, r.Body)
+		require.True(t, got.Whole(0))
 	}
-	us.eventually("it is down", func() bool { return !us.gw.Geo().Status().Peers[0].Up })
+	us.Eventually("it is down", func() bool { return !us.gw.Geo().Status().Peers[0].Up })
 }
 
 func TestThreeRequestsAndOneThatComesBack(t *testing.T) {
@@ -283,43 +284,43 @@ func TestThreeRequestsAndOneThatComesBack(t *testing.T) {
 		cfg.Pool.Size = 1
 	}})
 	us.hasEngines()
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	require.NoError(t, us.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
+	us.Eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	require.NoError(t, us.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
 	ctx, leave := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, us.url+chatPath, strings.NewReader(chat("jam", "")))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, us.URL+refclient.ChatPath, strings.NewReader(chat("jam", "")))
 	require.NoError(t, err)
 	req.Header.Set("X-Evenkeel-Geo", "local")
 	gone := make(chan error, 1)
 	go func() {
-		_, err := us.http.Do(req) //nolint:bodyclose // there is none
+		_, err := us.HTTP.Do(req) //nolint:bodyclose // there is none
 		gone <- err
 	}()
-	us.eventually("the only place is taken", func() bool { return us.gw.Status(t.Context()).PoolUsed == 1 })
+	us.Eventually("the only place is taken", func() bool { return us.gw.Status(t.Context()).PoolUsed == 1 })
 
 	r1 := make(chan reply, 1)
-	go func() { r1 <- us.post(chatPath, chat("one", `"max_tokens":2,`)) }()
+	go func() { r1 <- us.Post(refclient.ChatPath, chat("one", `"max_tokens":2,`)) }()
 	<-asked
 	r2 := us.queued("", chat("one two", `"max_tokens":2,`), "X-Evenkeel-Geo", "local")
 	r3 := us.queued("", chat("one two three", `"max_tokens":2,`), "X-Evenkeel-Geo", "local")
 	close(fail)
-	us.eventually("it waits here", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 && len(us.receipts()) == 1 })
-	us.eventually("with the others", func() bool { return us.sum("evenkeel_prefill_queue_requests") == 3 })
-	require.NoError(t, us.prefill[0].SetFaults())
+	us.Eventually("it waits here", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 && len(us.receipts()) == 1 })
+	us.Eventually("with the others", func() bool { return us.Sum("evenkeel_prefill_queue_requests") == 3 })
+	require.NoError(t, us.Prefill[0].SetFaults())
 	leave()
 	require.Error(t, <-gone)
 
-	require.Equal(t, "fallback", (<-r1).header.Get("X-Evenkeel-Route"))
-	require.Equal(t, "local", (<-r2).header.Get("X-Evenkeel-Route"))
-	require.Equal(t, "local", (<-r3).header.Get("X-Evenkeel-Route"))
-	us.accounted()
+	require.Equal(t, "fallback", (<-r1).Header.Get("X-Evenkeel-Route"))
+	require.Equal(t, "local", (<-r2).Header.Get("X-Evenkeel-Route"))
+	require.Equal(t, "local", (<-r3).Header.Get("X-Evenkeel-Route"))
+	us.Accounted()
 	var order []int
-	for _, r := range us.records() {
+	for _, r := range us.Records() {
 		if r.Outcome == "ok" {
 			order = append(order, r.PromptTokens)
 		}
 	}
 	require.Len(t, order, 3)
 	require.IsIncreasing(t, order, "r1 is the oldest, and served first")
-	require.Equal(t, 1.0, us.metric(`evenkeel_geo_fallbacks_total{cause="broken",peer="eu-1"}`))
+	require.Equal(t, 1.0, us.Metric(`evenkeel_geo_fallbacks_total{cause="broken",peer="eu-1"}`))
 	require.Len(t, us.receipts(), 1, "never forwarded again")
 }

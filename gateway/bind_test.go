@@ -40,7 +40,7 @@ func TestOnlyDecodeEnginesMayCallBack(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		require.Equal(t, row.status, resp.StatusCode, row.name)
 	}
-	require.Zero(t, c.prefill[0].Stats().Probes)
+	require.Zero(t, c.Prefill[0].Stats().Probes)
 	require.NoError(t, c.gw.Shutdown(t.Context()))
 	_, err := http.Post("http://"+c.gw.BindAddr()+"/v1/metaserver/x", "application/json", nil) //nolint:bodyclose // there is none
 	require.Error(t, err, "nobody listens any more")

@@ -3,22 +3,15 @@ package gateway_test
 import (
 	"bytes"
 	"compress/gzip"
-	"evenkeel/bench/lab/refengine"
-	"evenkeel/mooncake"
-	"fmt"
 	"io"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/mooncake"
 )
-
-const messagesPath = "/v1/messages"
-
-// wordsOf is the body of a message to a prompt, with more members.
-func wordsOf(prompt, more string) string {
-	return fmt.Sprintf(`{%s"model":%q,"max_tokens":4000,"messages":[{"role":"user","content":%q}]}`, more, model, prompt)
-}
 
 // takesMessages are engines that take hand-offs of messages.
 func takesMessages(o options) options {
@@ -31,13 +24,6 @@ func takesMessages(o options) options {
 		}
 	}
 	return o
-}
-
-const responsesPath = "/v1/responses"
-
-// respond is the body of a response to a prompt, with more members.
-func respond(prompt, more string) string {
-	return fmt.Sprintf(`{%s"model":%q,"input":%q}`, more, model, prompt)
 }
 
 // nixl are engines of vLLM. Those of vllm-ascend do not serve responses.

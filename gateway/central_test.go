@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
@@ -30,27 +31,27 @@ func centre(t *testing.T) *cluster {
 		}
 		cfg.Geo.Residency = map[string][]string{resident: {"us"}}
 	}})
-	c.eventually("all engines are up", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 4 })
+	c.Eventually("all engines are up", func() bool { return c.Metric(`evenkeel_prefill_candidates{state="open"}`) == 4 })
 	return c
 }
 
 // crowd sends requests for a model and returns how many were served in us and in eu.
 func (c *cluster) crowd(n int, of string) (us, eu int) {
-	before := len(c.records())
+	before := len(c.Records())
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
-			require.Equal(c, http.StatusOK, c.post(chatPath, strings.Replace(chat("one two three", `"max_tokens":3,`), model, of, 1)).status)
+			require.Equal(c, http.StatusOK, c.Post(refclient.ChatPath, strings.Replace(chat("one two three", `"max_tokens":3,`), model, of, 1)).Status)
 		})
 	}
 	wg.Wait()
-	c.accounted()
+	c.Accounted()
 	in := func(e *refengine.Engine, id string) bool {
 		return strings.HasPrefix(id, strings.TrimPrefix(e.URLs()[0], "http://"))
 	}
-	for _, r := range c.records()[before:] {
+	for _, r := range c.Records()[before:] {
 		within := func(region int) bool {
-			return in(c.prefill[region], r.Prefill) && in(c.decode[region], r.Rank) || in(c.prefill[region+2], r.Prefill) && in(c.decode[region+2], r.Rank)
+			return in(c.Prefill[region], r.Prefill) && in(c.Decode[region], r.Rank) || in(c.Prefill[region+2], r.Prefill) && in(c.Decode[region+2], r.Rank)
 		}
 		switch {
 		case within(0):
@@ -72,10 +73,10 @@ func TestACentreHasTheEnginesOfAllRegionsAndKVStaysInEach(t *testing.T) {
 	us, eu = c.crowd(40, model)
 	require.Positive(t, us)
 	require.Positive(t, eu)
-	require.Zero(t, c.metric(`evenkeel_geo_decisions_total{policy="finish",route="forward"}`))
+	require.Zero(t, c.Metric(`evenkeel_geo_decisions_total{policy="finish",route="forward"}`))
 
-	c.decode[1].Close()
-	c.eventually("nothing decodes there", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 3 })
+	c.Decode[1].Close()
+	c.Eventually("nothing decodes there", func() bool { return c.Metric(`evenkeel_prefill_candidates{state="open"}`) == 3 })
 	us, eu = c.crowd(10, model)
 	require.Equal(t, []int{10, 0}, []int{us, eu}, "so nothing is prefilled there")
 }

@@ -4,44 +4,43 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"flag"
-	"fmt"
-	"net"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
-	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 )
 
-func TestMain(m *testing.M) {
-	parallel := "24" // these tests wait more than they compute
-	if race.Enabled {
-		parallel = "6" // not so here: more at once would run into each other's deadlines
-	}
-	if err := flag.Set("test.parallel", parallel); err != nil {
-		panic(err)
-	}
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),    // one for the process
-		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2")) // ends up to 10 s after its server
-}
+func TestMain(m *testing.M) { refclient.Main(m, 24, 6) }
 
-const model = "ref"
+const (
+	model    = refclient.Model
+	patience = refclient.Patience
+	streamed = `"stream":true,`
+)
+
+// Bodies of requests, and what comes of them.
+var (
+	chat, talk, completion = refclient.Chat, refclient.Talk, refclient.Completion
+	read, whole            = refclient.Read, refclient.Whole
+)
+
+type (
+	reply  = refclient.Reply
+	record = refclient.Record
+)
 
 // options describe a cluster; the zero value is one prefill engine and one
 // decode engine of two ranks, all fast.
@@ -64,16 +63,13 @@ type options struct {
 
 // cluster is a proxy in front of reference engines, over real sockets.
 type cluster struct {
-	*testing.T
-	prefill, decode []*refengine.Engine
-	gw              *gateway.Gateway
-	url, admin      string
-	token           string
-	http            *http.Client
-	logs            *observer.ObservedLogs
-	requestLog      string
-	late            bool   // as in options
-	config          string // file; empty: none
+	refclient.Client
+	refclient.Engines
+	gw     *gateway.Gateway
+	admin  string // URL
+	token  string
+	logs   *observer.ObservedLogs
+	config string // file; empty: none
 }
 
 // start starts everything and waits until the proxy is ready and all engines are up: the
@@ -81,57 +77,27 @@ type cluster struct {
 // test it holds that nothing was leaked, replayed or left charged.
 func start(t *testing.T, o options) *cluster {
 	t.Helper()
-	if o.prefill == nil && o.mixed == nil {
-		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
-	}
-	if o.decode == nil && o.mixed == nil {
-		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
-	}
 	level := zap.InfoLevel
 	if o.debug {
 		level = zap.DebugLevel
 	}
 	core, logs := observer.New(level)
-	c := &cluster{T: t, logs: logs, token: o.token, requestLog: filepath.Join(t.TempDir(), "requests.jsonl"), late: o.late}
+	c := &cluster{logs: logs, token: o.token}
+	c.Client = refclient.Client{
+		T: t, HTTP: refclient.NewHTTP(), RequestLog: filepath.Join(t.TempDir(), "requests.jsonl"),
+		Page: func() string { return c.get("/metrics").Body }, Open: func() int64 { return c.account().Open },
+	}
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	cfg.Log.Requests = c.requestLog
+	cfg.Log.Requests = c.RequestLog
 	cfg.Dispatch.Window = 200 * time.Microsecond
 	cfg.Prefill.Scrape.Interval = 50 * time.Millisecond
 	cfg.Prefill.Retry.Base = time.Millisecond
 	cfg.Health.Canary = 0                                                        // a fault would strike it, too
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}
-	for _, p := range o.prefill {
-		p.Role = refengine.Prefill
-		e := c.engine(p)
-		c.prefill = append(c.prefill, e)
-		events, replay := kvPorts(e)
-		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0], KVEventsPort: events, KVReplayPort: replay})
-	}
-	decodes := func(list *[]config.Engine, d refengine.Config) {
-		e := c.engine(d)
-		c.decode = append(c.decode, e)
-		urls, ranks := e.URLs(), 0
-		if e.Config().DPMode == "internal" {
-			urls, ranks = urls[:1], e.Config().DPSize
-		}
-		for _, u := range urls {
-			one := config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots}
-			if d.Role == refengine.Aggregated {
-				one.KVEventsPort, one.KVReplayPort = kvPorts(e)
-			}
-			*list = append(*list, one)
-		}
-	}
-	for _, d := range o.decode {
-		d.Role = refengine.Decode
-		decodes(&cfg.Engines.Decode, d)
-	}
-	for _, m := range o.mixed {
-		m.Role = refengine.Aggregated
-		decodes(&cfg.Engines.Aggregated, m)
-	}
+	c.Engines = c.Enter(cfg, o.prefill, o.decode, o.mixed)
+	c.Late = o.late
 	if o.discover != nil {
 		cfg.Engines = config.Engines{}
 	}
@@ -167,26 +133,23 @@ func start(t *testing.T, o options) *cluster {
 	handler, err := admin.New(c.gw, admin.Options{Log: zap.New(core)})
 	require.NoError(t, err)
 	require.NoError(t, c.gw.Start(handler))
-	c.url, c.admin = "http://"+c.gw.Addr(), "http://"+c.gw.AdminAddr()
-	transport := &http.Transport{MaxIdleConnsPerHost: 2000, DisableCompression: true}
+	c.URL, c.admin = "http://"+c.gw.Addr(), "http://"+c.gw.AdminAddr()
 	if o.ca != nil {
-		c.url, c.admin = "https://"+c.gw.Addr(), "https://"+c.gw.AdminAddr()
-		transport.TLSClientConfig = &tls.Config{RootCAs: o.ca.Pool()}
+		c.URL, c.admin = "https://"+c.gw.Addr(), "https://"+c.gw.AdminAddr()
+		c.HTTP.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: o.ca.Pool()}
 	}
-	c.http = &http.Client{Transport: transport}
 	t.Cleanup(func() {
-		up := c.get("/livez").err == nil // else the test has shut it down
+		up := c.get("/livez").Err == nil // else the test has shut it down
 		if up && !t.Failed() {
 			c.settled(o.dirty)
-			require.Zero(t, c.metric(`evenkeel_tick_fallbacks_total{reason="panic"}`), "a policy that fails is stood in for, and nobody else would notice")
 		}
-		transport.CloseIdleConnections()
+		c.HTTP.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if up {
 			require.NoError(t, c.gw.Shutdown(ctx))
 		}
-		for _, e := range append(c.prefill, c.decode...) {
+		for _, e := range c.All() {
 			e.Close()
 		}
 		if t.Failed() {
@@ -195,151 +158,77 @@ func start(t *testing.T, o options) *cluster {
 			}
 		}
 	})
-	c.eventually("the proxy is ready", func() bool { return c.get("/readyz").status == http.StatusOK })
+	c.Eventually("the proxy is ready", func() bool { return c.get("/readyz").Status == http.StatusOK })
 	if !o.partly {
 		engines := len(cfg.Engines.Prefill) + len(cfg.Engines.Decode) + len(cfg.Engines.Aggregated)
-		c.eventually("all engines are up", func() bool { return c.sum("evenkeel_engine_up") >= float64(engines) })
+		c.Eventually("all engines are up", func() bool { return c.Sum("evenkeel_engine_up") >= float64(engines) })
 	}
 	return c
-}
-
-// kvPorts are where an engine publishes KV events, 0 where it does not.
-func kvPorts(e *refengine.Engine) (events, replay int) {
-	port := func(address string) (n int) {
-		if _, p, err := net.SplitHostPort(address); err == nil {
-			n, _ = strconv.Atoi(p)
-		}
-		return n
-	}
-	a, b := e.KVEvents(0)
-	return port(a), port(b)
-}
-
-func (c *cluster) engine(cfg refengine.Config) *refengine.Engine {
-	c.Helper()
-	e, err := refengine.Start(cfg.Quick())
-	require.NoError(c, err)
-	return e
-}
-
-// settled waits until nothing is under way and checks every account.
-func (c *cluster) settled(dirty bool) {
-	c.Helper()
-	var busy []string
-	idle := func() bool {
-		busy = c.busy(dirty)
-		return len(busy) == 0
-	}
-	for end := time.Now().Add(patience); !idle(); time.Sleep(2 * time.Millisecond) {
-		require.True(c, time.Now().Before(end), "still held: %v", busy)
-	}
-	s := c.gw.Status(context.Background())
-	require.Zero(c, s.Dispatch.Drift.Slots)
-	require.Zero(c, s.Dispatch.Drift.KVTokens)
-	page := c.get("/metrics").body // read once: a page costs milliseconds, and each test ends here
-	for _, series := range []string{
-		`evenkeel_audit_drift{kind="slots"}`, `evenkeel_audit_drift{kind="kv_tokens"}`, `evenkeel_audit_drift{kind="handoffs"}`,
-		"evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total", "evenkeel_requests_open",
-	} {
-		require.Zero(c, valueOf(c.T, page, series), series)
-	}
-	locals := int64(sumOf(c.T, page, "evenkeel_local_prefill_requests_total"))
-	surplus := int64(0)
-	for _, e := range append(c.prefill, c.decode...) {
-		st := e.Stats()
-		if e.Config().Role != refengine.Prefill { // one that prefills may answer a request alone
-			locals -= st.LocalPrefills
-		}
-		surplus += st.OverAdmitted
-		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
-		if c.late {
-			st.ExpiredPulls = 0
-		}
-		require.Zero(c, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch})
-		if !dirty {
-			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned int64 }
-			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned})
-		}
-	}
-	require.True(c, dirty || locals >= 0, "decode engines prefilled %d prompts that the proxy did not count", -locals)
-	if !dirty && surplus > 0 {
-		require.LessOrEqual(c, float64(surplus), c.metric("evenkeel_heedless_engines_total"), "over-admitted by engines that had let go in time")
-	}
-}
-
-// busy lists what is not given back yet.
-func (c *cluster) busy(dirty bool) (held []string) {
-	note := func(what string, n int64) {
-		if n != 0 {
-			held = append(held, fmt.Sprintf("%s %d", what, n))
-		}
-	}
-	note("callbacks expected", int64(c.gw.Callbacks().Expected()))
-	s := c.gw.Status(context.Background())
-	note("open requests", s.Open)
-	note("places", int64(s.PoolUsed))
-	for _, m := range s.Dispatch.Models {
-		note("pooled", int64(m.Pool))
-		for _, w := range m.Workers {
-			note("slots of "+w.Name, int64(w.Used))
-		}
-	}
-	for _, p := range s.Prefill {
-		note("leases of "+p.ID, int64(p.Inflight+p.Pooled+p.Dispatched))
-		if !dirty {
-			note("KV tokens charged to "+p.ID, p.KVTokens)
-		}
-	}
-	for _, e := range append(c.prefill, c.decode...) {
-		st := e.Stats()
-		note("requests on "+e.URLs()[0], st.Running+st.Waiting)
-		if !dirty {
-			note("pins on "+e.URLs()[0], int64(st.Pins))
-		}
-	}
-	return held
-}
-
-// patience is how long a test waits for what should be there in milliseconds:
-// nobody waits so long but on a machine that has much else to do.
-const patience = time.Minute
-
-func (c *cluster) eventually(what string, ok func() bool) {
-	c.Helper()
-	pause := time.Millisecond // most reads are whole pages of metrics, and other tests want the processor, too
-	for end := time.Now().Add(patience); !ok(); pause = min(pause*5/4, 20*time.Millisecond) {
-		require.True(c, time.Now().Before(end), "in vain: %s", what)
-		time.Sleep(pause)
-	}
 }
 
 // turns takes engines one after the other, on both sides.
 func turns(cfg *config.Config) { cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" }
 
-// allUp waits until every engine of the cluster takes requests.
-func (c *cluster) allUp() {
-	c.Helper()
-	c.eventually("all engines are up", func() bool {
-		s, up := c.gw.Status(c.Context()), 0
-		for _, m := range s.Dispatch.Models {
-			for _, w := range m.Workers {
-				if w.Up {
-					up++
-				}
-			}
-		}
-		want := len(c.prefill)
-		for _, d := range c.decode {
-			want += d.Config().DPSize
-		}
-		return float64(up)+c.metric(`evenkeel_prefill_candidates{state="open"}`) == float64(want)
-	})
-}
-
 // probes are how many prefills the engines were asked for.
 func (c *cluster) probes() (n int64) {
-	for _, e := range c.prefill {
+	for _, e := range c.Prefill {
 		n += e.Stats().Probes
 	}
 	return n
+}
+
+// account is what the proxy says of itself.
+func (c *cluster) account() refclient.Account {
+	s := c.gw.Status(context.Background())
+	return refclient.Account{Callbacks: c.gw.Callbacks().Expected(), Open: s.Open, Places: s.PoolUsed, Dispatch: s.Dispatch, Prefill: s.Prefill}
+}
+
+// settled waits until nothing is under way and checks every account.
+func (c *cluster) settled(dirty bool) {
+	c.Helper()
+	engines := c.Engines
+	engines.Dirty = dirty
+	c.Settled(&engines, c.account)
+}
+
+// allUp waits until every engine of the cluster takes requests.
+func (c *cluster) allUp() {
+	c.Helper()
+	c.AllUp(&c.Engines, c.account)
+}
+
+// get asks the admin listener.
+func (c *cluster) get(path string) reply {
+	return c.Ask(http.MethodGet, c.admin+path, "", "Authorization", "Bearer "+c.token)
+}
+
+// early is a proxy in front of engines whose connector wants the decode rank before the prefill.
+func early(t *testing.T, connector refengine.Connector, o options) *cluster {
+	t.Helper()
+	o.prefill, o.decode, o.configure = refclient.Early(t, connector, o.prefill, o.decode, o.configure)
+	return start(t, o)
+}
+
+// together is a cluster whose ranks do both.
+func together(more func(*config.Config)) options {
+	return options{mixed: refclient.Cached(), configure: refclient.Exposed(more)}
+}
+
+// conditional is a cluster whose decode ranks may compute short prompts.
+func conditional(more func(*config.Config)) options {
+	return options{profile: mooncake.Profile{AllowLocalPrefill: true}, decode: refclient.Cached(), configure: refclient.Conditional(more)}
+}
+
+// slow keeps the answer's beginning from coming in one read, before which all
+// begins anew; halting, all of it.
+var (
+	slow    = refengine.Rule{Fault: refengine.Slow, DelayMS: 120, Tokens: 6, Leg: refengine.LegDecode}
+	halting = refengine.Rule{Fault: refengine.Slow, DelayMS: 250, Leg: refengine.LegDecode}
+)
+
+// busy lists what is not given back yet.
+func (c *cluster) busy(dirty bool) []string {
+	engines := c.Engines
+	engines.Dirty = dirty
+	return engines.Held(c.account())
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/receipt"
 )
@@ -15,11 +16,11 @@ import (
 func (c *cluster) decisions(query string) []receipt.Receipt {
 	c.Helper()
 	r := c.get("/decisions" + query)
-	require.Equal(c, http.StatusOK, r.status, r.body)
+	require.Equal(c, http.StatusOK, r.Status, r.Body)
 	var got struct {
 		Receipts []receipt.Receipt `json:"receipts"`
 	}
-	require.NoError(c, json.Unmarshal([]byte(r.body), &got))
+	require.NoError(c, json.Unmarshal([]byte(r.Body), &got))
 	return got.Receipts
 }
 
@@ -27,8 +28,8 @@ func (c *cluster) decisions(query string) []receipt.Receipt {
 func (c *cluster) receipt(id string) receipt.Receipt {
 	c.Helper()
 	var r receipt.Receipt
-	c.eventually("the receipt of "+id+" is closed", func() bool {
-		if c.get("/decisions?id="+id).status != http.StatusOK {
+	c.Eventually("the receipt of "+id+" is closed", func() bool {
+		if c.get("/decisions?id="+id).Status != http.StatusOK {
 			return false
 		}
 		r = c.decisions("?id=" + id)[0]
@@ -42,7 +43,7 @@ func TestReceiptsOfRequests(t *testing.T) {
 	c := start(t, options{prefill: []refengine.Config{{PromptTokensDetails: true, PrefixCache: 64}, {PromptTokensDetails: true, PrefixCache: 64}}})
 	c.allUp()
 	t.Run("one is there while its request runs", func(t *testing.T) {
-		leave := c.endless("X-Request-Id", "long")
+		leave := c.Endless("X-Request-Id", "long")
 		got := c.decisions("?id=long")[0]
 		require.Equal(t, "streaming", got.State)
 		require.Equal(t, "streaming", got.Attempts[0].State)
@@ -57,14 +58,14 @@ func TestReceiptsOfRequests(t *testing.T) {
 		require.Empty(t, c.decisions("?running=1"))
 	})
 	t.Run("it says where the request went and why", func(t *testing.T) {
-		r := c.post(chatPath, chat("what became of this", `"stream":true,"max_tokens":5,`), "X-Request-Id", "mine-1")
-		require.Equal(t, http.StatusOK, r.status)
-		require.Equal(t, "mine-1", r.header.Get("X-Request-Id"))
+		r := c.Post(refclient.ChatPath, chat("what became of this", `"stream":true,"max_tokens":5,`), "X-Request-Id", "mine-1")
+		require.Equal(t, http.StatusOK, r.Status)
+		require.Equal(t, "mine-1", r.Header.Get("X-Request-Id"))
 		got := c.receipt("mine-1")
 		require.Equal(t, "mine-1", got.ClientID)
 		require.Equal(t, "ok", got.Outcome)
 		require.Equal(t, "disaggregated", got.Route)
-		require.Equal(t, chatPath, got.Endpoint)
+		require.Equal(t, refclient.ChatPath, got.Endpoint)
 		require.True(t, got.Stream)
 		require.Equal(t, 5, got.OutputTokens)
 		require.Positive(t, got.PromptTokens)
@@ -97,8 +98,8 @@ func TestReceiptsOfRequests(t *testing.T) {
 		require.Equal(t, got, c.decisions("?id=" + got.ID)[0], "by our id, too")
 		require.Len(t, c.decisions("?model="+model), 2)
 		require.Empty(t, c.decisions("?model=other"))
-		require.NotContains(t, c.get("/decisions").body, "what became", "no word of the prompt")
-		require.Equal(t, http.StatusNotFound, c.get("/decisions?id=nobody").status)
-		require.Equal(t, http.StatusBadRequest, c.get("/decisions?n=0").status)
+		require.NotContains(t, c.get("/decisions").Body, "what became", "no word of the prompt")
+		require.Equal(t, http.StatusNotFound, c.get("/decisions?id=nobody").Status)
+		require.Equal(t, http.StatusBadRequest, c.get("/decisions?n=0").Status)
 	})
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 )
@@ -43,16 +44,16 @@ func kill(c *cell, k *cluster, q *request) {
 	q.send()
 }
 
-func (c *cluster) killPrefill() { c.prefill[0].Kill() }
-func (c *cluster) killDecode()  { c.decode[0].Kill() }
+func (c *cluster) killPrefill() { c.Prefill[0].Kill() }
+func (c *cluster) killDecode()  { c.Decode[0].Kill() }
 
-func (c *cluster) drainPrefill() { c.drainOut(c.prefill[0]) }
-func (c *cluster) drainDecode()  { c.drainOut(c.decode[0]) }
+func (c *cluster) drainPrefill() { c.drainOut(c.Prefill[0]) }
+func (c *cluster) drainDecode()  { c.drainOut(c.Decode[0]) }
 
 func (c *cluster) drainOut(e *refengine.Engine) {
 	c.Helper()
-	r := c.ask(http.MethodPost, c.admin+"/workers/"+addressOf(e)+"/drain", `{"deadline":"20ms"}`)
-	require.Equal(c, http.StatusNoContent, r.status, r.body)
+	r := c.Ask(http.MethodPost, c.admin+"/workers/"+refclient.AddressOf(e)+"/drain", `{"deadline":"20ms"}`)
+	require.Equal(c, http.StatusNoContent, r.Status, r.Body)
 }
 
 // happens lets the cell's fault happen to a request that is in its phase.
@@ -62,31 +63,31 @@ func (c *cell) happens(k *cluster, q *request, do func(*cluster)) {
 	}
 	if c.fault == "client gone" {
 		q.leave()
-		k.eventually("the proxy notices", func() bool { return slices.Contains(k.outcomes(), "client_closed") })
+		k.Eventually("the proxy notices", func() bool { return slices.Contains(k.Outcomes(), "client_closed") })
 	}
 }
 
 func whileQueued(do func(*cluster)) func(*cell, *cluster, *request) {
 	return func(c *cell, k *cluster, q *request) {
-		require.NoError(k, k.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Hang}))
-		_, _ = k.send(chat("another", ""))
-		k.eventually("the place is taken", func() bool { return k.prefill[0].Stats().Probes == 1 })
+		require.NoError(k, k.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Hang}))
+		_, _ = k.Send(chat("another", ""))
+		k.Eventually("the place is taken", func() bool { return k.Prefill[0].Stats().Probes == 1 })
 		q.send()
 		if c.fault == "deadline" {
-			q.then = func() { k.prefill[0].Kill() }
+			q.then = func() { k.Prefill[0].Kill() }
 			return
 		}
-		k.eventually("it waits", func() bool { return k.metric("evenkeel_requests_open") == 2 })
+		k.Eventually("it waits", func() bool { return k.Metric("evenkeel_requests_open") == 2 })
 		c.happens(k, q, do)
-		q.then = func() { k.prefill[0].Kill() } // ends the other
+		q.then = func() { k.Prefill[0].Kill() } // ends the other
 	}
 }
 
 func whileProbed(do func(*cluster)) func(*cell, *cluster, *request) {
 	return func(c *cell, k *cluster, q *request) {
-		require.NoError(k, k.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 5000}))
+		require.NoError(k, k.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 5000}))
 		q.send()
-		k.eventually("it is there", func() bool { return k.prefill[0].Stats().Probes == 1 })
+		k.Eventually("it is there", func() bool { return k.Prefill[0].Stats().Probes == 1 })
 		c.happens(k, q, do)
 	}
 }
@@ -94,11 +95,11 @@ func whileProbed(do func(*cluster)) func(*cell, *cluster, *request) {
 func whilePooled(do func(*cluster)) func(*cell, *cluster, *request) {
 	return func(c *cell, k *cluster, q *request) {
 		var leave []func()
-		for range k.decode {
-			leave = append(leave, k.endless())
+		for range k.Decode {
+			leave = append(leave, k.Endless())
 		}
 		q.send()
-		k.eventually("it is pooled", func() bool { return k.metric("evenkeel_pool_entries") == 1 })
+		k.Eventually("it is pooled", func() bool { return k.Metric("evenkeel_pool_entries") == 1 })
 		end := func() {
 			for _, l := range leave {
 				l()
@@ -116,16 +117,16 @@ func whilePooled(do func(*cluster)) func(*cell, *cluster, *request) {
 func whileOpened(do func(*cluster)) func(*cell, *cluster, *request) {
 	return func(c *cell, k *cluster, q *request) {
 		q.send()
-		k.eventually("the KV is on its way", func() bool { return k.decode[0].Stats().Waiting == 1 })
+		k.Eventually("the KV is on its way", func() bool { return k.Decode[0].Stats().Waiting == 1 })
 		c.happens(k, q, do)
 	}
 }
 
 func whileStreaming(do func(*cluster)) func(*cell, *cluster, *request) {
 	return func(c *cell, k *cluster, q *request) {
-		require.NoError(k, k.decode[0].SetFaults(halting))
+		require.NoError(k, k.Decode[0].SetFaults(halting))
 		q.send()
-		k.eventually("it is decoded", func() bool { return k.metric("evenkeel_ttft_seconds_count") == 1 })
+		k.Eventually("it is decoded", func() bool { return k.Metric("evenkeel_ttft_seconds_count") == 1 })
 		c.happens(k, q, do)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
@@ -343,9 +344,9 @@ func (c cell) run(t *testing.T, stream bool, engines int) {
 	case c.act != nil:
 		c.act(&c, k, q)
 	default:
-		bad = k.decode[:1]
+		bad = k.Decode[:1]
 		if c.atPrefill() {
-			bad = k.prefill[:1]
+			bad = k.Prefill[:1]
 		}
 		rules := []refengine.Rule{c.rule}
 		if c.phase == streaming || c.phase == finishing {
@@ -403,10 +404,10 @@ func (c cell) run(t *testing.T, stream bool, engines int) {
 		k.settled(true)
 		require.Positive(t, charged(), "until the engine's hold timeout")
 	default:
-		k.eventually("nothing is charged", func() bool { return charged() == 0 })
+		k.Eventually("nothing is charged", func() bool { return charged() == 0 })
 	}
 	if c.kv == drained {
-		require.EqualValues(t, 1, k.metric(`evenkeel_drains_total{outcome="drained"}`))
+		require.EqualValues(t, 1, k.Metric(`evenkeel_drains_total{outcome="drained"}`))
 	}
 }
 
@@ -428,18 +429,18 @@ func (q *request) send() {
 	if q.stream {
 		more += `"stream":true,`
 	}
-	path, body := completionPath, completion(q.prompt, more)
+	path, body := refclient.CompletionPath, completion(q.prompt, more)
 	if q.chat {
-		path, body = chatPath, chat(q.prompt, more)
+		path, body = refclient.ChatPath, chat(q.prompt, more)
 	}
 	q.got = make(chan reply, 1)
 	go func() {
-		req, err := http.NewRequestWithContext(q.sent, http.MethodPost, q.url+path, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(q.sent, http.MethodPost, q.URL+path, strings.NewReader(body))
 		if err != nil {
-			q.got <- reply{err: err}
+			q.got <- reply{Err: err}
 			return
 		}
-		q.got <- q.do(req)
+		q.got <- q.Do(req)
 	}()
 }
 
@@ -455,46 +456,46 @@ func (q *request) outcome() string {
 	if q.sent.Err() != nil {
 		return ""
 	}
-	require.NoError(q, r.err)
-	q.id = r.header.Get("X-Request-Id")
+	require.NoError(q, r.Err)
+	q.id = r.Header.Get("X-Request-Id")
 	key := reftext.Of(q.prompt).Answer
 	if q.chat {
 		key = reftext.OfUser(q.prompt).Answer
 	}
 	want := min(16, reftext.NaturalLength(key))
 	switch {
-	case r.status != http.StatusOK && strings.Contains(r.body, "BadRequestError"), r.status == http.StatusTooManyRequests:
-		return fmt.Sprintf("%d, as the engine said it", r.status)
-	case r.status != http.StatusOK:
+	case r.Status != http.StatusOK && strings.Contains(r.Body, "BadRequestError"), r.Status == http.StatusTooManyRequests:
+		return fmt.Sprintf("%d, as the engine said it", r.Status)
+	case r.Status != http.StatusOK:
 		var e struct{ Error struct{ Code any } }
-		require.NoError(q, json.Unmarshal([]byte(r.body), &e), r.body)
+		require.NoError(q, json.Unmarshal([]byte(r.Body), &e), r.Body)
 		if code := fmt.Sprint(e.Error.Code); code != "500" {
-			return fmt.Sprintf("%d `%s`", r.status, code)
+			return fmt.Sprintf("%d `%s`", r.Status, code)
 		}
-		return fmt.Sprintf("%d of the engine", r.status)
+		return fmt.Sprintf("%d of the engine", r.Status)
 	case !q.stream:
-		require.Equal(q, want, rightText(q.T, key, whole(q.T, r.body)[0]))
+		require.Equal(q, want, refclient.RightText(q.T, key, whole(q.T, r.Body)[0]))
 		return right
 	}
-	got := read(q.T, r.body)
-	require.True(q, got.done)
-	n := rightText(q.T, key, got.text[0])
-	switch got.fail {
+	got := read(q.T, r.Body)
+	require.True(q, got.Done)
+	n := refclient.RightText(q.T, key, got.Text[0])
+	switch got.Fail {
 	case "":
 		require.Equal(q, want, n)
-		require.NotEmpty(q, got.finish[0])
+		require.NotEmpty(q, got.Finish[0])
 		return right
 	case "500":
 		return "event of the engine"
 	}
-	return "event `" + got.fail + "`"
+	return "event `" + got.Fail + "`"
 }
 
 // record is its line in the request log.
 func (q *request) record() (r record) {
 	q.Helper()
-	q.eventually("it is logged", func() bool {
-		for _, r = range q.records() {
+	q.Eventually("it is logged", func() bool {
+		for _, r = range q.Records() {
 			if r.ID == q.id || q.sent.Err() != nil && r.Outcome == "client_closed" {
 				return true
 			}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,15 +21,15 @@ import (
 // call is POST /admin/fleet/call.
 func (c *cluster) call(body string) (r fleetcall.Result, status int) {
 	c.Helper()
-	got := c.ask("POST", c.admin+"/admin/fleet/call", body)
-	require.NoError(c, got.err)
-	if got.status == http.StatusOK || got.status == http.StatusBadGateway {
-		require.NoError(c, json.Unmarshal([]byte(got.body), &r), got.body)
+	got := c.Ask("POST", c.admin+"/admin/fleet/call", body)
+	require.NoError(c, got.Err)
+	if got.Status == http.StatusOK || got.Status == http.StatusBadGateway {
+		require.NoError(c, json.Unmarshal([]byte(got.Body), &r), got.Body)
 	}
-	if got.status != http.StatusOK {
-		c.Log(got.status, got.body)
+	if got.Status != http.StatusOK {
+		c.Log(got.Status, got.Body)
 	}
-	return r, got.status
+	return r, got.Status
 }
 
 // does has all engines do something.
@@ -46,7 +45,7 @@ func (c *cluster) does(path string) {
 func (c *cluster) incidents(since time.Time) (all []detect.Incident) {
 	c.Helper()
 	var d struct{ Incidents []detect.Incident }
-	require.NoError(c, json.Unmarshal([]byte(c.get("/live?once").body), &d))
+	require.NoError(c, json.Unmarshal([]byte(c.get("/live?once").Body), &d))
 	for _, i := range d.Incidents {
 		if i.SinceMs >= since.UnixMilli() && (strings.HasPrefix(string(i.Kind), "engine") || i.Kind == detect.NoPrefill || i.Kind == detect.QueueWaits || i.Kind == detect.NotReady) {
 			all = append(all, i)
@@ -86,14 +85,14 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 				begin = func() *cluster { return early(t, refengine.SGLang, o) }
 			}
 			c := begin()
-			stop := c.keepAsking(6)
+			stop := c.KeepAsking(6)
 			defer stop()
 			prompt := strings.Repeat("word ", 300)
-			require.Equal(t, "right", c.judge(prompt, `"stream":true,`))
+			require.Equal(t, "right", c.Judge(prompt, `"stream":true,`))
 			for step := range 2 {
 				cached := strings.Repeat(fmt.Sprint("step", step, " "), 300)
-				c.eventually("a prompt is in the caches", func() bool {
-					predicted, _ := c.hits(cached)
+				c.Eventually("a prompt is in the caches", func() bool {
+					predicted, _ := c.Hits(cached)
 					return predicted > 0
 				})
 				paused := time.Now()
@@ -103,13 +102,13 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 					require.Contains(t, e.Error, "paused through POST /admin/fleet/call ("+row.pause+")")
 				}
 				ready := c.get("/readyz")
-				require.Equal(t, http.StatusOK, ready.status, "requests are taken, and wait")
-				require.Contains(t, ready.body, "paused through")
+				require.Equal(t, http.StatusOK, ready.Status, "requests are taken, and wait")
+				require.Contains(t, ready.Body, "paused through")
 				asked := int64(0)
-				for _, e := range append(c.prefill, c.decode...) {
+				for _, e := range append(c.Prefill, c.Decode...) {
 					asked += e.Stats().Requests
 				}
-				waits := c.judging(prompt, `"stream":true,`)
+				waits := c.Judging(prompt, `"stream":true,`)
 				if row.empty != "" {
 					c.does(row.empty)
 				} else {
@@ -120,7 +119,7 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 					c.does("/update_weights")
 				}
 				time.Sleep(200 * time.Millisecond) // health checks fail meanwhile, of SGLang
-				for _, e := range append(c.prefill, c.decode...) {
+				for _, e := range append(c.Prefill, c.Decode...) {
 					asked -= e.Stats().Requests
 				}
 				require.Zero(t, asked, "nothing is sent to an engine")
@@ -129,15 +128,15 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 				c.does(row.end)
 				require.Empty(t, c.gw.Status(t.Context()).Pauses)
 				require.Equal(t, "right", <-waits)
-				predicted, actual := c.hits(cached)
+				predicted, actual := c.Hits(cached)
 				require.Zero(t, predicted)
 				if row.empty != "" {
 					require.Zero(t, actual)
 				}
 			}
 			stop()
-			require.Zero(t, c.sum("evenkeel_engine_outages_total"))
-			for _, r := range c.records() {
+			require.Zero(t, c.Sum("evenkeel_engine_outages_total"))
+			for _, r := range c.Records() {
 				require.Equal(t, "ok", r.Outcome)
 			}
 		})
@@ -165,7 +164,7 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 			_, status := c.call(body)
 			require.Equal(t, want, status, body)
 		}
-		require.Equal(t, http.StatusUnsupportedMediaType, c.ask("POST", c.admin+"/admin/fleet/call", `{"path":"/pause"}`, "Content-Type", "text/plain").status)
+		require.Equal(t, http.StatusUnsupportedMediaType, c.Ask("POST", c.admin+"/admin/fleet/call", `{"path":"/pause"}`, "Content-Type", "text/plain").Status)
 		require.Zero(t, pauses())
 	})
 	t.Run("a question, and an answer that is too long", func(t *testing.T) {
@@ -182,18 +181,18 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 		require.Equal(t, 502, status)
 		require.Contains(t, r.Engines[0].Error, "no such path")
 		require.Zero(t, pauses())
-		require.Equal(t, "right", c.judge("it is served", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("it is served", `"stream":true,`))
 	})
 	t.Run("an engine dies, and comes back while the others are paused", func(t *testing.T) {
-		c.decode[0].Kill()
+		c.Decode[0].Kill()
 		r, status := c.call(`{"path":"/pause","group":"main"}`)
 		require.Equal(t, 502, status)
 		require.False(t, r.Done || r.Engines[0].Done || r.Engines[0].Status != 0)
 		require.True(t, r.Engines[1].Done)
 		require.Len(t, r.Paused, 1, "the group is")
-		waits := c.judging("waits", `"stream":true,`)
-		require.NoError(t, c.decode[0].Revive())
-		c.eventually("it is up, and gets nothing", func() bool { return c.state(c.decode[0]) == "halted" })
+		waits := c.Judging("waits", `"stream":true,`)
+		require.NoError(t, c.Decode[0].Revive())
+		c.Eventually("it is up, and gets nothing", func() bool { return c.state(c.Decode[0]) == "halted" })
 		require.Empty(t, waits)
 		_, status = c.call(`{"path":"/resume","group":"main"}`)
 		require.Equal(t, 200, status)
@@ -202,23 +201,23 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 	})
 	t.Run("an engine dies, and the others resume", func(t *testing.T) {
 		c.does("/pause")
-		c.decode[0].Kill()
-		c.eventually("it is down", func() bool { return c.state(c.decode[0]) == "down" })
+		c.Decode[0].Kill()
+		c.Eventually("it is down", func() bool { return c.state(c.Decode[0]) == "down" })
 		r, status := c.call(`{"path":"/resume"}`)
 		require.Equal(t, 502, status)
 		require.Len(t, r.Paused, 1)
 		require.Contains(t, r.Paused[0], "still paused")
-		require.Equal(t, "right", c.judge("the other one serves", `"stream":true,`))
-		require.NoError(t, c.decode[0].Revive())
-		c.eventually("it is another process, which nobody has paused", func() bool { return c.state(c.decode[0]) == "up" })
+		require.Equal(t, "right", c.Judge("the other one serves", `"stream":true,`))
+		require.NoError(t, c.Decode[0].Revive())
+		c.Eventually("it is another process, which nobody has paused", func() bool { return c.state(c.Decode[0]) == "up" })
 		require.Zero(t, pauses())
 	})
 	t.Run("an engine that was restarted meanwhile is told of", func(t *testing.T) {
 		c.does("/pause")
-		c.decode[1].Kill()
-		c.eventually("it is down", func() bool { return c.state(c.decode[1]) == "down" })
-		require.NoError(t, c.decode[1].Revive())
-		c.eventually("it is back", func() bool { return c.state(c.decode[1]) == "halted" })
+		c.Decode[1].Kill()
+		c.Eventually("it is down", func() bool { return c.state(c.Decode[1]) == "down" })
+		require.NoError(t, c.Decode[1].Revive())
+		c.Eventually("it is back", func() bool { return c.state(c.Decode[1]) == "halted" })
 		r, status := c.call(`{"path":"/resume"}`)
 		require.Equal(t, 200, status)
 		require.True(t, r.Engines[1].Restarted && !r.Engines[0].Restarted, "it has other weights")
@@ -230,47 +229,47 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 		c.does("/resume")
 	})
 	t.Run("a second caller, and one that leaves", func(t *testing.T) {
-		leave := c.endless()
+		leave := c.Endless()
 		ctx, left := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, "POST", c.admin+"/admin/fleet/call", strings.NewReader(`{"path":"/pause?mode=wait"}`))
 		require.NoError(t, err)
 		req.Header.Set("Content-Type", "application/json")
 		gone := make(chan reply, 1)
-		go func() { gone <- c.do(req) }()
-		c.eventually("it waits for what runs", func() bool { return pauses() == 1 })
+		go func() { gone <- c.Do(req) }()
+		c.Eventually("it waits for what runs", func() bool { return pauses() == 1 })
 		_, status := c.call(`{"path":"/is_paused","method":"GET"}`)
 		require.Equal(t, 409, status)
 		left()
-		require.Error(t, (<-gone).err)
+		require.Error(t, (<-gone).Err)
 		leave()
-		c.eventually("the call went on without its caller", func() bool {
+		c.Eventually("the call went on without its caller", func() bool {
 			r, status := c.call(`{"path":"/is_paused","method":"GET"}`)
 			return status == 200 && strings.Contains(string(r.Engines[0].Body), "true") && len(r.Paused) == 1
 		})
 		c.does("/resume")
 	})
 	t.Run("engines that take too long", func(t *testing.T) {
-		leave := c.endless()
+		leave := c.Endless()
 		r, status := c.call(`{"path":"/pause?mode=wait"}`)
 		require.Equal(t, 502, status)
 		require.Contains(t, r.Engines[0].Error+r.Engines[1].Error, "within fleet_call.timeout (1s)")
 		require.Len(t, r.Paused, 1, "they may come to it")
 		leave()
 		c.does("/resume")
-		require.Equal(t, "right", c.judge("it is served", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("it is served", `"stream":true,`))
 	})
 	// A proxy that was restarted knows nothing of the pause, as one that was passed by. The engines know.
 	t.Run("engines that were paused by another", func(t *testing.T) {
-		for _, e := range c.decode {
-			require.Equal(t, 200, c.ask("POST", e.URLs()[0]+"/pause", "").status)
+		for _, e := range c.Decode {
+			require.Equal(t, 200, c.Ask("POST", e.URLs()[0]+"/pause", "").Status)
 		}
-		c.eventually("the engines say so", func() bool { return c.state(c.decode[0]) == "halted" && c.state(c.decode[1]) == "halted" })
-		require.Contains(t, c.engineStatus(c.decode[0]).Error, "it is paused")
-		waits := c.judging("waits", `"stream":true,`)
+		c.Eventually("the engines say so", func() bool { return c.state(c.Decode[0]) == "halted" && c.state(c.Decode[1]) == "halted" })
+		require.Contains(t, c.engineStatus(c.Decode[0]).Error, "it is paused")
+		waits := c.Judging("waits", `"stream":true,`)
 		c.does("/resume")
 		require.Equal(t, "right", <-waits)
 	})
-	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+	require.Zero(t, c.Sum("evenkeel_engine_outages_total"))
 }
 
 // A request that meets a pause of which nothing is known waits, and that is no attempt. A stream has begun before the core refuses its request.
@@ -280,14 +279,14 @@ func TestARequestThatMeetsAPauseOfAnotherWaits(t *testing.T) {
 		quickHealth(cfg)
 		cfg.Health.Interval, cfg.Prefill.Retry.Base = 2*time.Second, 500*time.Millisecond // requests come before the next check
 	}})
-	at := c.decode[0].URLs()[0]
-	require.Equal(t, 200, c.ask("POST", at+"/pause", "").status)
-	stream, whole := c.judging("a stream", `"stream":true,`), c.judging("an answer in one piece", "")
-	c.eventually("it is seen", func() bool { return c.state(c.decode[0]) == "halted" })
-	require.Equal(t, 200, c.ask("POST", at+"/resume", "").status)
+	at := c.Decode[0].URLs()[0]
+	require.Equal(t, 200, c.Ask("POST", at+"/pause", "").Status)
+	stream, whole := c.Judging("a stream", `"stream":true,`), c.Judging("an answer in one piece", "")
+	c.Eventually("it is seen", func() bool { return c.state(c.Decode[0]) == "halted" })
+	require.Equal(t, 200, c.Ask("POST", at+"/resume", "").Status)
 	require.Equal(t, "right", <-stream)
 	require.Equal(t, "right", <-whole)
-	require.Zero(t, c.sum("evenkeel_engine_outages_total"))
+	require.Zero(t, c.Sum("evenkeel_engine_outages_total"))
 }
 
 // quickHealth looks at engines often, and tries their ranks.
@@ -301,37 +300,6 @@ func quickHealth(cfg *config.Config) {
 func retrying(cfg *config.Config) {
 	quickHealth(cfg)
 	cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget = 3, 1
-}
-
-// hits sends a completion and returns how many tokens of its prompt were
-// predicted to be cached, and how many were.
-func (c *cluster) hits(prompt any) (predicted, actual int) {
-	c.Helper()
-	text, err := json.Marshal(prompt)
-	require.NoError(c, err)
-	r := c.post("/v1/completions", fmt.Sprintf(`{"model":%q,"max_tokens":1,"prompt":%s}`, model, text))
-	require.Equal(c, http.StatusOK, r.status, r.body)
-	predicted, err = strconv.Atoi(r.header.Get("X-Evenkeel-Hit-Tokens"))
-	require.NoError(c, err)
-	var answer struct {
-		Usage struct {
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
-	}
-	require.NoError(c, json.Unmarshal([]byte(r.body), &answer))
-	return predicted, answer.Usage.Details.Cached
-}
-
-// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
-func (c *cluster) judging(prompt, more string) <-chan string {
-	got := make(chan string, 1)
-	go func() {
-		defer close(got)
-		got <- c.judge(prompt, more)
-	}()
-	return got
 }
 
 // state is what the page shows of an engine.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 )
@@ -21,7 +22,7 @@ func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "keys.yaml")
-			keyFile(t, file, "ops ek-ops , trusted: true")
+			refclient.KeyFile(t, file, "ops ek-ops , trusted: true")
 			step := 4 * time.Millisecond
 			if places > 32 { // what waits there must be seen on a busy machine, too
 				step *= 8
@@ -44,7 +45,7 @@ func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 				got[kind] = map[string]int{}
 				for i := range each {
 					wg.Go(func() {
-						verdict := us.judge(fmt.Sprint(kind, " number ", i), streamed, "Authorization", "Bearer ek-ops", more[0], more[1])
+						verdict := us.Judge(fmt.Sprint(kind, " number ", i), streamed, "Authorization", "Bearer ek-ops", more[0], more[1])
 						mu.Lock()
 						defer mu.Unlock()
 						got[kind][verdict]++
@@ -52,8 +53,8 @@ func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 				}
 			}
 			if ends {
-				us.eventually("requests run and wait there", func() bool {
-					return eu.decode[0].Stats().Running > 0 && eu.gw.Status(t.Context()).Open > 2
+				us.Eventually("requests run and wait there", func() bool {
+					return eu.Decode[0].Stats().Running > 0 && eu.gw.Status(t.Context()).Open > 2
 				})
 				require.NoError(t, eu.gw.Shutdown(t.Context()))
 			}
@@ -63,8 +64,8 @@ func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 				require.Equal(t, map[string]int{"right": each}, got[kind], kind)
 			}
 			require.Equal(t, each, got["short"]["right"]+got["short"]["503"], got["short"])
-			require.LessOrEqual(t, us.metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`), float64(got["short"]["503"]), "an error of the region is the deadline's")
-			require.NotZero(t, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
+			require.LessOrEqual(t, us.Metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`), float64(got["short"]["503"]), "an error of the region is the deadline's")
+			require.NotZero(t, us.Metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
 			if !ends {
 				require.Equal(t, "available", us.availability("eu-1"))
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/engine"
@@ -105,7 +106,7 @@ func (f *family) owner(group string) int {
 }
 
 func (f *family) owned(group string) (owner int) {
-	f.all[0].eventually(group+" has an owner", func() bool { owner = f.owner(group); return owner >= 0 })
+	f.all[0].Eventually(group+" has an owner", func() bool { owner = f.owner(group); return owner >= 0 })
 	return owner
 }
 
@@ -174,7 +175,7 @@ func (f *family) under(of ...int) (end func() *load.Result) {
 		Backoff: 20 * time.Millisecond, KeepFailures: 1000,
 	}
 	for _, i := range of {
-		cfg.URLs = append(cfg.URLs, f.all[i].url)
+		cfg.URLs = append(cfg.URLs, f.all[i].URL)
 	}
 	for i := range 97 {
 		cfg.Requests = append(cfg.Requests, trace.Request{Prompt: 20 + i, Output: 5 + 11*i%60})
@@ -199,19 +200,19 @@ func (f *family) under(of ...int) (end func() *load.Result) {
 // came of an earlier one, and no rank had more than its slots.
 func (f *family) oneOwner() {
 	f.Helper()
-	for _, e := range f.all[0].decode {
+	for _, e := range f.all[0].Decode {
 		s := e.Stats()
 		require.Zero(f, s.StaleEpochs, "requests of an owner after those of a later one")
 		require.Positive(f, s.Epoch)
 	}
 	for i, c := range f.all {
 		if !f.dead[i] {
-			c.eventually("nothing is held", func() bool { return len(c.busyAlone()) == 0 })
+			c.Eventually("nothing is held", func() bool { return len(c.busyAlone()) == 0 })
 			for _, kind := range []string{"slots", "kv_tokens", "handoffs"} {
-				require.Zero(f, c.metric(fmt.Sprintf("evenkeel_audit_drift{kind=%q}", kind)), proxyName(i))
+				require.Zero(f, c.Metric(fmt.Sprintf("evenkeel_audit_drift{kind=%q}", kind)), proxyName(i))
 			}
-			require.Zero(f, c.metric("evenkeel_double_releases_total"))
-			require.Zero(f, c.metric("evenkeel_prefill_double_releases_total"))
+			require.Zero(f, c.Metric("evenkeel_double_releases_total"))
+			require.Zero(f, c.Metric("evenkeel_prefill_double_releases_total"))
 		}
 	}
 }
@@ -226,8 +227,8 @@ func (c *cluster) busyAlone() (held []string) {
 func (c *cluster) serves(n float64) {
 	c.Helper()
 	const whole = `evenkeel_requests_total{outcome="ok"}`
-	before := c.metric(whole)
-	c.eventually("it serves", func() bool { return c.metric(whole) >= before+n })
+	before := c.Metric(whole)
+	c.Eventually("it serves", func() bool { return c.Metric(whole) >= before+n })
 }
 
 // lateness measures by how much later than it asked for this process has been woken
@@ -272,7 +273,7 @@ func onlyLost(t *testing.T, r *load.Result, most int) {
 // same, and the engines see one owner after the other.
 func shardsTakeOver(t *testing.T) {
 	f := proxies(t, geo.HAShard, 3, "east", "west")
-	f.all[0].eventually("groups have come to rest", func() bool {
+	f.all[0].Eventually("groups have come to rest", func() bool {
 		return f.rests("east") && f.rests("west")
 	})
 	t.Run("the self-test leaves others' groups alone", f.seatsOfGroups)
@@ -286,8 +287,8 @@ func shardsTakeOver(t *testing.T) {
 		}
 	}
 	end := f.under(others...)
-	served := func() float64 { return f.all[others[0]].sum("evenkeel_geo_forwards_total") }
-	f.all[others[0]].eventually("requests are forwarded", func() bool { return served() > 0 })
+	served := func() float64 { return f.all[others[0]].Sum("evenkeel_geo_forwards_total") }
+	f.all[others[0]].Eventually("requests are forwarded", func() bool { return served() > 0 })
 
 	late := lateness(t)
 	at := f.kill(victim)
@@ -300,27 +301,27 @@ func shardsTakeOver(t *testing.T) {
 	f.all[taker].serves(30)
 	onlyLost(t, end(), 8)
 	f.oneOwner()
-	require.Positive(t, f.all[taker].metric("evenkeel_ha_takeover_seconds_count"))
+	require.Positive(t, f.all[taker].Metric("evenkeel_ha_takeover_seconds_count"))
 }
 
 // Two proxies of one region have one group: one of them owns it, and the other one forwards.
 func standbys(t *testing.T) {
 	f := proxies(t, geo.HAStandby, 2, "main")
 	a, b := f.all[0], f.all[1]
-	a.eventually("a owns all", func() bool { return f.owner("main") == 0 })
+	a.Eventually("a owns all", func() bool { return f.owner("main") == 0 })
 	t.Run("what a standby answers is right, and so are its status and readiness", func(t *testing.T) {
 		require.Equal(t, "standby", b.gw.HA().Role)
 		require.Equal(t, "owner", a.gw.HA().Role)
-		require.Equal(t, http.StatusOK, b.get("/readyz").status)
-		b.eventually("b knows its owner", func() bool { return b.availability("here-a") == "available" || b.availability("here-a") == "" })
-		got := b.post("/v1/chat/completions", chat("one two", `"stream":true,`))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-		got = b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":["a b","c d"]}`, model))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Len(t, whole(t, got.body), 2, "of several prompts, too")
-		require.Equal(t, http.StatusBadRequest, b.post("/v1/chat/completions", chat("one", `"temperature":"hot",`)).status)
-		require.Equal(t, http.StatusOK, b.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local").status, "it stays in the region")
+		require.Equal(t, http.StatusOK, b.get("/readyz").Status)
+		b.Eventually("b knows its owner", func() bool { return b.availability("here-a") == "available" || b.availability("here-a") == "" })
+		got := b.Post("/v1/chat/completions", chat("one two", `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"))
+		got = b.Post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":["a b","c d"]}`, model))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Len(t, whole(t, got.Body), 2, "of several prompts, too")
+		require.Equal(t, http.StatusBadRequest, b.Post("/v1/chat/completions", chat("one", `"temperature":"hot",`)).Status)
+		require.Equal(t, http.StatusOK, b.Post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local").Status, "it stays in the region")
 	})
 	t.Run("its metrics are documented", func(t *testing.T) {
 		exists, docs := b.described(), metricsDoc(t)
@@ -333,20 +334,20 @@ func standbys(t *testing.T) {
 	t.Run("it takes over", func(t *testing.T) {
 		endWatch := f.watch("main")
 		end := f.under(0, 1)
-		a.eventually("it has load", func() bool { return a.sum("evenkeel_rank_running") > 2 })
+		a.Eventually("it has load", func() bool { return a.Sum("evenkeel_rank_running") > 2 })
 		a.gw.Service().Drain(0)
 		at := time.Now()
-		b.eventually("b owns all", func() bool { return f.owner("main") == 1 })
+		b.Eventually("b owns all", func() bool { return f.owner("main") == 1 })
 		t.Logf("handed over after %.2f s", time.Since(at).Seconds())
 		a.gw.Service().Undrain()
-		a.eventually("a has it back", func() bool { return f.owner("main") == 0 })
+		a.Eventually("a has it back", func() bool { return f.owner("main") == 0 })
 
 		late := lateness(t)
 		f.store[0].set(true)
 		cut := time.Now()
-		a.eventually("it stops by itself", func() bool { return groupOf(a, "main").Phase == "fenced" })
+		a.Eventually("it stops by itself", func() bool { return groupOf(a, "main").Phase == "fenced" })
 		stopped := time.Since(cut)
-		b.eventually("b takes over", func() bool { return f.owner("main") == 1 })
+		b.Eventually("b takes over", func() bool { return f.owner("main") == 1 })
 		took, stood := time.Since(cut), late()
 		t.Logf("cut off: stopped after %.2f s, taken over after %.2f s; the machine was late by %.2f s", stopped.Seconds(), took.Seconds(), stood.Seconds())
 		require.Less(t, took, 2*haLease+stood)
@@ -366,41 +367,41 @@ func standbys(t *testing.T) {
 		}
 		for _, c := range f.all {
 			var last reply
-			c.eventually("it is not ready any more", func() bool {
+			c.Eventually("it is not ready any more", func() bool {
 				last = c.get("/readyz")
-				return last.status == http.StatusServiceUnavailable
+				return last.Status == http.StatusServiceUnavailable
 			})
-			require.Contains(t, last.body, "no proxy owns a decode group, for the store of leases does not answer")
+			require.Contains(t, last.Body, "no proxy owns a decode group, for the store of leases does not answer")
 			require.False(t, groupOf(c, "main").Admits)
 		}
 		for _, w := range f.store {
 			w.set(false)
 		}
 		for _, c := range f.all {
-			c.eventually("it is ready again", func() bool { return c.get("/readyz").status == http.StatusOK })
+			c.Eventually("it is ready again", func() bool { return c.get("/readyz").Status == http.StatusOK })
 		}
 	})
 	// It refuses clients, and serves requests that the others forward until one of them can take over.
 	t.Run("an owner that ends waits for the next", func(t *testing.T) {
-		a.eventually("a has it back", func() bool { return f.owner("main") == 0 })
-		b.eventually("b knows its owner", func() bool { return b.post(chatPath, chat("one", "")).status == http.StatusOK })
+		a.Eventually("a has it back", func() bool { return f.owner("main") == 0 })
+		b.Eventually("b knows its owner", func() bool { return b.Post(refclient.ChatPath, chat("one", "")).Status == http.StatusOK })
 		f.store[1].set(true)
-		b.eventually("b cannot take anything", func() bool { return groupOf(b, "main").Away })
+		b.Eventually("b cannot take anything", func() bool { return groupOf(b, "main").Away })
 		endWatch := f.watch("main")
 		a.gw.Service().Drain(0)
-		a.eventually("a refuses clients", func() bool { return a.gw.Service().Refusing() })
+		a.Eventually("a refuses clients", func() bool { return a.gw.Service().Refusing() })
 		ended := make(chan error, 1)
 		go func() { ended <- a.gw.Shutdown(context.Background()) }()
-		require.Equal(t, http.StatusServiceUnavailable, a.post(chatPath, chat("one", "")).status)
-		got := b.post(chatPath, chat("one two", ""))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "to a, which drains")
+		require.Equal(t, http.StatusServiceUnavailable, a.Post(refclient.ChatPath, chat("one", "")).Status)
+		got := b.Post(refclient.ChatPath, chat("one two", ""))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"), "to a, which drains")
 		f.store[1].set(false)
-		b.eventually("b owns all", func() bool { return groupOf(b, "main").Admits })
+		b.Eventually("b owns all", func() bool { return groupOf(b, "main").Admits })
 		endWatch()
 		f.dead[0] = true
 		require.NoError(t, <-ended)
-		require.Equal(t, http.StatusOK, b.post(chatPath, chat("one two", "")).status)
+		require.Equal(t, http.StatusOK, b.Post(refclient.ChatPath, chat("one two", "")).Status)
 	})
 }
 
@@ -408,7 +409,7 @@ func standbys(t *testing.T) {
 func (f *family) seatsOfGroups(t *testing.T) {
 	for i, group := range []string{"east", "west"} {
 		theirs := f.owner(group)
-		rank := nameOf(t, f.all[0].decode[i].URLs()[1])
+		rank := nameOf(t, f.all[0].Decode[i].URLs()[1])
 		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
 		require.NoError(t, err)
 		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}}, s.Scope.Mark(nil))

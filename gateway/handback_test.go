@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
@@ -53,7 +54,7 @@ func adopter(t *testing.T, prefill, decode []refengine.Config, more func(*config
 			more(cfg)
 		}
 	}})
-	c.eventually("the engines of us are served", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
+	c.Eventually("the engines of us are served", func() bool { return c.Metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
 	return c, back
 }
 
@@ -67,38 +68,38 @@ func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) {
 	c, back := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 1}}, nil)
 	var leave []func()
 	for full := range 2 { // the second goes where the first is not
-		c.eventually("slots are counted", func() bool { return c.decodeFull() == full })
-		leave = append(leave, c.endless())
+		c.Eventually("slots are counted", func() bool { return c.decodeFull() == full })
+		leave = append(leave, c.Endless())
 	}
-	c.eventually("slots are counted", func() bool { return c.decodeFull() == 2 })
-	require.Len(t, c.running(c.decode[1]), 1, "one of each region's ranks is taken")
+	c.Eventually("slots are counted", func() bool { return c.decodeFull() == 2 })
+	require.Len(t, c.running(c.Decode[1]), 1, "one of each region's ranks is taken")
 	results := make(chan reply, 2)
 	for range cap(results) {
-		go func() { results <- c.post(chatPath, chat("one two three", `"max_tokens":3,`)) }()
+		go func() { results <- c.Post(refclient.ChatPath, chat("one two three", `"max_tokens":3,`)) }()
 	}
-	c.eventually("one waits for each", func() bool {
-		return c.metric("evenkeel_pool_entries") == 2 && c.prefill[0].Stats().Probes == 2 && c.prefill[1].Stats().Probes == 2
+	c.Eventually("one waits for each", func() bool {
+		return c.Metric("evenkeel_pool_entries") == 2 && c.Prefill[0].Stats().Probes == 2 && c.Prefill[1].Stats().Probes == 2
 	})
 	back()
-	c.eventually("both wait at home", func() bool { return c.metric("evenkeel_pool_entries") == 2 && c.prefill[0].Stats().Probes == 3 })
-	require.Len(t, c.running(c.decode[1]), 1, "what runs there runs on")
+	c.Eventually("both wait at home", func() bool { return c.Metric("evenkeel_pool_entries") == 2 && c.Prefill[0].Stats().Probes == 3 })
+	require.Len(t, c.running(c.Decode[1]), 1, "what runs there runs on")
 	for _, end := range leave {
 		end()
 	}
 	for range cap(results) {
 		got := <-results
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		for _, a := range c.receipt(got.header.Get("X-Request-Id")).Attempts {
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		for _, a := range c.receipt(got.Header.Get("X-Request-Id")).Attempts {
 			if a.Again {
 				require.Equal(t, board.ErrWithdrawn.Error(), a.Cause, "as soon as us-1 is back, not when its ranks have been gone for long")
 			}
 		}
 	}
-	c.accounted()
+	c.Accounted()
 	var attempts []int
-	for _, r := range c.records() {
+	for _, r := range c.Records() {
 		if r.Outcome == "ok" {
-			require.True(t, at(c.prefill[0], r.Prefill) && at(c.decode[0], r.Rank), "%s, %s", r.Prefill, r.Rank)
+			require.True(t, at(c.Prefill[0], r.Prefill) && at(c.Decode[0], r.Rank), "%s, %s", r.Prefill, r.Rank)
 			attempts = append(attempts, r.Attempts)
 		}
 	}
@@ -144,42 +145,42 @@ func (c *cluster) rank(e *refengine.Engine) (w board.WorkerStatus) {
 func TestATakerCountsWhatRunsThereAlready(t *testing.T) {
 	t.Parallel()
 	us := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 8}}})
-	leave := us.endless()
-	us.endless()
+	leave := us.Endless()
+	us.Endless()
 	c, _ := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 8}, {Slots: 8}}, func(cfg *config.Config) {
 		cfg.Geo.Ownership.MaxShare = 0.5
-		cfg.Engines.Prefill[1].URL, cfg.Engines.Decode[1].URL = us.prefill[0].URLs()[0], us.decode[0].URLs()[0]
+		cfg.Engines.Prefill[1].URL, cfg.Engines.Decode[1].URL = us.Prefill[0].URLs()[0], us.Decode[0].URLs()[0]
 	})
-	rank := func() board.WorkerStatus { return c.rank(us.decode[0]) }
-	c.eventually("both are counted", func() bool { w := rank(); return w.Limit == 4 && w.Others > 0 })
+	rank := func() board.WorkerStatus { return c.rank(us.Decode[0]) }
+	c.Eventually("both are counted", func() bool { w := rank(); return w.Limit == 4 && w.Others > 0 })
 	for range 3 {
-		us.endless()
+		us.Endless()
 	}
-	c.eventually("five leave three slots", func() bool { return rank().Limit == 3 })
+	c.Eventually("five leave three slots", func() bool { return rank().Limit == 3 })
 	require.Zero(t, rank().KVTokens, "none of them is ours")
 	leave()
-	c.eventually("one that ended is read off", func() bool { return rank().Limit == 4 })
+	c.Eventually("one that ended is read off", func() bool { return rank().Limit == 4 })
 }
 
 func TestWhereNothingCanBeDecodedNothingIsPrefilled(t *testing.T) {
 	t.Parallel()
 	c, _ := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 16}}, nil)
-	c.eventually("all slots of us may be used: it is one before it is known what runs there", func() bool { return c.rank(c.decode[1]).Limit == 16 })
+	c.Eventually("all slots of us may be used: it is one before it is known what runs there", func() bool { return c.rank(c.Decode[1]).Limit == 16 })
 	for {
-		leave := c.endless()
-		if len(c.running(c.decode[0])) > 0 {
+		leave := c.Endless()
+		if len(c.running(c.Decode[0])) > 0 {
 			break
 		}
 		leave() // it would keep a slot of the other region, which the requests below need
 	}
-	c.eventually("that is known", func() bool { return c.decodeFull() == 1 })
+	c.Eventually("that is known", func() bool { return c.decodeFull() == 1 })
 	for range 6 { // in turn, were it not for the slots
-		require.Equal(t, http.StatusOK, c.post(chatPath, chat("one two three", `"max_tokens":3,`)).status)
+		require.Equal(t, http.StatusOK, c.Post(refclient.ChatPath, chat("one two three", `"max_tokens":3,`)).Status)
 	}
-	c.eventually("all six are logged", func() bool {
-		return len(slices.DeleteFunc(c.outcomes(), func(o string) bool { return o != "ok" })) == 6
+	c.Eventually("all six are logged", func() bool {
+		return len(slices.DeleteFunc(c.Outcomes(), func(o string) bool { return o != "ok" })) == 6
 	})
-	for _, r := range c.records() {
-		require.True(t, at(c.prefill[1], r.Prefill) && at(c.decode[1], r.Rank), "%s, %s", r.Prefill, r.Rank)
+	for _, r := range c.Records() {
+		require.True(t, at(c.Prefill[1], r.Prefill) && at(c.Decode[1], r.Rank), "%s, %s", r.Prefill, r.Rank)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/certs/certtest"
@@ -31,17 +32,17 @@ func TestCommentsOnEveryWay(t *testing.T) {
 	const span, takes = 20 * time.Millisecond, 300 * time.Millisecond
 	hears := func(t *testing.T, c *cluster) {
 		t.Helper()
-		r := c.post(chatPath, chat("one two three", `"stream":true,`))
-		require.NoError(t, r.err)
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.True(t, strings.HasPrefix(r.body, ": keep-alive\n\n"), r.body)
-		require.Empty(t, r.header.Get("X-Evenkeel-Route"), "the head was out before the way was known")
-		got := read(t, r.body)
-		require.Empty(t, got.fail)
+		r := c.Post(refclient.ChatPath, chat("one two three", `"stream":true,`))
+		require.NoError(t, r.Err)
+		require.Equal(t, http.StatusOK, r.Status, r.Body)
+		require.True(t, strings.HasPrefix(r.Body, ": keep-alive\n\n"), r.Body)
+		require.Empty(t, r.Header.Get("X-Evenkeel-Route"), "the head was out before the way was known")
+		got := read(t, r.Body)
+		require.Empty(t, got.Fail)
 		key := reftext.OfUser("one two three").Answer
-		wholeText(t, key, got.text[0])
-		r = c.post(chatPath, chat("one two three", ""))
-		require.True(t, strings.HasPrefix(r.body, "{"), r.body)
+		refclient.WholeText(t, key, got.Text[0])
+		r = c.Post(refclient.ChatPath, chat("one two three", ""))
+		require.True(t, strings.HasPrefix(r.Body, "{"), r.Body)
 	}
 	t.Run("TLS", func(t *testing.T) {
 		t.Parallel()
@@ -65,9 +66,9 @@ func TestCommentsOnEveryWay(t *testing.T) {
 				prefill: slowPrefills(takes), configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only"; alive(theirs)(cfg) },
 			})
 			hears(t, us)
-			us.accounted()
-			eu.accounted()
-			require.EqualValues(t, 2, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
+			us.Accounted()
+			eu.Accounted()
+			require.EqualValues(t, 2, us.Metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
 		})
 	}
 }

@@ -29,25 +29,25 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		cfg.Admin.TokenFile = filepath.Join(t.TempDir(), "token")
 		require.NoError(t, os.WriteFile(cfg.Admin.TokenFile, []byte("secret"), 0o600))
 	}})
-	require.Equal(t, http.StatusUnauthorized, c.ask(http.MethodGet, c.admin+"/live?once", "").status)
+	require.Equal(t, http.StatusUnauthorized, c.Ask(http.MethodGet, c.admin+"/live?once", "").Status)
 	for path, kind := range map[string]string{"/": "text/html; charset=utf-8", "/live.js": "text/javascript; charset=utf-8", "/live.css": "text/css; charset=utf-8", "/live.svg": "image/svg+xml"} {
-		r := c.ask(http.MethodGet, c.admin+path, "") // what has no secrets needs no token
-		require.Equal(t, http.StatusOK, r.status, path)
-		require.Equal(t, kind, r.header.Get("Content-Type"))
-		require.Contains(t, r.header.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'; ")
+		r := c.Ask(http.MethodGet, c.admin+path, "") // what has no secrets needs no token
+		require.Equal(t, http.StatusOK, r.Status, path)
+		require.Equal(t, kind, r.Header.Get("Content-Type"))
+		require.Contains(t, r.Header.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'; ")
 	}
-	require.Equal(t, http.StatusNotFound, c.get("/index.html").status)
+	require.Equal(t, http.StatusNotFound, c.get("/index.html").Status)
 	see := func() (d live.Document) {
 		t.Helper()
 		r := c.get("/live?once")
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.NotContains(t, r.body, "null")
-		require.NoError(t, json.Unmarshal([]byte(r.body), &d))
+		require.Equal(t, http.StatusOK, r.Status, r.Body)
+		require.NotContains(t, r.Body, "null")
+		require.NoError(t, json.Unmarshal([]byte(r.Body), &d))
 		return d
 	}
-	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+	require.Equal(t, "right", c.Judge("one two three", `"stream":true,`))
 	c.settled(false)
-	c.eventually("the document tells of the request", func() bool { return see().Traffic.TPOT.Samples == 1 })
+	c.Eventually("the document tells of the request", func() bool { return see().Traffic.TPOT.Samples == 1 })
 	d := see()
 	require.True(t, d.Proxy.Ready)
 	require.NotEmpty(t, d.Proxy.ID)
@@ -62,7 +62,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	require.Contains(t, d.Decisions[0].Why, "prefill ")
 	require.Contains(t, d.Decisions[0].Why, "Decode policy evenkeel chose among 4 ranks with room.")
 	ranked := d.Decisions[0].Rank
-	require.Equal(t, http.StatusOK, c.get("/decisions?id="+d.Decisions[0].ID).status)
+	require.Equal(t, http.StatusOK, c.get("/decisions?id="+d.Decisions[0].ID).Status)
 	ranks, held := 0, false
 	for _, g := range d.Models[0].Groups {
 		ranks += len(g.Ranks)
@@ -82,18 +82,18 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	// to lose a part of every step.
 	t.Run("a rank that is dead enters no mean and no sum", func(t *testing.T) {
 		for range 8 {
-			c.endless()
+			c.Endless()
 		}
 		group := func() live.Group { return see().Models[0].Groups[0] }
 		require.Equal(t, 4, group().SteppingRanks)
 		dead := group().Ranks[0].Name
-		for _, e := range c.decode {
+		for _, e := range c.Decode {
 			if "http://"+dead == e.URLs()[0] {
 				e.Kill()
 			}
 		}
 		var g live.Group
-		c.eventually("one rank is down and empty, and the dispatcher knows", func() bool {
+		c.Eventually("one rank is down and empty, and the dispatcher knows", func() bool {
 			g = group()
 			return g.Ranks[0].State == detect.RankDown && g.Ranks[0].Used == 0 && !g.Ranks[0].Steps
 		})
@@ -109,7 +109,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		require.InDelta(t, float64(sum)/3, g.MeanTokens, 1e-9)
 		require.Equal(t, 3*most-sum, g.ImbalanceTokens)
 		require.InDelta(t, float64(3*most-sum)/float64(3*most), g.IdleShare, 1e-9)
-		metrics := c.get("/metrics").body
+		metrics := c.get("/metrics").Body
 		require.NotContains(t, metrics, `rank="`+dead+`"`, "a zero would enter every mean, and a free slot would look starved")
 		require.Contains(t, metrics, `rank="`+g.Ranks[1].Name+`"`)
 		shown := map[string]float64{}
@@ -126,17 +126,17 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		loads := slices.Sorted(maps.Values(shown))
 		require.Len(t, loads, 3)
 		require.InDelta(t, 3*loads[2]-loads[0]-loads[1]-loads[2], imbalance, 1e-9)
-		require.Contains(t, c.get("/status").body, `"stepping_ranks": 3`)
+		require.Contains(t, c.get("/status").Body, `"stepping_ranks": 3`)
 	})
 
 	require.NoError(t, c.gw.DrainEngine("decode", see().Models[0].Groups[0].Ranks[1].Name, 0))
 	gone := see().Models[0].Groups[0].Ranks[2].Name
-	for _, e := range c.decode {
+	for _, e := range c.Decode {
 		if "http://"+gone == e.URLs()[0] {
 			e.Close()
 		}
 	}
-	c.eventually("a drained rank and an engine that is gone are told", func() bool {
+	c.Eventually("a drained rank and an engine that is gone are told", func() bool {
 		d := see()
 		states := map[string]int{}
 		for _, g := range d.Models[0].Groups {
@@ -146,7 +146,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		}
 		return states[detect.RankDraining] == 1 && states[detect.RankDown] == 2 && states[detect.RankUp] == 1
 	})
-	c.eventually("an incident tells of both engines", func() bool {
+	c.Eventually("an incident tells of both engines", func() bool {
 		return slices.ContainsFunc(see().Incidents, func(i detect.Incident) bool {
 			return i.Severity == detect.Warn && i.Panel == "engines" && strings.HasPrefix(i.What, "2 decode engines on host 127.0.0.1 are down: ")
 		})

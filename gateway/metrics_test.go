@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -65,9 +66,9 @@ func TestMetrics(t *testing.T) {
 	}})
 	// What engines say of their ranks stands beside what the proxy counts there.
 	t.Run("have what engines say", func(t *testing.T) {
-		leave := c.endless()
-		c.eventually("both say that one rank runs one request", func() bool {
-			page, alike := c.get("/metrics").body, 0
+		leave := c.Endless()
+		c.Eventually("both say that one rank runs one request", func() bool {
+			page, alike := c.get("/metrics").Body, 0
 			ranks := regexp.MustCompile(`evenkeel_rank_running\{(.*)\} (\d)`).FindAllStringSubmatch(page, -1)
 			require.Len(c, ranks, 2)
 			for _, r := range ranks {
@@ -75,14 +76,14 @@ func TestMetrics(t *testing.T) {
 					alike++
 				}
 			}
-			return alike == 2 && sumOf(c.T, page, "evenkeel_rank_running") == 1 && valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[0][1]+`,source="scraped"}`)+
-				valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[1][1]+`,source="scraped"}`) > 0
+			return alike == 2 && refclient.SumOf(c.T, page, "evenkeel_rank_running") == 1 && refclient.ValueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[0][1]+`,source="scraped"}`)+
+				refclient.ValueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[1][1]+`,source="scraped"}`) > 0
 		})
 		leave()
 	})
 	// docs/metrics.md has every metric there is, and no other.
 	t.Run("are documented, and there are no others", func(t *testing.T) {
-		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("one two three", `"stream":true,`))
 		c.settled(false)
 
 		exists, docs := c.described(), metricsDoc(t)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai/answertest"
 	"evenkeel/geo"
@@ -54,29 +55,29 @@ func TestRequestsOfAGroupOfOthers(t *testing.T) {
 	owners, ran := &stub{}, atomic.Int32{}
 	us := standby(t, owners.ServeHTTP)
 	known := func(t *testing.T) { // one that failed is asked again a moment later
-		us.eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
+		us.Eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
 		ran.Store(0)
 	}
 	// It refuses what it may not send to the one that does.
 	t.Run("responses and messages are refused", func(t *testing.T) {
 		owners.does(func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded") })
 		known(t)
-		r := us.post(responsesPath, respond("a", ""))
-		require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-		said, _, _ := failure(t, r)
+		r := us.Post(refclient.ResponsesPath, refclient.Response("a", ""))
+		require.Equal(t, http.StatusServiceUnavailable, r.Status, r.Body)
+		said, _, _ := refclient.Failure(t, r)
 		require.Equal(t, geo.RejectOwner, said)
-		require.NotEmpty(t, r.header.Get("Retry-After"))
-		r = us.post(messagesPath, wordsOf("a", `"stream":true,`))
-		require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-		kind, says := answertest.Refused(t, r.body)
+		require.NotEmpty(t, r.Header.Get("Retry-After"))
+		r = us.Post(refclient.MessagesPath, refclient.Message("a", `"stream":true,`))
+		require.Equal(t, http.StatusServiceUnavailable, r.Status, r.Body)
+		kind, says := answertest.Refused(t, r.Body)
 		require.Equal(t, "overloaded_error", kind)
 		require.Contains(t, says, "another proxy")
-		got := us.knock("us-2", chatPath, chat("one", "")) // nor may it forward what came from another proxy
-		require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-		require.Equal(t, geo.RejectOwner, got.header.Get(geo.RejectHeader))
-		require.Equal(t, geo.RejectOwner, code(got.body))
-		require.Zero(t, us.decode[0].Stats().Requests)
-		require.Zero(t, us.prefill[0].Stats().Requests)
+		got := us.knock("us-2", refclient.ChatPath, chat("one", "")) // nor may it forward what came from another proxy
+		require.Equal(t, http.StatusServiceUnavailable, got.Status, got.Body)
+		require.Equal(t, geo.RejectOwner, got.Header.Get(geo.RejectHeader))
+		require.Equal(t, geo.RejectOwner, code(got.Body))
+		require.Zero(t, us.Decode[0].Stats().Requests)
+		require.Zero(t, us.Prefill[0].Stats().Requests)
 	})
 	// One that was surely not run is asked about again, until it is served.
 	t.Run("one that was refused by non-owners goes to the next", func(t *testing.T) {
@@ -91,8 +92,8 @@ func TestRequestsOfAGroupOfOthers(t *testing.T) {
 		})
 		known(t)
 		before := len(us.receipts())
-		got := us.post(chatPath, chat("one", ""))
-		require.Equal(t, http.StatusOK, got.status, got.body)
+		got := us.Post(refclient.ChatPath, chat("one", ""))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
 		require.EqualValues(t, 4, ran.Load())
 		require.Less(t, len(us.receipts())-before, 5, "who said no is asked again only once it says that it is")
 	})
@@ -104,9 +105,9 @@ func TestRequestsOfAGroupOfOthers(t *testing.T) {
 				panic(http.ErrAbortHandler)
 			})
 			known(t)
-			got := us.post(chatPath, body)
-			require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-			require.Equal(t, "owner_lost", code(got.body))
+			got := us.Post(refclient.ChatPath, body)
+			require.Equal(t, http.StatusServiceUnavailable, got.Status, got.Body)
+			require.Equal(t, "owner_lost", code(got.Body))
 			require.EqualValues(t, 2, ran.Load())
 		})
 	}

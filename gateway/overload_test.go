@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
@@ -21,7 +22,7 @@ import (
 func jam(t *testing.T, queue int, keys ...string) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, append(keys, "jam ek-jam")...)
+	refclient.KeyFile(t, file, append(keys, "jam ek-jam")...)
 	return start(t, options{decode: []refengine.Config{{Slots: 1, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
 		cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -10}}
@@ -33,44 +34,44 @@ func jam(t *testing.T, queue int, keys ...string) *cluster {
 // that ended since then.
 func (c *cluster) jammed() (free func(), ended func() []record) {
 	c.Helper()
-	before := len(c.records())
-	require.NoError(c, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until it is freed
+	before := len(c.Records())
+	require.NoError(c, c.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until it is freed
 	ctx, leave := context.WithCancel(c.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(chat("jam", "")))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+refclient.ChatPath, strings.NewReader(chat("jam", "")))
 	require.NoError(c, err)
 	req.Header.Set("Authorization", "Bearer ek-jam")
 	gone := make(chan error, 1)
 	go func() {
-		resp, err := c.http.Do(req)
+		resp, err := c.HTTP.Do(req)
 		if err == nil {
 			_ = resp.Body.Close()
 		}
 		gone <- err
 	}()
-	c.eventually("the only place is taken", func() bool { return c.gw.Status(c.Context()).PoolUsed == 1 })
+	c.Eventually("the only place is taken", func() bool { return c.gw.Status(c.Context()).PoolUsed == 1 })
 	free = func() {
-		require.NoError(c, c.prefill[0].SetFaults())
+		require.NoError(c, c.Prefill[0].SetFaults())
 		leave()
 		require.Error(c, <-gone)
 	}
-	return free, func() []record { return c.records()[before:] }
+	return free, func() []record { return c.Records()[before:] }
 }
 
 // queued sends a request and returns when it waits.
 func (c *cluster) queued(key, body string, header ...string) <-chan reply {
 	c.Helper()
 	waiting := func() (n float64) {
-		for line := range strings.Lines(c.get("/metrics").body) {
+		for line := range strings.Lines(c.get("/metrics").Body) {
 			if rest, ok := strings.CutPrefix(line, "evenkeel_prefill_queue_requests{"); ok {
 				n += number(c.T, rest[strings.IndexByte(rest, ' ')+1:])
 			}
 		}
 		return n
 	}
-	before := c.metric("evenkeel_prefill_queue_displaced_total") + waiting()
+	before := c.Metric("evenkeel_prefill_queue_displaced_total") + waiting()
 	got := make(chan reply, 1)
-	go func() { got <- c.post(chatPath, body, append(header, "Authorization", "Bearer "+key)...) }()
-	c.eventually("it waits", func() bool { return c.metric("evenkeel_prefill_queue_displaced_total")+waiting() > before })
+	go func() { got <- c.Post(refclient.ChatPath, body, append(header, "Authorization", "Bearer "+key)...) }()
+	c.Eventually("it waits", func() bool { return c.Metric("evenkeel_prefill_queue_displaced_total")+waiting() > before })
 	return got
 }
 
@@ -78,7 +79,7 @@ func (c *cluster) queued(key, body string, header ...string) <-chan reply {
 func (c *cluster) allAnswered(all []<-chan reply) {
 	c.Helper()
 	for _, r := range all {
-		require.Equal(c.T, 200, (<-r).status)
+		require.Equal(c.T, 200, (<-r).Status)
 	}
 	c.settled(false)
 }
@@ -98,8 +99,8 @@ func TestWhoIsServedNext(t *testing.T) {
 		send("ek-one")
 		send("ek-ops", "X-Evenkeel-Priority", "-50")
 		send("ek-ops", "X-Evenkeel-Priority", "+7")
-		require.EqualValues(t, 5, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`))
-		require.EqualValues(t, 1, c.metric(`evenkeel_prefill_queue_requests{priority="7"}`))
+		require.EqualValues(t, 5, c.Metric(`evenkeel_prefill_queue_requests{priority="0"}`))
+		require.EqualValues(t, 1, c.Metric(`evenkeel_prefill_queue_requests{priority="7"}`))
 		free()
 		c.allAnswered(all)
 		var order []string
@@ -122,10 +123,10 @@ func TestWhoIsServedNext(t *testing.T) {
 		send(5, "ek-gateway", "X-Llm-D-Inference-Fairness-Id", "a", objective, "batch", "X-Evenkeel-Priority", "0")
 		send(6, "ek-gateway", flow, "b")
 		send(7, "ek-team", objective, "batch", flow, "a") // not trusted: without effect
-		page := c.ask("GET", c.url+"/metrics", "")
-		require.Equal(t, 200, page.status)
-		require.Contains(t, page.body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
-		require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 1\n", "the one that is prefilled")
+		page := c.Ask("GET", c.URL+"/metrics", "")
+		require.Equal(t, 200, page.Status)
+		require.Contains(t, page.Body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
+		require.Contains(t, page.Body, "vllm:num_requests_running{model_name=\""+model+"\"} 1\n", "the one that is prefilled")
 		free()
 		c.allAnswered(all)
 		var order []int
@@ -138,11 +139,11 @@ func TestWhoIsServedNext(t *testing.T) {
 	t.Run("by deadline", func(t *testing.T) {
 		free, ended := c.jammed()
 		const header = "X-Evenkeel-Deadline-Ms"
-		late := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", header, "50")
-		require.Equal(t, http.StatusServiceUnavailable, late.status)
-		code, _, _ := failure(t, late)
+		late := c.Post(refclient.ChatPath, chat("a", ""), "Authorization", "Bearer ek-ops", header, "50")
+		require.Equal(t, http.StatusServiceUnavailable, late.Status)
+		code, _, _ := refclient.Failure(t, late)
 		require.Equal(t, "deadline_unmet", code)
-		require.Equal(t, "1", late.header.Get("Retry-After"))
+		require.Equal(t, "1", late.Header.Get("Retry-After"))
 		var all []<-chan reply
 		send := func(tokens int, key string, header ...string) {
 			all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
@@ -158,14 +159,14 @@ func TestWhoIsServedNext(t *testing.T) {
 			order = append(order, r.OutputTokens)
 		}
 		require.Equal(t, []int{0, 0, 5, 4, 3, 2}, order, "then it is the turn of the other key")
-		require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+		require.EqualValues(t, 1, c.Metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
 	})
 	// Pickers of endpoints read how busy the proxy is.
 	t.Run("is told to pickers", func(t *testing.T) {
-		leave, _ := c.sendTo(chatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`), "Authorization", "Bearer ek-jam")
-		page := func() string { return c.ask("GET", c.url+"/metrics", "").body }
-		c.eventually("it runs", func() bool { return strings.Contains(page(), `vllm:num_requests_running{model_name="`+model+`"} 1`) })
-		c.eventually("its KV is in use", func() bool {
+		leave, _ := c.SendTo(refclient.ChatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`), "Authorization", "Bearer ek-jam")
+		page := func() string { return c.Ask("GET", c.URL+"/metrics", "").Body }
+		c.Eventually("it runs", func() bool { return strings.Contains(page(), `vllm:num_requests_running{model_name="`+model+`"} 1`) })
+		c.Eventually("its KV is in use", func() bool {
 			_, after, _ := strings.Cut(page(), "\nvllm:kv_cache_usage_perc{model_name=\""+model+"\"} ")
 			kv := number(t, after)
 			return kv > 0.4 && kv < 1

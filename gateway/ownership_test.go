@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
@@ -199,13 +200,13 @@ func under(c *cluster) (end func() (ok, failed int)) {
 	for range 3 {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				got := c.post("/v1/completions", completion("some words to begin with", `"max_tokens":20,"stream":true,`))
-				a := answer{}
-				if got.status == http.StatusOK {
-					a = read(c.T, got.body)
+				got := c.Post("/v1/completions", completion("some words to begin with", `"max_tokens":20,"stream":true,`))
+				a := refclient.Answer{}
+				if got.Status == http.StatusOK {
+					a = read(c.T, got.Body)
 				}
 				mu.Lock()
-				if got.status == http.StatusOK && a.whole(0) {
+				if got.Status == http.StatusOK && a.Whole(0) {
 					ok++
 				} else {
 					failed++
@@ -223,7 +224,7 @@ func under(c *cluster) (end func() (ok, failed int)) {
 
 func (t *tenants) slotsKept(what string) {
 	t.Helper()
-	for _, e := range t.us.decode {
+	for _, e := range t.us.Decode {
 		require.Zero(t, e.Stats().OverAdmitted, what)
 	}
 }
@@ -241,41 +242,41 @@ func regionIsTakenOver(t *testing.T) {
 		}
 	})
 	us, eu, as := all.us, all.eu, all.as
-	us.eventually("us-1 owns its region", func() bool { return all.scope(us).Admits })
+	us.Eventually("us-1 owns its region", func() bool { return all.scope(us).Admits })
 	endWatch := all.watchOwners(us, eu, as)
 	endLoad := under(eu)
 
 	epoch := all.scope(us).Epoch
-	leave := us.endless()
+	leave := us.Endless()
 	w.set(true) // us-1 reaches the store no more
-	us.eventually("us-1 stops what is new", func() bool { a := all.scope(us); return !a.Admits && a.Phase == "fenced" })
-	require.Positive(t, us.sum("evenkeel_rank_running"), "streams run on")
-	eu.eventually("eu-1 takes it over", func() bool { return all.scope(eu).Admits })
+	us.Eventually("us-1 stops what is new", func() bool { a := all.scope(us); return !a.Admits && a.Phase == "fenced" })
+	require.Positive(t, us.Sum("evenkeel_rank_running"), "streams run on")
+	eu.Eventually("eu-1 takes it over", func() bool { return all.scope(eu).Admits })
 	require.Greater(t, all.scope(eu).Epoch, epoch)
-	require.EqualValues(t, 1, eu.metric(`evenkeel_geo_takeover_active{region="us"}`))
+	require.EqualValues(t, 1, eu.Metric(`evenkeel_geo_takeover_active{region="us"}`))
 	require.False(t, all.scope(as).Admits)
-	served := func() int64 { return all.us.decode[0].Stats().Requests }
+	served := func() int64 { return all.us.Decode[0].Stats().Requests }
 	before := served()
-	eu.eventually("eu-1 uses what it has taken over, and says by its epoch that it is the owner", func() bool {
-		return served() > before && all.us.decode[0].Stats().Epoch == all.scope(eu).Epoch
+	eu.Eventually("eu-1 uses what it has taken over, and says by its epoch that it is the owner", func() bool {
+		return served() > before && all.us.Decode[0].Stats().Epoch == all.scope(eu).Epoch
 	})
 	leave()
 
 	w.set(false)
-	us.eventually("us-1 has its region back", func() bool { return all.scope(us).Admits })
+	us.Eventually("us-1 has its region back", func() bool { return all.scope(us).Admits })
 	require.Equal(t, "us-1", all.scope(us).Holder)
 	ok, failed := endLoad()
 	require.Positive(t, ok)
 	require.LessOrEqual(t, failed, 3, "of eu-1's three clients, through takeover and hand-back: what was between prefill and decode there")
-	eu.eventually("eu-1 has nothing there any more", func() bool { return eu.metric(`evenkeel_geo_takeover_active{region="us"}`) == 0 })
+	eu.Eventually("eu-1 has nothing there any more", func() bool { return eu.Metric(`evenkeel_geo_takeover_active{region="us"}`) == 0 })
 
 	dead, cut := context.WithCancel(context.Background())
 	cut() // killed: nothing is released
 	_ = us.gw.Shutdown(dead)
-	eu.eventually("eu-1 takes it over again", func() bool { return all.scope(eu).Admits })
+	eu.Eventually("eu-1 takes it over again", func() bool { return all.scope(eu).Admits })
 	endWatch()
 	all.slotsKept("two owners, one after the other")
-	for _, e := range us.decode {
+	for _, e := range us.Decode {
 		require.Zero(t, e.Stats().StaleEpochs, "requests of an owner after those of a later one")
 	}
 }
@@ -289,9 +290,9 @@ func staticOwners(t *testing.T) {
 	dead, cut := context.WithCancel(context.Background())
 	cut()
 	_ = us.gw.Shutdown(dead)
-	eu.eventually("eu-1 takes us over", func() bool { return all.scope(eu).Admits })
+	eu.Eventually("eu-1 takes us over", func() bool { return all.scope(eu).Admits })
 	require.False(t, all.scope(as).Admits)
-	eu.eventually("it uses all of its own slots, and half of those once it has looked what runs there", func() bool {
+	eu.Eventually("it uses all of its own slots, and half of those once it has looked what runs there", func() bool {
 		limits := map[int]int{}
 		for _, m := range eu.gw.Status(context.Background()).Dispatch.Models {
 			for _, w := range m.Workers {
@@ -302,6 +303,6 @@ func staticOwners(t *testing.T) {
 		return maps.Equal(map[int]int{4: 2, 2: 2}, limits)
 	})
 	_ = eu.gw.Shutdown(dead)
-	as.eventually("as-1 is next in order", func() bool { return all.scope(as).Admits })
-	require.EqualValues(t, 1, as.metric(`evenkeel_geo_takeover_active{region="us"}`))
+	as.Eventually("as-1 is next in order", func() bool { return all.scope(as).Admits })
+	require.EqualValues(t, 1, as.Metric(`evenkeel_geo_takeover_active{region="us"}`))
 }

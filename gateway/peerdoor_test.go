@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -46,7 +47,7 @@ func papers(keys *geo.Keys, path string, h *geo.Hop) []string {
 
 // deliver sends a request to the listener for other dispatchers.
 func (c *cluster) deliver(path, body string, header ...string) reply {
-	return c.ask(http.MethodPost, "http://"+c.gw.GeoAddr()+path, body, header...)
+	return c.Ask(http.MethodPost, "http://"+c.gw.GeoAddr()+path, body, header...)
 }
 
 // boot is the run of the proxy, as it answers a probe of the peer with that id.
@@ -59,9 +60,9 @@ func (c *cluster) boot(id string) string {
 		To: c.gw.Geo().ID(), Digest: geo.DigestOf([]byte(body)),
 	}
 	got := c.deliver(geo.ProbePath, body, append(papers(keys, geo.ProbePath, &h), geo.TenantHeader, "t")...)
-	require.Equal(c, http.StatusOK, got.status, got.body)
+	require.Equal(c, http.StatusOK, got.Status, got.Body)
 	var a struct{ Boot string }
-	require.NoError(c, json.Unmarshal([]byte(got.body), &a))
+	require.NoError(c, json.Unmarshal([]byte(got.Body), &a))
 	return a.Boot
 }
 
@@ -82,19 +83,19 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 	us := alone(t, func(cfg *config.Config) { cfg.Limits.Body, cfg.Limits.Bodies = size, limit })
 	t.Run("a model that no engine in reach serves", func(t *testing.T) {
 		us.hasEngines()
-		got := us.post(chatPath, strings.Replace(chat("one", ""), model, "elsewhere", 1))
-		require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-		require.Equal(t, "no_region_available", code(got.body), "eu-1 may have it")
-		require.Equal(t, "1", got.header.Get("Retry-After"))
-		require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
+		got := us.Post(refclient.ChatPath, strings.Replace(chat("one", ""), model, "elsewhere", 1))
+		require.Equal(t, http.StatusServiceUnavailable, got.Status, got.Body)
+		require.Equal(t, "no_region_available", code(got.Body), "eu-1 may have it")
+		require.Equal(t, "1", got.Header.Get("Retry-After"))
+		require.Equal(t, http.StatusOK, us.Post(refclient.ChatPath, chat("one", "")).Status)
 	})
 	t.Run("a region without owners hands nothing back", func(t *testing.T) {
 		for _, ask := range []string{`{"region":"us","epoch":1}`, `{"region":"us","group":"main","epoch":1}`} {
 			got := us.knock("eu-1", geo.HandBackPath, ask)
-			require.Equal(t, http.StatusConflict, got.status, got.body)
-			require.Equal(t, "not_holder", code(got.body))
+			require.Equal(t, http.StatusConflict, got.Status, got.Body)
+			require.Equal(t, "not_holder", code(got.Body))
 		}
-		require.Equal(t, http.StatusBadRequest, us.knock("eu-1", geo.HandBackPath, "{").status)
+		require.Equal(t, http.StatusBadRequest, us.knock("eu-1", geo.HandBackPath, "{").Status)
 	})
 	t.Run("a bad signature is refused unread", func(t *testing.T) {
 		h := us.hopFrom("eu-1", "")
@@ -105,7 +106,7 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 			conn, err := net.Dial("tcp", us.gw.GeoAddr())
 			require.NoError(t, err)
 			require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
-			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", chatPath, geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
+			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", refclient.ChatPath, geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
 			require.NoError(t, err)
 			got, err := http.ReadResponse(bufio.NewReader(conn), nil) // while no byte of the body has been sent
 			require.NoError(t, err, name)
@@ -119,12 +120,12 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 		keys, err := geo.ParseKeys("a another-key-of-at-least-32-bytes\n")
 		require.NoError(t, err)
 		h := us.hopFrom("eu-1", "")
-		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", chatPath, geo.TenantHeader)
-		for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
+		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", refclient.ChatPath, geo.TenantHeader)
+		for field := range slices.Chunk(papers(keys, refclient.ChatPath, &h), 2) {
 			head += field[0] + ": " + field[1] + "\r\n"
 		}
 		require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")), "not a byte of the body was sent, or asked for")
-		require.Zero(t, us.metric("evenkeel_bodies_bytes"))
+		require.Zero(t, us.Metric("evenkeel_bodies_bytes"))
 	})
 	// What another proxy signs is the body as it is sent.
 	t.Run("another proxy may pack a request", func(t *testing.T) {
@@ -132,8 +133,8 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 		require.NoError(t, err)
 		body := packed(t, "gzip", chat("one", ""))
 		h := us.hopFrom("eu-1", body)
-		r := us.deliver(chatPath, body, append(papers(keys, chatPath, &h), geo.TenantHeader, "t", "Content-Encoding", "gzip")...)
-		require.Equal(t, http.StatusOK, r.status, r.body)
+		r := us.deliver(refclient.ChatPath, body, append(papers(keys, refclient.ChatPath, &h), geo.TenantHeader, "t", "Content-Encoding", "gzip")...)
+		require.Equal(t, http.StatusOK, r.Status, r.Body)
 	})
 	// Other proxies' bodies are on the same account as those of clients.
 	t.Run("bodies of peers are on the account of all bodies", func(t *testing.T) {
@@ -143,20 +144,20 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 		var open []net.Conn
 		for range 8 {
 			h := us.hopFrom("eu-1", body)
-			head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s: t\r\n", chatPath, size, geo.TenantHeader)
-			for field := range slices.Chunk(papers(keys, chatPath, &h), 2) {
+			head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s: t\r\n", refclient.ChatPath, size, geo.TenantHeader)
+			for field := range slices.Chunk(papers(keys, refclient.ChatPath, &h), 2) {
 				head += field[0] + ": " + field[1] + "\r\n"
 			}
 			open = append(open, us.raw(us.gw.GeoAddr(), head+"\r\n"+body[1:]))
 		}
-		held := func() float64 { return us.metric("evenkeel_bodies_bytes") }
-		us.eventually("those that fit are charged", func() bool { return held() >= 2*size })
+		held := func() float64 { return us.Metric("evenkeel_bodies_bytes") }
+		us.Eventually("those that fit are charged", func() bool { return held() >= 2*size })
 		require.LessOrEqual(t, held(), float64(limit/2), "one address leaves room for another")
 		require.Equal(t, http.StatusServiceUnavailable, status(t, open[len(open)-1]))
 		for _, conn := range open {
 			_ = conn.Close()
 		}
-		us.eventually("all is given back", func() bool { return held() == 0 })
+		us.Eventually("all is given back", func() bool { return held() == 0 })
 	})
 }
 
@@ -169,21 +170,21 @@ func regionIsReleased(t *testing.T) {
 		o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = geo.OwnEtcd, []string{"http://" + w.at}, haLease, time.Second
 	})
 	us.hasEngines()
-	us.eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
+	us.Eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
 	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
-	require.Equal(t, http.StatusOK, us.post(chatPath, chat("one", "")).status)
+	require.Equal(t, http.StatusOK, us.Post(refclient.ChatPath, chat("one", "")).Status)
 	w.set(true)
-	us.eventually("its time is over", func() bool { return us.gw.Owners()[0].Phase == "fenced" })
-	got := us.post(chatPath, chat("one", ""))
-	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-	require.Equal(t, "no_region_available", code(got.body))
-	us.eventually("calls fail again and again", func() bool { return us.logs.FilterMessageSnippet("a call to the lease's store").Len() > 0 })
+	us.Eventually("its time is over", func() bool { return us.gw.Owners()[0].Phase == "fenced" })
+	got := us.Post(refclient.ChatPath, chat("one", ""))
+	require.Equal(t, http.StatusServiceUnavailable, got.Status, got.Body)
+	require.Equal(t, "no_region_available", code(got.Body))
+	us.Eventually("calls fail again and again", func() bool { return us.logs.FilterMessageSnippet("a call to the lease's store").Len() > 0 })
 	time.Sleep(haLease) // nothing tells of a call that fails again: it must not
 	require.Equal(t, 1, us.logs.FilterMessageSnippet("a call to the lease's store").Len())
 	require.Zero(t, us.logs.FilterMessageSnippet("retrying").Len(), "nor does etcd's client warn with every call")
 
 	w.set(false)
-	us.eventually("it is its region's owner again", func() bool { return us.gw.Owners()[0].Admits })
+	us.Eventually("it is its region's owner again", func() bool { return us.gw.Owners()[0].Admits })
 	require.NoError(t, us.gw.Shutdown(t.Context()))
 	require.Empty(t, kept(t, store, "evenkeel/owner/us/owner"), "what ends gives back what it owns: nobody waits until it would have expired")
 }
@@ -209,10 +210,10 @@ func groupIsReleased(t *testing.T) {
 		}
 		h.Lease, h.StartDelay = haLease, time.Second
 	}})
-	us.eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
+	us.Eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
 	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/group/main/owner"), "us-1_"))
 	got := us.knock("us-2", geo.HandBackPath, fmt.Sprintf(`{"region":"us","group":"main","epoch":%d}`, groupOf(us, "main").Epoch))
-	require.Equal(t, http.StatusConflict, got.status, "us-2 does not live, and is not to have it: %s", got.body)
+	require.Equal(t, http.StatusConflict, got.Status, "us-2 does not live, and is not to have it: %s", got.Body)
 	require.True(t, groupOf(us, "main").Admits)
 	require.NoError(t, us.gw.Shutdown(t.Context()))
 	require.Empty(t, kept(t, store, "evenkeel/group/main/owner"))

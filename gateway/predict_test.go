@@ -62,47 +62,47 @@ func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
 		cfg.Dispatch.StepModel = board.StepModel{C0Ms: 50, C1Ms: 0.01}
 	}})
 	require.Equal(t, "brh:horizon=80,predictor=exact", c.gw.Policy())
-	c.eventually("the file's outputs are learned", func() bool { return c.predictor().Outputs == fitted })
+	c.Eventually("the file's outputs are learned", func() bool { return c.predictor().Outputs == fitted })
 
 	for range 2 {
-		require.Equal(t, "right", c.judge("the same prompt", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("the same prompt", `"stream":true,`))
 	}
-	require.Equal(t, "right", c.judge("another prompt", `"stream":true,`))
-	c.eventually("what finished is learned, by prompt", func() bool { p := c.predictor(); return p.Outputs == fitted+3 && p.Keys == 2 })
+	require.Equal(t, "right", c.Judge("another prompt", `"stream":true,`))
+	c.Eventually("what finished is learned, by prompt", func() bool { p := c.predictor(); return p.Outputs == fitted+3 && p.Keys == 2 })
 	c.settled(false)
 
 	keys := map[string]int{}
-	for _, r := range c.records() {
+	for _, r := range c.Records() {
 		require.Len(t, r.PromptKey, 16)
 		keys[r.PromptKey]++
 	}
 	require.Len(t, keys, 2, "the same prompt has the same key")
 
 	require.NoError(t, os.WriteFile(secret, []byte("short\n"), 0o600))
-	c.eventually("a bad secret is told", func() bool {
-		return c.metric(`evenkeel_reloads_total{key="predictor.secret_file",outcome="refused"}`) == 1
+	c.Eventually("a bad secret is told", func() bool {
+		return c.Metric(`evenkeel_reloads_total{key="predictor.secret_file",outcome="refused"}`) == 1
 	})
 	promptKey := func() string {
-		require.Equal(t, "right", c.judge("the same prompt", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("the same prompt", `"stream":true,`))
 		c.settled(false)
-		all := c.records()
+		all := c.Records()
 		return all[len(all)-1].PromptKey
 	}
 	require.Equal(t, 2, keys[promptKey()], "the one before stays in force")
 	require.NoError(t, os.WriteFile(secret, []byte("thirty-two bytes, but other ones\n"), 0o600))
-	c.eventually("another secret is in force", func() bool {
-		return c.metric(`evenkeel_reloads_total{key="predictor.secret_file",outcome="used"}`) == 1
+	c.Eventually("another secret is in force", func() bool {
+		return c.Metric(`evenkeel_reloads_total{key="predictor.secret_file",outcome="used"}`) == 1
 	})
 	require.Zero(t, keys[promptKey()])
 	require.Contains(t, string(c.file(log)), `"in":{"policy":"brh:horizon=80,predictor=exact"`)
 	require.NotContains(t, string(c.file(log)), "the same prompt")
-	require.EqualValues(t, 0.05, c.metric(`evenkeel_step_model_c0_seconds{group="main",source="configured"}`))
+	require.EqualValues(t, 0.05, c.Metric(`evenkeel_step_model_c0_seconds{group="main",source="configured"}`))
 
 	fitted = writeFit(t, file, "survival", 90, 20)
-	c.eventually("the new file is read", func() bool { return c.predictor().Outputs == fitted })
+	c.Eventually("the new file is read", func() bool { return c.predictor().Outputs == fitted })
 	require.Equal(t, 1, c.logs.FilterMessage("predictions start anew from the fit file").Len())
 	require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
-	c.eventually("a bad file is told", func() bool {
+	c.Eventually("a bad file is told", func() bool {
 		return c.logs.FilterMessageSnippet("a changed file is not used").Len() == 1
 	})
 	require.Equal(t, fitted, c.predictor().Outputs)

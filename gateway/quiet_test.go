@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -39,7 +40,7 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 	t.Setenv("EK_TEST_ENGINE_KEY", secretEngine)
 	dir := t.TempDir()
 	keys, decisions := filepath.Join(dir, "keys.yaml"), filepath.Join(dir, "decisions.jsonl")
-	keyFile(t, keys, "team "+secretKey)
+	refclient.KeyFile(t, keys, "team "+secretKey)
 	var bird atomic.Pointer[parrot] // answers in the engines' place
 	c := start(t, options{
 		dirty: true, debug: true,
@@ -57,26 +58,26 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 	auth := []string{"Authorization", "Bearer " + secretKey}
 	const prompt = "tell me of " + secretPrompt
 
-	require.Equal(t, 200, c.post(chatPath, chat(prompt, ""), auth...).status)
-	require.Equal(t, 200, c.post(chatPath, chat(prompt, `"stream":true,"n":2,`), auth...).status)
-	require.Equal(t, 200, c.post("/v1/completions", completion(prompt, ""), auth...).status)
+	require.Equal(t, 200, c.Post(refclient.ChatPath, chat(prompt, ""), auth...).Status)
+	require.Equal(t, 200, c.Post(refclient.ChatPath, chat(prompt, `"stream":true,"n":2,`), auth...).Status)
+	require.Equal(t, 200, c.Post("/v1/completions", completion(prompt, ""), auth...).Status)
 	for _, body := range []string{
 		`{"` + secretPrompt, chat(prompt, `"`+secretPrompt+`":1,"n":99,`), chat(prompt, `"model":"`+secretPrompt+`","model":"x",`),
 		`{"model":"` + secretPrompt + `","messages":[]}`, chat(prompt, `"tools":[{"`+secretPrompt+`":NaN}],`), strings.Repeat(secretPrompt, 10_000),
 	} {
-		status := c.post(chatPath, body, auth...).status
+		status := c.Post(refclient.ChatPath, body, auth...).Status
 		require.True(t, status >= 400 && status < 500, "%d: %.80s", status, body)
 	}
-	require.Equal(t, 401, c.post(chatPath, chat(prompt, ""), "Authorization", "Bearer "+secretKey+"x").status)
-	require.Equal(t, 401, c.post(chatPath, strings.Repeat(secretPrompt, 10_000), "Authorization", "Bearer "+secretKey+"x").status)
+	require.Equal(t, 401, c.Post(refclient.ChatPath, chat(prompt, ""), "Authorization", "Bearer "+secretKey+"x").Status)
+	require.Equal(t, 401, c.Post(refclient.ChatPath, strings.Repeat(secretPrompt, 10_000), "Authorization", "Bearer "+secretKey+"x").Status)
 	for _, raw := range []string{ // heads that cannot be read, a body that stops
 		"POST /v1/" + secretPrompt + " HTTP/1.1\r\nAuthorization: Bearer " + secretKey + "\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: " + secretPrompt + "\r\n\r\n",
-		"POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nX " + secretPrompt + ": " + secretKey + "\r\n\r\n",
-		"POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: 99\r\n\r\n" + secretPrompt,
+		"POST " + refclient.ChatPath + " HTTP/1.1\r\nHost: x\r\nX " + secretPrompt + ": " + secretKey + "\r\n\r\n",
+		"POST " + refclient.ChatPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: 99\r\n\r\n" + secretPrompt,
 		"GET /health HTTP/1.1\r\nHost: x\r\nCookie: " + strings.Repeat(secretKey, 2000) + "\r\n\r\n",
 	} {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+		conn, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "http://"))
 		require.NoError(t, err)
 		_, err = conn.Write([]byte(raw))
 		require.NoError(t, err)
@@ -121,7 +122,7 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 			})
 			bird.Store(&echo)
 			for _, more := range []string{`"stream":true,`, ""} {
-				require.NoError(t, c.post(chatPath, chat(prompt, more), auth...).err)
+				require.NoError(t, c.Post(refclient.ChatPath, chat(prompt, more), auth...).Err)
 			}
 		}
 		bird.Store(nil)
@@ -171,14 +172,14 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 		})
 		bird.Store(&echo)
 		for _, more := range []string{`"stream":true,`, "", `"n":2,`} {
-			got := c.post(chatPath, chat(prompt, more), auth...)
-			require.NoError(t, got.err)
+			got := c.Post(refclient.ChatPath, chat(prompt, more), auth...)
+			require.NoError(t, got.Err)
 			if more != `"stream":true,` { // which may have relayed what came before
-				require.NotContains(t, got.body, secretPrompt, "answer %d with %s", i, more)
+				require.NotContains(t, got.Body, secretPrompt, "answer %d with %s", i, more)
 			}
 		}
 		bird.Store(nil)
-		c.eventually("the engine is up again", func() bool { return c.get("/readyz").status == http.StatusOK })
+		c.Eventually("the engine is up again", func() bool { return c.get("/readyz").Status == http.StatusOK })
 	}
 
 	// Engines fail in every other way.
@@ -187,15 +188,15 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 		{Fault: refengine.Garbage}, {Fault: refengine.ErrorEvent}, {Fault: refengine.Error200}, {Fault: refengine.SilentEnd}, {Fault: refengine.MissingFinish},
 		{Fault: refengine.FinishError}, {Fault: refengine.Recomputed, AfterTokens: 2}, {Fault: refengine.WrongHost}, {Fault: refengine.StringBlocks}, {Fault: refengine.NullHandoff},
 	} {
-		for _, e := range []*refengine.Engine{c.prefill[0], c.decode[0]} {
+		for _, e := range []*refengine.Engine{c.Prefill[0], c.Decode[0]} {
 			require.NoError(t, e.SetFaults(f))
-			r := c.post(chatPath, chat(prompt, `"stream":true,`), auth...)
-			require.NoError(t, r.err)
+			r := c.Post(refclient.ChatPath, chat(prompt, `"stream":true,`), auth...)
+			require.NoError(t, r.Err)
 			require.NoError(t, e.SetFaults())
-			c.eventually("the engine is up again", func() bool { return c.get("/readyz").status == http.StatusOK })
+			c.Eventually("the engine is up again", func() bool { return c.get("/readyz").Status == http.StatusOK })
 		}
 	}
-	c.endless(auth...)()
+	c.Endless(auth...)()
 	c.settled(true)
 
 	var wrote bytes.Buffer
@@ -207,13 +208,13 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 			fmt.Fprintf(&wrote, "%s %s %+v\n", f.Key, f.String, f.Interface)
 		}
 	}
-	for _, file := range []string{c.requestLog, decisions} {
+	for _, file := range []string{c.RequestLog, decisions} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		wrote.Write(text)
 	}
 	for _, path := range []string{"/metrics", "/status", "/workers"} {
-		wrote.WriteString(c.get(path).body)
+		wrote.WriteString(c.get(path).Body)
 	}
 	require.Contains(t, wrote.String(), "no retry is left", "failures are in the log")
 	require.Contains(t, wrote.String(), `"key":"team"`, "and requests in theirs, by the name of their key")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 )
@@ -38,7 +39,7 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 		return errors
 	}
 	web, nobody := strings.TrimPrefix(page.URL, "http://"), strings.TrimPrefix(gone, "http://")
-	c.eventually("both are told of", func() bool {
+	c.Eventually("both are told of", func() bool {
 		return len(of("does not answer yet", web)) == 1 && len(of("does not answer yet", nobody)) == 1
 	})
 	require.Contains(t, of("does not answer yet", nobody)[0], "connection refused")
@@ -47,16 +48,16 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	require.Equal(t, "down", c.status(web).State)
 
 	said := func() int { return c.logs.FilterMessageSnippet("not ready: ").Len() }
-	c.eventually("what it said before its engines were up is over", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() == said() })
+	c.Eventually("what it said before its engines were up is over", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() == said() })
 	before := said()
-	c.prefill[0].Kill()
-	c.eventually("it says why it is not ready", func() bool { return said() > before })
-	require.NoError(t, c.prefill[0].Revive())
-	c.eventually("and that it is again", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() > before })
+	c.Prefill[0].Kill()
+	c.Eventually("it says why it is not ready", func() bool { return said() > before })
+	require.NoError(t, c.Prefill[0].Revive())
+	c.Eventually("and that it is again", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() > before })
 	require.Equal(t, before+1, said(), "not every second")
 	l := c.logs.FilterMessage("not ready: no healthy prefill engine").All()
 	engines := fmt.Sprint(l[len(l)-1].ContextMap()["engines"])
-	for _, want := range []string{"prefill " + addressOf(c.prefill[0]) + " is down: ", "prefill " + nobody + " is down: ", "connection refused", "not a list of models"} {
+	for _, want := range []string{"prefill " + refclient.AddressOf(c.Prefill[0]) + " is down: ", "prefill " + nobody + " is down: ", "connection refused", "not a list of models"} {
 		require.Contains(t, engines, want)
 	}
 }
@@ -70,35 +71,35 @@ func TestReasonsOfEngines(t *testing.T) {
 	c := start(t, o)
 	// That nobody takes the connection says more than the requests that failed by it.
 	t.Run("the better reason is shown", func(t *testing.T) {
-		bad := c.decode[0]
+		bad := c.Decode[0]
 		require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
 		for i := 0; c.engineStatus(bad).State == "up"; i++ {
 			require.Less(t, i, 50)
-			c.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
+			c.Judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 		}
 		for _, l := range c.logs.FilterMessageSnippet("engine is out of service").All() {
 			require.Contains(t, l.ContextMap()["error"], "read response body")
 			require.NotContains(t, l.ContextMap()["error"], "upstream_broken")
 		}
 		bad.Kill()
-		c.eventually("the reason is that it is gone", func() bool {
+		c.Eventually("the reason is that it is gone", func() bool {
 			s := c.engineStatus(bad)
 			return s.State == "down" && strings.Contains(s.Error, "connection refused")
 		})
 		require.NoError(t, bad.SetFaults())
 		require.NoError(t, bad.Revive())
-		c.eventually("it is up again", func() bool { return c.engineStatus(bad).State == "up" })
+		c.Eventually("it is up again", func() bool { return c.engineStatus(bad).State == "up" })
 	})
 	// Who asks for readiness is told which engines are missing and why, if it may know their addresses.
 	t.Run("readiness tells them by engine", func(t *testing.T) {
-		decode, dead, drained := addressOf(c.decode[0]), addressOf(c.prefill[0]), addressOf(c.decode[1])
-		require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+drained+"/drain", "", "Authorization", "Bearer sesame").status)
-		c.prefill[0].Kill()
+		decode, dead, drained := refclient.AddressOf(c.Decode[0]), refclient.AddressOf(c.Prefill[0]), refclient.AddressOf(c.Decode[1])
+		require.Equal(t, http.StatusNoContent, c.Ask("POST", c.admin+"/workers/"+drained+"/drain", "", "Authorization", "Bearer sesame").Status)
+		c.Prefill[0].Kill()
 		var got []string
-		c.eventually("it is not ready", func() bool {
+		c.Eventually("it is not ready", func() bool {
 			r := c.get("/readyz")
-			got = strings.Split(strings.TrimSpace(r.body), "\n")
-			return r.status == http.StatusServiceUnavailable && len(got) > 1
+			got = strings.Split(strings.TrimSpace(r.Body), "\n")
+			return r.Status == http.StatusServiceUnavailable && len(got) > 1
 		})
 		require.Equal(t, "no healthy prefill engine", got[0])
 		require.Len(t, got, 3, "%q: one for each that is missing", got)
@@ -107,12 +108,12 @@ func TestReasonsOfEngines(t *testing.T) {
 		}
 		require.NotContains(t, strings.Join(got, " "), decode)
 		for _, header := range [][]string{nil, {"Authorization", "Bearer wrong"}} {
-			r := c.ask("GET", c.admin+"/readyz", "", header...)
-			require.Equal(t, http.StatusServiceUnavailable, r.status, "kubelets need no token")
-			require.Equal(t, "no healthy prefill engine\n", r.body, "strangers learn no address")
+			r := c.Ask("GET", c.admin+"/readyz", "", header...)
+			require.Equal(t, http.StatusServiceUnavailable, r.Status, "kubelets need no token")
+			require.Equal(t, "no healthy prefill engine\n", r.Body, "strangers learn no address")
 		}
-		require.NoError(t, c.prefill[0].Revive())
-		c.eventually("it is ready again", func() bool { return c.get("/readyz").body == "ok\n" })
+		require.NoError(t, c.Prefill[0].Revive())
+		c.Eventually("it is ready again", func() bool { return c.get("/readyz").Body == "ok\n" })
 	})
 	t.Run("others are asked for the token", func(t *testing.T) { c.tokenIsAskedFor(t, file) })
 }

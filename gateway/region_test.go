@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/tracing/tracetest"
@@ -70,7 +71,7 @@ func pair(t *testing.T, us, eu options) (*cluster, *cluster) {
 	}
 	b := start(t, withRegion(eu, "eu-1", "us-1", at[0]))
 	a := start(t, withRegion(us, "us-1", "eu-1", at[1]))
-	a.eventually("eu-1 is available", func() bool { return a.availability("eu-1") == "available" })
+	a.Eventually("eu-1 is available", func() bool { return a.availability("eu-1") == "available" })
 	a.hasEngines()
 	b.hasEngines()
 	return a, b
@@ -80,8 +81,8 @@ func pair(t *testing.T, us, eu options) (*cluster, *cluster) {
 // as another one could.
 func (c *cluster) hasEngines() {
 	c.Helper()
-	c.eventually("its own engines are up", func() bool {
-		if c.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 {
+	c.Eventually("its own engines are up", func() bool {
+		if c.Metric(`evenkeel_prefill_candidates{state="open"}`) == 0 {
 			return false
 		}
 		for _, m := range c.gw.Status(context.Background()).Dispatch.Models {
@@ -127,9 +128,9 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 	})})
 	t.Run("keys are read again", func(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
-		us.eventually("it is not believed any more", func() bool { return strings.Contains(us.gw.Geo().Status().Peers[0].Fault, "signature") })
+		us.Eventually("it is not believed any more", func() bool { return strings.Contains(us.gw.Geo().Status().Peers[0].Fault, "signature") })
 		require.NoError(t, os.WriteFile(file, []byte(other+geoKey), 0o600))
-		us.eventually("it is again", func() bool {
+		us.Eventually("it is again", func() bool {
 			return us.gw.Geo().Status().Peers[0].Fault == "" && us.availability("eu-1") == "available"
 		})
 	})
@@ -145,20 +146,20 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			if strings.Contains(body, `"prompt"`) {
 				path = "/v1/completions"
 			}
-			local, forwarded := eu.post(path, body), us.post(path, body)
-			require.NoError(t, forwarded.err, name)
-			require.Equal(t, local.status, forwarded.status, name)
-			require.Equal(t, local.header.Get("Content-Type"), forwarded.header.Get("Content-Type"), name)
-			require.Equal(t, constant(local.body), constant(forwarded.body), name)
-			if local.status == http.StatusOK {
-				require.Equal(t, "forwarded", forwarded.header.Get("X-Evenkeel-Route"), name)
-				require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
+			local, forwarded := eu.Post(path, body), us.Post(path, body)
+			require.NoError(t, forwarded.Err, name)
+			require.Equal(t, local.Status, forwarded.Status, name)
+			require.Equal(t, local.Header.Get("Content-Type"), forwarded.Header.Get("Content-Type"), name)
+			require.Equal(t, constant(local.Body), constant(forwarded.Body), name)
+			if local.Status == http.StatusOK {
+				require.Equal(t, "forwarded", forwarded.Header.Get("X-Evenkeel-Route"), name)
+				require.Equal(t, "local", local.Header.Get("X-Evenkeel-Route"), name)
 			}
 		}
-		us.accounted()
-		eu.accounted()
-		require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
-		require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+		us.Accounted()
+		eu.Accounted()
+		require.Equal(t, 4.0, us.Metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
+		require.Equal(t, 4.0, eu.Metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
 		for _, c := range []*cluster{us, eu} {
 			for _, line := range c.logs.All() {
 				require.NotRegexp(t, "one two|four five|six seven|eight nine", fmt.Sprint(line.Message, line.ContextMap()))
@@ -186,28 +187,28 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			if strings.Contains(body, `"prompt"`) {
 				path = "/v1/completions"
 			}
-			local, got := eu.post(path, body), us.post(path, body)
-			require.NoError(t, got.err, name)
-			require.Equal(t, http.StatusOK, got.status, "%s: %s", name, got.body)
-			require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), name)
-			require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
+			local, got := eu.Post(path, body), us.Post(path, body)
+			require.NoError(t, got.Err, name)
+			require.Equal(t, http.StatusOK, got.Status, "%s: %s", name, got.Body)
+			require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"), name)
+			require.Equal(t, "local", local.Header.Get("X-Evenkeel-Route"), name)
 			if !strings.Contains(body, `"stream"`) { // whose legs take turns as they come
-				require.Equal(t, constant(local.body), constant(got.body), name)
+				require.Equal(t, constant(local.Body), constant(got.Body), name)
 			}
-			require.Equal(t, len(local.body), len(got.body), name)
+			require.Equal(t, len(local.Body), len(got.Body), name)
 		}
-		eu.accounted()
-		require.Equal(t, 7.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
+		eu.Accounted()
+		require.Equal(t, 7.0, eu.Metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
 		us.settled(false)
 		eu.settled(false)
 	})
 	t.Run("a trace goes on there", func(t *testing.T) {
-		r := us.post(chatPath, chat("far away", `"max_tokens":3,`))
-		require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
-		trace := us.receipt(r.header.Get("X-Request-Id")).TraceID
-		require.Equal(t, trace, eu.receipt(r.header.Get("X-Request-Id")).TraceID)
+		r := us.Post(refclient.ChatPath, chat("far away", `"max_tokens":3,`))
+		require.Equal(t, "forwarded", r.Header.Get("X-Evenkeel-Route"), r.Body)
+		trace := us.receipt(r.Header.Get("X-Request-Id")).TraceID
+		require.Equal(t, trace, eu.receipt(r.Header.Get("X-Request-Id")).TraceID)
 		var all []tracetest.Span
-		us.eventually("both have exported", func() bool {
+		us.Eventually("both have exported", func() bool {
 			all = us.spans(col, trace)
 			return strings.Count(tracetest.Tree(all), "(server)") == 2
 		})
@@ -219,8 +220,8 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 `, "the other region's are below the forward, and sampled because we said so")
 	})
 	t.Run("a receipt names the peer", func(t *testing.T) {
-		r := us.post(chatPath, chat("far away", `"max_tokens":3,`), "X-Request-Id", "far")
-		require.Equal(t, "forwarded", r.header.Get("X-Evenkeel-Route"), r.body)
+		r := us.Post(refclient.ChatPath, chat("far away", `"max_tokens":3,`), "X-Request-Id", "far")
+		require.Equal(t, "forwarded", r.Header.Get("X-Evenkeel-Route"), r.Body)
 		here := us.receipt("far")
 		require.Equal(t, "eu-1", here.Peer)
 		require.Len(t, here.Attempts, 1)
@@ -232,20 +233,20 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 	})
 	t.Run("a request that wants to stay does", func(t *testing.T) {
 		before := len(us.receipts())
-		got := us.post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local")
-		require.Equal(t, http.StatusOK, got.status)
-		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+		got := us.Post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local")
+		require.Equal(t, http.StatusOK, got.Status)
+		require.Equal(t, "local", got.Header.Get("X-Evenkeel-Route"))
 		require.Len(t, us.receipts(), before)
 	})
 	t.Run("a client that leaves frees everything there", func(t *testing.T) {
 		before := len(us.receipts())
-		leave := us.endless()
+		leave := us.Endless()
 		require.Equal(t, 1, us.gw.Geo().Status().Peers[0].InFlight)
 		leave()
-		us.eventually("the forward has ended", func() bool { return len(us.receipts()) == before+1 })
+		us.Eventually("the forward has ended", func() bool { return len(us.receipts()) == before+1 })
 		require.Equal(t, geo.OutcomeGone, us.receipts()[0].Outcome)
 		eu.settled(false)
-		eu.eventually("the other region has counted it", func() bool { return eu.metric(`evenkeel_requests_total{outcome="client_closed"}`) == 1 })
+		eu.Eventually("the other region has counted it", func() bool { return eu.Metric(`evenkeel_requests_total{outcome="client_closed"}`) == 1 })
 	})
 	t.Run("forged and replayed hops are refused", func(t *testing.T) {
 		keys, err := geo.ParseKeys(geoKey)
@@ -258,12 +259,12 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			if change != nil {
 				change(&h)
 			}
-			return eu.deliver(chatPath, body, append(append(papers(k, chatPath, &h), geo.TenantHeader, "t"), header...)...)
+			return eu.deliver(refclient.ChatPath, body, append(append(papers(k, refclient.ChatPath, &h), geo.TenantHeader, "t"), header...)...)
 		}
 		got := send(keys, nil)
-		require.Equal(t, 200, got.status, got.body)
-		require.Equal(t, "eu-1", got.header.Get("X-Evenkeel-Served-By"))
-		require.NotEmpty(t, got.header.Get("X-Evenkeel-Cached-Tokens"))
+		require.Equal(t, 200, got.Status, got.Body)
+		require.Equal(t, "eu-1", got.Header.Get("X-Evenkeel-Served-By"))
+		require.NotEmpty(t, got.Header.Get("X-Evenkeel-Cached-Tokens"))
 		for name, row := range map[string]struct {
 			keys   *geo.Keys
 			change func(h *geo.Hop)
@@ -286,39 +287,39 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			"no hop":               {keys: keys, header: []string{geo.HopHeader, ""}, status: 508, reject: "hop"},
 		} {
 			got := send(row.keys, row.change, row.header...)
-			require.Equal(t, row.status, got.status, name)
-			require.Equal(t, row.reject, got.header.Get("X-Evenkeel-Reject"), name)
+			require.Equal(t, row.status, got.Status, name)
+			require.Equal(t, row.reject, got.Header.Get("X-Evenkeel-Reject"), name)
 		}
-		require.Equal(t, 2.0, eu.metric(`evenkeel_geo_rejects_total{reason="recipient"}`))
+		require.Equal(t, 2.0, eu.Metric(`evenkeel_geo_rejects_total{reason="recipient"}`))
 		same := func(h *geo.Hop) { h.Nonce = strings.Repeat("ab", 16) }
-		require.Equal(t, 200, send(keys, same).status)
-		require.Equal(t, 401, send(keys, same).status, "a replay")
+		require.Equal(t, 200, send(keys, same).Status)
+		require.Equal(t, 401, send(keys, same).Status, "a replay")
 
 		// On the listener for clients the headers mean nothing.
 		h := geo.Hop{N: 1, Max: 1, Origin: "eu-1", Via: []string{"eu-1"}, RID: "r", Time: 1, Nonce: strings.Repeat("0", 32)}
-		got = us.post("/v1/chat/completions", body, geo.HopHeader, h.String(), geo.TenantHeader, "rich")
-		require.Equal(t, 200, got.status)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "n is 0 again")
-		require.Equal(t, 404, us.ask(http.MethodPost, us.url+geo.ProbePath, "{}").status)
+		got = us.Post("/v1/chat/completions", body, geo.HopHeader, h.String(), geo.TenantHeader, "rich")
+		require.Equal(t, 200, got.Status)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"), "n is 0 again")
+		require.Equal(t, 404, us.Ask(http.MethodPost, us.URL+geo.ProbePath, "{}").Status)
 
 		eu.gw.Service().Drain(0)
-		eu.eventually("what is new is refused", func() bool {
+		eu.Eventually("what is new is refused", func() bool {
 			got := send(keys, nil)
-			return got.status == 503 && got.header.Get("X-Evenkeel-Reject") == "draining"
+			return got.Status == 503 && got.Header.Get("X-Evenkeel-Reject") == "draining"
 		})
 	})
 	t.Run("a region that drains is told of", func(t *testing.T) {
-		us.eventually("it is known", func() bool { return us.availability("eu-1") == "draining" })
-		got := us.post("/v1/chat/completions", chat("one", ""))
-		require.Equal(t, 200, got.status)
-		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+		us.Eventually("it is known", func() bool { return us.availability("eu-1") == "draining" })
+		got := us.Post("/v1/chat/completions", chat("one", ""))
+		require.Equal(t, 200, got.Status)
+		require.Equal(t, "local", got.Header.Get("X-Evenkeel-Route"))
 	})
 	t.Run("a region decides for itself while its centre is gone", func(t *testing.T) {
 		require.NoError(t, eu.gw.Shutdown(t.Context()))
-		us.eventually("the centre is down", func() bool { a := us.availability("eu-1"); return a != "available" && a != "draining" })
-		got := us.post(chatPath, chat("one two", ""))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+		us.Eventually("the centre is down", func() bool { a := us.availability("eu-1"); return a != "available" && a != "draining" })
+		got := us.Post(refclient.ChatPath, chat("one two", ""))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "local", got.Header.Get("X-Evenkeel-Route"))
 	})
 }
 
@@ -327,91 +328,91 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 func TestWhatAFollowerKeepsAndWhatGoesAlong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "ops ek-ops , trusted: true")
+	refclient.KeyFile(t, file, "ops ek-ops , trusted: true")
 	us, eu := pair(t, conditional(func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }), options{dirty: true, configure: func(cfg *config.Config) {
 		cfg.Geo.Policy, cfg.Pool.Size = "local-only", 1
 	}})
 	for n := range 8 { // more than the prefiller takes at once
 		for _, body := range []string{chat(fmt.Sprint("short ", n), `"n":3,`), strings.Replace(completion("@", ""), `"@"`, `["four five","six"]`, 1)} {
-			path := chatPath
+			path := refclient.ChatPath
 			if strings.Contains(body, `"prompt"`) {
-				path = completionPath
+				path = refclient.CompletionPath
 			}
-			got := us.post(path, body, "Authorization", "Bearer ek-ops", "X-Evenkeel-Geo", "local")
-			require.Equal(t, http.StatusOK, got.status, got.body)
-			require.Equal(t, "local", got.header.Get("X-Evenkeel-Route"))
+			got := us.Post(path, body, "Authorization", "Bearer ek-ops", "X-Evenkeel-Geo", "local")
+			require.Equal(t, http.StatusOK, got.Status, got.Body)
+			require.Equal(t, "local", got.Header.Get("X-Evenkeel-Route"))
 		}
 	}
 	us.settled(false)
-	require.NoError(t, eu.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
-	leave, gone := eu.send(chat("jam", ""))
-	eu.eventually("the only place is taken", func() bool { return eu.gw.Status(t.Context()).PoolUsed == 1 })
-	got := us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Deadline-Ms", "200")
-	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
-	require.Equal(t, "deadline_unmet", code(got.body))
-	require.Equal(t, 1.0, us.metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`))
-	require.Equal(t, 1.0, eu.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+	require.NoError(t, eu.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
+	leave, gone := eu.Send(chat("jam", ""))
+	eu.Eventually("the only place is taken", func() bool { return eu.gw.Status(t.Context()).PoolUsed == 1 })
+	got := us.Post(refclient.ChatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Deadline-Ms", "200")
+	require.Equal(t, http.StatusServiceUnavailable, got.Status, got.Body)
+	require.Equal(t, "deadline_unmet", code(got.Body))
+	require.Equal(t, 1.0, us.Metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`))
+	require.Equal(t, 1.0, eu.Metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
 	batch := make(chan reply, 1)
 	go func() {
-		batch <- us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Class", "batch")
+		batch <- us.Post(refclient.ChatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Class", "batch")
 	}()
-	eu.eventually("batch waits there", func() bool { return eu.gw.Status(t.Context()).Batch.Waiting == 1 })
+	eu.Eventually("batch waits there", func() bool { return eu.gw.Status(t.Context()).Batch.Waiting == 1 })
 	next := eu.queued("", chat("next", ""), "X-Evenkeel-Geo", "local")
-	knocks := func() reply { return eu.knock("us-1", chatPath, chat("two", `"max_tokens":2,`)) }
-	require.Equal(t, http.StatusOK, eu.ask(http.MethodPut, eu.admin+"/geo", `{"policy":"skylb:tau=0"}`).status)
+	knocks := func() reply { return eu.knock("us-1", refclient.ChatPath, chat("two", `"max_tokens":2,`)) }
+	require.Equal(t, http.StatusOK, eu.Ask(http.MethodPut, eu.admin+"/geo", `{"policy":"skylb:tau=0"}`).Status)
 	busy := knocks()
-	require.Equal(t, http.StatusServiceUnavailable, busy.status, busy.body)
-	require.Equal(t, "peer_busy", busy.header.Get("X-Evenkeel-Reject"))
-	require.Equal(t, "peer_busy", code(busy.body))
-	require.Equal(t, 1.0, eu.metric(`evenkeel_geo_rejects_total{reason="peer_busy"}`))
-	require.NoError(t, eu.prefill[0].SetFaults())
+	require.Equal(t, http.StatusServiceUnavailable, busy.Status, busy.Body)
+	require.Equal(t, "peer_busy", busy.Header.Get("X-Evenkeel-Reject"))
+	require.Equal(t, "peer_busy", code(busy.Body))
+	require.Equal(t, 1.0, eu.Metric(`evenkeel_geo_rejects_total{reason="peer_busy"}`))
+	require.NoError(t, eu.Prefill[0].SetFaults())
 	leave()
 	gone()
 	<-batch
 	<-next
-	eu.eventually("nothing waits", func() bool { return knocks().status == http.StatusOK })
+	eu.Eventually("nothing waits", func() bool { return knocks().Status == http.StatusOK })
 }
 
 func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{}, options{})
 	t.Run("the policy can be changed while it runs", func(t *testing.T) {
-		put := func(body string) reply { return us.ask(http.MethodPut, us.admin+"/geo", body) }
+		put := func(body string) reply { return us.Ask(http.MethodPut, us.admin+"/geo", body) }
 		got := put(`{"policy":"skylb:tau=2","qs":2}`)
-		require.Equal(t, 200, got.status, got.body)
+		require.Equal(t, 200, got.Status, got.Body)
 		var s geo.Status
-		require.NoError(t, json.Unmarshal([]byte(us.get("/geo").body), &s))
+		require.NoError(t, json.Unmarshal([]byte(us.get("/geo").Body), &s))
 		require.Equal(t, "skylb:tau=2", s.Policy)
 		require.Equal(t, 2.0, s.QS)
-		require.Equal(t, 400, put(`{"policy":"nonsense"}`).status)
-		require.Equal(t, 400, put(`{"qs":-1}`).status)
-		us.eventually("it decides", func() bool {
-			return us.post("/v1/chat/completions", chat("one", "")).status == 200 && us.metric(`evenkeel_geo_decisions_total{policy="skylb",route="local"}`) > 0
+		require.Equal(t, 400, put(`{"policy":"nonsense"}`).Status)
+		require.Equal(t, 400, put(`{"qs":-1}`).Status)
+		us.Eventually("it decides", func() bool {
+			return us.Post("/v1/chat/completions", chat("one", "")).Status == 200 && us.Metric(`evenkeel_geo_decisions_total{policy="skylb",route="local"}`) > 0
 		})
-		require.Equal(t, 200, us.get("/geo/receipts?n=5").status)
-		require.Equal(t, 200, put(`{"policy":"finish","qs":1}`).status)
+		require.Equal(t, 200, us.get("/geo/receipts?n=5").Status)
+		require.Equal(t, 200, put(`{"policy":"finish","qs":1}`).Status)
 	})
 	t.Run("a request whose last engine fails", func(t *testing.T) {
-		us.prefill[0].Close() // and nobody has noticed yet
-		got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-		got = us.post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
-		require.GreaterOrEqual(t, got.status, 500, "one that wants to stay does")
+		us.Prefill[0].Close() // and nobody has noticed yet
+		got := us.Post("/v1/chat/completions", chat("one two", `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"))
+		got = us.Post("/v1/chat/completions", chat("one two", ""), "X-Evenkeel-Geo", "local")
+		require.GreaterOrEqual(t, got.Status, 500, "one that wants to stay does")
 		us.settled(false)
 	})
 	t.Run("one that no engine could serve", func(t *testing.T) {
-		us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
-		got := us.post("/v1/chat/completions", chat("one two", `"stream":true,`))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-		require.Equal(t, http.StatusOK, us.get("/readyz").status)
+		us.Eventually("its engine is down", func() bool { return us.Metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+		got := us.Post("/v1/chat/completions", chat("one two", `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"))
+		require.Equal(t, http.StatusOK, us.get("/readyz").Status)
 	})
 	t.Run("one for several answers", func(t *testing.T) {
-		us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
-		got := us.post("/v1/chat/completions", chat("one two", `"n":2,`))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+		us.Eventually("its engine is down", func() bool { return us.Metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+		got := us.Post("/v1/chat/completions", chat("one two", `"n":2,`))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"))
 	})
 }
 
@@ -420,13 +421,13 @@ func TestWhatTheLocalRegionCannotServeGoesElsewhere(t *testing.T) {
 func TestAPromptThatADecodeRankFailsAtGoesToAnotherRegion(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, conditional(nil), options{})
-	us.prefill[0].Close()
-	us.eventually("its engine is down", func() bool { return us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
-	require.NoError(t, us.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegPlain, Count: 1}))
-	got := us.post(chatPath, chat("one two", `"stream":true,`))
-	require.Equal(t, http.StatusOK, got.status, got.body)
-	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
-	require.EqualValues(t, 1, us.metric("evenkeel_local_prefill_failures_total"))
-	us.eventually("nothing is under way to the peer", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 })
+	us.Prefill[0].Close()
+	us.Eventually("its engine is down", func() bool { return us.Metric(`evenkeel_prefill_candidates{state="open"}`) == 0 })
+	require.NoError(t, us.Decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegPlain, Count: 1}))
+	got := us.Post(refclient.ChatPath, chat("one two", `"stream":true,`))
+	require.Equal(t, http.StatusOK, got.Status, got.Body)
+	require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"))
+	require.EqualValues(t, 1, us.Metric("evenkeel_local_prefill_failures_total"))
+	us.Eventually("nothing is under way to the peer", func() bool { return us.gw.Geo().Status().Peers[0].InFlight == 0 })
 	us.settled(false)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
@@ -33,23 +34,23 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 		slowRegion(cfg)
 		cfg.Geo.Residency = map[string][]string{stays: {"us"}}
 	}}, options{prefill: two, decode: two, configure: fastRegion})
-	us.eventually("it goes to the faster region", func() bool {
-		return us.post("/v1/chat/completions", chat("one two", `"stream":true,`)).header.Get("X-Evenkeel-Route") == "forwarded"
+	us.Eventually("it goes to the faster region", func() bool {
+		return us.Post("/v1/chat/completions", chat("one two", `"stream":true,`)).Header.Get("X-Evenkeel-Route") == "forwarded"
 	})
-	us.accounted()
+	us.Accounted()
 	r := us.receipts()[0]
 	require.Equal(t, "eu-1", r.Peer)
-	require.Positive(t, us.metric(`evenkeel_geo_cost_error_seconds_count{peer="eu-1"}`), "what a forward cost beyond its prediction is counted")
+	require.Positive(t, us.Metric(`evenkeel_geo_cost_error_seconds_count{peer="eu-1"}`), "what a forward cost beyond its prediction is counted")
 	require.Greater(t, r.Predicted.LocalCost, 4000.0)
 	require.Less(t, r.Predicted.RTT+r.Predicted.T0+r.Predicted.Prefill, 1000.0)
-	eu.eventually("nobody is better", func() bool {
-		return eu.post("/v1/chat/completions", chat("one two", "")).header.Get("X-Evenkeel-Route") == "local"
+	eu.Eventually("nobody is better", func() bool {
+		return eu.Post("/v1/chat/completions", chat("one two", "")).Header.Get("X-Evenkeel-Route") == "local"
 	})
-	us.eventually("eu-1 has the other model, too", func() bool { return us.gw.Geo().Status().Peers[0].Available[stays] == "available" })
+	us.Eventually("eu-1 has the other model, too", func() bool { return us.gw.Geo().Status().Peers[0].Available[stays] == "available" })
 	for range 3 {
-		r := us.post(chatPath, strings.Replace(chat("one", ""), model, stays, 1))
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.Equal(t, "local", r.header.Get("X-Evenkeel-Route"))
+		r := us.Post(refclient.ChatPath, strings.Replace(chat("one", ""), model, stays, 1))
+		require.Equal(t, http.StatusOK, r.Status, r.Body)
+		require.Equal(t, "local", r.Header.Get("X-Evenkeel-Route"))
 	}
 }
 
@@ -74,17 +75,17 @@ func TestThreeRegions(t *testing.T) {
 	for _, c := range all {
 		c.hasEngines()
 	}
-	us.prefill[0].Close()
-	us.eventually("both peers are available and the own engine is not", func() bool {
-		return us.availability("eu-1") == "available" && us.availability("as-1") == "available" && us.metric(`evenkeel_prefill_candidates{state="open"}`) == 0
+	us.Prefill[0].Close()
+	us.Eventually("both peers are available and the own engine is not", func() bool {
+		return us.availability("eu-1") == "available" && us.availability("as-1") == "available" && us.Metric(`evenkeel_prefill_candidates{state="open"}`) == 0
 	})
 	long := strings.Repeat("the same long beginning of a conversation ", 60)
 	for n := range 4 {
-		got := us.post("/v1/chat/completions", chat(long+fmt.Sprint(n), `"stream":true,`))
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
+		got := us.Post("/v1/chat/completions", chat(long+fmt.Sprint(n), `"stream":true,`))
+		require.Equal(t, http.StatusOK, got.Status, got.Body)
+		require.Equal(t, "forwarded", got.Header.Get("X-Evenkeel-Route"))
 	}
-	us.accounted()
+	us.Accounted()
 	receipts := us.receipts()
 	require.Len(t, receipts, 4)
 	for _, r := range receipts {
@@ -111,9 +112,9 @@ func TestRegionsThatShowCertificates(t *testing.T) {
 	eu := start(t, options{configure: mutual("eu-1", "us-1", at[1], at[0])})
 	us := start(t, options{configure: mutual("us-1", "eu-1", at[0], at[1])})
 	us.hasEngines()
-	us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
-	us.eventually("a request went there", func() bool {
-		require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+	us.Eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	us.Eventually("a request went there", func() bool {
+		require.Equal(t, "right", us.Judge("one two three", `"stream":true,`))
 		return len(us.receipts()) > 0
 	})
 	require.Equal(t, geo.OutcomeOK, us.receipts()[0].Outcome)

@@ -27,7 +27,7 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	c := start(t, options{
 		prefill: []refengine.Config{{}}, decode: []refengine.Config{{Slots: 1}}, mixed: both, configure: func(cfg *config.Config) { cfg.SelfTest = false },
 	})
-	c.eventually("all ranks take requests", func() bool {
+	c.Eventually("all ranks take requests", func() bool {
 		up := 0
 		for _, m := range c.gw.Status(t.Context()).Dispatch.Models {
 			for _, w := range m.Workers {
@@ -48,25 +48,25 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 		}
 		return n
 	}
-	rank := nameOf(t, c.decode[0].URLs()[0])
+	rank := nameOf(t, c.Decode[0].URLs()[0])
 	s, err := c.gw.Seat(t.Context(), rank, 100)
 	require.NoError(t, err)
 	require.NoError(t, s.Scope.Ours())
 	require.Empty(t, s.Scope.Mark(nil), "nobody owns what one proxy has alone")
-	c.eventually("it is charged", func() bool { return used(rank) == 1 })
+	c.Eventually("it is charged", func() bool { return used(rank) == 1 })
 	soon, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = c.gw.Seat(soon, rank, 100)
 	require.ErrorIs(t, err, context.Canceled, "the rank has one slot")
 	s.Leave()
-	c.eventually("it is given back", func() bool { return used(rank) == 0 })
+	c.Eventually("it is given back", func() bool { return used(rank) == 0 })
 	_, err = c.gw.Seat(t.Context(), "127.0.0.1:1", 100)
 	require.ErrorContains(t, err, "serves no requests now")
 
-	rank = nameOf(t, c.decode[1].URLs()[0]) + "/1" // which prefills, too
+	rank = nameOf(t, c.Decode[1].URLs()[0]) + "/1" // which prefills, too
 	s, err = c.gw.Seat(t.Context(), rank, 100)
 	require.NoError(t, err)
-	c.eventually("it is charged", func() bool { return used(rank) == 1 })
+	c.Eventually("it is charged", func() bool { return used(rank) == 1 })
 	s.Leave()
-	c.eventually("it is given back", func() bool { return used(rank) == 0 })
+	c.Eventually("it is given back", func() bool { return used(rank) == 0 })
 }

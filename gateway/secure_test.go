@@ -2,9 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway"
 	"evenkeel/gateway/certs/certtest"
@@ -49,18 +48,18 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 	a := certtest.New(t)
 	c := tlsCluster(t, a, func(cfg *config.Config) { cfg.Limits.ReadTimeout = time.Second })
 	t.Run("both serve, and nothing in clear text or an old version", func(t *testing.T) {
-		require.Equal(t, "right", c.judge("a story over TLS", `"stream":true,`))
-		require.Equal(t, "right", c.judge("and one in one piece", ""))
-		require.Equal(t, 200, c.get("/status").status)
+		require.Equal(t, "right", c.Judge("a story over TLS", `"stream":true,`))
+		require.Equal(t, "right", c.Judge("and one in one piece", ""))
+		require.Equal(t, 200, c.get("/status").Status)
 
 		t.Run("clear text is not served", func(t *testing.T) {
-			for _, url := range []string{c.url + "/health", c.admin + "/livez"} {
-				r := c.ask("GET", "http"+strings.TrimPrefix(url, "https"), "")
-				require.True(t, r.err != nil || r.status == http.StatusBadRequest, "%+v", r)
+			for _, url := range []string{c.URL + "/health", c.admin + "/livez"} {
+				r := c.Ask("GET", "http"+strings.TrimPrefix(url, "https"), "")
+				require.True(t, r.Err != nil || r.Status == http.StatusBadRequest, "%+v", r)
 			}
 		})
 		t.Run("TLS 1.1 is not spoken", func(t *testing.T) {
-			for _, url := range []string{c.url, c.admin} {
+			for _, url := range []string{c.URL, c.admin} {
 				_, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11})
 				require.Error(t, err)
 			}
@@ -74,7 +73,7 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 			"TCP half close": func(raw *net.TCPConn, _ *tls.Conn) { _ = raw.CloseWrite() },
 		} {
 			t.Run(name, func(t *testing.T) {
-				raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+				raw, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "https://"))
 				require.NoError(t, err)
 				defer func() { _ = raw.Close() }()
 				secure := tls.Client(raw, &tls.Config{RootCAs: a.Pool(), ServerName: "proxy"})
@@ -86,9 +85,9 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 				require.Equal(t, 200, resp.StatusCode)
 				_, err = resp.Body.Read(make([]byte, 1))
 				require.NoError(t, err)
-				require.EqualValues(t, 1, c.decode[0].Stats().Running)
+				require.EqualValues(t, 1, c.Decode[0].Stats().Running)
 				leave(raw.(*net.TCPConn), secure)
-				c.eventually("the engine notices", func() bool { return c.decode[0].Stats().Running == 0 })
+				c.Eventually("the engine notices", func() bool { return c.Decode[0].Stats().Running == 0 })
 				_ = resp.Body.Close()
 			})
 		}
@@ -101,7 +100,7 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 			"no TLS at all":         "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 		} {
 			t.Run(name, func(t *testing.T) {
-				raw, err := net.Dial("tcp", strings.TrimPrefix(c.url, "https://"))
+				raw, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "https://"))
 				require.NoError(t, err)
 				defer func() { _ = raw.Close() }()
 				require.NoError(t, raw.SetDeadline(time.Now().Add(patience)))
@@ -119,21 +118,21 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 			defer func() { _ = conn.Close() }()
 			return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 		}
-		first := serial(c.url)
+		first := serial(c.URL)
 		require.Equal(t, first, serial(c.admin))
-		leave := c.endless()
+		leave := c.Endless()
 		a.Issue(t, "proxy", nextHour)
-		c.eventually("both listeners have it", func() bool { return serial(c.url) != first && serial(c.admin) != first })
-		require.EqualValues(t, 1, c.decode[0].Stats().Running, "what runs goes on")
+		c.Eventually("both listeners have it", func() bool { return serial(c.URL) != first && serial(c.admin) != first })
+		require.EqualValues(t, 1, c.Decode[0].Stats().Running, "what runs goes on")
 		leave()
 		require.NotZero(t, c.logs.FilterMessage("a changed file is in force now").Len())
-		require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
-		require.InDelta(t, nextHour.Unix(), c.metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
+		require.EqualValues(t, 1, c.Metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
+		require.InDelta(t, nextHour.Unix(), c.Metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
 	})
 	// What the alerts on certificates page for, the page tells, too.
 	t.Run("one that ends is told on the page", func(t *testing.T) {
 		incidents := func() string {
-			body := c.get("/live?once").body
+			body := c.get("/live?once").Body
 			var d struct {
 				Incidents []struct{ Severity, What string } `json:"incidents"`
 			}
@@ -141,10 +140,10 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 			return fmt.Sprint(d.Incidents)
 		}
 		for _, want := range []string{"{bad The certificate of tls ends in less than two hours}", "{bad The certificate of admin.tls ends in less than two hours}"} {
-			c.eventually(want, func() bool { return strings.Contains(incidents(), want) })
+			c.Eventually(want, func() bool { return strings.Contains(incidents(), want) })
 		}
 		a.Issue(t, "proxy", time.Now().Add(3*24*time.Hour+time.Minute))
-		c.eventually("days are left", func() bool { return strings.Contains(incidents(), "{warn The certificate of tls ends in 3 days}") })
+		c.Eventually("days are left", func() bool { return strings.Contains(incidents(), "{warn The certificate of tls ends in 3 days}") })
 	})
 }
 
@@ -180,135 +179,123 @@ func TestEnginesBehindTLS(t *testing.T) {
 			front(&cfg.Engines.Decode[0])
 		},
 	})
-	require.Equal(t, "right", c.judge("a story from behind TLS", `"stream":true,`))
+	require.Equal(t, "right", c.Judge("a story from behind TLS", `"stream":true,`))
 
 	mine, err := os.ReadFile(a.File)
 	require.NoError(t, err)
 	other, err := os.ReadFile(certtest.New(t).File)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(a.File, []byte("no PEM"), 0o600))
-	c.eventually("a file without an authority is told", func() bool { return c.metric(`evenkeel_reloads_total{key="ca_file",outcome="refused"}`) == 1 })
-	require.Equal(t, "right", c.judge("and not used", ""))
+	c.Eventually("a file without an authority is told", func() bool { return c.Metric(`evenkeel_reloads_total{key="ca_file",outcome="refused"}`) == 1 })
+	require.Equal(t, "right", c.Judge("and not used", ""))
 	require.NoError(t, os.WriteFile(a.File, other, 0o600))
-	c.eventually("an authority that did not sign is not trusted", func() bool { return c.get("/readyz").status == http.StatusServiceUnavailable })
+	c.Eventually("an authority that did not sign is not trusted", func() bool { return c.get("/readyz").Status == http.StatusServiceUnavailable })
 	require.NoError(t, os.WriteFile(a.File, mine, 0o600))
-	c.eventually("and the one that did is again", func() bool { return c.get("/readyz").status == http.StatusOK })
-	require.Equal(t, "right", c.judge("another story", ""))
-}
-
-func keyFile(t *testing.T, file string, entries ...string) {
-	t.Helper()
-	text := "keys:\n"
-	for _, e := range entries {
-		name, rest, _ := strings.Cut(e, " ")
-		key, more, _ := strings.Cut(rest, " ")
-		sum := sha256.Sum256([]byte(key))
-		text += fmt.Sprintf("  - {name: %s, sha256: %s%s}\n", name, hex.EncodeToString(sum[:]), more)
-	}
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	c.Eventually("and the one that did is again", func() bool { return c.get("/readyz").Status == http.StatusOK })
+	require.Equal(t, "right", c.Judge("another story", ""))
 }
 
 func TestKeysOfCallers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true", "lists ek-lists , rpm: 2", "large ek-large , rpm: 2", "greedy ek-greedy", "modest ek-modest")
+	refclient.KeyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true", "lists ek-lists , rpm: 2", "large ek-large , rpm: 2", "greedy ek-greedy", "modest ek-modest")
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Limits.Body, cfg.Limits.Bodies = file, 1<<20, 2<<20
 	}})
 	t.Run("a stranger's body is not read", func(t *testing.T) {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+		conn, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "http://"))
 		require.NoError(t, err)
 		defer func() { _ = conn.Close() }()
-		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n", chatPath)
+		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n", refclient.ChatPath)
 		require.NoError(t, err)
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // not a byte of the body was sent
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		require.Equal(t, http.StatusUnauthorized, resp.StatusCode, "not 413, and at once")
 		require.Equal(t, "Bearer", resp.Header.Get("WWW-Authenticate"))
-		require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="invalid_api_key"}`), "counted, though no handler saw it")
-		require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-one").status)
+		require.EqualValues(t, 1, c.Metric(`evenkeel_requests_total{outcome="invalid_api_key"}`), "counted, though no handler saw it")
+		require.Equal(t, 200, c.Post(refclient.ChatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-one").Status)
 	})
 	t.Run("a trusted caller may ask for the way in headers", func(t *testing.T) {
 		ask := func(key, body string) reply {
-			return c.post(chatPath, body, "Authorization", "Bearer "+key, "X-Evenkeel-Explain", "true")
+			return c.Post(refclient.ChatPath, body, "Authorization", "Bearer "+key, "X-Evenkeel-Explain", "true")
 		}
 		body := chat("hi", `"max_tokens":2,`)
 		r := ask("ek-ops", body)
-		got := c.receipt(r.header.Get("X-Request-Id"))
-		require.Equal(t, got.Attempts[0].Prefill.Candidate, r.header.Get("X-Evenkeel-Prefill"))
-		require.Equal(t, got.Attempts[0].Decode.Rank, r.header.Get("X-Evenkeel-Decode"))
-		require.Regexp(t, `^queue;dur=[0-9.]+, probe;dur=[0-9.]+, pool;dur=[0-9.]+, transfer;dur=[0-9.]+$`, r.header.Get("X-Evenkeel-Waits"))
-		require.Equal(t, "model_not_found", ask("ek-ops", strings.Replace(body, model, "none", 1)).header.Get("X-Evenkeel-Reason"))
-		for name := range ask("ek-one", body).header {
+		got := c.receipt(r.Header.Get("X-Request-Id"))
+		require.Equal(t, got.Attempts[0].Prefill.Candidate, r.Header.Get("X-Evenkeel-Prefill"))
+		require.Equal(t, got.Attempts[0].Decode.Rank, r.Header.Get("X-Evenkeel-Decode"))
+		require.Regexp(t, `^queue;dur=[0-9.]+, probe;dur=[0-9.]+, pool;dur=[0-9.]+, transfer;dur=[0-9.]+$`, r.Header.Get("X-Evenkeel-Waits"))
+		require.Equal(t, "model_not_found", ask("ek-ops", strings.Replace(body, model, "none", 1)).Header.Get("X-Evenkeel-Reason"))
+		for name := range ask("ek-one", body).Header {
 			require.NotContains(t, strings.ToLower(name), "evenkeel", "names of engines are addresses")
 		}
-		for name := range c.post(chatPath, body, "Authorization", "Bearer ek-ops").header {
+		for name := range c.Post(refclient.ChatPath, body, "Authorization", "Bearer ek-ops").Header {
 			require.NotContains(t, strings.ToLower(name), "evenkeel", "nobody asked")
 		}
 	})
 	t.Run("two keys are one too many", func(t *testing.T) {
-		before := c.prefill[0].Stats().Requests
+		before := c.Prefill[0].Stats().Requests
 		body := chat("a", "")
 		for _, keys := range []string{"ek-one ek-two", "ek-two ek-one", "ek-one ek-one"} {
 			first, second, _ := strings.Cut(keys, " ")
-			conn := c.raw(strings.TrimPrefix(c.url, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, first, second, len(body), body))
+			conn := c.raw(strings.TrimPrefix(c.URL, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", refclient.ChatPath, first, second, len(body), body))
 			require.Equal(t, 400, status(t, conn))
 		}
-		require.Equal(t, before, c.prefill[0].Stats().Requests)
+		require.Equal(t, before, c.Prefill[0].Stats().Requests)
 	})
 	// A request counts in its key's minute wherever it is refused.
 	t.Run("what no handler serves counts in the minute of its key", func(t *testing.T) {
-		addr := strings.TrimPrefix(c.url, "http://")
+		addr := strings.TrimPrefix(c.URL, "http://")
 
 		for range 2 {
-			require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists").status)
+			require.Equal(t, 200, c.Ask("GET", c.URL+"/v1/models", "", "Authorization", "Bearer ek-lists").Status)
 		}
-		r := c.ask("GET", c.url+"/v1/models", "", "Authorization", "Bearer ek-lists")
-		require.Equal(t, 429, r.status)
-		code, _, _ := failure(t, r)
+		r := c.Ask("GET", c.URL+"/v1/models", "", "Authorization", "Bearer ek-lists")
+		require.Equal(t, 429, r.Status)
+		code, _, _ := refclient.Failure(t, r)
 		require.Equal(t, "rate_limit_exceeded", code)
-		require.NotEmpty(t, r.header.Get("Retry-After"))
+		require.NotEmpty(t, r.Header.Get("Retry-After"))
 
 		for range 2 {
-			conn := c.raw(addr, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 1048577\r\n\r\n")
+			conn := c.raw(addr, "POST "+refclient.ChatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 1048577\r\n\r\n")
 			require.Equal(t, 413, status(t, conn))
 		}
-		require.Equal(t, 429, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-large").status)
+		require.Equal(t, 429, c.Post(refclient.ChatPath, chat("a", ""), "Authorization", "Bearer ek-large").Status)
 	})
 	// A key that fills its share of the memory for bodies leaves room for others.
 	t.Run("a key holds its share of bodies", func(t *testing.T) {
 		body := strings.Repeat("x", 1<<20)
 		head := func(key string) string {
-			return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", chatPath, key, len(body))
+			return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", refclient.ChatPath, key, len(body))
 		}
-		c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+body[1:])
-		c.eventually("one body is all but whole", func() bool { return c.metric("evenkeel_bodies_bytes") == 1<<20 })
+		c.raw(strings.TrimPrefix(c.URL, "http://"), head("ek-greedy")+body[1:])
+		c.Eventually("one body is all but whole", func() bool { return c.Metric("evenkeel_bodies_bytes") == 1<<20 })
 		for range 64 {
-			conn := c.raw(strings.TrimPrefix(c.url, "http://"), head("ek-greedy")+"hello")
+			conn := c.raw(strings.TrimPrefix(c.URL, "http://"), head("ek-greedy")+"hello")
 			require.Equal(t, http.StatusServiceUnavailable, status(t, conn))
 		}
-		require.Equal(t, 200, c.post(chatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-modest").status)
+		require.Equal(t, 200, c.Post(refclient.ChatPath, chat(strings.Repeat("a ", 10_000), ""), "Authorization", "Bearer ek-modest").Status)
 	})
 	t.Run("the file changes", func(t *testing.T) {
 		status := func(key, more string) int {
-			return c.post(chatPath, chat("a", more), "Authorization", "Bearer "+key).status
+			return c.Post(refclient.ChatPath, chat("a", more), "Authorization", "Bearer "+key).Status
 		}
 		require.Equal(t, 200, status("ek-one", ""))
-		leave := c.endless("Authorization", "Bearer ek-one")
+		leave := c.Endless("Authorization", "Bearer ek-one")
 
 		require.NoError(t, os.WriteFile(file, []byte("keys: []\n"), 0o600))
-		c.eventually("a file without keys is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() == 1 })
+		c.Eventually("a file without keys is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() == 1 })
 		require.Equal(t, 200, status("ek-one", ""), "and not used")
-		require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="keys_file",outcome="refused"}`))
+		require.EqualValues(t, 1, c.Metric(`evenkeel_reloads_total{key="keys_file",outcome="refused"}`))
 
-		keyFile(t, file, "team ek-two , max_concurrent: 2", "other ek-other")
-		c.eventually("the new key is known", func() bool { return status("ek-two", "") == 200 })
+		refclient.KeyFile(t, file, "team ek-two , max_concurrent: 2", "other ek-other")
+		c.Eventually("the new key is known", func() bool { return status("ek-two", "") == 200 })
 		require.Equal(t, http.StatusUnauthorized, status("ek-one", ""), "the old one is not")
 		require.Equal(t, 200, status("ek-other", ""))
 		require.Equal(t, http.StatusTooManyRequests, status("ek-two", `"n":2,`), "one runs since before the change")
 		require.Equal(t, http.StatusBadRequest, status("ek-two", `"n":3,`), "never")
-		require.EqualValues(t, 1, c.decode[0].Stats().Running, "what ran goes on")
+		require.EqualValues(t, 1, c.Decode[0].Stats().Running, "what ran goes on")
 		leave()
 		c.settled(false)
 		require.Equal(t, 200, status("ek-two", `"n":2,`))
@@ -321,13 +308,13 @@ func TestKeysOfCallers(t *testing.T) {
 func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 	t.Run("any name will do, where there is a token", func(t *testing.T) {
 		const token = "Bearer sesame"
-		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").status)
-		require.Equal(t, 403, c.ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").status)
-		require.Equal(t, 200, c.ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").status, "schemes have no case")
+		require.Equal(t, 200, c.Ask("GET", c.admin+"/status", "", "Authorization", token, "Host", "proxy.pd.internal").Status)
+		require.Equal(t, 403, c.Ask("POST", c.admin+"/drain", "", "Authorization", token, "Origin", "https://evil.example").Status)
+		require.Equal(t, 200, c.Ask("GET", c.admin+"/status", "", "Authorization", "bearer sesame").Status, "schemes have no case")
 		for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
-			require.Equal(t, 401, c.ask("GET", c.admin+"/status", "", "Authorization", header).status, header)
+			require.Equal(t, 401, c.Ask("GET", c.admin+"/status", "", "Authorization", header).Status, header)
 		}
-		require.Equal(t, 401, c.ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").status, "the token comes first")
+		require.Equal(t, 401, c.Ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").Status, "the token comes first")
 	})
 	t.Run("each route but those of kubelets wants it, and it can be changed", func(t *testing.T) {
 		without := func(method, path string, header ...string) int {
@@ -336,7 +323,7 @@ func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 			if len(header) > 0 {
 				req.Header.Set("Authorization", header[0])
 			}
-			resp, err := c.http.Do(req)
+			resp, err := c.HTTP.Do(req)
 			require.NoError(t, err)
 			require.NoError(t, resp.Body.Close())
 			return resp.StatusCode
@@ -358,10 +345,10 @@ func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 			_, err := gateway.New(cfg, zap.NewNop())
 			require.ErrorContains(t, err, "write the token")
 		}
-		c.eventually("it is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() >= 1 })
+		c.Eventually("it is told", func() bool { return c.logs.FilterMessageSnippet("is not used").Len() >= 1 })
 		require.Equal(t, 200, without("GET", "/status", "Bearer sesame"), "an empty file changes nothing")
 		require.NoError(t, os.WriteFile(file, []byte("close sesame\n"), 0o600))
-		c.eventually("the new token is known", func() bool { return without("GET", "/status", "Bearer close sesame") == 200 })
+		c.Eventually("the new token is known", func() bool { return without("GET", "/status", "Bearer close sesame") == 200 })
 		require.Equal(t, http.StatusUnauthorized, without("GET", "/status", "Bearer sesame"), "the old one is not")
 		c.token = "close sesame"
 	})

@@ -28,10 +28,10 @@ func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 		}}},
 		configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }, // metrics are read every ten of them
 	})
-	c.eventually("a wait is told", func() bool {
-		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+	c.Eventually("a wait is told", func() bool {
+		require.Equal(t, "right", c.Judge("one two three", `"stream":true,`))
 		const told = `"sync_wait_ms":`
-		return strings.Contains(c.get("/status").body, told) && strings.Contains(c.get("/live?once").body, told)
+		return strings.Contains(c.get("/status").Body, told) && strings.Contains(c.get("/live?once").Body, told)
 	})
 	require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/refclient"
 )
 
 // A shutdown ends what does not end by itself.
@@ -18,15 +20,17 @@ func TestShutdownCuts(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		got := make(chan reply, 1)
-		go func() { got <- c.post(chatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`)) }()
-		c.eventually("it is decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
+		go func() {
+			got <- c.Post(refclient.ChatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`))
+		}()
+		c.Eventually("it is decoded", func() bool { return c.Metric("evenkeel_ttft_seconds_count") == 1 })
 		require.ErrorIs(t, c.gw.Shutdown(ctx), context.DeadlineExceeded)
 		r := <-got
-		require.NoError(t, r.err)
-		require.Equal(t, "draining", read(t, r.body).fail)
-		c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
-		c.accounted()
-		require.Equal(t, []string{"draining"}, c.outcomes())
+		require.NoError(t, r.Err)
+		require.Equal(t, "draining", read(t, r.Body).Fail)
+		c.Eventually("the engine stops", func() bool { return c.Decode[0].Stats().Running == 0 })
+		c.Accounted()
+		require.Equal(t, []string{"draining"}, c.Outcomes())
 	})
 	// Told from a whole answer all the same.
 	t.Run("whoever cannot wait cuts", func(t *testing.T) {
@@ -34,14 +38,16 @@ func TestShutdownCuts(t *testing.T) {
 		c := start(t, options{})
 		ctx, cancel := context.WithCancel(t.Context())
 		got := make(chan reply, 1)
-		go func() { got <- c.post(chatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`)) }()
-		c.eventually("it is decoded", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
+		go func() {
+			got <- c.Post(refclient.ChatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`))
+		}()
+		c.Eventually("it is decoded", func() bool { return c.Metric("evenkeel_ttft_seconds_count") == 1 })
 		down := make(chan error, 1)
 		go func() { down <- c.gw.Shutdown(ctx) }()
-		c.eventually("it ends", func() bool { return c.get("/readyz").status == http.StatusServiceUnavailable })
+		c.Eventually("it ends", func() bool { return c.get("/readyz").Status == http.StatusServiceUnavailable })
 		cancel()
 		require.ErrorIs(t, <-down, context.Canceled)
-		require.NotContains(t, (<-got).body, `"finish_reason":"`)
-		c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
+		require.NotContains(t, (<-got).Body, `"finish_reason":"`)
+		c.Eventually("the engine stops", func() bool { return c.Decode[0].Stats().Running == 0 })
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/internal/race"
@@ -23,11 +24,11 @@ import (
 // little beyond what is read.
 func (c *cluster) sip(body string) (net.Conn, *bufio.Reader) {
 	c.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "http://"))
 	require.NoError(c, err)
 	c.Cleanup(func() { _ = conn.Close() })
 	require.NoError(c, conn.(*net.TCPConn).SetReadBuffer(4096))
-	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", refclient.ChatPath, len(body), body)
 	require.NoError(c, err)
 	br := bufio.NewReaderSize(conn, 256)
 	resp, err := http.ReadResponse(br, nil)
@@ -70,19 +71,19 @@ func TestClientsThatStopReadingInTheMiddle(t *testing.T) {
 	}
 	begun.Wait()
 	reads := make(chan string, 1)
-	go func() { reads <- c.judge("who reads gets it all", `"stream":true,`) }()
+	go func() { reads <- c.Judge("who reads gets it all", `"stream":true,`) }()
 	cut := `evenkeel_clients_cut_total{reason="stalled"}`
-	c.eventually("all are cut", func() bool {
+	c.Eventually("all are cut", func() bool {
 		most = max(most, heap())
-		return int(c.metric(cut)) >= streams
+		return int(c.Metric(cut)) >= streams
 	})
-	require.EqualValues(t, streams, c.metric(cut))
+	require.EqualValues(t, streams, c.Metric(cut))
 	require.Equal(t, "right", <-reads)
-	c.eventually("the engine has its slots back", func() bool { return c.decode[0].Stats().Running == 0 })
+	c.Eventually("the engine has its slots back", func() bool { return c.Decode[0].Stats().Running == 0 })
 	c.settled(false)
 	require.Less(t, (most-before)/int64(streams), int64(256<<10), "bytes a stream, both ends and the engines included")
 	gone := 0
-	for _, o := range c.outcomes() {
+	for _, o := range c.Outcomes() {
 		if o == "client_closed" {
 			gone++
 		}

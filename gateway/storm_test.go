@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/bench/lab/trace"
@@ -57,7 +58,7 @@ func newLeaver(seed uint64) leaver {
 	if rng.IntN(3) > 0 {
 		more += `"stream":true,`
 	}
-	l := leaver{path: chatPath, upload: 1}
+	l := leaver{path: refclient.ChatPath, upload: 1}
 	switch rng.IntN(8) {
 	case 0:
 		l.body = chat(prompt(0), more+`"n":3,`)
@@ -149,7 +150,7 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	stay := make(chan *load.Result, 1)
 	go func() {
 		got, err := load.Run(t.Context(), load.Config{
-			URLs: []string{c.url}, Requests: conversation(n / 10), Concurrency: 8, Chat: 0, Stream: 0.7, Usage: 0.5, Seed: 11,
+			URLs: []string{c.URL}, Requests: conversation(n / 10), Concurrency: 8, Chat: 0, Stream: 0.7, Usage: 0.5, Seed: 11,
 		})
 		if err != nil {
 			t.Error(err)
@@ -193,35 +194,35 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	}
 	empty := time.Since(last)
 	lost, surplus := int64(0), int64(0)
-	for _, e := range append(c.prefill, c.decode...) {
+	for _, e := range append(c.Prefill, c.Decode...) {
 		st := e.Stats()
 		lost += st.LostHandoffs
 		surplus += st.OverAdmitted
 		type harm struct{ Leaks, Pins, KVUsed, InTransfer, Unknown, LocalPrefills int64 }
 		require.Zero(t, harm{st.Leaks, int64(st.Pins), st.KVUsed, st.InTransfer, st.Unknown, st.LocalPrefills})
 	}
-	require.LessOrEqual(t, float64(surplus), c.metric("evenkeel_heedless_engines_total"), "no rank had more than its slots but where the engine had not let go in time")
+	require.LessOrEqual(t, float64(surplus), c.Metric("evenkeel_heedless_engines_total"), "no rank had more than its slots but where the engine had not let go in time")
 	require.Zero(t, lost, "hand-offs of which nobody was told")
 	var cancels []string
 	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
-		count := c.metric(fmt.Sprintf("evenkeel_cancels_total{phase=%q}", phase))
+		count := c.Metric(fmt.Sprintf("evenkeel_cancels_total{phase=%q}", phase))
 		require.True(t, count > 0, "nobody left while %s", phase)
 		cancels = append(cancels, fmt.Sprintf("%.0f %s", count, phase))
 	}
 	slow := 0.0
 	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
 		series := fmt.Sprintf("evenkeel_cancel_release_seconds_%%s{phase=%q%%s}", phase)
-		slow += c.metric(fmt.Sprintf(series, "count", "")) - c.metric(fmt.Sprintf(series, "bucket", `,le="2.5"`))
+		slow += c.Metric(fmt.Sprintf(series, "count", "")) - c.Metric(fmt.Sprintf(series, "bucket", `,le="2.5"`))
 	}
 	if proof { // idle workers and kept-alive connections take up to ten seconds to end
 		for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+8; time.Sleep(50 * time.Millisecond) {
 			require.True(t, time.Now().Before(end), "%d goroutines before, %d after", before, runtime.NumGoroutine())
 		}
 	}
-	resumed := c.metric(`evenkeel_decode_losses_total{tier="1"}`) + c.metric(`evenkeel_recomputes_total{tier="1"}`)
+	resumed := c.Metric(`evenkeel_decode_losses_total{tier="1"}`) + c.Metric(`evenkeel_recomputes_total{tier="1"}`)
 	require.Positive(t, resumed, "nobody was in a second leg")
 	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; nothing was held %v after the last; %d goroutines before, %d after",
-		n, strings.Join(cancels, ", "), resumed, c.metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
+		n, strings.Join(cancels, ", "), resumed, c.Metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
 }
 
 // conversation is n requests of a few hundred tokens that are answered by 30

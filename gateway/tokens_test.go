@@ -32,24 +32,24 @@ func TestTokenIDsGoThroughTheProxy(t *testing.T) {
 				o.decode = []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, DPSize: 2}}
 			}
 			c := start(t, o)
-			r := c.post(mooncake.Tokens.Path(), body(""), "X-Request-Id", "mine")
-			require.Equal(t, http.StatusOK, r.status, r.body)
+			r := c.Post(mooncake.Tokens.Path(), body(""), "X-Request-Id", "mine")
+			require.Equal(t, http.StatusOK, r.Status, r.Body)
 			var got struct {
 				ID      string `json:"request_id"`
 				Choices []struct {
 					IDs []int32 `json:"token_ids"`
 				}
 			}
-			require.NoError(t, json.Unmarshal([]byte(r.body), &got))
+			require.NoError(t, json.Unmarshal([]byte(r.Body), &got))
 			require.Equal(t, "generate-tokens-mine", got.ID)
 			for i, id := range got.Choices[0].IDs {
 				require.Equal(t, reftext.TokenID(key, i), id)
 			}
 			require.Len(t, got.Choices[0].IDs, min(20, reftext.NaturalLength(key)))
-			require.Contains(t, c.post(mooncake.Tokens.Path(), body(`,"stream":true`)).body, "data: [DONE]")
-			require.Equal(t, http.StatusNotFound, c.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"input_ids":[1]}`, model)).status)
-			require.Equal(t, http.StatusOK, c.post("/inference/v1/abort_requests", `{"request_ids":["generate-tokens-mine"]}`).status)
-			require.Equal(t, http.StatusBadRequest, c.post("/inference/v1/abort_requests", `{}`).status)
+			require.Contains(t, c.Post(mooncake.Tokens.Path(), body(`,"stream":true`)).Body, "data: [DONE]")
+			require.Equal(t, http.StatusNotFound, c.Post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"input_ids":[1]}`, model)).Status)
+			require.Equal(t, http.StatusOK, c.Post("/inference/v1/abort_requests", `{"request_ids":["generate-tokens-mine"]}`).Status)
+			require.Equal(t, http.StatusBadRequest, c.Post("/inference/v1/abort_requests", `{}`).Status)
 		})
 	}
 }
@@ -59,7 +59,7 @@ func TestAnEngineWithoutTokenIDsSaysSo(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{profile: mooncake.Profile{Connector: mooncake.NIXLPull},
 		prefill: []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, NoScaleOut: true}}, decode: []refengine.Config{{Version: "0.32.0", Connector: refengine.NIXLPull, NoScaleOut: true}}})
-	r := c.post(mooncake.Tokens.Path(), fmt.Sprintf(`{"model":%q,"token_ids":[1],"sampling_params":{}}`, model))
-	require.Equal(t, http.StatusNotFound, r.status, r.body)
-	require.Contains(t, r.body, "--enable-scale-out", "its own words")
+	r := c.Post(mooncake.Tokens.Path(), fmt.Sprintf(`{"model":%q,"token_ids":[1],"sampling_params":{}}`, model))
+	require.Equal(t, http.StatusNotFound, r.Status, r.Body)
+	require.Contains(t, r.Body, "--enable-scale-out", "its own words")
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/tracing/tracetest"
@@ -58,7 +59,7 @@ func traced(c *tracetest.Collector, more ...func(*config.Config)) func(*config.C
 // spans waits for a whole trace: until the request's own span is there.
 func (c *cluster) spans(col *tracetest.Collector, trace string) (all []tracetest.Span) {
 	c.Helper()
-	c.eventually("the trace "+trace+" is exported", func() bool {
+	c.Eventually("the trace "+trace+" is exported", func() bool {
 		all = slices.DeleteFunc(col.Spans(), func(s tracetest.Span) bool { return s.Trace != trace })
 		return slices.ContainsFunc(all, func(s tracetest.Span) bool { return s.Kind == "server" && s.Attributes["evenkeel.outcome"] != nil })
 	})
@@ -95,8 +96,8 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 	c.allUp()
 	t.Run("one that is served", func(t *testing.T) {
 		trace, caller := "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-		r := c.post(chatPath, chat("a traced one", `"stream":true,"max_tokens":4,`), "Traceparent", "00-"+trace+"-"+caller+"-01", "Tracestate", "vendor=x", "X-Request-Id", "mine")
-		require.Equal(t, http.StatusOK, r.status)
+		r := c.Post(refclient.ChatPath, chat("a traced one", `"stream":true,"max_tokens":4,`), "Traceparent", "00-"+trace+"-"+caller+"-01", "Tracestate", "vendor=x", "X-Request-Id", "mine")
+		require.Equal(t, http.StatusOK, r.Status)
 		all := c.spans(col, trace)
 		require.Equal(t, wholeTree, tracetest.Tree(all))
 		for _, s := range all {
@@ -110,7 +111,7 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 		for name, want := range map[string]any{
 			"gen_ai.operation.name": "chat", "gen_ai.provider.name": "evenkeel", "gen_ai.request.model": model, "gen_ai.response.model": model,
 			"gen_ai.request.stream": true, "gen_ai.request.max_tokens": int64(4), "gen_ai.usage.output_tokens": int64(4), "gen_ai.usage.input_tokens": int64(kept.PromptTokens),
-			"http.request.method": "POST", "http.route": chatPath, "http.response.status_code": int64(200),
+			"http.request.method": "POST", "http.route": refclient.ChatPath, "http.response.status_code": int64(200),
 			"evenkeel.outcome": "ok", "evenkeel.request.id": kept.ID, "evenkeel.client.request.id": "mine", "evenkeel.decode.rank": kept.Attempts[0].Decode.Rank,
 		} {
 			require.Equal(t, want, root.Attributes[name], name)
@@ -133,22 +134,22 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 		}
 	})
 	t.Run("the request log names its trace", func(t *testing.T) {
-		r := c.post(chatPath, chat("logged", ""), "X-Request-Id", "theirs")
-		require.Equal(t, http.StatusOK, r.status)
+		r := c.Post(refclient.ChatPath, chat("logged", ""), "X-Request-Id", "theirs")
+		require.Equal(t, http.StatusOK, r.Status)
 		kept := c.receipt("theirs")
 		var line struct {
 			ID       string `json:"id"`
 			ClientID string `json:"client_id"`
 			TraceID  string `json:"trace_id"`
 		}
-		for scan := bufio.NewScanner(openFile(t, c.requestLog)); line.ID != kept.ID; {
+		for scan := bufio.NewScanner(openFile(t, c.RequestLog)); line.ID != kept.ID; {
 			require.True(t, scan.Scan())
 			require.NoError(t, json.Unmarshal(scan.Bytes(), &line))
 		}
 		require.Equal(t, []string{kept.ID, "theirs", kept.TraceID}, []string{line.ID, line.ClientID, line.TraceID})
 	})
 	t.Run("a client that leaves is no error", func(t *testing.T) {
-		leave := c.endless("X-Request-Id", "leaver")
+		leave := c.Endless("X-Request-Id", "leaver")
 		trace := c.decisions("?id=leaver")[0].TraceID
 		leave()
 		all := c.spans(col, trace)
@@ -158,15 +159,15 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 		require.Equal(t, "client_closed", named(t, all, "relay").Attributes["error.type"])
 	})
 	t.Run("a retry is a span of its own", func(t *testing.T) {
-		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+		require.NoError(t, c.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
 		var id string
-		c.eventually("a request meets the busy engine first", func() bool {
-			r := c.post(chatPath, chat("again", `"max_tokens":2,`))
-			require.Equal(t, http.StatusOK, r.status, r.body)
-			id = r.header.Get("X-Request-Id")
+		c.Eventually("a request meets the busy engine first", func() bool {
+			r := c.Post(refclient.ChatPath, chat("again", `"max_tokens":2,`))
+			require.Equal(t, http.StatusOK, r.Status, r.Body)
+			id = r.Header.Get("X-Request-Id")
 			return len(c.receipt(id).Attempts) > 1
 		})
-		require.NoError(t, c.prefill[0].SetFaults())
+		require.NoError(t, c.Prefill[0].SetFaults())
 		all := c.spans(col, c.receipt(id).TraceID)
 		require.Equal(t, `chat ref (server)
   parse (internal)
@@ -189,15 +190,15 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 		require.NotEmpty(t, line[0].ContextMap()["trace_id"], "the log says which trace it is of")
 	})
 	t.Run("an answer that goes on elsewhere is two attempts", func(t *testing.T) {
-		for _, e := range c.decode { // the first one that has it loses it, and the other does not
+		for _, e := range c.Decode { // the first one that has it loses it, and the other does not
 			require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5}))
 		}
-		r := c.post("/v1/completions", completion("goes on", `"stream":true,"max_tokens":8,`))
-		for _, e := range c.decode {
+		r := c.Post("/v1/completions", completion("goes on", `"stream":true,"max_tokens":8,`))
+		for _, e := range c.Decode {
 			require.NoError(t, e.SetFaults())
 		}
-		require.Equal(t, http.StatusOK, r.status)
-		kept := c.receipt(r.header.Get("X-Request-Id"))
+		require.Equal(t, http.StatusOK, r.Status)
+		kept := c.receipt(r.Header.Get("X-Request-Id"))
 		require.Equal(t, "ok", kept.Outcome)
 		all := c.spans(col, kept.TraceID)
 		tree := tracetest.Tree(all)
@@ -208,19 +209,19 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 		require.True(t, kept.Attempts[0].Again)
 	})
 	t.Run("one that fails is a failed span", func(t *testing.T) {
-		for _, e := range c.prefill {
+		for _, e := range c.Prefill {
 			require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Internal}))
 		}
-		r := c.post(chatPath, chat("fails", ""))
-		require.Equal(t, http.StatusBadGateway, r.status)
-		all := c.spans(col, c.receipt(r.header.Get("X-Request-Id")).TraceID)
+		r := c.Post(refclient.ChatPath, chat("fails", ""))
+		require.Equal(t, http.StatusBadGateway, r.Status)
+		all := c.spans(col, c.receipt(r.Header.Get("X-Request-Id")).TraceID)
 		root := named(t, all, "chat ref")
 		require.NotEmpty(t, root.Error)
 		require.Equal(t, "prefill_failed", root.Attributes["error.type"])
 		require.EqualValues(t, http.StatusBadGateway, root.Attributes["http.response.status_code"])
 
-		r = c.post(chatPath, strings.Replace(chat("x", ""), model, "none", 1))
-		root = named(t, c.spans(col, c.receipt(r.header.Get("X-Request-Id")).TraceID), "chat none")
+		r = c.Post(refclient.ChatPath, strings.Replace(chat("x", ""), model, "none", 1))
+		root = named(t, c.spans(col, c.receipt(r.Header.Get("X-Request-Id")).TraceID), "chat none")
 		require.Empty(t, root.Error, "the client's fault is none of ours")
 		require.Equal(t, "model_not_found", root.Attributes["error.type"])
 	})
@@ -230,17 +231,17 @@ func TestTracingFollowsAReload(t *testing.T) {
 	t.Parallel()
 	col := tracetest.Start(t)
 	write := func(c *cluster, more string) string {
-		return fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nself_test: false\nengines:\n  prefill: [{url: %q}]\n  decode: [{url: %q, slots: 8}]\n%s", c.prefill[0].URLs()[0], c.decode[0].URLs()[0], more)
+		return fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nself_test: false\nengines:\n  prefill: [{url: %q}]\n  decode: [{url: %q, slots: 8}]\n%s", c.Prefill[0].URLs()[0], c.Decode[0].URLs()[0], more)
 	}
 	var ears heard
 	c := start(t, options{
 		prefill: []refengine.Config{{OnRequest: ears.note}}, decode: []refengine.Config{{OnRequest: ears.note}},
 		file: func(c *cluster) string { return write(c, "") },
 	})
-	without := c.post(chatPath, chat("one", ""), "Traceparent", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-	require.Equal(t, http.StatusOK, without.status)
+	without := c.Post(refclient.ChatPath, chat("one", ""), "Traceparent", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	require.Equal(t, http.StatusOK, without.Status)
 	require.Empty(t, col.Spans())
-	require.Empty(t, c.receipt(without.header.Get("X-Request-Id")).TraceID)
+	require.Empty(t, c.receipt(without.Header.Get("X-Request-Id")).TraceID)
 	for _, leg := range []string{"-p", "-d"} {
 		h := ears.leg(leg)
 		require.NotNil(t, h)
@@ -249,31 +250,31 @@ func TestTracingFollowsAReload(t *testing.T) {
 		}
 	}
 	c.write(write(c, fmt.Sprintf("tracing: {endpoint: %q, sample: 1, headers: {x-token: secret}}\n", col.URL)))
-	said := c.ask(http.MethodPost, c.admin+"/reload", "")
-	require.Equal(t, http.StatusOK, said.status, said.body)
-	require.NotContains(t, said.body, "secret")
-	require.NotContains(t, said.body, "needs_restart")
-	r := c.post(chatPath, chat("two", ""))
-	trace := c.receipt(r.header.Get("X-Request-Id")).TraceID
+	said := c.Ask(http.MethodPost, c.admin+"/reload", "")
+	require.Equal(t, http.StatusOK, said.Status, said.Body)
+	require.NotContains(t, said.Body, "secret")
+	require.NotContains(t, said.Body, "needs_restart")
+	r := c.Post(refclient.ChatPath, chat("two", ""))
+	trace := c.receipt(r.Header.Get("X-Request-Id")).TraceID
 	c.write(write(c, ""))
-	require.Equal(t, http.StatusOK, c.ask(http.MethodPost, c.admin+"/reload", "").status)
+	require.Equal(t, http.StatusOK, c.Ask(http.MethodPost, c.admin+"/reload", "").Status)
 	c.spans(col, trace) // what was traced is exported all the same
 	require.Equal(t, "secret", col.Headers().Get("X-Token"))
-	r = c.post(chatPath, chat("three", ""))
-	require.Empty(t, c.receipt(r.header.Get("X-Request-Id")).TraceID)
-	require.Contains(t, c.ask(http.MethodPost, c.admin+"/reload?dry=1", "").body, "outcome")
+	r = c.Post(refclient.ChatPath, chat("three", ""))
+	require.Empty(t, c.receipt(r.Header.Get("X-Request-Id")).TraceID)
+	require.Contains(t, c.Ask(http.MethodPost, c.admin+"/reload?dry=1", "").Body, "outcome")
 
 	// Any caller's flag does not force sampling.
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
+	refclient.KeyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
 	c.write(write(c, fmt.Sprintf("keys_file: %q\ntracing: {endpoint: %q, sample: 0}\n", file, col.URL)))
-	require.Equal(t, http.StatusOK, c.ask(http.MethodPost, c.admin+"/reload", "").status)
+	require.Equal(t, http.StatusOK, c.Ask(http.MethodPost, c.admin+"/reload", "").Status)
 	const teams, ops = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-2af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	body := chat("whose", `"max_tokens":2,`)
-	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-team", "Traceparent", teams).status)
+	require.Equal(t, http.StatusOK, c.Post(refclient.ChatPath, body, "Authorization", "Bearer ek-team", "Traceparent", teams).Status)
 	require.Equal(t, teams[:35], ears.leg("-d").Get("Traceparent")[:35], "the trace goes on")
 	require.Equal(t, "00", ears.leg("-d").Get("Traceparent")[53:], "and engines are told that it is not sampled")
-	require.Equal(t, http.StatusOK, c.post(chatPath, body, "Authorization", "Bearer ek-ops", "Traceparent", ops).status)
+	require.Equal(t, http.StatusOK, c.Post(refclient.ChatPath, body, "Authorization", "Bearer ek-ops", "Traceparent", ops).Status)
 	c.spans(col, ops[3:35])
 	require.False(t, slices.ContainsFunc(col.Spans(), func(s tracetest.Span) bool { return s.Trace == teams[3:35] }))
 }

@@ -117,6 +117,7 @@ var mayImport = map[string][]string{
 
 	"gateway/fleet/roster": {"dispatcher/board", "engine", "gateway/config", "gateway/owner", "mooncake", "prefill", "prefill/kvevents", "prefill/local"},
 
+	"bench/lab/refclient":       {"bench", "dispatcher/board", "engine/discover", "gateway/config", "internal/race", "mooncake", "prefill"},
 	"bench/lab/refengine/group": {"bench", "dispatcher/step", "dispatcher/virtual"}, // it schedules as the simulator does
 }
 

@@ -4,14 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"flag"
-	"fmt"
-	"net"
-	"net/http"
+	"encoding/json"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -19,10 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
@@ -41,7 +37,6 @@ import (
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
-	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/predictor"
@@ -49,26 +44,21 @@ import (
 	"evenkeel/prefill/local"
 )
 
-func TestMain(m *testing.M) {
-	parallel := "24" // these tests wait more than they compute
-	if race.Enabled {
-		parallel = "6" // not so here: more at once would run into each other's deadlines
-	}
-	if err := flag.Set("test.parallel", parallel); err != nil {
-		panic(err)
-	}
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),    // one for the process
-		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2")) // ends up to 10 s after its server
-}
+func TestMain(m *testing.M) { refclient.Main(m, 24, 6) }
 
 const (
-	model    = "ref"
+	model    = refclient.Model
+	patience = refclient.Patience
 	streamed = `"stream":true,`
 )
 
-// patience is how long a test waits for what takes milliseconds, unless the machine has much else to do.
-const patience = time.Minute
+// Bodies of requests, and what comes of them.
+var (
+	chat, talk, completion = refclient.Chat, refclient.Talk, refclient.Completion
+	read, whole            = refclient.Read, refclient.Whole
+)
+
+type reply = refclient.Reply
 
 // options describe a bed; the zero value is one prefill engine and one decode engine of two ranks, all fast.
 type options struct {
@@ -84,16 +74,12 @@ type options struct {
 
 // A bed is a fleet whose engines are watched, with what serves requests there: no operator, no page, no peer and no owner.
 type bed struct {
-	*testing.T
-	prefill, decode []*refengine.Engine
-	cfg             *config.Config
-	reg             *prometheus.Registry
-	logs            *observer.ObservedLogs
-	requestLog      string
-	receipts        *receipt.Ring
-	late            bool // as in options
-	url             string
-	http            *http.Client
+	refclient.Client
+	refclient.Engines
+	cfg      *config.Config
+	reg      *prometheus.Registry
+	logs     *observer.ObservedLogs
+	receipts *receipt.Ring
 
 	conf       *reload.Reloader
 	fleet      *fleet.Fleet
@@ -111,19 +97,18 @@ type bed struct {
 // left charged.
 func start(t *testing.T, o options) *bed {
 	t.Helper()
-	if o.prefill == nil && o.mixed == nil {
-		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
-	}
-	if o.decode == nil && o.mixed == nil {
-		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
-	}
 	core, logs := observer.New(zap.InfoLevel)
-	b := &bed{T: t, cfg: config.Default(), reg: prometheus.NewRegistry(), logs: logs, requestLog: filepath.Join(t.TempDir(), "requests.jsonl"), late: o.late, receipts: receipt.NewRing(1000, 1<<20)}
+	b := &bed{cfg: config.Default(), reg: prometheus.NewRegistry(), logs: logs, receipts: receipt.NewRing(1000, 1<<20)}
+	b.Client = refclient.Client{
+		T: t, HTTP: refclient.NewHTTP(), RequestLog: filepath.Join(t.TempDir(), "requests.jsonl"),
+		Page: b.page, Open: func() int64 { return b.requests.Open() },
+	}
 	b.cfg.Dispatch.Window, b.cfg.Prefill.Retry.Base, b.cfg.Prefill.Scrape.Interval = 200*time.Microsecond, time.Millisecond, 50*time.Millisecond
 	b.cfg.Health.Canary = 0                                                      // a fault would strike it, too
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	b.cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}
-	b.enter(o)
+	b.Engines = b.Enter(b.cfg, o.prefill, o.decode, o.mixed)
+	b.Late = o.late
 	if o.discover != nil {
 		b.cfg.Engines = config.Engines{}
 	}
@@ -136,9 +121,9 @@ func start(t *testing.T, o options) *bed {
 		if !t.Failed() {
 			b.settled(o.dirty)
 		}
-		b.http.CloseIdleConnections()
+		b.HTTP.CloseIdleConnections()
 		end()
-		for _, e := range append(b.prefill, b.decode...) {
+		for _, e := range b.All() {
 			e.Close()
 		}
 		if t.Failed() {
@@ -147,10 +132,10 @@ func start(t *testing.T, o options) *bed {
 			}
 		}
 	})
-	b.eventually("requests are served", b.ready)
+	b.Eventually("requests are served", b.ready)
 	if !o.partly {
 		engines := len(b.cfg.Engines.Prefill) + len(b.cfg.Engines.Decode) + len(b.cfg.Engines.Aggregated)
-		b.eventually("all engines are up", func() bool {
+		b.Eventually("all engines are up", func() bool {
 			up := 0
 			for _, e := range b.fleet.Now().Statuses() {
 				if e.Up {
@@ -161,59 +146,6 @@ func start(t *testing.T, o options) *bed {
 		})
 	}
 	return b
-}
-
-// enter starts the engines and writes them into the config.
-func (b *bed) enter(o options) {
-	for _, p := range o.prefill {
-		p.Role = refengine.Prefill
-		e := b.engine(p)
-		b.prefill = append(b.prefill, e)
-		events, replay := kvPorts(e)
-		b.cfg.Engines.Prefill = append(b.cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0], KVEventsPort: events, KVReplayPort: replay})
-	}
-	decodes := func(list *[]config.Engine, d refengine.Config) {
-		e := b.engine(d)
-		b.decode = append(b.decode, e)
-		urls, ranks := e.URLs(), 0
-		if e.Config().DPMode == "internal" {
-			urls, ranks = urls[:1], e.Config().DPSize
-		}
-		for _, u := range urls {
-			one := config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots}
-			if d.Role == refengine.Aggregated {
-				one.KVEventsPort, one.KVReplayPort = kvPorts(e)
-			}
-			*list = append(*list, one)
-		}
-	}
-	for _, d := range o.decode {
-		d.Role = refengine.Decode
-		decodes(&b.cfg.Engines.Decode, d)
-	}
-	for _, m := range o.mixed {
-		m.Role = refengine.Aggregated
-		decodes(&b.cfg.Engines.Aggregated, m)
-	}
-}
-
-func (b *bed) engine(c refengine.Config) *refengine.Engine {
-	b.Helper()
-	e, err := refengine.Start(c.Quick())
-	require.NoError(b, err)
-	return e
-}
-
-// kvPorts are where an engine publishes KV events, 0 where it does not.
-func kvPorts(e *refengine.Engine) (events, replay int) {
-	port := func(address string) (n int) {
-		if _, p, err := net.SplitHostPort(address); err == nil {
-			n, _ = strconv.Atoi(p)
-		}
-		return n
-	}
-	at, again := e.KVEvents(0)
-	return port(at), port(again)
 }
 
 // serve wires the parts and has clients served until end.
@@ -230,7 +162,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	serving := service.New(service.Host{
 		Context: ctx, Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return b.fleet.Move(func(fleet.Place) bool { return true }) },
 	})
-	told, err := journal.New(journal.Config{File: b.requestLog, Receipts: b.receipts, Registerer: b.reg, Log: log})
+	told, err := journal.New(journal.Config{File: b.RequestLog, Receipts: b.receipts, Registerer: b.reg, Log: log})
 	require.NoError(b, err)
 	b.locals, b.places = local.New(b.cfg.Prefill.Index.MaxBytes), pool.NewPlaces(b.cfg.Pool.Size)
 	b.monitor = engine.NewMonitor(engine.MonitorConfig{
@@ -309,8 +241,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 		background.Go(func() { b.discovery.Run(ctx) })
 	}
 	background.Go(func() { _ = srv.Serve(ln) })
-	b.url = "http://" + ln.Addr().String()
-	b.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2000, DisableCompression: true}}
+	b.URL = "http://" + ln.Addr().String()
 	return func() {
 		limit, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -391,86 +322,79 @@ func (b *bed) now() status {
 	return s
 }
 
+// account is what the parts say of themselves.
+func (b *bed) account() refclient.Account {
+	return refclient.Account{
+		Callbacks: b.meta.Expected(), Open: b.requests.Open(), Places: b.places.Used(), Dispatch: b.dispatcher.Status(context.Background()), Prefill: b.tier.Status(),
+	}
+}
+
 // settled waits until nothing is under way and checks every account.
 func (b *bed) settled(dirty bool) {
 	b.Helper()
-	var busy []string
-	idle := func() bool {
-		busy = b.busy(dirty)
-		return len(busy) == 0
-	}
-	for end := time.Now().Add(patience); !idle(); time.Sleep(2 * time.Millisecond) {
-		require.True(b, time.Now().Before(end), "still held: %v", busy)
-	}
-	require.Zero(b, b.dispatcher.Status(context.Background()).Drift)
-	page := b.page()
-	for _, series := range []string{
-		`evenkeel_audit_drift{kind="slots"}`, `evenkeel_audit_drift{kind="kv_tokens"}`, `evenkeel_audit_drift{kind="handoffs"}`,
-		"evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total", "evenkeel_requests_open", `evenkeel_tick_fallbacks_total{reason="panic"}`,
-	} {
-		require.Zero(b, valueOf(b.T, page, series), series)
-	}
-	locals := int64(sumOf(b.T, page, "evenkeel_local_prefill_requests_total"))
-	surplus := int64(0)
-	for _, e := range append(b.prefill, b.decode...) {
-		st := e.Stats()
-		if e.Config().Role != refengine.Prefill { // one that prefills may answer a request alone
-			locals -= st.LocalPrefills
-		}
-		surplus += st.OverAdmitted
-		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
-		if b.late {
-			st.ExpiredPulls = 0
-		}
-		require.Zero(b, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch})
-		if !dirty {
-			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned int64 }
-			require.Zero(b, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned})
-		}
-	}
-	require.True(b, dirty || locals >= 0, "decode engines prefilled %d prompts that nobody counted", -locals)
-	if !dirty && surplus > 0 {
-		require.LessOrEqual(b, float64(surplus), b.metric("evenkeel_heedless_engines_total"), "over-admitted by engines that had let go in time")
-	}
+	engines := b.Engines
+	engines.Dirty = dirty
+	b.Settled(&engines, b.account)
 }
 
-// busy lists what is not given back yet.
-func (b *bed) busy(dirty bool) (held []string) {
-	note := func(what string, n int64) {
-		if n != 0 {
-			held = append(held, fmt.Sprintf("%s %d", what, n))
-		}
-	}
-	note("callbacks expected", int64(b.meta.Expected()))
-	note("open requests", b.requests.Open())
-	note("places", int64(b.places.Used()))
-	for _, m := range b.dispatcher.Status(context.Background()).Models {
-		note("pooled", int64(m.Pool))
-		for _, w := range m.Workers {
-			note("slots of "+w.Name, int64(w.Used))
-		}
-	}
-	for _, p := range b.tier.Status() {
-		note("leases of "+p.ID, int64(p.Inflight+p.Pooled+p.Dispatched))
-		if !dirty {
-			note("KV tokens charged to "+p.ID, p.KVTokens)
-		}
-	}
-	for _, e := range append(b.prefill, b.decode...) {
-		st := e.Stats()
-		note("requests on "+e.URLs()[0], st.Running+st.Waiting)
-		if !dirty {
-			note("pins on "+e.URLs()[0], int64(st.Pins))
-		}
-	}
-	return held
-}
-
-func (b *bed) eventually(what string, ok func() bool) {
+// allUp waits until every engine takes requests.
+func (b *bed) allUp() {
 	b.Helper()
-	pause := time.Millisecond
-	for end := time.Now().Add(patience); !ok(); pause = min(pause*5/4, 20*time.Millisecond) {
-		require.True(b, time.Now().Before(end), "in vain: %s", what)
-		time.Sleep(pause)
+	b.AllUp(&b.Engines, b.account)
+}
+
+// early is a bed of engines whose connector wants the decode rank before the prefill.
+func early(t *testing.T, connector refengine.Connector, o options) *bed {
+	t.Helper()
+	o.prefill, o.decode, o.configure = refclient.Early(t, connector, o.prefill, o.decode, o.configure)
+	return start(t, o)
+}
+
+// together is a bed whose ranks do both.
+func together(more func(*config.Config)) options {
+	return options{mixed: refclient.Cached(), configure: refclient.Exposed(more)}
+}
+
+// conditional is a bed whose decode ranks may compute short prompts.
+func conditional(more func(*config.Config)) options {
+	return options{profile: mooncake.Profile{AllowLocalPrefill: true}, decode: refclient.Cached(), configure: refclient.Conditional(more)}
+}
+
+// settledRequests waits for the request log.
+func (b *bed) settledRequests(n int) {
+	b.Helper()
+	b.Eventually("the request is logged", func() bool { return len(b.Records()) == n })
+}
+
+func (b *bed) models() (ids []string) {
+	b.Helper()
+	r := b.Ask("GET", b.URL+"/v1/models", "")
+	require.Equal(b, 200, r.Status)
+	var list struct {
+		Object string
+		Data   []struct {
+			ID, Object string
+		}
 	}
+	require.NoError(b, json.Unmarshal([]byte(r.Body), &list))
+	require.Equal(b, "list", list.Object)
+	for _, m := range list.Data {
+		require.Equal(b, "model", m.Object)
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+// receipt waits until a request has ended and returns what was kept of it.
+func (b *bed) receipt(id string) (r *receipt.Receipt) {
+	b.Helper()
+	b.Eventually("the receipt of "+id+" is closed", func() bool {
+		all := b.receipts.Find(id, 1)
+		if len(all) == 0 {
+			return false
+		}
+		r = all[0]
+		return r.State == receipt.Ended
+	})
+	return r
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
@@ -34,7 +35,7 @@ func (rec *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/v1/models":
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"ref","max_model_len":1000000},{"id":"tuned","parent":"ref","max_model_len":1000000}]}`)
 		return
-	case chatPath:
+	case refclient.ChatPath:
 	default:
 		http.NotFound(w, r)
 		return
@@ -91,8 +92,8 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	require.True(t, json.Valid([]byte(body)))
 	require.Greater(t, len(body), 400_000)
 
-	r := b.post(chatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization", "Bearer mine")
-	require.Equal(t, 200, r.status, r.body)
+	r := b.Post(refclient.ChatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization", "Bearer mine")
+	require.Equal(t, 200, r.Status, r.Body)
 	ours := map[string]map[string]string{
 		"probe":  {"stream": "false", "max_tokens": "1", "min_tokens": "1", "return_token_ids": "true"},
 		"decode": {"stream": "true", "max_tokens": "77", "return_token_ids": "true", "kv_transfer_params": handoffOnTheWire},
@@ -125,8 +126,8 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	sent := map[string]string{"probe": string(rec.bodies["probe"]), "decode": string(rec.bodies["decode"])}
 	for _, how := range []string{"gzip", "zstd"} {
 		clear(rec.bodies)
-		r = b.post(chatPath, packed(t, how, body), "Content-Encoding", how)
-		require.Equal(t, 200, r.status, r.body)
+		r = b.Post(refclient.ChatPath, packed(t, how, body), "Content-Encoding", how)
+		require.Equal(t, 200, r.Status, r.Body)
 		for leg, want := range sent {
 			require.Equal(t, want, string(rec.bodies[leg]), "%s by %s", leg, how)
 			require.Empty(t, rec.header[leg].Values("Content-Encoding"), "%s by %s", leg, how)
@@ -134,8 +135,8 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	}
 
 	// An adapter's requests go by its own name to the ranks of its base model.
-	r = b.post(chatPath, `{"model":"tuned","messages":[{"role":"user","content":"a"}]}`)
-	require.Equal(t, 200, r.status, r.body)
+	r = b.Post(refclient.ChatPath, `{"model":"tuned","messages":[{"role":"user","content":"a"}]}`)
+	require.Equal(t, 200, r.Status, r.Body)
 	for leg, got := range rec.bodies {
 		require.Contains(t, string(got), `"model":"tuned"`, leg)
 	}

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -60,27 +59,6 @@ func (t *talks) next() []int32 {
 	return t.ids[i]
 }
 
-// hits sends a completion and returns how many tokens of its prompt were
-// predicted to be cached, and how many were.
-func (b *bed) hits(prompt any) (predicted, actual int) {
-	b.Helper()
-	text, err := json.Marshal(prompt)
-	require.NoError(b, err)
-	r := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"max_tokens":1,"prompt":%s}`, model, text))
-	require.Equal(b, http.StatusOK, r.status, r.body)
-	predicted, err = strconv.Atoi(r.header.Get("X-Evenkeel-Hit-Tokens"))
-	require.NoError(b, err)
-	var answer struct {
-		Usage struct {
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
-	}
-	require.NoError(b, json.Unmarshal([]byte(r.body), &answer))
-	return predicted, answer.Usage.Details.Cached
-}
-
 // together sends so many completions at once and waits for their ends.
 func (b *bed) together(talk *talks, n int) {
 	b.Helper()
@@ -90,12 +68,12 @@ func (b *bed) together(talk *talks, n int) {
 		text, err := json.Marshal(talk.next())
 		require.NoError(b, err)
 		all.Go(func() {
-			replies[i] = b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"max_tokens":1,"prompt":%s}`, model, text))
+			replies[i] = b.Post("/v1/completions", fmt.Sprintf(`{"model":%q,"max_tokens":1,"prompt":%s}`, model, text))
 		})
 	}
 	all.Wait()
 	for _, r := range replies {
-		require.Equal(b, http.StatusOK, r.status, r.body)
+		require.Equal(b, http.StatusOK, r.Status, r.Body)
 	}
 }
 
@@ -107,9 +85,9 @@ func (b *bed) candidates() []prefill.CandidateStatus {
 // caughtUp waits until every batch of the engines' events was taken in.
 func (b *bed) caughtUp() {
 	b.Helper()
-	b.eventually("all events are taken in", func() bool {
+	b.Eventually("all events are taken in", func() bool {
 		for i, s := range b.candidates() {
-			want := b.prefill[i].Stats().Ranks[0].KVBatches
+			want := b.Prefill[i].Stats().Ranks[0].KVBatches
 			if s.Mode != "precise" || s.Events.Batches < want || want > 0 && !s.Events.Complete {
 				return false
 			}
@@ -127,23 +105,23 @@ func TestKVEventsTellWhatIsCached(t *testing.T) {
 			t.Parallel()
 			b := start(t, options{prefill: []refengine.Config{publisher(func(e *refengine.Config) { e.KVEventsEncoding = encoding })}, configure: followed})
 			b.caughtUp()
-			b.hits([]int32{1, 2, 3}) // the first scrape may still be due, and with it the size of a block
-			b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+			b.Hits([]int32{1, 2, 3}) // the first scrape may still be due, and with it the size of a block
+			b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 			talk, sum := newTalks(12), 0
 			for range 120 {
-				predicted, actual := b.hits(talk.next())
+				predicted, actual := b.Hits(talk.next())
 				require.Equal(t, actual, predicted)
 				sum += actual
 				b.caughtUp()
 			}
 			require.Positive(t, sum)
-			require.Zero(t, b.metric(`evenkeel_prefix_misprediction_ratio`))
+			require.Zero(t, b.Metric(`evenkeel_prefix_misprediction_ratio`))
 			s := b.candidates()[0]
 			require.EqualValues(t, cached, s.Events.Blocks, "the cache is full")
 			require.Positive(t, s.Events.Batches)
 			require.True(t, s.Events.Complete)
-			require.Equal(t, 1.0, b.metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", s.ID)))
-			require.Equal(t, float64(s.Events.Batches), b.metric(fmt.Sprintf("evenkeel_kv_events_batches_total{candidate=%q}", s.ID)))
+			require.Equal(t, 1.0, b.Metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", s.ID)))
+			require.Equal(t, float64(s.Events.Batches), b.Metric(fmt.Sprintf("evenkeel_kv_events_batches_total{candidate=%q}", s.ID)))
 		})
 	}
 }
@@ -155,44 +133,44 @@ func TestEnginesTellTheTokenIDsOfText(t *testing.T) {
 		followed(cfg)
 		cfg.Prefill.Index.Tokenize, cfg.Prefill.Index.TokenizeTimeout = prefill.TokenizeEngine, patience
 	}})
-	b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 	words := strings.Repeat("the same long story ", 200)
 	for i, more := range []string{"", "and then ", "and then they lived ", "and then they lived "} {
 		b.caughtUp()
-		predicted, actual := b.hits(words + strings.Repeat(more, 60))
+		predicted, actual := b.Hits(words + strings.Repeat(more, 60))
 		require.Equal(t, actual, predicted, "turn %d", i)
 		require.Equal(t, i > 0, actual > 0)
 	}
-	require.Equal(t, 3.0, b.metric(`evenkeel_prefix_tokenize_total{outcome="engine"}`))
-	require.Equal(t, 1.0, b.metric(`evenkeel_prefix_tokenize_total{outcome="cached"}`))
+	require.Equal(t, 3.0, b.Metric(`evenkeel_prefix_tokenize_total{outcome="engine"}`))
+	require.Equal(t, 1.0, b.Metric(`evenkeel_prefix_tokenize_total{outcome="cached"}`))
 }
 
 // A restart empties the cache, and the events say so.
 func TestARestartedPublisherIsCold(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: followed, dirty: true})
-	b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 	// Nobody would miss a first batch that was published before there was a subscriber.
-	b.eventually("its events are followed", func() bool { return b.candidates()[0].Events.Connected })
+	b.Eventually("its events are followed", func() bool { return b.candidates()[0].Events.Connected })
 	story := newTalks(1).next()
-	b.hits(story)
+	b.Hits(story)
 	b.caughtUp()
-	predicted, actual := b.hits(story)
+	predicted, actual := b.Hits(story)
 	require.Equal(t, actual, predicted)
 	require.Positive(t, actual)
 
-	b.eventually("it is told to hold blocks", func() bool { return b.candidates()[0].Events.Blocks > 0 })
-	b.prefill[0].Kill()
-	b.eventually("the engine is found down, and its events are missed", func() bool {
+	b.Eventually("it is told to hold blocks", func() bool { return b.candidates()[0].Events.Blocks > 0 })
+	b.Prefill[0].Kill()
+	b.Eventually("the engine is found down, and its events are missed", func() bool {
 		return !b.ready() && !b.candidates()[0].Events.Connected
 	})
-	require.NoError(t, b.prefill[0].Revive())
-	b.eventually("the engine is up again", func() bool {
+	require.NoError(t, b.Prefill[0].Revive())
+	b.Eventually("the engine is up again", func() bool {
 		s := b.candidates()[0]
 		return b.ready() && s.Mode == "precise" && s.Events.Connected
 	})
 	require.Zero(t, b.candidates()[0].Events.Blocks)
-	predicted, actual = b.hits(story)
+	predicted, actual = b.Hits(story)
 	require.Equal(t, actual, predicted)
 	require.Zero(t, actual)
 }
@@ -203,18 +181,18 @@ func TestASlowSubscriberIsReplayed(t *testing.T) {
 	b := start(t, options{prefill: []refengine.Config{publisher(func(b *refengine.Config) {
 		b.KVEventsHWM, b.KVEventsDelay = 1, 10*time.Millisecond
 	})}, configure: followed})
-	b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 	talk := newTalks(12)
 	gaps := func() float64 {
-		return b.metric(fmt.Sprintf("evenkeel_kv_events_gaps_total{candidate=%q,result=\"replayed\"}", b.candidates()[0].ID))
+		return b.Metric(fmt.Sprintf("evenkeel_kv_events_gaps_total{candidate=%q,result=\"replayed\"}", b.candidates()[0].ID))
 	}
-	b.eventually("a gap was made good", func() bool {
+	b.Eventually("a gap was made good", func() bool {
 		b.together(talk, 8) // one after the other may be slower than the subscriber
-		b.hits(talk.next()) // a gap shows with the next batch
+		b.Hits(talk.next()) // a gap shows with the next batch
 		return gaps() > 0
 	})
-	b.eventually("all is taken in, and exact", func() bool {
-		predicted, actual := b.hits(talk.next())
+	b.Eventually("all is taken in, and exact", func() bool {
+		predicted, actual := b.Hits(talk.next())
 		return predicted == actual
 	})
 }
@@ -226,16 +204,16 @@ func TestWithoutEventsTheCacheIsKnownFromAnswers(t *testing.T) {
 		followed(cfg)
 		cfg.Engines.Prefill[0].KVEventsPort = 1 // nobody listens
 	}})
-	b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 	story := newTalks(1).next()
-	b.hits(story)
-	predicted, actual := b.hits(story)
+	b.Hits(story)
+	predicted, actual := b.Hits(story)
 	require.Positive(t, actual)
 	require.Positive(t, predicted)
 	s := b.candidates()[0]
 	require.Equal(t, "approximate", s.Mode)
 	require.False(t, s.Events.Connected)
-	require.Zero(t, b.metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", s.ID)))
+	require.Zero(t, b.Metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", s.ID)))
 }
 
 // The system chooses the ports of these publishers, and only the engine knows them. A restarted engine has other ones.
@@ -261,9 +239,9 @@ func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
 				}
 			}
 			b := start(t, o)
-			engines := &b.prefill
+			engines := &b.Prefill
 			if o.prefill == nil {
-				engines = &b.decode
+				engines = &b.Decode
 			}
 			status := func() (all []*prefill.EventsStatus) {
 				told := b.tier.Overview()
@@ -286,16 +264,16 @@ func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
 				}
 				return len(all) == 2
 			}
-			b.eventually("each rank's publisher is followed", atTheirPorts)
+			b.Eventually("each rank's publisher is followed", atTheirPorts)
 			old := (*engines)[0]
 			again := old.Config()
 			again.Listen, again.KVEvents = strings.TrimPrefix(old.URLs()[0], "http://"), "127.0.0.1:0"
 			before, _ := old.KVEvents(0)
 			old.Close()
-			(*engines)[0] = b.engine(again)
+			(*engines)[0] = b.Engine(again)
 			after, _ := (*engines)[0].KVEvents(0)
 			require.NotEqual(t, before, after)
-			b.eventually("each rank's publisher is followed at its new port", atTheirPorts)
+			b.Eventually("each rank's publisher is followed at its new port", atTheirPorts)
 		})
 	}
 }
@@ -308,11 +286,11 @@ func TestKVEventsTellWhatRanksThatDoBothHold(t *testing.T) {
 		return b.tier.Overview().Ranks
 	}
 	caughtUp := func() {
-		b.eventually("all events are taken in", func() bool {
+		b.Eventually("all events are taken in", func() bool {
 			all := ranks()
 			for _, r := range all {
-				i := slices.IndexFunc(b.decode, func(e *refengine.Engine) bool { return strings.Contains(e.URLs()[0], strings.TrimSuffix(r.ID, "/0")) })
-				want := b.decode[i].Stats().Ranks[0].KVBatches
+				i := slices.IndexFunc(b.Decode, func(e *refengine.Engine) bool { return strings.Contains(e.URLs()[0], strings.TrimSuffix(r.ID, "/0")) })
+				want := b.Decode[i].Stats().Ranks[0].KVBatches
 				if r.Mode != "precise" || r.Events.Batches < want || want > 0 && !r.Events.Complete {
 					return false
 				}
@@ -322,19 +300,19 @@ func TestKVEventsTellWhatRanksThatDoBothHold(t *testing.T) {
 	}
 	caughtUp()
 	talk := newTalks(12)
-	b.hits(talk.next())
-	b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+	b.Hits(talk.next())
+	b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 	sum := 0
 	for range 60 {
-		predicted, actual := b.hits(talk.next())
+		predicted, actual := b.Hits(talk.next())
 		require.Equal(t, actual, predicted)
 		sum += actual
 		caughtUp()
 	}
 	require.Positive(t, sum)
 	for _, r := range ranks() {
-		require.Equal(t, 1.0, b.metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", r.ID)))
-		require.Equal(t, float64(r.Events.Batches), b.metric(fmt.Sprintf("evenkeel_kv_events_batches_total{candidate=%q}", r.ID)))
+		require.Equal(t, 1.0, b.Metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", r.ID)))
+		require.Equal(t, float64(r.Events.Batches), b.Metric(fmt.Sprintf("evenkeel_kv_events_batches_total{candidate=%q}", r.ID)))
 	}
 }
 
@@ -356,10 +334,10 @@ func TestPredictedAgainstCountedHits(t *testing.T) {
 				prefill: []refengine.Config{{PrefixCache: cached, KVTokens: 1 << 20, PromptTokensDetails: true}},
 				profile: mooncake.Profile{KVTokensPerRank: 128 * row.told}, configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 			})
-			b.eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
+			b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })
 			talk, predicted, off := newTalks(24), 0, 0
 			for range 250 {
-				p, a := b.hits(talk.next())
+				p, a := b.Hits(talk.next())
 				predicted += p
 				off += max(p-a, a-p)
 			}
@@ -367,17 +345,17 @@ func TestPredictedAgainstCountedHits(t *testing.T) {
 			t.Logf("%d tokens predicted, %.1f %% off", predicted, 100*share)
 			s := b.candidates()[0]
 			require.EqualValues(t, row.suspect, s.CapacitySuspect)
-			suspect := b.metric(fmt.Sprintf("evenkeel_prefix_capacity_suspect{candidate=%q,holds=\"less\"}", s.ID))
+			suspect := b.Metric(fmt.Sprintf("evenkeel_prefix_capacity_suspect{candidate=%q,holds=\"less\"}", s.ID))
 			if row.suspect == "" {
 				require.Less(t, share, 0.1)
-				require.Less(t, b.metric("evenkeel_prefix_misprediction_ratio"), 0.1)
+				require.Less(t, b.Metric("evenkeel_prefix_misprediction_ratio"), 0.1)
 				require.Zero(t, suspect)
 			} else {
-				require.Greater(t, b.metric("evenkeel_prefix_misprediction_ratio"), 0.2)
+				require.Greater(t, b.Metric("evenkeel_prefix_misprediction_ratio"), 0.2)
 				require.Equal(t, 1.0, suspect)
 				require.Equal(t, 1, b.logs.FilterMessageSnippet("prefix cache holds less than").Len())
 			}
-			require.Equal(t, 1.0, b.metric(fmt.Sprintf("evenkeel_prefix_feedback_available{model=%q}", model)))
+			require.Equal(t, 1.0, b.Metric(fmt.Sprintf("evenkeel_prefix_feedback_available{model=%q}", model)))
 		})
 	}
 }

@@ -1,94 +1,23 @@
 package fleet_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 )
-
-// oracle is a source that says what a test says.
-type oracle struct {
-	mu      sync.Mutex
-	list    []discover.Engine
-	err     error // instead of the list
-	changed chan struct{}
-}
-
-func newOracle() *oracle { return &oracle{changed: make(chan struct{}, 1)} }
-
-func (o *oracle) Name() string { return "oracle" }
-
-func (o *oracle) Run(ctx context.Context, tell func([]discover.Engine, error)) {
-	for {
-		select {
-		case <-o.changed:
-			o.mu.Lock()
-			list, err := append([]discover.Engine{}, o.list...), o.err
-			o.mu.Unlock()
-			tell(list, err)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// say puts engines into the list, or describes them anew; gone takes one out.
-func (o *oracle) say(engines ...discover.Engine) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, e := range engines {
-		o.drop(e)
-		o.list = append(o.list, e)
-	}
-	o.wake()
-}
-
-func (o *oracle) gone(e discover.Engine) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.drop(e)
-	o.wake()
-}
-
-func (o *oracle) drop(e discover.Engine) {
-	kept := o.list[:0]
-	for _, old := range o.list {
-		if old.Key() != e.Key() {
-			kept = append(kept, old)
-		}
-	}
-	o.list = kept
-}
-
-func (o *oracle) wake() {
-	select {
-	case o.changed <- struct{}{}:
-	default:
-	}
-}
-
-// found describes a reference engine as a source would.
-func found(e *refengine.Engine, role, incarnation, away string) discover.Engine {
-	f := discover.Engine{Role: role, Address: addressOf(e), URL: e.URLs()[0], Incarnation: incarnation, Away: away}
-	if role == "decode" {
-		f.Slots = e.Config().Slots
-	}
-	return f
-}
 
 // seen is what discovery says of an engine.
 func (b *bed) seen(address string) discover.Found {
@@ -101,7 +30,9 @@ func (b *bed) seen(address string) discover.Found {
 }
 
 func (b *bed) inUse(e *refengine.Engine) func() bool {
-	return func() bool { return b.seen(addressOf(e)).State == discover.InUse && b.status(addressOf(e)).Up }
+	return func() bool {
+		return b.seen(refclient.AddressOf(e)).State == discover.InUse && b.status(refclient.AddressOf(e)).Up
+	}
 }
 
 func (b *bed) status(address string) fleet.EngineStatus {
@@ -142,46 +73,44 @@ func (b *bed) used(address string) (used int, ids []int32, up bool) {
 	return used, ids, up
 }
 
-func addressOf(e *refengine.Engine) string { return strings.TrimPrefix(e.URLs()[0], "http://") }
-
 // Every engine is replaced by another, one by one and under load, as a rollout
 // does: no request is lost, and none reaches an engine that is leaving.
 func TestARolloutLosesNothing(t *testing.T) {
 	t.Parallel()
-	o := newOracle()
+	o := refclient.NewOracle()
 	b := start(t, options{
 		dirty:   true, // what a prefill engine was tried with before there was a decode engine waits for its timeout
 		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
 		discover: func(b *bed) []discover.Source {
-			for i := range b.prefill {
-				o.say(found(b.prefill[i], "prefill", fmt.Sprintf("p%d", i), ""), found(b.decode[i], "decode", fmt.Sprintf("d%d", i), ""))
+			for i := range b.Prefill {
+				o.Say(refclient.Found(b.Prefill[i], "prefill", fmt.Sprintf("p%d", i), ""), refclient.Found(b.Decode[i], "decode", fmt.Sprintf("d%d", i), ""))
 			}
 			return []discover.Source{o}
 		},
 	})
-	stop := b.load(6)
+	stop := b.KeepAsking(6)
 	replace := func(old *refengine.Engine, role, was string) *refengine.Engine {
-		next := b.engine(refengine.Config{Role: refengine.Role(role)})
-		o.say(found(next, role, was+"'", ""))
-		b.eventually("the new one is in use", b.inUse(next))
-		leaving := found(old, role, was, discover.Leaving)
-		o.say(leaving)
-		b.eventually("the old one has nothing left, and gets nothing", func() bool { return b.released(addressOf(old)) })
+		next := b.Engine(refengine.Config{Role: refengine.Role(role)})
+		o.Say(refclient.Found(next, role, was+"'", ""))
+		b.Eventually("the new one is in use", b.inUse(next))
+		leaving := refclient.Found(old, role, was, discover.Leaving)
+		o.Say(leaving)
+		b.Eventually("the old one has nothing left, and gets nothing", func() bool { return b.released(refclient.AddressOf(old)) })
 		before := old.Stats()
-		b.eventually("others go on", func() bool { return next.Stats().Decodes+next.Stats().Probes > 3 })
+		b.Eventually("others go on", func() bool { return next.Stats().Decodes+next.Stats().Probes > 3 })
 		require.Equal(b, before.Decodes+before.Probes, old.Stats().Decodes+old.Stats().Probes, "one that leaves gets nothing new")
 		old.Kill()
-		o.gone(leaving)
-		b.eventually("it is gone", func() bool { return b.status(addressOf(old)).ID == "" })
+		o.Gone(leaving)
+		b.Eventually("it is gone", func() bool { return b.status(refclient.AddressOf(old)).ID == "" })
 		return next
 	}
-	for i := range b.prefill {
-		b.prefill = append(b.prefill, replace(b.prefill[i], "prefill", fmt.Sprintf("p%d", i)))
-		b.decode = append(b.decode, replace(b.decode[i], "decode", fmt.Sprintf("d%d", i)))
+	for i := range b.Prefill {
+		b.Prefill = append(b.Prefill, replace(b.Prefill[i], "prefill", fmt.Sprintf("p%d", i)))
+		b.Decode = append(b.Decode, replace(b.Decode[i], "decode", fmt.Sprintf("d%d", i)))
 	}
 	require.Greater(t, stop(), int64(20))
-	b.accounted()
-	for _, outcome := range b.outcomes() {
+	b.Accounted()
+	for _, outcome := range b.Outcomes() {
 		require.Equal(t, "ok", outcome)
 	}
 	require.EqualValues(t, 8, b.logs.FilterMessage("discovery: engine added").Len())
@@ -192,20 +121,20 @@ func TestARolloutLosesNothing(t *testing.T) {
 // us forget what runs there. Another engine at its address begins with nothing.
 func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 	t.Parallel()
-	o := newOracle()
+	o := refclient.NewOracle()
 	b := start(t, options{dirty: true, discover: func(b *bed) []discover.Source {
-		o.say(found(b.prefill[0], "prefill", "p", ""), found(b.decode[0], "decode", "d", ""))
+		o.Say(refclient.Found(b.Prefill[0], "prefill", "p", ""), refclient.Found(b.Decode[0], "decode", "d", ""))
 		return []discover.Source{o}
 	}})
-	d := found(b.decode[0], "decode", "d", "")
-	leave := b.endless()
+	d := refclient.Found(b.Decode[0], "decode", "d", "")
+	leave := b.Endless()
 	used, ids, _ := b.used(d.Address)
 	require.Equal(t, 1, used)
 	require.Len(t, ids, 1)
 	for _, away := range []string{discover.NotReady, discover.Leaving} {
 		d.Away = away
-		o.say(d)
-		b.eventually("it is away", func() bool { return b.status(d.Address).Away == away })
+		o.Say(d)
+		b.Eventually("it is away", func() bool { return b.status(d.Address).Away == away })
 		require.True(t, b.status(d.Address).Draining)
 		used, same, _ := b.used(d.Address)
 		require.Equal(t, 1, used, "what runs there goes on")
@@ -213,21 +142,21 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 	}
 	d.Away = ""
 	for range 2 {
-		o.gone(d)
-		b.eventually("it is forgotten", func() bool { return b.status(d.Address).ID == "" })
-		o.say(d)
-		b.eventually("it is back", b.inUse(b.decode[0]))
+		o.Gone(d)
+		b.Eventually("it is forgotten", func() bool { return b.status(d.Address).ID == "" })
+		o.Say(d)
+		b.Eventually("it is back", b.inUse(b.Decode[0]))
 	}
 	used, same, _ := b.used(d.Address)
 	require.Equal(t, 1, used, "it is the same, and the stream that outlived its absence is counted")
 	require.Equal(t, ids, same)
 
 	d.Incarnation = "another"
-	o.say(d)
-	b.eventually("another is there", func() bool {
-		return b.seen(d.Address).Incarnation == "another" && b.inUse(b.decode[0])()
+	o.Say(d)
+	b.Eventually("another is there", func() bool {
+		return b.seen(d.Address).Incarnation == "another" && b.inUse(b.Decode[0])()
 	})
-	b.eventually("with no load", func() bool {
+	b.Eventually("with no load", func() bool {
 		_, other, _ := b.used(d.Address)
 		return len(other) > 0 && other[len(other)-1] != ids[0]
 	})
@@ -238,55 +167,55 @@ func TestIdentityAndLoadSurviveARediscovery(t *testing.T) {
 // rank is full it waits.
 func TestAnEngineThatReturnsFullIsNotTriedBeyondItsSlots(t *testing.T) {
 	t.Parallel()
-	o := newOracle()
+	o := refclient.NewOracle()
 	b := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 1}}, discover: func(b *bed) []discover.Source {
-		o.say(found(b.prefill[0], "prefill", "p", ""), found(b.decode[0], "decode", "d", ""))
+		o.Say(refclient.Found(b.Prefill[0], "prefill", "p", ""), refclient.Found(b.Decode[0], "decode", "d", ""))
 		return []discover.Source{o}
 	}})
-	d := found(b.decode[0], "decode", "d", "")
+	d := refclient.Found(b.Decode[0], "decode", "d", "")
 	d.Attributes.Slots = 1
-	o.say(d)
-	leave := b.endless()
-	before := b.decode[0].Stats().Requests
-	o.gone(d)
-	b.eventually("it is forgotten", func() bool { return b.status(d.Address).ID == "" })
-	o.say(d)
+	o.Say(d)
+	leave := b.Endless()
+	before := b.Decode[0].Stats().Requests
+	o.Gone(d)
+	b.Eventually("it is forgotten", func() bool { return b.status(d.Address).ID == "" })
+	o.Say(d)
 	time.Sleep(500 * time.Millisecond) // it would be tried at once
-	require.Equal(t, before, b.decode[0].Stats().Requests, "nothing is asked of a full rank")
+	require.Equal(t, before, b.Decode[0].Stats().Requests, "nothing is asked of a full rank")
 	require.Empty(t, b.status(d.Address).ID)
 	leave()
-	b.eventually("it is back", b.inUse(b.decode[0]))
-	require.EqualValues(t, 1, b.decode[0].Stats().Ranks[0].Concurrent)
+	b.Eventually("it is back", b.inUse(b.Decode[0]))
+	require.EqualValues(t, 1, b.Decode[0].Stats().Ranks[0].Concurrent)
 }
 
 // A finished prefill whose engine was replaced is not offered to decode: whoever
 // has the address now never made it.
 func TestHandoffsOfAnEngineThatIsNoMoreAreNotUsed(t *testing.T) {
 	t.Parallel()
-	o := newOracle()
+	o := refclient.NewOracle()
 	b := start(t, options{
 		dirty: true, decode: []refengine.Config{{Slots: 1}},
 		configure: func(cfg *config.Config) { cfg.Discovery.Probe = false },
 		discover: func(b *bed) []discover.Source {
-			o.say(found(b.prefill[0], "prefill", "old", ""), found(b.decode[0], "decode", "d", ""))
+			o.Say(refclient.Found(b.Prefill[0], "prefill", "old", ""), refclient.Found(b.Decode[0], "decode", "d", ""))
 			return []discover.Source{o}
 		},
 	})
-	leave := b.endless()
-	got := b.judging("a prompt that waits", `"stream":true,`)
-	b.eventually("it waits in the pool", func() bool {
-		return b.metric("evenkeel_pool_entries") == 1
+	leave := b.Endless()
+	got := b.Judging("a prompt that waits", `"stream":true,`)
+	b.Eventually("it waits in the pool", func() bool {
+		return b.Metric("evenkeel_pool_entries") == 1
 	})
-	pulls := b.prefill[0].Stats().Probes
-	o.say(found(b.prefill[0], "prefill", "new", ""))
-	b.eventually("its prefiller is another", func() bool {
-		return b.seen(addressOf(b.prefill[0])).Incarnation == "new" && b.inUse(b.prefill[0])()
+	pulls := b.Prefill[0].Stats().Probes
+	o.Say(refclient.Found(b.Prefill[0], "prefill", "new", ""))
+	b.Eventually("its prefiller is another", func() bool {
+		return b.seen(refclient.AddressOf(b.Prefill[0])).Incarnation == "new" && b.inUse(b.Prefill[0])()
 	})
 	leave()
 	require.Equal(t, "right", <-got)
-	require.Equal(t, pulls+1, b.prefill[0].Stats().Probes, "it was prefilled anew")
+	require.Equal(t, pulls+1, b.Prefill[0].Stats().Probes, "it was prefilled anew")
 	b.settled(true)
-	all := b.records()
+	all := b.Records()
 	require.Equal(t, 2, all[len(all)-1].Attempts)
 }
 
@@ -294,38 +223,38 @@ func TestHandoffsOfAnEngineThatIsNoMoreAreNotUsed(t *testing.T) {
 // tried again, and used once it does.
 func TestAnEngineMustProveItselfFirst(t *testing.T) {
 	t.Parallel()
-	o := newOracle()
+	o := refclient.NewOracle()
 	b := start(t, options{dirty: true, discover: func(b *bed) []discover.Source {
-		o.say(found(b.prefill[0], "prefill", "", ""))
-		for i, u := range b.decode[0].URLs() {
-			d := found(b.decode[0], "decode", "", "")
+		o.Say(refclient.Found(b.Prefill[0], "prefill", "", ""))
+		for i, u := range b.Decode[0].URLs() {
+			d := refclient.Found(b.Decode[0], "decode", "", "")
 			d.URL, d.Address = u, strings.TrimPrefix(u, "http://")
 			d.Group = fmt.Sprint("g", i)
-			o.say(d)
+			o.Say(d)
 		}
 		return []discover.Source{o}
 	}})
-	bad := b.engine(refengine.Config{Role: refengine.Decode})
-	b.decode = append(b.decode, bad)
+	bad := b.Engine(refengine.Config{Role: refengine.Decode})
+	b.Decode = append(b.Decode, bad)
 	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Internal}))
-	o.say(found(bad, "decode", "", ""))
-	b.eventually("it is unfit", func() bool { return b.seen(addressOf(bad)).State == discover.Unfit })
-	require.Contains(t, b.seen(addressOf(bad)).Why, "500")
-	require.Empty(t, b.status(addressOf(bad)).ID, "it is not in the fleet")
-	require.GreaterOrEqual(t, b.metric(`evenkeel_discovery_probes_total{outcome="failed",role="decode"}`), 1.0)
-	require.EqualValues(t, 1, b.metric(`evenkeel_discovery_engines{source="oracle",state="unfit"}`))
+	o.Say(refclient.Found(bad, "decode", "", ""))
+	b.Eventually("it is unfit", func() bool { return b.seen(refclient.AddressOf(bad)).State == discover.Unfit })
+	require.Contains(t, b.seen(refclient.AddressOf(bad)).Why, "500")
+	require.Empty(t, b.status(refclient.AddressOf(bad)).ID, "it is not in the fleet")
+	require.GreaterOrEqual(t, b.Metric(`evenkeel_discovery_probes_total{outcome="failed",role="decode"}`), 1.0)
+	require.EqualValues(t, 1, b.Metric(`evenkeel_discovery_engines{source="oracle",state="unfit"}`))
 	for i := range 4 {
-		require.Equal(t, "right", b.judge(fmt.Sprint("while it is unfit ", i), `"stream":true,`))
+		require.Equal(t, "right", b.Judge(fmt.Sprint("while it is unfit ", i), `"stream":true,`))
 	}
 	require.NoError(t, bad.SetFaults())
-	b.eventually("it is in use", b.inUse(bad))
+	b.Eventually("it is in use", b.inUse(bad))
 
 	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(`{"data":[{"id":"ref"}],"choices":[{"text":"a","finish_reason":"length"}],"usage":{"prompt_tokens":3}}`))
 	}))
 	defer silent.Close()
-	o.say(discover.Engine{Role: "prefill", Address: strings.TrimPrefix(silent.URL, "http://"), URL: silent.URL})
-	b.eventually("one without hand-offs is unfit, too", func() bool { return b.seen(strings.TrimPrefix(silent.URL, "http://")).State == discover.Unfit })
+	o.Say(discover.Engine{Role: "prefill", Address: strings.TrimPrefix(silent.URL, "http://"), URL: silent.URL})
+	b.Eventually("one without hand-offs is unfit, too", func() bool { return b.seen(strings.TrimPrefix(silent.URL, "http://")).State == discover.Unfit })
 	require.Contains(t, b.seen(strings.TrimPrefix(silent.URL, "http://")).Why, "kv_transfer_params")
 }
 
@@ -336,7 +265,7 @@ func TestEnginesOfAFile(t *testing.T) {
 	path := filepath.Join(dir, "engines.yaml")
 	var b *bed
 	list := func(engines ...*refengine.Engine) string {
-		text := "prefill:\n  - url: " + b.prefill[0].URLs()[0] + "\ndecode:\n"
+		text := "prefill:\n  - url: " + b.Prefill[0].URLs()[0] + "\ndecode:\n"
 		for _, e := range engines {
 			text += fmt.Sprintf("  - {url: %q, slots: 16}\n", e.URLs()[0])
 		}
@@ -346,7 +275,7 @@ func TestEnginesOfAFile(t *testing.T) {
 		decode: []refengine.Config{{}, {}, {}}, dirty: true, configure: func(cfg *config.Config) { cfg.Discovery.Files = []string{path} },
 		discover: func(made *bed) []discover.Source {
 			b = made
-			require.NoError(t, os.WriteFile(path, []byte(list(b.decode[0])), 0o600))
+			require.NoError(t, os.WriteFile(path, []byte(list(b.Decode[0])), 0o600))
 			sources, err := b.fleet.Sources()
 			require.NoError(t, err)
 			return sources
@@ -354,7 +283,7 @@ func TestEnginesOfAFile(t *testing.T) {
 	})
 	only := func(what string, engines ...*refengine.Engine) {
 		t.Helper()
-		b.eventually(what, func() bool {
+		b.Eventually(what, func() bool {
 			n := 0
 			for _, e := range b.now().Engines {
 				if e.Role == "decode" && e.Up {
@@ -368,28 +297,28 @@ func TestEnginesOfAFile(t *testing.T) {
 			}
 			return n == len(engines)
 		})
-		require.Equal(t, "right", b.judge(what, `"stream":true,`))
+		require.Equal(t, "right", b.Judge(what, `"stream":true,`))
 	}
-	only("the first list", b.decode[0])
+	only("the first list", b.Decode[0])
 
-	require.NoError(t, os.WriteFile(path, []byte(list(b.decode[0], b.decode[1])), 0o600))
-	only("written in place", b.decode[0], b.decode[1])
+	require.NoError(t, os.WriteFile(path, []byte(list(b.Decode[0], b.Decode[1])), 0o600))
+	only("written in place", b.Decode[0], b.Decode[1])
 
 	other := filepath.Join(dir, ".engines.yaml.swp")
-	require.NoError(t, os.WriteFile(other, []byte(list(b.decode[1])), 0o600))
+	require.NoError(t, os.WriteFile(other, []byte(list(b.Decode[1])), 0o600))
 	require.NoError(t, os.Rename(other, path))
-	only("renamed over", b.decode[1])
+	only("renamed over", b.Decode[1])
 
-	for _, bad := range []string{"", "decode: 5", "prefill: [{url: nowhere}]", list(b.decode[0])[:40] + "\x00"} {
+	for _, bad := range []string{"", "decode: 5", "prefill: [{url: nowhere}]", list(b.Decode[0])[:40] + "\x00"} {
 		require.NoError(t, os.WriteFile(path, []byte(bad), 0o600))
-		b.eventually("it is refused", func() bool { return b.now().Discovery.Sources[0].Error != "" })
-		require.EqualValues(t, 1, b.sum("evenkeel_discovery_stale"))
-		require.NoError(t, os.WriteFile(path, []byte(list(b.decode[1])), 0o600))
-		b.eventually("what was good before is good again", func() bool { return b.now().Discovery.Sources[0].Error == "" })
+		b.Eventually("it is refused", func() bool { return b.now().Discovery.Sources[0].Error != "" })
+		require.EqualValues(t, 1, b.Sum("evenkeel_discovery_stale"))
+		require.NoError(t, os.WriteFile(path, []byte(list(b.Decode[1])), 0o600))
+		b.Eventually("what was good before is good again", func() bool { return b.now().Discovery.Sources[0].Error == "" })
 	}
 	require.NoError(t, os.Remove(path))
-	b.eventually("it is missed", func() bool { return b.now().Discovery.Sources[0].Error != "" })
-	only("one that is deleted changes nothing", b.decode[1])
+	b.Eventually("it is missed", func() bool { return b.now().Discovery.Sources[0].Error != "" })
+	only("one that is deleted changes nothing", b.Decode[1])
 
 	// As a kubelet writes a ConfigMap: ..data points to a directory of a version.
 	version := func(name, text string) {
@@ -398,40 +327,40 @@ func TestEnginesOfAFile(t *testing.T) {
 		require.NoError(t, os.Symlink(name, filepath.Join(dir, "..data_tmp")))
 		require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
 	}
-	version("..v1", list(b.decode[1], b.decode[2]))
+	version("..v1", list(b.Decode[1], b.Decode[2]))
 	require.NoError(t, os.Symlink("..data/engines.yaml", path))
-	only("a ConfigMap", b.decode[1], b.decode[2])
-	version("..v2", list(b.decode[2]))
-	only("another version of it", b.decode[2])
+	only("a ConfigMap", b.Decode[1], b.Decode[2])
+	version("..v2", list(b.Decode[2]))
+	only("another version of it", b.Decode[2])
 
-	require.NoError(t, b.fleet.Add(fleet.Decode, config.Engine{URL: b.decode[2].URLs()[0], Slots: 4, Profile: config.DefaultProfile}))
-	require.Equal(t, 4, b.status(addressOf(b.decode[2])).Slots, "an operator's word is the last")
-	version("..v3", list(b.decode[1], b.decode[2]))
-	only("a new word about another engine", b.decode[1], b.decode[2])
-	require.Equal(t, 4, b.status(addressOf(b.decode[2])).Slots, "which said nothing of this one")
+	require.NoError(t, b.fleet.Add(fleet.Decode, config.Engine{URL: b.Decode[2].URLs()[0], Slots: 4, Profile: config.DefaultProfile}))
+	require.Equal(t, 4, b.status(refclient.AddressOf(b.Decode[2])).Slots, "an operator's word is the last")
+	version("..v3", list(b.Decode[1], b.Decode[2]))
+	only("a new word about another engine", b.Decode[1], b.Decode[2])
+	require.Equal(t, 4, b.status(refclient.AddressOf(b.Decode[2])).Slots, "which said nothing of this one")
 }
 
 // A discovered engine that prefills and decodes is tried alone, and then gets requests.
 func TestAnEngineThatDoesBothIsDiscovered(t *testing.T) {
 	t.Parallel()
-	o := newOracle()
+	o := refclient.NewOracle()
 	var broken discover.Engine
 	b := start(t, options{
 		mixed: []refengine.Config{{DPSize: 2, DPMode: "internal"}, {}}, partly: true, dirty: true,
 		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 		discover: func(b *bed) []discover.Source {
-			good := found(b.decode[0], "aggregated", "a0", "")
+			good := refclient.Found(b.Decode[0], "aggregated", "a0", "")
 			good.Ranks, good.Group, good.Budget = 2, "one", 2048
-			broken = found(b.decode[1], "aggregated", "a1", "")
-			b.decode[1].SetFaults(refengine.Rule{Fault: refengine.Busy})
-			o.say(good, broken)
+			broken = refclient.Found(b.Decode[1], "aggregated", "a1", "")
+			b.Decode[1].SetFaults(refengine.Rule{Fault: refengine.Busy})
+			o.Say(good, broken)
 			return []discover.Source{o}
 		},
 	})
-	b.eventually("it is in use", b.inUse(b.decode[0]))
-	_, route := b.say(talk(`"stream":true,`, "hello"))
+	b.Eventually("it is in use", b.inUse(b.Decode[0]))
+	_, route := b.Say(talk(`"stream":true,`, "hello"))
 	require.Equal(t, "aggregated", route)
-	b.eventually("the other one has not passed", func() bool { return strings.Contains(b.seen(broken.Address).Why, "answered with 503") })
-	b.decode[1].SetFaults()
-	b.eventually("it is tried again, and in use", b.inUse(b.decode[1]))
+	b.Eventually("the other one has not passed", func() bool { return strings.Contains(b.seen(broken.Address).Why, "answered with 503") })
+	b.Decode[1].SetFaults()
+	b.Eventually("it is tried again, and in use", b.inUse(b.Decode[1]))
 }

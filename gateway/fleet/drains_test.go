@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
@@ -18,19 +19,19 @@ import (
 func TestDrainsOfEnginesThatAreRemoved(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{decode: []refengine.Config{{}, {C0: 50 * time.Millisecond}, {}}})
-	first, second := addressOf(b.decode[0]), addressOf(b.decode[1])
+	first, second := refclient.AddressOf(b.Decode[0]), refclient.AddressOf(b.Decode[1])
 	require.NoError(t, b.fleet.Drain(fleet.Decode, first, 0))
-	require.NoError(t, b.fleet.Drain(fleet.Decode, addressOf(b.decode[2]), 0))
-	got := b.judging("a long story", `"stream":true,"max_tokens":300,`)
-	b.eventually("it is decoded", func() bool { return b.decode[1].Stats().Running > 0 && b.metric("evenkeel_ttft_seconds_count") > 0 })
-	require.NoError(t, b.fleet.Undrain(fleet.Decode, addressOf(b.decode[2])))
+	require.NoError(t, b.fleet.Drain(fleet.Decode, refclient.AddressOf(b.Decode[2]), 0))
+	got := b.Judging("a long story", `"stream":true,"max_tokens":300,`)
+	b.Eventually("it is decoded", func() bool { return b.Decode[1].Stats().Running > 0 && b.Metric("evenkeel_ttft_seconds_count") > 0 })
+	require.NoError(t, b.fleet.Undrain(fleet.Decode, refclient.AddressOf(b.Decode[2])))
 	require.NoError(t, b.fleet.Drain(fleet.Decode, second, 50*time.Millisecond))
 	for _, gone := range []string{first, second} {
 		require.NoError(t, b.fleet.Remove(fleet.Decode, gone))
 	}
-	b.eventually("no drain is left", func() bool { return len(b.now().Drains) == 0 })
+	b.Eventually("no drain is left", func() bool { return len(b.now().Drains) == 0 })
 	<-got
-	require.Equal(t, 1.0, b.sum("evenkeel_drained_answers_total"), "the deadline ended it")
+	require.Equal(t, 1.0, b.Sum("evenkeel_drained_answers_total"), "the deadline ended it")
 }
 
 // A rank of an engine that fronts several is drained alone, and comes back.
@@ -38,18 +39,18 @@ func TestOneRankDrains(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{decode: []refengine.Config{{DPSize: 2, DPMode: "internal"}}, profile: mooncake.Profile{DPMode: mooncake.DPInternal}})
 	used := func() map[string]bool {
-		before := len(b.records())
+		before := len(b.Records())
 		for i := range 8 {
-			require.Equal(t, "right", b.judge(fmt.Sprint("story ", before+i), ""))
+			require.Equal(t, "right", b.Judge(fmt.Sprint("story ", before+i), ""))
 		}
-		b.accounted()
+		b.Accounted()
 		ranks := map[string]bool{}
-		for _, r := range b.records()[before:] {
+		for _, r := range b.Records()[before:] {
 			ranks[r.Rank] = true
 		}
 		return ranks
 	}
-	id := addressOf(b.decode[0])
+	id := refclient.AddressOf(b.Decode[0])
 	require.NoError(t, b.fleet.Drain("", id+"/1", 0), "found without a role")
 	require.Equal(t, map[string]bool{id + "/0": true}, used())
 	require.Equal(t, "done", b.now().Drains[0].State)
@@ -60,8 +61,8 @@ func TestOneRankDrains(t *testing.T) {
 	require.ErrorIs(t, b.fleet.Drain("", id+"/2", 0), fleet.ErrNoSuchEngine)
 	require.NoError(t, b.fleet.Drain("", id+"/0", 0))
 	require.NoError(t, b.fleet.Drain("", id+"/1", 0))
-	r := b.post(chatPath, chat("a", ""))
-	require.Equal(t, http.StatusServiceUnavailable, r.status, "every rank drains")
+	r := b.Post(refclient.ChatPath, chat("a", ""))
+	require.Equal(t, http.StatusServiceUnavailable, r.Status, "every rank drains")
 }
 
 // Prefills under way go to another engine at the deadline, and what a drained
@@ -72,23 +73,23 @@ func TestADrainedPrefiller(t *testing.T) {
 		prefill: []refengine.Config{{}, {}},
 		decode:  []refengine.Config{{Slots: 1, C0: 10 * time.Millisecond}},
 	})
-	first := addressOf(b.prefill[0])
-	require.NoError(t, b.fleet.Drain("", addressOf(b.prefill[1]), 0))
-	leave := b.endless()
+	first := refclient.AddressOf(b.Prefill[0])
+	require.NoError(t, b.fleet.Drain("", refclient.AddressOf(b.Prefill[1]), 0))
+	leave := b.Endless()
 	got := make(chan string, 2)
-	go func() { got <- b.judge("it waits in the pool", `"stream":true,`) }()
-	b.eventually("it is prefilled", func() bool { return b.now().Prefill[0].Pooled == 1 })
-	require.NoError(t, b.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Count: 1}))
-	go func() { got <- b.judge("its prefill hangs", `"stream":true,`) }()
-	b.eventually("it hangs", func() bool { return b.now().Prefill[0].Inflight == 1 })
-	require.NoError(t, b.fleet.Undrain("", addressOf(b.prefill[1])))
+	go func() { got <- b.Judge("it waits in the pool", `"stream":true,`) }()
+	b.Eventually("it is prefilled", func() bool { return b.now().Prefill[0].Pooled == 1 })
+	require.NoError(t, b.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Count: 1}))
+	go func() { got <- b.Judge("its prefill hangs", `"stream":true,`) }()
+	b.Eventually("it hangs", func() bool { return b.now().Prefill[0].Inflight == 1 })
+	require.NoError(t, b.fleet.Undrain("", refclient.AddressOf(b.Prefill[1])))
 	require.NoError(t, b.fleet.Drain(fleet.Prefill, first, 20*time.Millisecond))
-	b.eventually("the probe is elsewhere", func() bool { return b.prefill[1].Stats().Pins == 1 })
+	b.Eventually("the probe is elsewhere", func() bool { return b.Prefill[1].Stats().Pins == 1 })
 	d := b.now().Drains[0]
 	require.Equal(t, []any{"deadline", 0, 1}, []any{d.State, d.Requests, d.Handoffs}, "what is finished is kept")
 	require.NotNil(t, d.Deadline)
 	leave()
 	require.Equal(t, "right", <-got)
 	require.Equal(t, "right", <-got)
-	b.eventually("it is done", func() bool { return b.now().Drains[0].State == "done" })
+	b.Eventually("it is done", func() bool { return b.now().Drains[0].State == "done" })
 }

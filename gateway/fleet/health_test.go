@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
@@ -64,8 +65,8 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 			cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: p}
 		})
 	}
-	bad := b.decode[0]
-	b.eventually("both are up", func() bool { return b.sum("evenkeel_engine_up") == 3 })
+	bad := b.Decode[0]
+	b.Eventually("both are up", func() bool { return b.Sum("evenkeel_engine_up") == 3 })
 	held := func() (slots [2]int) {
 		for i, w := range b.now().Dispatch.Models[0].Workers {
 			slots[i] = w.Used
@@ -74,7 +75,7 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	}
 	var leaves []func()
 	for slots := held(); min(slots[0], slots[1]) < 2; slots = held() { // streams on both, to be there when health changes
-		leaves = append(leaves, b.endless())
+		leaves = append(leaves, b.Endless())
 	}
 	before := held()
 
@@ -82,25 +83,25 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	within(3 * time.Second)
 	for i := 0; b.engineStatus(bad).State != "wedged"; i++ {
 		require.Less(t, i, 50)
-		b.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
+		b.Judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 	}
 	within(patience)
 	s := b.engineStatus(bad)
 	require.True(t, s.Up, "its health check answers 200")
 	require.NotEmpty(t, s.Error)
-	b.eventually("health touches no load, and what was drained has left", func() bool { return held() == before })
+	b.Eventually("health touches no load, and what was drained has left", func() bool { return held() == before })
 	decodes := bad.Stats().Decodes
 	for i := range 6 {
-		require.Equal(t, "right", b.judge(fmt.Sprint("other ", i), `"stream":true,`))
+		require.Equal(t, "right", b.Judge(fmt.Sprint("other ", i), `"stream":true,`))
 	}
 	require.Equal(t, decodes, bad.Stats().Decodes, "it was left alone")
 	require.Equal(t, before, held())
 
 	require.NoError(t, bad.SetFaults())
-	b.eventually("it is back", func() bool { return b.engineStatus(bad).State == "up" })
-	require.Positive(t, b.metric(fmt.Sprintf(`evenkeel_engine_canaries_total{engine="decode %s",outcome="passed"}`, b.engineStatus(bad).ID)))
-	b.eventually("it serves", func() bool {
-		require.Equal(t, "right", b.judge("again", `"stream":true,`))
+	b.Eventually("it is back", func() bool { return b.engineStatus(bad).State == "up" })
+	require.Positive(t, b.Metric(fmt.Sprintf(`evenkeel_engine_canaries_total{engine="decode %s",outcome="passed"}`, b.engineStatus(bad).ID)))
+	b.Eventually("it serves", func() bool {
+		require.Equal(t, "right", b.Judge("again", `"stream":true,`))
 		return bad.Stats().Decodes > decodes
 	})
 	for _, leave := range leaves {
@@ -132,20 +133,20 @@ func TestWhatCountsAgainstADecodeEngine(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, twoDecodes(nil))
-			b.eventually("both are up", func() bool { return b.sum("evenkeel_engine_up") == 3 })
-			require.NoError(t, b.decode[0].SetFaults(row.rule))
+			b.Eventually("both are up", func() bool { return b.Sum("evenkeel_engine_up") == 3 })
+			require.NoError(t, b.Decode[0].SetFaults(row.rule))
 			if row.both {
-				require.NoError(t, b.decode[1].SetFaults(row.rule))
+				require.NoError(t, b.Decode[1].SetFaults(row.rule))
 			}
-			out := func() float64 { return b.sum("evenkeel_engine_outages_total") }
+			out := func() float64 { return b.Sum("evenkeel_engine_outages_total") }
 			for i := 0; i < 16 && out() == 0; i++ {
-				b.judge(fmt.Sprint("prompt ", i), `"stream":true,`)
+				b.Judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 			}
 			if row.state == "out" {
 				require.Positive(t, out())
 			} else {
 				require.Zero(t, out())
-				require.Equal(t, "up", b.engineStatus(b.decode[0]).State)
+				require.Equal(t, "up", b.engineStatus(b.Decode[0]).State)
 			}
 		})
 	}
@@ -158,14 +159,14 @@ func TestTheOnlyEngineStaysUntilACanaryFails(t *testing.T) {
 	o := twoDecodes(func(cfg *config.Config) { cfg.Prefill.Retry.Attempts = 1 })
 	o.decode = []refengine.Config{{}}
 	b := start(t, o)
-	require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegDecode}))
-	for i := 0; b.engineStatus(b.decode[0]).State == "up"; i++ {
+	require.NoError(t, b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegDecode}))
+	for i := 0; b.engineStatus(b.Decode[0]).State == "up"; i++ {
 		require.Less(t, i, 50)
-		require.NotEqual(t, "right", b.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+		require.NotEqual(t, "right", b.Judge(fmt.Sprint("prompt ", i), `"stream":true,`))
 	}
-	require.NoError(t, b.decode[0].SetFaults())
-	require.Equal(t, "right", b.judge("at once", `"stream":true,`))
-	b.eventually("an answer closes the circuit", func() bool { return b.engineStatus(b.decode[0]).State == "up" })
+	require.NoError(t, b.Decode[0].SetFaults())
+	require.Equal(t, "right", b.Judge("at once", `"stream":true,`))
+	b.Eventually("an answer closes the circuit", func() bool { return b.engineStatus(b.Decode[0]).State == "up" })
 }
 
 // One prefiller's hand-offs hang on one engine, while both serve others: the
@@ -179,36 +180,36 @@ func TestAPairThatFailsIsAvoided(t *testing.T) {
 	configure := o.configure
 	o.configure = func(cfg *config.Config) { configure(cfg); cfg.Dispatch.Policy = "prandom" }
 	b := start(t, o)
-	b.eventually("all are up", func() bool { return b.sum("evenkeel_engine_up") == 4 })
-	require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, From: strings.TrimPrefix(b.prefill[0].URLs()[0], "http://")}))
+	b.Eventually("all are up", func() bool { return b.Sum("evenkeel_engine_up") == 4 })
+	require.NoError(t, b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, From: strings.TrimPrefix(b.Prefill[0].URLs()[0], "http://")}))
 	burst := func(n int) {
 		var wg sync.WaitGroup
 		for i := range n {
-			wg.Go(func() { b.judge(fmt.Sprint("prompt ", i), `"stream":true,`) })
+			wg.Go(func() { b.Judge(fmt.Sprint("prompt ", i), `"stream":true,`) })
 		}
 		wg.Wait()
 	}
-	for i := 0; b.metric("evenkeel_pairs_quarantined") == 0; i++ {
+	for i := 0; b.Metric("evenkeel_pairs_quarantined") == 0; i++ {
 		require.Less(t, i, 50)
 		burst(8)
 	}
-	trials := func() int64 { return int64(b.sum("evenkeel_pair_quarantines_total")) } // each that fails begins another quarantine
+	trials := func() int64 { return int64(b.Sum("evenkeel_pair_quarantines_total")) } // each that fails begins another quarantine
 	lost, tried := strikes.Load(), trials()
 	burst(16)
-	if b.metric("evenkeel_pairs_quarantined") == 1 {
+	if b.Metric("evenkeel_pairs_quarantined") == 1 {
 		require.LessOrEqual(t, strikes.Load()-lost, trials()-tried, "hand-offs of one prefiller went on to die there")
 	}
-	b.eventually("hand-offs are moved to the other engine", func() bool {
+	b.Eventually("hand-offs are moved to the other engine", func() bool {
 		burst(4) // the pair's time may have been over at the last one
-		return b.metric(`evenkeel_pair_assignments_total{outcome="moved"}`) > 0
+		return b.Metric(`evenkeel_pair_assignments_total{outcome="moved"}`) > 0
 	})
-	for _, e := range b.decode {
+	for _, e := range b.Decode {
 		require.Equal(t, "up", b.engineStatus(e).State, "neither engine is to blame")
 	}
-	require.NoError(t, b.decode[0].SetFaults())
-	b.eventually("the pair works again", func() bool {
+	require.NoError(t, b.Decode[0].SetFaults())
+	b.Eventually("the pair works again", func() bool {
 		burst(4)
-		return b.metric("evenkeel_pairs_quarantined") == 0
+		return b.Metric("evenkeel_pairs_quarantined") == 0
 	})
 }
 
@@ -217,20 +218,20 @@ func TestAnEngineThatReturnsStartsSlowly(t *testing.T) {
 	t.Parallel()
 	o := twoDecodes(func(cfg *config.Config) { cfg.Health.SlowStart = 2 * time.Second })
 	b := start(t, o)
-	b.eventually("both are up", func() bool { return b.sum("evenkeel_engine_up") == 3 })
-	require.EqualValues(t, 1, b.engineStatus(b.decode[0]).Share, "the first start of the proxy is no return")
-	b.decode[0].Kill()
-	b.eventually("it is down", func() bool { return b.engineStatus(b.decode[0]).State == "down" })
-	require.NoError(t, b.decode[0].Revive())
-	b.eventually("it is up", func() bool { return b.engineStatus(b.decode[0]).State == "up" })
-	share := b.engineStatus(b.decode[0]).Share
+	b.Eventually("both are up", func() bool { return b.Sum("evenkeel_engine_up") == 3 })
+	require.EqualValues(t, 1, b.engineStatus(b.Decode[0]).Share, "the first start of the proxy is no return")
+	b.Decode[0].Kill()
+	b.Eventually("it is down", func() bool { return b.engineStatus(b.Decode[0]).State == "down" })
+	require.NoError(t, b.Decode[0].Revive())
+	b.Eventually("it is up", func() bool { return b.engineStatus(b.Decode[0]).State == "up" })
+	share := b.engineStatus(b.Decode[0]).Share
 	require.Less(t, share, 1.0)
-	require.EqualValues(t, 1, b.engineStatus(b.decode[1]).Share)
+	require.EqualValues(t, 1, b.engineStatus(b.Decode[1]).Share)
 	w := b.now().Dispatch.Models[0].Workers[0]
 	require.Less(t, w.Limit, w.Slots)
-	b.eventually("it has all its slots", func() bool {
+	b.Eventually("it has all its slots", func() bool {
 		w := b.now().Dispatch.Models[0].Workers[0]
-		return b.engineStatus(b.decode[0]).Share == 1 && w.Limit == w.Slots
+		return b.engineStatus(b.Decode[0]).Share == 1 && w.Limit == w.Slots
 	})
 }
 
@@ -243,24 +244,24 @@ func TestRequestsWaitForTheOnlyPrefillEngineThatStandsStill(t *testing.T) {
 	}
 	b := start(t, options{dirty: true, prefill: []refengine.Config{{PrefillPerToken: 10 * time.Millisecond, PrefillConcurrency: 8}}})
 	b.allUp()
-	require.NoError(t, b.prefill[0].SetFaults(refengine.Rule{Fault: refengine.SlowPages, DelayMS: 3_600_000}))
+	require.NoError(t, b.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.SlowPages, DelayMS: 3_600_000}))
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan struct{})
 	go func() { // half a minute of prefill, so that the engine has work and its pages are slow
 		defer close(left)
-		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.url+completionPath, strings.NewReader(completion(reftext.MakePrompt(1, 3000), "")))
-		if resp, err := b.http.Do(req); err == nil {
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.URL+refclient.CompletionPath, strings.NewReader(completion(reftext.MakePrompt(1, 3000), "")))
+		if resp, err := b.HTTP.Do(req); err == nil {
 			_ = resp.Body.Close()
 		}
 	}()
-	b.eventually("it is down", func() bool { return b.engineStatus(b.prefill[0]).State == "down" })
+	b.Eventually("it is down", func() bool { return b.engineStatus(b.Prefill[0]).State == "down" })
 	answers := make(chan string)
 	const asked = 4
 	for i := range asked {
-		go func() { answers <- b.judge(fmt.Sprint("prompt ", i), "") }()
+		go func() { answers <- b.Judge(fmt.Sprint("prompt ", i), "") }()
 	}
-	b.eventually("they wait", func() bool { return b.sum("evenkeel_prefill_queue_requests") >= asked })
-	require.NoError(t, b.prefill[0].SetFaults())
+	b.Eventually("they wait", func() bool { return b.Sum("evenkeel_prefill_queue_requests") >= asked })
+	require.NoError(t, b.Prefill[0].SetFaults())
 	leave()
 	<-left
 	for range asked {
@@ -274,10 +275,10 @@ func TestARankThatFailsAtOnceDrawsNoTraffic(t *testing.T) {
 	t.Parallel()
 	var struck atomic.Int64
 	b := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 1}, {Slots: 1, OnStrike: func(uint64, refengine.Rule) { struck.Add(1) }}, {Slots: 1}}})
-	bad := b.decode[1]
-	stop := b.load(8) // every answer must be right
-	b.eventually("all are busy", func() bool {
-		for _, d := range b.decode {
+	bad := b.Decode[1]
+	stop := b.KeepAsking(8) // every answer must be right
+	b.Eventually("all are busy", func() bool {
+		for _, d := range b.Decode {
 			if d.Stats().Decodes < 3 {
 				return false
 			}
@@ -285,10 +286,10 @@ func TestARankThatFailsAtOnceDrawsNoTraffic(t *testing.T) {
 		return true
 	})
 	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegDecode}))
-	before := b.decode[0].Stats().Decodes
-	b.eventually("the others serve on", func() bool { return b.decode[0].Stats().Decodes > before+40 })
-	b.eventually("it is out", func() bool { return b.status(addressOf(bad)).State == "out" })
-	outages := b.sum("evenkeel_engine_outages_total")
+	before := b.Decode[0].Stats().Decodes
+	b.Eventually("the others serve on", func() bool { return b.Decode[0].Stats().Decodes > before+40 })
+	b.Eventually("it is out", func() bool { return b.status(refclient.AddressOf(bad)).State == "out" })
+	outages := b.Sum("evenkeel_engine_outages_total")
 	require.Positive(t, outages)
 	require.LessOrEqual(t, float64(struck.Load()), 10*outages, "each time that it is tried again it gets no more than tell what it is")
 	require.Positive(t, stop())
@@ -311,20 +312,20 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 					cfg.Health.Interval, cfg.Health.Canary, cfg.Health.SlowStart = 20*time.Millisecond, 3*time.Second, 0
 				},
 			})
-			d := b.decode[0]
+			d := b.Decode[0]
 			canaries := func(outcome string) float64 {
-				return b.metric(fmt.Sprintf(`evenkeel_engine_canaries_total{engine=%q,outcome=%q}`, "decode "+addressOf(d), outcome))
+				return b.Metric(fmt.Sprintf(`evenkeel_engine_canaries_total{engine=%q,outcome=%q}`, "decode "+refclient.AddressOf(d), outcome))
 			}
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode}))
-			b.eventually("a canary fails", func() bool {
+			b.Eventually("a canary fails", func() bool {
 				require.Zero(t, canaries("passed"), "no rank computes")
-				require.NotEqual(t, "right", b.judge("a prompt", `"stream":true,`))
+				require.NotEqual(t, "right", b.Judge("a prompt", `"stream":true,`))
 				return canaries("failed") > 0
 			})
 			require.NoError(t, d.SetFaults())
-			b.eventually("a canary brings it back", func() bool { return canaries("passed") > 0 && b.engineStatus(d).State == "up" })
+			b.Eventually("a canary brings it back", func() bool { return canaries("passed") > 0 && b.engineStatus(d).State == "up" })
 			require.Zero(t, d.Stats().Crashes)
-			require.Equal(t, "right", b.judge("one two three", `"stream":true,`))
+			require.Equal(t, "right", b.Judge("one two three", `"stream":true,`))
 		})
 	}
 }
@@ -335,24 +336,24 @@ func TestNobodyToServe(t *testing.T) {
 		engine func(*bed) *refengine.Engine
 		code   string
 	}{
-		"no prefill engine": {func(b *bed) *refengine.Engine { return b.prefill[0] }, "prefill_unavailable"},
-		"no decode engine":  {func(b *bed) *refengine.Engine { return b.decode[0] }, "decode_unavailable"},
+		"no prefill engine": {func(b *bed) *refengine.Engine { return b.Prefill[0] }, "prefill_unavailable"},
+		"no decode engine":  {func(b *bed) *refengine.Engine { return b.Decode[0] }, "decode_unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, options{dirty: true})
 			row.engine(b).Kill()
 			for range 2 { // first found out by the request itself, then known
-				r := b.post(chatPath, chat("a", `"stream":true,`))
-				require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-				code, _, kind := failure(t, r)
+				r := b.Post(refclient.ChatPath, chat("a", `"stream":true,`))
+				require.Equal(t, http.StatusServiceUnavailable, r.Status, r.Body)
+				code, _, kind := refclient.Failure(t, r)
 				require.Equal(t, row.code, code)
 				require.Equal(t, "server_error", kind)
-				require.NotEmpty(t, r.header.Get("Retry-After"))
-				b.eventually("not ready any more", func() bool { return !b.ready() })
+				require.NotEmpty(t, r.Header.Get("Retry-After"))
+				b.Eventually("not ready any more", func() bool { return !b.ready() })
 			}
-			require.Equal(t, http.StatusServiceUnavailable, b.ask("GET", b.url+"/health", "").status)
+			require.Equal(t, http.StatusServiceUnavailable, b.Ask("GET", b.URL+"/health", "").Status)
 			require.NoError(t, row.engine(b).Revive())
-			b.eventually("all is well again", func() bool { return b.judge("one two", "") == "right" })
+			b.Eventually("all is well again", func() bool { return b.Judge("one two", "") == "right" })
 		})
 	}
 }
@@ -373,11 +374,11 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 			cfg.Health.Interval, cfg.Prefill.Scrape.Timeout = 100*time.Millisecond, 500*time.Millisecond
 		},
 	})
-	engines := slices.Concat(b.prefill[:2], b.decode)
+	engines := slices.Concat(b.Prefill[:2], b.Decode)
 	for _, e := range engines {
 		require.NoError(t, e.SetFaults(slow))
 	}
-	stop := b.load(8) // every answer must be right
+	stop := b.KeepAsking(8) // every answer must be right
 	stale := func() (n int) {
 		for _, p := range b.candidates() {
 			if p.Stale {
@@ -387,21 +388,21 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 		return n
 	}
 	mostStale := 0
-	b.eventually("their health checks come too late", func() bool {
+	b.Eventually("their health checks come too late", func() bool {
 		mostStale = max(mostStale, stale())
 		for _, e := range engines {
 			s := b.engineStatus(e)
 			require.True(t, s.Up, s.Error)
 		}
-		return b.sum("evenkeel_engine_late_checks_total") >= 5 && mostStale == 2
+		return b.Sum("evenkeel_engine_late_checks_total") >= 5 && mostStale == 2
 	})
 	require.True(t, b.ready())
 	require.Positive(t, stop())
-	require.Positive(t, b.sum("evenkeel_prefill_scrape_misses_total"))
+	require.Positive(t, b.Sum("evenkeel_prefill_scrape_misses_total"))
 	for _, e := range engines {
 		require.NoError(t, e.SetFaults())
 	}
-	b.eventually("they tell their gauges again", func() bool { return stale() == 0 })
+	b.Eventually("they tell their gauges again", func() bool { return stale() == 0 })
 	require.Empty(t, b.logs.FilterMessage("an engine is down").All())
 }
 
@@ -416,28 +417,28 @@ func TestWithoutPairsNobodyIsToldOfThem(t *testing.T) {
 			b := start(t, o)
 			told := func(r reply, status int, code string) {
 				t.Helper()
-				require.Equal(t, status, r.status, r.body)
-				require.NotContains(t, r.body, "prefill")
-				require.NotContains(t, r.body, "decode")
-				require.Contains(t, r.body, code)
+				require.Equal(t, status, r.Status, r.Body)
+				require.NotContains(t, r.Body, "prefill")
+				require.NotContains(t, r.Body, "decode")
+				require.Contains(t, r.Body, code)
 			}
 			if name == "one group" {
-				require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
-				told(b.post(chatPath, chat("a", "")), http.StatusServiceUnavailable, `"engine_unavailable"`)
-				require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.Internal}))
-				told(b.post(chatPath, chat("a", "")), http.StatusBadGateway, `"engine_failed"`)
-				require.NoError(t, b.decode[0].SetFaults())
+				require.NoError(t, b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+				told(b.Post(refclient.ChatPath, chat("a", "")), http.StatusServiceUnavailable, `"engine_unavailable"`)
+				require.NoError(t, b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.Internal}))
+				told(b.Post(refclient.ChatPath, chat("a", "")), http.StatusBadGateway, `"engine_failed"`)
+				require.NoError(t, b.Decode[0].SetFaults())
 			}
-			b.decode[0].Kill()
-			b.eventually("the proxy is not ready", func() bool { return !b.ready() })
-			for path, body := range map[string]string{chatPath: chat("a", ""), completionPath: completion("a", `"stream":true,`), responsesPath: respond("a", ""), messagesPath: wordsOf("a", "")} {
-				r := b.post(path, body)
+			b.Decode[0].Kill()
+			b.Eventually("the proxy is not ready", func() bool { return !b.ready() })
+			for path, body := range map[string]string{refclient.ChatPath: chat("a", ""), refclient.CompletionPath: completion("a", `"stream":true,`), refclient.ResponsesPath: refclient.Response("a", ""), refclient.MessagesPath: refclient.Message("a", "")} {
+				r := b.Post(path, body)
 				if name != "one group" {
-					require.Equal(t, http.StatusNotFound, r.status, r.body)
+					require.Equal(t, http.StatusNotFound, r.Status, r.Body)
 					continue
 				}
-				if told(r, http.StatusServiceUnavailable, "(down)"); path != messagesPath {
-					require.Contains(t, r.body, `"engine_unavailable"`)
+				if told(r, http.StatusServiceUnavailable, "(down)"); path != refclient.MessagesPath {
+					require.Contains(t, r.Body, `"engine_unavailable"`)
 				}
 			}
 			require.Equal(t, fleet.Aggregated, b.fleet.Now().Kind(fleet.Prefill))

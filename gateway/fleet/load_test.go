@@ -47,10 +47,10 @@ func TestThousandStreams(t *testing.T) {
 	})
 	most := 0.0
 	got, err := load.Run(t.Context(), load.Config{
-		URLs: []string{b.url}, Requests: conversation(streams + streams/2), Concurrency: streams, Chat: 0.5, Stream: 0.9, Usage: 0.5, Seed: 7,
+		URLs: []string{b.URL}, Requests: conversation(streams + streams/2), Concurrency: streams, Chat: 0.5, Stream: 0.9, Usage: 0.5, Seed: 7,
 		OnProgress: func(p load.Progress) {
 			if p.Ended%16 == 0 {
-				most = max(most, b.metric("evenkeel_requests_open"))
+				most = max(most, b.Metric("evenkeel_requests_open"))
 			}
 		},
 	})
@@ -58,7 +58,7 @@ func TestThousandStreams(t *testing.T) {
 	require.Equal(t, streams+streams/2, got.OK, "%v %v", got.Kinds, got.Failures)
 	require.Greater(t, most, 0.8*float64(streams), "they were in the system at once")
 	b.settled(false)
-	require.Len(t, b.records(), got.Sent, "one line a request")
-	require.EqualValues(t, got.Sent, b.metric(`evenkeel_requests_total{outcome="ok"}`))
+	require.Len(t, b.Records(), got.Sent, "one line a request")
+	require.EqualValues(t, got.Sent, b.Metric(`evenkeel_requests_total{outcome="ok"}`))
 	t.Logf("%d streams, %.0f tokens/s, TTFT p50 %.0f ms, TPOT p50 %.1f ms p99 %.1f ms", streams, got.All.TokensPerS, got.All.TTFT.P50, got.All.TPOT.P50, got.All.TPOT.P99)
 }

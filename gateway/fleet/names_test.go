@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/bench/lab/reftext"
@@ -29,24 +30,24 @@ const adapter = "x"
 // asks posts a chat of one message for a model.
 func (b *bed) asks(name, more, prompt string) reply {
 	b.Helper()
-	return b.post(chatPath, strings.Replace(talk(more, prompt), fmt.Sprintf("%q", model), fmt.Sprintf("%q", name), 1))
+	return b.Post(refclient.ChatPath, strings.Replace(talk(more, prompt), fmt.Sprintf("%q", model), fmt.Sprintf("%q", name), 1))
 }
 
 // answered says of a chat for the adapter that its answer is whole and the adapter's.
 func (b *bed) answered(r reply, prompt string) {
 	b.Helper()
-	require.NoError(b, r.err)
-	require.Equal(b, http.StatusOK, r.status, r.body)
-	require.Contains(b, r.body, fmt.Sprintf(`"model":%q`, adapter))
+	require.NoError(b, r.Err)
+	require.Equal(b, http.StatusOK, r.Status, r.Body)
+	require.Contains(b, r.Body, fmt.Sprintf(`"model":%q`, adapter))
 	p, err := reftext.Render(true, []byte(talk("", prompt)))
 	require.NoError(b, err)
 	text := ""
-	if strings.HasPrefix(r.body, "data:") {
-		text = read(b.T, r.body).text[0]
+	if strings.HasPrefix(r.Body, "data:") {
+		text = read(b.T, r.Body).Text[0]
 	} else {
-		text = whole(b.T, r.body)[0]
+		text = whole(b.T, r.Body)[0]
 	}
-	wholeText(b.T, p.Answer, text)
+	refclient.WholeText(b.T, p.Answer, text)
 }
 
 // asksMany asks for the adapter, some at a time, and each time gets the answer.
@@ -59,8 +60,8 @@ func (b *bed) asksMany(n int) {
 				prompt := fmt.Sprintf("adapter %d %d", i, k)
 				more := [...]string{"", `"stream":true,`}[k%2]
 				r := b.asks(adapter, more, prompt)
-				if r.err != nil || r.status != http.StatusOK {
-					b.Errorf("request %d of client %d: %d %s", k, i, r.status, r.body)
+				if r.Err != nil || r.Status != http.StatusOK {
+					b.Errorf("request %d of client %d: %d %s", k, i, r.Status, r.Body)
 					return
 				}
 				b.answered(r, prompt)
@@ -76,7 +77,7 @@ func (b *bed) asksMany(n int) {
 // listed waits until the proxy lists the adapter for so many engines, and serves it where more than the prefill engines have it.
 func (b *bed) listed(engines int) {
 	b.Helper()
-	b.eventually(fmt.Sprintf("%d engines list the adapter", engines), func() bool {
+	b.Eventually(fmt.Sprintf("%d engines list the adapter", engines), func() bool {
 		n := 0
 		for _, e := range b.now().Engines {
 			for _, m := range e.Models {
@@ -85,7 +86,7 @@ func (b *bed) listed(engines int) {
 				}
 			}
 		}
-		return n == engines && slices.Contains(b.models(), adapter) == (engines > len(b.prefill))
+		return n == engines && slices.Contains(b.models(), adapter) == (engines > len(b.Prefill))
 	})
 }
 
@@ -149,29 +150,29 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 			var b *bed
 			if connector := map[string]refengine.Connector{pushed: refengine.NIXLPush, layerwise: refengine.AscendLayerwise}[name]; connector != "" {
 				b = early(t, connector, o)
-				require.Equal(t, "right", b.judge("where the engines are reached is learned with this", streamed))
+				require.Equal(t, "right", b.Judge("where the engines are reached is learned with this", streamed))
 			} else {
 				b = start(t, o)
 			}
-			require.Equal(t, http.StatusNotFound, b.asks(adapter, "", "hi").status)
-			for _, p := range b.prefill {
+			require.Equal(t, http.StatusNotFound, b.asks(adapter, "", "hi").Status)
+			for _, p := range b.Prefill {
 				p.Load(0, adapter)
 			}
 			for _, busy := range []int{0, 20} {
-				stop := b.keepAsking(busy)
-				b.decode[0].Load(0, adapter)
-				b.listed(1 + len(b.prefill))
+				stop := b.KeepAsking(busy)
+				b.Decode[0].Load(0, adapter)
+				b.listed(1 + len(b.Prefill))
 				b.asksMany(10) // on one
-				b.decode[1].Load(0, adapter)
-				b.listed(2 + len(b.prefill))
+				b.Decode[1].Load(0, adapter)
+				b.listed(2 + len(b.Prefill))
 				b.asksMany(5) // on both
-				b.decode[0].Unload(0, adapter)
+				b.Decode[0].Unload(0, adapter)
 				b.asksMany(10) // on the other one, before the list is read again and after
-				b.decode[1].Unload(0, adapter)
-				b.listed(len(b.prefill))
+				b.Decode[1].Unload(0, adapter)
+				b.listed(len(b.Prefill))
 				r := b.asks(adapter, "", "hi")
-				require.Equal(t, http.StatusNotFound, r.status, r.body)
-				require.Contains(t, r.body, "model_not_found", "no engine was asked")
+				require.Equal(t, http.StatusNotFound, r.Status, r.Body)
+				require.Contains(t, r.Body, "model_not_found", "no engine was asked")
 				stop()
 			}
 			for _, e := range b.now().Engines {
@@ -202,23 +203,23 @@ func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 			var full sync.WaitGroup
 			ask := func(more, prompt string) {
 				full.Go(func() {
-					if r := b.asks(adapter, more, prompt); r.err != nil || r.status != http.StatusOK {
-						b.Errorf("%s: %d %s", prompt, r.status, r.body)
+					if r := b.asks(adapter, more, prompt); r.Err != nil || r.Status != http.StatusOK {
+						b.Errorf("%s: %d %s", prompt, r.Status, r.Body)
 					}
 				})
 			}
 			leave := make([]func(), 2) // the clients that have both slots of its rank
 			for i := range leave {
-				leave[i], _ = b.send(strings.Replace(chat(fmt.Sprint("long ", i), `"stream":true,"ignore_eos":true,`), model, adapter, 1))
+				leave[i], _ = b.Send(strings.Replace(chat(fmt.Sprint("long ", i), `"stream":true,"ignore_eos":true,`), model, adapter, 1))
 			}
-			running := func() int64 { return b.decode[0].Stats().Running }
-			b.eventually("the rank is full", func() bool { return running() == 2 })
+			running := func() int64 { return b.Decode[0].Stats().Running }
+			b.Eventually("the rank is full", func() bool { return running() == 2 })
 			for i := range 40 {
 				ask("", fmt.Sprint("waits ", i))
 			}
-			b.eventually("others wait", func() bool { return b.now().Open >= 42 })
+			b.Eventually("others wait", func() bool { return b.now().Open >= 42 })
 			for i := range 20 {
-				require.Equal(t, "right", b.judge(fmt.Sprint("base ", i), streamed))
+				require.Equal(t, "right", b.Judge(fmt.Sprint("base ", i), streamed))
 			}
 			require.EqualValues(t, 2, running(), "the long ones run still, so that none of those that wait was served before")
 			for _, ends := range leave {
@@ -253,14 +254,14 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 				b := start(t, o)
 				for range 4 {
 					for path, body := range map[string]string{
-						chatPath:       `{"model":"MODEL","max_tokens":4,"n":3,"messages":[{"role":"user","content":"hi"}]}`,
-						completionPath: `{"model":"MODEL","max_tokens":4,"stream":true,"prompt":["one","two","three"]}`,
-						"/v1/messages": `{"model":"MODEL","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`,
-						"/tokenize":    `{"model":"MODEL","prompt":"hi"}`,
-						"/detokenize":  fmt.Sprintf(`{"model":"MODEL","tokens":[%d]}`, reftext.FirstAnswerID),
+						refclient.ChatPath:       `{"model":"MODEL","max_tokens":4,"n":3,"messages":[{"role":"user","content":"hi"}]}`,
+						refclient.CompletionPath: `{"model":"MODEL","max_tokens":4,"stream":true,"prompt":["one","two","three"]}`,
+						"/v1/messages":           `{"model":"MODEL","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`,
+						"/tokenize":              `{"model":"MODEL","prompt":"hi"}`,
+						"/detokenize":            fmt.Sprintf(`{"model":"MODEL","tokens":[%d]}`, reftext.FirstAnswerID),
 					} {
-						r := b.post(path, named(body))
-						require.Equal(t, http.StatusOK, r.status, "%s: %s", path, r.body)
+						r := b.Post(path, named(body))
+						require.Equal(t, http.StatusOK, r.Status, "%s: %s", path, r.Body)
 					}
 				}
 			})
@@ -273,8 +274,8 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 		b := start(t, o)
 		for i := range 10 {
 			r := b.asks(adapter, "", fmt.Sprint("short ", i))
-			require.Equal(t, http.StatusOK, r.status, r.body)
-			require.Equal(t, "local-prefill", r.header.Get("X-Evenkeel-Route"))
+			require.Equal(t, http.StatusOK, r.Status, r.Body)
+			require.Equal(t, "local-prefill", r.Header.Get("X-Evenkeel-Route"))
 		}
 	})
 	t.Run("after its answer broke off", func(t *testing.T) {
@@ -289,13 +290,13 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 		var answers []*http.Response
 		for i := range 8 {
 			body := named(fmt.Sprintf(`{"model":"MODEL","stream":true,"ignore_eos":true,"max_tokens":1500,"messages":[{"role":"user","content":"long %d"}]}`, i))
-			resp, err := b.http.Post(b.url+chatPath, "application/json", strings.NewReader(body)) //nolint:bodyclose // it is, below
+			resp, err := b.HTTP.Post(b.URL+refclient.ChatPath, "application/json", strings.NewReader(body)) //nolint:bodyclose // it is, below
 			require.NoError(t, err)
 			require.Equal(t, http.StatusOK, resp.StatusCode)
 			answers = append(answers, resp) // the first event is there
 		}
-		require.Positive(t, b.decode[0].Stats().Running)
-		b.decode[0].Kill()
+		require.Positive(t, b.Decode[0].Stats().Running)
+		b.Decode[0].Kill()
 		for _, resp := range answers {
 			rest, err := io.ReadAll(resp.Body)
 			require.NoError(t, err)
@@ -303,35 +304,35 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 			require.True(t, strings.HasSuffix(string(rest), "data: [DONE]\n\n"), string(rest[max(0, len(rest)-300):]))
 			require.NotContains(t, string(rest), `"error"`)
 		}
-		require.Positive(t, b.sum("evenkeel_decode_losses_total"))
+		require.Positive(t, b.Sum("evenkeel_decode_losses_total"))
 	})
 	t.Run("to one engine alone", func(t *testing.T) {
 		t.Parallel()
 		one, other := pooling(), pooling()
 		one.Adapters = []string{adapter}
 		b := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{one, other}, configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }})
-		ask := func() reply { return b.post("/v1/embeddings", named(`{"model":"MODEL","input":"one two"}`)) }
+		ask := func() reply { return b.Post("/v1/embeddings", named(`{"model":"MODEL","input":"one two"}`)) }
 		for range 10 {
-			require.Equal(t, http.StatusOK, ask().status)
+			require.Equal(t, http.StatusOK, ask().Status)
 		}
-		b.decode[1].Load(0, adapter)
+		b.Decode[1].Load(0, adapter)
 		b.listed(2)
-		b.decode[0].Unload(0, adapter)
+		b.Decode[0].Unload(0, adapter)
 		for range 20 {
 			r := ask()
-			require.Equal(t, http.StatusOK, r.status, r.body)
+			require.Equal(t, http.StatusOK, r.Status, r.Body)
 		}
-		b.decode[1].Unload(0, adapter)
-		b.eventually("nobody lists it", func() bool { return strings.Contains(ask().body, "model_not_found") })
+		b.Decode[1].Unload(0, adapter)
+		b.Eventually("nobody lists it", func() bool { return strings.Contains(ask().Body, "model_not_found") })
 	})
 	t.Run("to the rank that a trusted caller names", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "keys.yaml")
-		keyFile(t, file, "ops ek-ops , trusted: true")
+		refclient.KeyFile(t, file, "ops ek-ops , trusted: true")
 		b := start(t, options{mixed: []refengine.Config{lacks, has}, configure: func(cfg *config.Config) { cfg.KeysFile = file }})
 		for i, want := range []int{http.StatusBadRequest, http.StatusOK} {
-			r := b.post(chatPath, named(`{"model":"MODEL","messages":[{"role":"user","content":"hi"}]}`), "Authorization", "Bearer ek-ops", "X-Evenkeel-Target-Decode", addressOf(b.decode[i]))
-			require.Equal(t, want, r.status, r.body)
+			r := b.Post(refclient.ChatPath, named(`{"model":"MODEL","messages":[{"role":"user","content":"hi"}]}`), "Authorization", "Bearer ek-ops", "X-Evenkeel-Target-Decode", refclient.AddressOf(b.Decode[i]))
+			require.Equal(t, want, r.Status, r.Body)
 		}
 	})
 }
@@ -342,20 +343,20 @@ func TestModelsAreThoseOfHealthyEngines(t *testing.T) {
 		prefill: []refengine.Config{{Model: "small"}, {Model: "large"}},
 		decode:  []refengine.Config{{Model: "small"}, {Model: "large"}},
 	})
-	b.eventually("both models are there", func() bool { return len(b.models()) == 2 })
+	b.Eventually("both models are there", func() bool { return len(b.models()) == 2 })
 	require.Equal(t, []string{"large", "small"}, b.models())
-	b.eventually("with their context", func() bool {
-		return strings.Count(b.ask("GET", b.url+"/v1/models", "").body, `"max_model_len":131072`) == 2
+	b.Eventually("with their context", func() bool {
+		return strings.Count(b.Ask("GET", b.URL+"/v1/models", "").Body, `"max_model_len":131072`) == 2
 	})
-	b.prefill[1].Kill()
+	b.Prefill[1].Kill()
 	require.Equal(t, []string{"large", "small"}, b.models(), "its decode engine is up")
-	b.decode[1].Kill()
-	b.eventually("only the healthy ones' model is left", func() bool { return len(b.models()) == 1 })
+	b.Decode[1].Kill()
+	b.Eventually("only the healthy ones' model is left", func() bool { return len(b.models()) == 1 })
 	require.Equal(t, []string{"small"}, b.models())
-	r := b.post(completionPath, `{"model":"large","prompt":"a"}`)
-	require.Equal(t, http.StatusServiceUnavailable, r.status, "known, but nobody serves it now")
-	require.Equal(t, 200, b.post(completionPath, `{"model":"small","prompt":"a"}`).status)
-	require.NoError(t, b.prefill[1].Revive())
-	require.NoError(t, b.decode[1].Revive())
-	b.eventually("and back again", func() bool { return b.post(completionPath, `{"model":"large","prompt":"a"}`).status == 200 })
+	r := b.Post(refclient.CompletionPath, `{"model":"large","prompt":"a"}`)
+	require.Equal(t, http.StatusServiceUnavailable, r.Status, "known, but nobody serves it now")
+	require.Equal(t, 200, b.Post(refclient.CompletionPath, `{"model":"small","prompt":"a"}`).Status)
+	require.NoError(t, b.Prefill[1].Revive())
+	require.NoError(t, b.Decode[1].Revive())
+	b.Eventually("and back again", func() bool { return b.Post(refclient.CompletionPath, `{"model":"large","prompt":"a"}`).Status == 200 })
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/engine/discover"
@@ -23,7 +24,7 @@ import (
 // podOf is a pod that runs a reference engine.
 func podOf(t *testing.T, e *refengine.Engine, name, role string) *corev1.Pod {
 	t.Helper()
-	host, port, err := net.SplitHostPort(addressOf(e))
+	host, port, err := net.SplitHostPort(refclient.AddressOf(e))
 	require.NoError(t, err)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -40,18 +41,18 @@ func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 	t.Parallel()
 	var api *fake.Clientset
 	b := start(t, options{dirty: true, decode: []refengine.Config{{}}, discover: func(b *bed) []discover.Source {
-		api = fake.NewClientset(podOf(t, b.prefill[0], "p-0", "prefill"), podOf(t, b.decode[0], "d-0", "decode"))
+		api = fake.NewClientset(podOf(t, b.Prefill[0], "p-0", "prefill"), podOf(t, b.Decode[0], "d-0", "decode"))
 		return []discover.Source{kube.New(kube.Config{
 			Client: kubetest.Client{API: api}, Namespace: "llm", Selector: "app=vllm", RoleLabel: "evenkeel.io/role", Port: "8000", Slices: true,
 		})}
 	}})
-	leave := b.endless()
-	stop := b.load(4)
-	next := b.engine(refengine.Config{Role: refengine.Decode})
-	b.decode = append(b.decode, next)
+	leave := b.Endless()
+	stop := b.KeepAsking(4)
+	next := b.Engine(refengine.Config{Role: refengine.Decode})
+	b.Decode = append(b.Decode, next)
 	_, err := api.CoreV1().Pods("llm").Create(t.Context(), podOf(t, next, "d-1", "decode"), metav1.CreateOptions{})
 	require.NoError(t, err)
-	b.eventually("the new pod is in use", b.inUse(next))
+	b.Eventually("the new pod is in use", b.inUse(next))
 
 	_, err = api.DiscoveryV1().EndpointSlices("llm").Create(t.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "decode-x", Namespace: "llm"},
@@ -61,21 +62,21 @@ func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 		}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	old := addressOf(b.decode[0])
-	b.eventually("only the endless answer is left on the old one", func() bool {
+	old := refclient.AddressOf(b.Decode[0])
+	b.Eventually("only the endless answer is left on the old one", func() bool {
 		used, _, up := b.used(old)
 		return b.status(old).Away == discover.Leaving && !up && used == 1
 	})
-	before := b.decode[0].Stats().Decodes
+	before := b.Decode[0].Stats().Decodes
 	sofar := next.Stats().Decodes
-	b.eventually("others go on", func() bool { return next.Stats().Decodes > sofar+10 })
-	require.Equal(t, before, b.decode[0].Stats().Decodes)
+	b.Eventually("others go on", func() bool { return next.Stats().Decodes > sofar+10 })
+	require.Equal(t, before, b.Decode[0].Stats().Decodes)
 	used, _, _ := b.used(old)
 	require.Equal(t, 1, used, "what ran there runs on")
 	leave()
-	b.eventually("it has nothing left", func() bool { return b.released(old) })
+	b.Eventually("it has nothing left", func() bool { return b.released(old) })
 	require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "d-0", metav1.DeleteOptions{}))
-	b.eventually("it is gone", func() bool { return b.status(old).ID == "" })
+	b.Eventually("it is gone", func() bool { return b.status(old).ID == "" })
 	require.Positive(t, stop())
 }
 
@@ -103,28 +104,28 @@ func TestAggregatedPodsServeAlone(t *testing.T) {
 				mixed:     []refengine.Config{{}},
 				configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 				discover: func(b *bed) []discover.Source {
-					api = fake.NewClientset(pod(b.decode[0], "a-0"))
+					api = fake.NewClientset(pod(b.Decode[0], "a-0"))
 					source.Client, source.Namespace, source.Selector, source.Port = kubetest.Client{API: api}, "llm", "app=vllm", "8000"
 					return []discover.Source{kube.New(source)}
 				},
 			})
-			require.Equal(t, discover.Aggregated, b.status(addressOf(b.decode[0])).Role)
+			require.Equal(t, discover.Aggregated, b.status(refclient.AddressOf(b.Decode[0])).Role)
 			serves := func(e *refengine.Engine) bool {
 				before := e.Stats().Requests
-				_, route := b.say(talk(`"stream":true,`, reftext.MakePrompt(1, 30)))
+				_, route := b.Say(talk(`"stream":true,`, reftext.MakePrompt(1, 30)))
 				require.Equal(t, "aggregated", route)
 				return e.Stats().Requests > before
 			}
-			require.True(t, serves(b.decode[0]))
+			require.True(t, serves(b.Decode[0]))
 
-			next := b.engine(refengine.Config{Role: refengine.Aggregated})
-			b.decode = append(b.decode, next)
+			next := b.Engine(refengine.Config{Role: refengine.Aggregated})
+			b.Decode = append(b.Decode, next)
 			_, err := api.CoreV1().Pods("llm").Create(t.Context(), pod(next, "a-1"), metav1.CreateOptions{})
 			require.NoError(t, err)
-			b.eventually("the new pod is in use", b.inUse(next))
+			b.Eventually("the new pod is in use", b.inUse(next))
 			require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "a-0", metav1.DeleteOptions{}))
-			old := addressOf(b.decode[0])
-			b.eventually("the first one is gone", func() bool { return b.status(old).ID == "" })
+			old := refclient.AddressOf(b.Decode[0])
+			b.Eventually("the first one is gone", func() bool { return b.status(old).ID == "" })
 			for range 5 {
 				require.True(t, serves(next))
 			}

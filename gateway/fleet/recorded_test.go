@@ -89,13 +89,13 @@ func TestRecordedEnginesServe(t *testing.T) {
 		d.next.Store(leg)
 		want := spokenBy(t, string(leg.Body()))
 		t.Run(name, func(t *testing.T) {
-			streamed := b.post(leg.Ask.Path, strings.TrimSuffix(leg.Client, "}")+`,"stream":true,"stream_options":{"include_usage":true}}`)
-			require.Equal(t, http.StatusOK, streamed.status, streamed.body)
-			got := spokenBy(t, streamed.body)
+			streamed := b.Post(leg.Ask.Path, strings.TrimSuffix(leg.Client, "}")+`,"stream":true,"stream_options":{"include_usage":true}}`)
+			require.Equal(t, http.StatusOK, streamed.Status, streamed.Body)
+			got := spokenBy(t, streamed.Body)
 			require.Equal(t, want.text, got.text)
 			require.Equal(t, want.finish, got.finish)
 			require.Equal(t, want.usage.Completion, got.usage.Completion)
-			require.NotContains(t, streamed.body, "token_ids\":[", "nobody asked for ids")
+			require.NotContains(t, streamed.Body, "token_ids\":[", "nobody asked for ids")
 			var answer struct {
 				KV    json.RawMessage `json:"kv_transfer_params"`
 				Usage usageOf         `json:"usage"`
@@ -107,9 +107,9 @@ func TestRecordedEnginesServe(t *testing.T) {
 			if strings.Contains(leg.Client, `"tools"`) {
 				return // in one piece its answer is the engine's own, and none is recorded that a hand-off began
 			}
-			whole := b.post(leg.Ask.Path, leg.Client)
-			require.Equal(t, http.StatusOK, whole.status, whole.body)
-			require.Equal(t, want.text, textOf(t, whole.body))
+			whole := b.Post(leg.Ask.Path, leg.Client)
+			require.Equal(t, http.StatusOK, whole.Status, whole.Body)
+			require.Equal(t, want.text, textOf(t, whole.Body))
 		})
 	}
 	require.Greater(t, served, 6)
@@ -117,18 +117,18 @@ func TestRecordedEnginesServe(t *testing.T) {
 	client := byName["decode-completion"].Client
 	p.next.Store(byName["prefill-lost"])
 	d.next.Store(byName["decode-lost"])
-	lost := b.post("/v1/completions", client)
-	require.GreaterOrEqual(t, lost.status, 500, lost.body)
-	require.Contains(t, lost.body, `"error"`)
+	lost := b.Post("/v1/completions", client)
+	require.GreaterOrEqual(t, lost.Status, 500, lost.Body)
+	require.Contains(t, lost.Body, `"error"`)
 
 	for _, r := range all {
 		if r.Status < 400 || r.Status >= 500 || !strings.HasPrefix(r.Name, "error-") || r.Ask.Method != http.MethodPost || !strings.Contains(r.Ask.Path, "completions") {
 			continue
 		}
 		p.next.Store(r)
-		refused := b.post("/v1/completions", client)
-		require.Equal(t, r.Status, refused.status, r.Name)
-		require.Equal(t, string(r.Body()), refused.body, r.Name)
+		refused := b.Post("/v1/completions", client)
+		require.Equal(t, r.Status, refused.Status, r.Name)
+		require.Equal(t, string(r.Body()), refused.Body, r.Name)
 	}
 }
 

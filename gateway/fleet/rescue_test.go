@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
@@ -59,21 +60,21 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *bed, bound 
 		cfg.Health.Interval, cfg.Health.SlowStart = 20*time.Millisecond, 0
 	}})
 	b.allUp()
-	second := addressOf(b.prefill[1])
+	second := refclient.AddressOf(b.Prefill[1])
 	for _, other := range []string{first, second} { // where an engine is reached is learned from its answers
 		require.NoError(t, b.fleet.Drain(fleet.Prefill, other, 0))
-		require.Equal(t, "right", b.judge("one of the first", streamed))
+		require.Equal(t, "right", b.Judge("one of the first", streamed))
 		require.NoError(t, b.fleet.Undrain(fleet.Prefill, other))
 	}
 	require.NoError(t, b.fleet.Drain(fleet.Prefill, second, 0))
 	still.Store(true)
-	got := b.judging("its prefill stands still", streamed)
+	got := b.Judging("its prefill stands still", streamed)
 	<-held
 	if bound {
-		b.eventually("its decode rank is bound", func() bool { return b.decode[0].Stats().Running+b.decode[0].Stats().Waiting == 1 })
+		b.Eventually("its decode rank is bound", func() bool { return b.Decode[0].Stats().Running+b.Decode[0].Stats().Waiting == 1 })
 	}
 	down.Store(true)
-	b.eventually("the engine is down", func() bool {
+	b.Eventually("the engine is down", func() bool {
 		for _, s := range b.now().Engines {
 			if s.ID == first && s.State == "down" {
 				return true

@@ -24,17 +24,17 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 		restarts float64
 	}{
 		{"another start time in its metrics", 50 * time.Millisecond, long, func(b *bed) {
-			require.NoError(b, b.prefill[0].Revive())
+			require.NoError(b, b.Prefill[0].Revive())
 		}, 1},
 		{"another engine id in a hand-off", 0, long, func(b *bed) {
-			require.NoError(b, b.prefill[0].Revive())
-			b.send(chat("a prompt after the restart", `"stream":true,"max_tokens":2,`))
-			b.eventually("it was prefilled", func() bool { return b.metric("evenkeel_pool_entries") == 2 })
+			require.NoError(b, b.Prefill[0].Revive())
+			b.Send(chat("a prompt after the restart", `"stream":true,"max_tokens":2,`))
+			b.Eventually("it was prefilled", func() bool { return b.Metric("evenkeel_pool_entries") == 2 })
 		}, 1},
 		{"a connection that is refused", 0, 20 * time.Millisecond, func(b *bed) {
-			b.eventually("it is down", func() bool { return !b.ready() })
-			require.NoError(b, b.prefill[0].Revive())
-			b.eventually("it is up", func() bool { return b.ready() })
+			b.Eventually("it is down", func() bool { return !b.ready() })
+			require.NoError(b, b.Prefill[0].Revive())
+			b.Eventually("it is up", func() bool { return b.ready() })
 		}, 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -45,21 +45,21 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 					cfg.Prefill.Scrape.Interval, cfg.Health.Interval = row.scrape, row.health
 				},
 			})
-			leave := b.endless()
-			got := b.judging("a prompt that waits", `"stream":true,`)
-			b.eventually("it waits in the pool", func() bool { return b.metric("evenkeel_pool_entries") == 1 })
-			b.prefill[0].Kill()
+			leave := b.Endless()
+			got := b.Judging("a prompt that waits", `"stream":true,`)
+			b.Eventually("it waits in the pool", func() bool { return b.Metric("evenkeel_pool_entries") == 1 })
+			b.Prefill[0].Kill()
 			row.noticed(b)
 			another := b.logs.FilterMessageSnippet("restarted; prompts whose KV")
-			b.eventually("the restart is seen", func() bool {
+			b.Eventually("the restart is seen", func() bool {
 				another = b.logs.FilterMessageSnippet("restarted; prompts whose KV")
 				return another.Len() > 0
 			})
 			leave()
 			require.Equal(t, "right", <-got)
 			b.settled(true)
-			require.Zero(t, b.decode[0].Stats().Unknown, "no decode engine was sent for KV that is gone")
-			require.Zero(t, b.prefill[0].Stats().Unknown)
+			require.Zero(t, b.Decode[0].Stats().Unknown, "no decode engine was sent for KV that is gone")
+			require.Zero(t, b.Prefill[0].Stats().Unknown)
 			require.EqualValues(t, row.restarts, b.logs.FilterMessageSnippet("restarted; prompts whose KV").Len(), "signs of one restart are one restart")
 			require.Equal(t, 1, b.logs.FilterMessageSnippet("tried again").Len(), "what was prefilled after the restart is used")
 		})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
@@ -33,16 +34,16 @@ func TestAnEngineThatStandsStillForLongerThanTheLease(t *testing.T) {
 			cfg.Health.Interval, cfg.Health.Canary = 100*time.Millisecond, config.Default().Health.Canary
 		},
 	})
-	require.NoError(t, b.decode[0].SetFaults(standsStill(time.Hour)))
-	require.Equal(t, map[string]int{"right": 8}, b.judgeAll(8, streamed))
-	require.NotZero(t, b.metric("evenkeel_late_pulls_total"), "some were sent to the engine that stood still")
-	sent := b.decode[0].Stats().Decodes
-	require.Equal(t, map[string]int{"right": 8}, b.judgeAll(8, streamed))
-	require.Equal(t, sent, b.decode[0].Stats().Decodes, "it gets nothing new while it is silent")
-	require.NoError(t, b.decode[0].SetFaults())
-	b.eventually("it gets requests again", func() bool {
-		require.Equal(t, "right", b.judge("another prompt", streamed))
-		return b.decode[0].Stats().Decodes > sent
+	require.NoError(t, b.Decode[0].SetFaults(standsStill(time.Hour)))
+	require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, streamed))
+	require.NotZero(t, b.Metric("evenkeel_late_pulls_total"), "some were sent to the engine that stood still")
+	sent := b.Decode[0].Stats().Decodes
+	require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, streamed))
+	require.Equal(t, sent, b.Decode[0].Stats().Decodes, "it gets nothing new while it is silent")
+	require.NoError(t, b.Decode[0].SetFaults())
+	b.Eventually("it gets requests again", func() bool {
+		require.Equal(t, "right", b.Judge("another prompt", streamed))
+		return b.Decode[0].Stats().Decodes > sent
 	})
 	b.settled(true) // nothing pulled what was given away
 }
@@ -91,15 +92,15 @@ func TestRequestsLeaveAGroupWhoseCoreStandsStill(t *testing.T) {
 		t.Run(server, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, knowsPrompts(server, time.Second))
-			require.Equal(t, "right", b.judge("all is well", streamed))
-			require.NoError(t, b.decode[0].SetFaults(standsStill(time.Hour)))
-			require.Equal(t, map[string]int{"right": 24}, b.judgeAll(24, streamed))
-			require.Equal(t, http.StatusOK, b.post(chatPath, talk("", "in one piece")).status)
-			b.eventually("nothing is left there", func() bool { s := b.decode[0].Stats(); return s.Running+s.Waiting == 0 })
-			require.NoError(t, b.decode[0].SetFaults())
-			was := b.decode[0].Stats().Finished
-			for i := 0; b.decode[0].Stats().Finished == was; i++ { // it woke up, and its ranks serve again
-				require.Equal(t, "right", b.judge(fmt.Sprint("after it, ", i), streamed))
+			require.Equal(t, "right", b.Judge("all is well", streamed))
+			require.NoError(t, b.Decode[0].SetFaults(standsStill(time.Hour)))
+			require.Equal(t, map[string]int{"right": 24}, b.JudgeAll(24, streamed))
+			require.Equal(t, http.StatusOK, b.Post(refclient.ChatPath, talk("", "in one piece")).Status)
+			b.Eventually("nothing is left there", func() bool { s := b.Decode[0].Stats(); return s.Running+s.Waiting == 0 })
+			require.NoError(t, b.Decode[0].SetFaults())
+			was := b.Decode[0].Stats().Finished
+			for i := 0; b.Decode[0].Stats().Finished == was; i++ { // it woke up, and its ranks serve again
+				require.Equal(t, "right", b.Judge(fmt.Sprint("after it, ", i), streamed))
 			}
 		})
 	}
@@ -117,9 +118,9 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 		}
 		b := start(t, o)
 		for range 16 { // on each rank some
-			defer b.endless()()
+			defer b.Endless()()
 		}
-		require.Equal(t, "right", b.judge(strings.Repeat("a long prompt, ", 800), streamed))
+		require.Equal(t, "right", b.Judge(strings.Repeat("a long prompt, ", 800), streamed))
 		require.Empty(t, b.logs.FilterMessage("an attempt failed, and the request is tried again").All())
 	})
 	t.Run("there is no other group", func(t *testing.T) {
@@ -127,8 +128,8 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 		o := knowsPrompts(oneServer, 500*time.Millisecond)
 		o.mixed = o.mixed[:1]
 		b := start(t, o)
-		require.NoError(t, b.decode[0].SetFaults(standsStill(3*time.Second)))
-		require.Equal(t, "right", b.judge("a prompt", streamed))
+		require.NoError(t, b.Decode[0].SetFaults(standsStill(3*time.Second)))
+		require.Equal(t, "right", b.Judge("a prompt", streamed))
 		b.settledRequests(1)
 		require.Empty(t, b.logs.FilterMessage("an attempt failed, and the request is tried again").All())
 	})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/bench/lab/reftext"
@@ -73,46 +74,46 @@ func TestRequestsOfOneEngine(t *testing.T) {
 		} {
 			t.Run(row.name, func(t *testing.T) {
 				id := strings.ReplaceAll(row.name, " ", "-")
-				r := b.post(row.path, row.body, "X-Request-Id", id)
-				require.Equal(t, http.StatusOK, r.status, r.body)
-				require.Contains(t, r.body, row.want)
-				require.Equal(t, "application/json", r.header.Get("Content-Type"))
-				require.Equal(t, "passed-through", r.header.Get("X-Evenkeel-Route"))
-				require.NotEmpty(t, r.header.Get("X-Evenkeel-Engine"))
-				require.Equal(t, "1", r.header.Get("X-Evenkeel-Attempts"))
+				r := b.Post(row.path, row.body, "X-Request-Id", id)
+				require.Equal(t, http.StatusOK, r.Status, r.Body)
+				require.Contains(t, r.Body, row.want)
+				require.Equal(t, "application/json", r.Header.Get("Content-Type"))
+				require.Equal(t, "passed-through", r.Header.Get("X-Evenkeel-Route"))
+				require.NotEmpty(t, r.Header.Get("X-Evenkeel-Engine"))
+				require.Equal(t, "1", r.Header.Get("X-Evenkeel-Attempts"))
 				kept := b.receipt(id)
 				require.Equal(t, "ok", kept.Outcome)
 				require.Equal(t, row.path, kept.Endpoint)
 				require.Equal(t, "passed-through", kept.Route)
 				require.Equal(t, row.prompt, kept.PromptTokens)
 				require.Len(t, kept.Attempts, 1)
-				require.Equal(t, r.header.Get("X-Evenkeel-Engine"), kept.Attempts[0].Engine)
+				require.Equal(t, r.Header.Get("X-Evenkeel-Engine"), kept.Attempts[0].Engine)
 			})
 		}
 		t.Run("bytes come with the header that says what they are", func(t *testing.T) {
-			r := b.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
-			require.Equal(t, http.StatusOK, r.status)
-			require.Equal(t, "application/octet-stream", r.header.Get("Content-Type"))
-			require.Len(t, r.body, 16)
-			require.Contains(t, r.header.Get("Metadata"), `"prompt_tokens":2`)
+			r := b.Post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
+			require.Equal(t, http.StatusOK, r.Status)
+			require.Equal(t, "application/octet-stream", r.Header.Get("Content-Type"))
+			require.Len(t, r.Body, 16)
+			require.Contains(t, r.Header.Get("Metadata"), `"prompt_tokens":2`)
 			require.Equal(t, 2, b.receipt("bytes").PromptTokens)
 		})
 		t.Run("a transcription is streamed", func(t *testing.T) {
 			body, kind := form(t, "speech", "model", "ears", "stream", "true")
-			r := b.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
-			require.Equal(t, http.StatusOK, r.status, r.body)
-			require.NoError(t, r.err)
-			require.Contains(t, r.header.Get("Content-Type"), "text/event-stream")
-			require.Equal(t, 7, strings.Count(r.body, "data: "))
-			require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
+			r := b.Post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
+			require.Equal(t, http.StatusOK, r.Status, r.Body)
+			require.NoError(t, r.Err)
+			require.Contains(t, r.Header.Get("Content-Type"), "text/event-stream")
+			require.Equal(t, 7, strings.Count(r.Body, "data: "))
+			require.True(t, strings.HasSuffix(r.Body, "data: [DONE]\n\n"))
 			require.True(t, b.receipt("streamed").Stream)
 		})
-		b.eventually("each is in the request log", func() bool { return len(b.outcomes()) >= 16 })
-		for _, outcome := range b.outcomes() {
+		b.Eventually("each is in the request log", func() bool { return len(b.Outcomes()) >= 16 })
+		for _, outcome := range b.Outcomes() {
 			require.Equal(t, "ok", outcome)
 		}
-		require.EqualValues(t, 4, b.metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
-		require.EqualValues(t, 1, b.metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
+		require.EqualValues(t, 4, b.Metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
+		require.EqualValues(t, 1, b.Metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
 	})
 	// A client of HTTP/1.0, such as many reverse proxies, never gets a Transfer-Encoding, in whatever way it is answered.
 	t.Run("clients of HTTP/1.0 get them, and others, in no chunks", func(t *testing.T) {
@@ -122,11 +123,11 @@ func TestRequestsOfOneEngine(t *testing.T) {
 			status                         int
 			stream                         bool
 		}{
-			{"an answer that is streamed", "POST", chatPath, chat("one two", `"stream":true,"max_tokens":20,`), "", 200, true},
-			{"a short answer that is streamed", "POST", chatPath, chat("one two", `"stream":true,"max_tokens":2,`), "", 200, true},
-			{"several answers that are streamed", "POST", chatPath, chat("one two", `"stream":true,"n":2,"max_tokens":20,`), "", 200, true},
-			{"a whole answer", "POST", chatPath, chat("one two", `"max_tokens":20,`), "", 200, false},
-			{"a refused request", "POST", chatPath, `{`, "", 400, false},
+			{"an answer that is streamed", "POST", refclient.ChatPath, chat("one two", `"stream":true,"max_tokens":20,`), "", 200, true},
+			{"a short answer that is streamed", "POST", refclient.ChatPath, chat("one two", `"stream":true,"max_tokens":2,`), "", 200, true},
+			{"several answers that are streamed", "POST", refclient.ChatPath, chat("one two", `"stream":true,"n":2,"max_tokens":20,`), "", 200, true},
+			{"a whole answer", "POST", refclient.ChatPath, chat("one two", `"max_tokens":20,`), "", 200, false},
+			{"a refused request", "POST", refclient.ChatPath, `{`, "", 400, false},
 			{"a list", "GET", "/v1/models", "", "", 200, false},
 			{"a path that is not there", "GET", "/other", "", "", 404, false},
 			{"a whole answer that is passed through", "POST", "/v1/embeddings", embedding, "", 200, false},
@@ -154,16 +155,16 @@ func TestRequestsOfOneEngine(t *testing.T) {
 				require.ErrorIs(t, err, io.EOF, "the connection ends with the answer")
 			})
 		}
-		b.eventually("nothing runs any more", func() bool { return b.metric("evenkeel_requests_open") == 0 })
+		b.Eventually("nothing runs any more", func() bool { return b.Metric("evenkeel_requests_open") == 0 })
 	})
 }
 
 // served waits until an engine of the model is up.
 func (b *bed) served(model string, engines int) {
 	b.Helper()
-	b.eventually("engines of "+model+" are up", func() bool { return b.sum("evenkeel_engine_up") >= float64(2+engines) })
-	b.eventually(model+" is listed", func() bool {
-		return strings.Contains(b.ask(http.MethodGet, b.url+"/v1/models", "").body, `"`+model+`"`)
+	b.Eventually("engines of "+model+" are up", func() bool { return b.Sum("evenkeel_engine_up") >= float64(2+engines) })
+	b.Eventually(model+" is listed", func() bool {
+		return strings.Contains(b.Ask(http.MethodGet, b.URL+"/v1/models", "").Body, `"`+model+`"`)
 	})
 }
 
@@ -171,7 +172,7 @@ const embedding = `{"model":"emb","input":"a"}`
 
 // raw sends text on a connection of its own and leaves it open.
 func (b *bed) raw(text string) net.Conn {
-	conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(b.URL, "http://"))
 	require.NoError(b, err)
 	b.Cleanup(func() { _ = conn.Close() })
 	require.NoError(b, conn.SetDeadline(time.Now().Add(patience)))

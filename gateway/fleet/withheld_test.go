@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
@@ -76,20 +77,20 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 				o.decode[0].Connector, o.prefill[0].Connector = row.connector, row.connector
 			}
 			b := begin()
-			reforms := b.decode[0]
+			reforms := b.Decode[0]
 			if row.side == "prefill" {
-				reforms = b.prefill[0]
+				reforms = b.Prefill[0]
 			}
-			under := b.judging("a stream that is under way", `"stream":true,`)
-			b.eventually("it has begun", func() bool { return b.decode[0].Stats().Running > 0 || len(under) > 0 })
+			under := b.Judging("a stream that is under way", `"stream":true,`)
+			b.Eventually("it has begun", func() bool { return b.Decode[0].Stats().Running > 0 || len(under) > 0 })
 
 			require.NoError(t, reforms.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
 			asked := reforms.Stats().Requests
 			var waiting []<-chan string
 			for i := range 6 {
-				waiting = append(waiting, b.judging(fmt.Sprint("waits ", i), `"stream":true,`))
+				waiting = append(waiting, b.Judging(fmt.Sprint("waits ", i), `"stream":true,`))
 			}
-			b.eventually("it is seen", func() bool { return b.state(reforms) == "halted" })
+			b.Eventually("it is seen", func() bool { return b.state(reforms) == "halted" })
 			require.Contains(t, b.engineStatus(reforms).Error, "re-forms")
 			require.True(t, b.ready(), "requests are taken")
 			require.Equal(t, "right", <-under, "what runs goes on")
@@ -102,8 +103,8 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 			for _, w := range waiting {
 				require.Equal(t, "right", <-w)
 			}
-			b.eventually("it is over", func() bool { return b.state(reforms) == "up" })
-			require.Zero(t, b.sum("evenkeel_engine_outages_total"), "it is not what failed")
+			b.Eventually("it is over", func() bool { return b.state(reforms) == "up" })
+			require.Zero(t, b.Sum("evenkeel_engine_outages_total"), "it is not what failed")
 		})
 	}
 }
@@ -113,29 +114,29 @@ func TestEnginesThatTakeNoRequestsAnyMore(t *testing.T) {
 	b := start(t, options{dirty: true, configure: quickHealth, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}})
 	// A group whose change failed takes no requests until it is restarted. Requests do not wait for it.
 	t.Run("one that could not change its ranks is down until it is restarted", func(t *testing.T) {
-		failed := b.decode[0]
+		failed := b.Decode[0]
 		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: 8}))
-		b.eventually("it is seen, with the number", func() bool {
+		b.Eventually("it is seen, with the number", func() bool {
 			s := b.engineStatus(failed)
 			return s.State == "halted" && strings.Contains(s.Error, "it is to have 8")
 		})
 		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: -8}))
-		b.eventually("it is down, with the reason", func() bool {
+		b.Eventually("it is down, with the reason", func() bool {
 			s := b.engineStatus(failed)
 			return s.State == "down" && strings.Contains(s.Error, "RuntimeError")
 		})
-		require.Equal(t, "right", b.judge("served by the other one", ""))
+		require.Equal(t, "right", b.Judge("served by the other one", ""))
 		require.NoError(t, failed.SetFaults())
-		b.eventually("it was restarted", func() bool { return b.state(failed) == "up" })
+		b.Eventually("it was restarted", func() bool { return b.state(failed) == "up" })
 	})
 	// A rank that vLLM has retired gets nothing, and its group goes on.
 	t.Run("one that was retired is down", func(t *testing.T) {
-		gone := b.decode[1]
+		gone := b.Decode[1]
 		require.NoError(t, gone.SetFaults(refengine.Rule{Fault: refengine.Retired}))
 		for i := range 4 {
-			require.Equal(t, "right", b.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+			require.Equal(t, "right", b.Judge(fmt.Sprint("prompt ", i), `"stream":true,`))
 		}
-		b.eventually("it is down", func() bool { return b.state(gone) == "down" })
+		b.Eventually("it is down", func() bool { return b.state(gone) == "down" })
 		require.Contains(t, b.engineStatus(gone).Error, "has taken this rank out of its group")
 	})
 }
@@ -152,20 +153,20 @@ func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 				quickHealth(cfg)
 				cfg.Pool.TTL, cfg.Prefill.Queue.Timeout = 300*time.Millisecond, 300*time.Millisecond
 			}})
-			reforms := b.decode[0]
+			reforms := b.Decode[0]
 			if side == "prefill" {
-				reforms = b.prefill[0]
+				reforms = b.Prefill[0]
 			}
 			require.NoError(t, reforms.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
-			r := b.post(chatPath, chat("waits in vain", `"stream":true,`))
-			require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-			require.Regexp(t, code, r.body)
-			leave, wait := b.send(chat("leaves", `"stream":true,`))
-			b.eventually("it waits", func() bool { return b.now().Open == 1 })
+			r := b.Post(refclient.ChatPath, chat("waits in vain", `"stream":true,`))
+			require.Equal(t, http.StatusServiceUnavailable, r.Status, r.Body)
+			require.Regexp(t, code, r.Body)
+			leave, wait := b.Send(chat("leaves", `"stream":true,`))
+			b.Eventually("it waits", func() bool { return b.now().Open == 1 })
 			leave()
 			wait()
 			require.NoError(t, reforms.SetFaults())
-			b.eventually("it serves again", func() bool { return b.judge("again", "") == "right" })
+			b.Eventually("it serves again", func() bool { return b.Judge("again", "") == "right" })
 		})
 	}
 }
@@ -185,18 +186,18 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 			if connector == refengine.NIXLPush {
 				b = early(t, connector, o)
 			}
-			d := b.decode[0]
+			d := b.Decode[0]
 			var under []<-chan string
 			for i := range 9 {
-				under = append(under, b.judging(fmt.Sprint("runs ", i), `"stream":true,`))
+				under = append(under, b.Judging(fmt.Sprint("runs ", i), `"stream":true,`))
 			}
-			b.eventually("all ranks run some", func() bool { return b.rankOf(d, 1).Running > 0 && b.rankOf(d, 2).Running > 0 })
+			b.Eventually("all ranks run some", func() bool { return b.rankOf(d, 1).Running > 0 && b.rankOf(d, 2).Running > 0 })
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 1}))
 			for _, w := range under {
 				require.Equal(t, "right", <-w)
 			}
 			for i := range 4 {
-				require.Equal(t, "right", b.judge(fmt.Sprint("after it ", i), ""))
+				require.Equal(t, "right", b.Judge(fmt.Sprint("after it ", i), ""))
 			}
 			for rank := 1; rank < 3; rank++ {
 				w := b.rankOf(d, rank)
@@ -210,13 +211,13 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 			require.Equal(t, "ranks 1 to 2 are lost: the engine has only 1 ranks now (elastic EP)", s.Error)
 
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
-			b.eventually("the scale-up is seen", func() bool {
-				go b.post(chatPath, chat("waits", ""))
+			b.Eventually("the scale-up is seen", func() bool {
+				go b.Post(refclient.ChatPath, chat("waits", ""))
 				return b.state(d) == "halted"
 			})
 			require.NoError(t, d.SetFaults())
-			b.eventually("they are back", func() bool { return b.rankOf(d, 2).Up && b.rankOf(d, 1).Up && b.engineStatus(d).Error == "" })
-			require.Equal(t, map[string]int{"right": 9}, b.judgeAll(9, `"stream":true,`))
+			b.Eventually("they are back", func() bool { return b.rankOf(d, 2).Up && b.rankOf(d, 1).Up && b.engineStatus(d).Error == "" })
+			require.Equal(t, map[string]int{"right": 9}, b.JudgeAll(9, `"stream":true,`))
 		})
 	}
 }
@@ -232,27 +233,27 @@ func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
 	})
 	var under []<-chan string
 	for i := range 6 {
-		under = append(under, b.judging(fmt.Sprint("runs ", i), `"stream":true,`))
+		under = append(under, b.Judging(fmt.Sprint("runs ", i), `"stream":true,`))
 	}
-	b.eventually("both run some", func() bool { return b.decode[0].Stats().Running > 0 && b.decode[1].Stats().Running > 0 })
-	require.NoError(t, b.decode[0].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
+	b.Eventually("both run some", func() bool { return b.Decode[0].Stats().Running > 0 && b.Decode[1].Stats().Running > 0 })
+	require.NoError(t, b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
 	for _, w := range under {
 		require.Equal(t, "right", <-w, "the engine aborts them, and they go on elsewhere")
 	}
-	b.eventually("it is seen", func() bool { return b.state(b.decode[0]) == "halted" })
-	require.Contains(t, b.engineStatus(b.decode[0]).Error, "waits for its recovery")
-	decodes := b.decode[0].Stats().Decodes
-	require.Equal(t, map[string]int{"right": 6}, b.judgeAll(6, `"stream":true,`))
-	require.Equal(t, decodes, b.decode[0].Stats().Decodes)
+	b.Eventually("it is seen", func() bool { return b.state(b.Decode[0]) == "halted" })
+	require.Contains(t, b.engineStatus(b.Decode[0]).Error, "waits for its recovery")
+	decodes := b.Decode[0].Stats().Decodes
+	require.Equal(t, map[string]int{"right": 6}, b.JudgeAll(6, `"stream":true,`))
+	require.Equal(t, decodes, b.Decode[0].Stats().Decodes)
 
-	require.NoError(t, b.decode[1].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
-	b.eventually("no rank is left", func() bool { return b.state(b.decode[1]) == "halted" })
-	waits := b.judging("waits for the recovery", `"stream":true,`)
-	probes := b.prefill[0].Stats().Requests
-	b.eventually("it waits", func() bool { return b.now().Open == 1 })
-	require.NoError(t, b.decode[0].SetFaults())
+	require.NoError(t, b.Decode[1].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
+	b.Eventually("no rank is left", func() bool { return b.state(b.Decode[1]) == "halted" })
+	waits := b.Judging("waits for the recovery", `"stream":true,`)
+	probes := b.Prefill[0].Stats().Requests
+	b.Eventually("it waits", func() bool { return b.now().Open == 1 })
+	require.NoError(t, b.Decode[0].SetFaults())
 	require.Equal(t, "right", <-waits)
-	require.Equal(t, probes+1, b.prefill[0].Stats().Requests, "its prompt was prefilled when a rank could fetch the KV")
+	require.Equal(t, probes+1, b.Prefill[0].Stats().Requests, "its prompt was prefilled when a rank could fetch the KV")
 }
 
 // Which rank of a server of SGLang has lost its GPU is seen by the load that its scheduler publishes no more.
@@ -267,16 +268,16 @@ func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
 			cfg.Profiles[config.DefaultProfile] = p
 		},
 	})
-	d := b.decode[0]
-	require.Equal(t, "right", b.judge("before", `"stream":true,`))
+	d := b.Decode[0]
+	require.Equal(t, "right", b.Judge("before", `"stream":true,`))
 	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
-	b.eventually("it is seen", func() bool { return b.rankOf(d, 1).Down })
+	b.Eventually("it is seen", func() bool { return b.rankOf(d, 1).Down })
 	require.True(t, b.rankOf(d, 0).Up)
 	require.Contains(t, b.engineStatus(d).Error, "rank 1 is lost: its scheduler says nothing")
-	require.Equal(t, map[string]int{"right": 20}, b.judgeAll(20, `"stream":true,`))
+	require.Equal(t, map[string]int{"right": 20}, b.JudgeAll(20, `"stream":true,`))
 	require.Zero(t, b.rankOf(d, 1).Used, "SGLang sends it nothing, and it counts for nothing")
 	require.NoError(t, d.SetFaults())
-	b.eventually("it is back", func() bool { return b.rankOf(d, 1).Up })
+	b.Eventually("it is back", func() bool { return b.rankOf(d, 1).Up })
 	require.Empty(t, b.engineStatus(d).Error)
 	require.Zero(t, d.Stats().Crashes)
 }
@@ -294,19 +295,19 @@ func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 			t.Parallel()
 			o.dirty, o.configure = true, retrying
 			b := start(t, o)
-			require.Equal(t, map[string]int{"right": 8}, b.judgeAll(8, streamed))
-			b.accounted()
-			d := b.decode[0]
+			require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, streamed))
+			b.Accounted()
+			d := b.Decode[0]
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 2}))
-			require.Equal(t, map[string]int{"right": 16}, b.judgeAll(16, streamed))
-			b.eventually("it is known", func() bool { return b.engineStatus(d).Error != "" })
+			require.Equal(t, map[string]int{"right": 16}, b.JudgeAll(16, streamed))
+			b.Eventually("it is known", func() bool { return b.engineStatus(d).Error != "" })
 			require.Equal(t, "ranks 2 to 3 are lost: the engine has only 2 ranks now (elastic EP)", b.engineStatus(d).Error)
 			for rank := range one.DPSize {
 				require.Equal(t, rank < 2, b.rankOf(d, rank).Up, "rank %d", rank)
 			}
-			require.Equal(t, map[string]int{"right": 8}, b.judgeAll(8, ""))
+			require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, ""))
 			b.settledRequests(32)
-			for _, r := range b.records()[24:] {
+			for _, r := range b.Records()[24:] {
 				require.Equal(t, 1, r.Attempts, "no request is sent to a rank that is gone")
 			}
 		})

@@ -81,7 +81,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	for i := range legs {
 		kid, name := edge.NewDisconnect(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, record: in.Record.Leg(name),
+			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, in: in, record: in.Record.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs || req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
 				ID: f.nameOf(i), Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,

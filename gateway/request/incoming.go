@@ -46,7 +46,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	in.way = wayLocal
-	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: m, arrive: in.Record.Arrival, in: in, record: in.Record}
+	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: m, in: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
 	if req.Stream {
 		srv.keep(ctx, in, in.Record.Arrival)
@@ -105,7 +105,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		p.Seat.Give()
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
-	j := &job{srv: srv, req: req, client: reader{conn}, id: in.Record.ID, arrive: in.Record.Arrival, in: in, record: in.Record, passed: p}
+	j := &job{srv: srv, req: req, client: reader{conn}, id: in.Record.ID, in: in, record: in.Record, passed: p}
 	s, fail := j.serve(ctx)
 	if fail != nil {
 		return fail

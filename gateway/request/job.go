@@ -42,7 +42,6 @@ type job struct {
 	client reader
 	id     string // request id, the stem of the engines' ids
 	model  fleet.Route
-	arrive time.Time
 	ask    sse.Ask
 	in     *Incoming
 	record *journal.Request // of in; of a leg, its own

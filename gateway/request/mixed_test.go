@@ -65,6 +65,7 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
 			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
 			kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
+			in.Record.Arrival = arrive
 			if row.deadline > 0 {
 				in.Deadline = arrive.Add(row.deadline)
 			}
@@ -76,7 +77,7 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			require.NoError(t, err)
 			j := &job{
 				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}}, model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
-				in: in, record: in.Record, arrive: arrive, prompt: row.prompt,
+				in: in, record: in.Record, prompt: row.prompt,
 			}
 			srv.Places.Reserve()
 			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
@@ -123,7 +124,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 			require.NoError(t, err)
 			j := &job{
 				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
-				model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record, arrive: time.Now(),
+				model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
 			}
 			srv.Places.Reserve()
 			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
