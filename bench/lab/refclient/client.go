@@ -151,7 +151,7 @@ func (c *Client) Endless(header ...string) (leave func()) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+ChatPath, strings.NewReader(body))
 	require.NoError(c, err)
 	set(req, header)
-	resp, err := c.HTTP.Do(req)
+	resp, err := c.HTTP.Do(req) //nolint:bodyclose // leave closes it
 	require.NoError(c, err)
 	require.Equal(c, http.StatusOK, resp.StatusCode)
 	_, err = resp.Body.Read(make([]byte, 1))
