@@ -158,7 +158,7 @@ func (s *stream) Close() {
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	if j.passed != nil {
-		j.passed.Took.Observe(now.Sub(j.in.Record.Arrival).Seconds())
+		j.passed.Took.Observe(now.Sub(j.record.Arrival).Seconds())
 		j.record.EndAttempt(s.broken)
 		j.srv.Account(j.in, s.broken)
 		return

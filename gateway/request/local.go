@@ -81,7 +81,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	if len(rule.Ranks) == 0 {
 		return nil
 	}
-	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(), Arrival: j.in.Record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
+	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	r := <-j.srv.Dispatcher.EnqueueLocal(e, rule)
 	if r.Err != nil {
 		j.srv.metrics.localDeclined.Inc()

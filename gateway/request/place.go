@@ -56,7 +56,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		scope = on
 	}
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.in.Record.Arrival, Entered: time.Now(),
+		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(),
 		Only: j.in.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.last, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
 	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here

@@ -177,7 +177,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID)}
-	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.in.Record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.record.Attempts}
+	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.record.Attempts}
 	if got.Coordinates != nil {
 		j.srv.Fleet.Learn(c, born, got.Coordinates)
 	}

@@ -84,7 +84,7 @@ func (s *stream) opened() {
 	if !j.life.Resumed() && !s.whole { // else the client has had its first event, or nobody knows when the first token came
 		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
 		if j.srv.Node != nil {
-			j.srv.Node.Served(s.firstAt.Sub(j.in.Record.Arrival))
+			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
 	s.run.Settle()

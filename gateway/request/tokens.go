@@ -13,7 +13,7 @@ import (
 func newAssembler(j *job) *sse.Assembler {
 	a := sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	if j.req.Endpoint == mooncake.Tokens {
-		return a.ByTokens(j.req.Model, j.in.Record.Arrival.Unix())
+		return a.ByTokens(j.req.Model, j.record.Arrival.Unix())
 	}
 	return a
 }
