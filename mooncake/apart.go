@@ -26,7 +26,7 @@ func generateForm(prompt string) *form {
 		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true}, "seed": {"sampling_seed", true},
 	}, []string{
 		"n", "stop", "stop_token_ids", "stop_regex", "custom_params", "logit_bias", "min_p", "presence_penalty", "frequency_penalty",
-		"repetition_penalty", "ignore_eos", "beam_width", "stream_interval",
+		"repetition_penalty", "ignore_eos", "beam_width", "stream_interval", "json_schema", "regex", "ebnf", "structural_tag",
 	}, nil)
 }
 

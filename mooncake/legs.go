@@ -37,7 +37,10 @@ func (e Endpoint) Path() string { return paths[e] }
 func (e Endpoint) Common() bool { return e <= Completions }
 
 // GoesOn says whether an answer of the endpoint can go on elsewhere in its middle.
-func (e Endpoint) GoesOn() bool { return e.Common() || e == Tokens }
+func (e Endpoint) GoesOn() bool { return e.Assembles() || e == Generate }
+
+// Assembles says whether an answer of the endpoint in one piece can be made of the events of a stream.
+func (e Endpoint) Assembles() bool { return e.Common() || e == Tokens }
 
 // RequestID is what an engine calls the request that has id as its X-Request-Id, less
 // the random suffix that it adds. The two engines of nixl-push find a request by this name, whichever leg

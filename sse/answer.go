@@ -181,7 +181,7 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // answer, and writes what ends a stream for its client.
 var forms = [...]struct {
 	read   func(b []byte, cached int) told
-	judge  func(m *Mirror, s *told) // changes what was read by what the client asked for; nil: nothing depends on that
+	judge  func(m *Mirror, s *told, data []byte) // changes what was read by what the client asked for; nil: nothing depends on that
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the last event of an answer that is whole; empty: the one that has its finish_reason
 }{

@@ -47,12 +47,15 @@ type told struct {
 	last     bool // it has the final usage
 	over     bool // nothing comes behind it
 	failed   bool
+	fault    error  // why nothing can be made of it; nil: something can
 	why      []byte // the event, or its error
 	finish   string
 	stopText bool // a text of the request's stop ended it
 	usage    Usage
 	cuts     []cut
 	name     cut // the value of the answer's name, of Generated
+	text     cut // its text, of Generated
+	ids      cut // its token ids, of Generated
 	behind   int // the place behind all members, of Generated
 }
 
@@ -116,11 +119,14 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 			return nil, Overrun
 		}
 		m.started = true
+		if m.ask.Trail != nil {
+			m.ask.Trail.Unread = true
+		}
 		return m.release(e.Raw, dst), Forward
 	}
 	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
 	if own := forms[m.ask.Form].judge; own != nil && r.ok {
-		own(m, &r)
+		own(m, &r, e.Data)
 	}
 	switch {
 	case !r.ok:
@@ -128,6 +134,9 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	case r.failed:
 		m.failure = ReadFailure(r.why)
 		return e.Raw, Failed
+	case r.fault != nil:
+		m.fault = r.fault
+		return nil, Overrun
 	case r.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
 		return nil, Drop
 	case r.over && !r.last && m.finish == "": // an end without a reason is none
@@ -157,6 +166,9 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	m.count(e.Data)
 	m.started = true
+	if m.ask.Trail != nil {
+		m.ask.Trail.keepGenerated(m, &r, e.Data)
+	}
 	if r.last {
 		m.finish, m.stopped = r.finish, r.stopText
 	}

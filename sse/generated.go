@@ -19,6 +19,10 @@ func readGenerated(b []byte, _ int) (s told) {
 		switch string(o.Key) {
 		case "error":
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
+		case "text":
+			s.text = cut{from: o.Val, to: o.Pos}
+		case "output_ids":
+			s.ids = cut{from: o.Val, to: o.Pos}
 		case "meta_info":
 			if b[o.Val] == '{' {
 				s.readMeta(rawjson.ObjectAt(b, o.Val))
@@ -77,7 +81,7 @@ func (s *told) readEnd(o rawjson.Object) {
 }
 
 // generated judges and edits what readGenerated has read.
-func (m *Mirror) generated(s *told) {
+func (m *Mirror) generated(s *told, data []byte) {
 	if s.finish == "abort" && (m.ask.Aborted == nil || !m.ask.Aborted()) {
 		s.failed = true
 	}
@@ -88,14 +92,30 @@ func (m *Mirror) generated(s *told) {
 	if m.ask.Choice >= 0 && !m.ask.Whole {
 		s.cuts = append(s.cuts, cut{s.behind, s.behind, `,"index":` + strconv.Itoa(m.ask.Choice)})
 	}
+	if seam := m.ask.Seam; seam != nil && seam.Last != nil {
+		known := 0
+		if m.ask.Trail != nil {
+			known = len(m.ask.Trail.IDs)
+		}
+		n := countAt(data, s.ids)
+		if g, _ := growth(n, s.usage.Completion, known); g != GrowthUnknown && g != seam.Grows || seam.Grows == AllSoFar && n != s.usage.Completion {
+			s.fault = ErrOtherGrowth
+			return
+		}
+		s.cuts = join(s.cuts, seam.Last, seam.Grows, data)
+		s.order()
+	}
 }
 
-// GeneratedEnd appends a stream of /generate whose answer was ended before its first token (_handle_abort_req in
-// managers/tokenizer_manager.py).
-func GeneratedEnd(dst []byte, u Usage) []byte {
-	dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":`...)
-	dst = append(dst, `{"type":"abort","message":"Abort in waiting queue"},"prompt_tokens":`...)
-	return append(strconv.AppendInt(dst, int64(u.Prompt), 10), ",\"completion_tokens\":0,\"cached_tokens\":0}}\n\n"+Done...)
+// GeneratedEnding appends the end of a stream of /generate: of an answer that was ended before its first token, the one event that
+// there is (_handle_abort_req in managers/tokenizer_manager.py).
+func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
+	if finish == "abort" {
+		dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":`...)
+		dst = append(dst, `{"type":"abort","message":"Abort in waiting queue"},"prompt_tokens":`...)
+		dst = append(strconv.AppendInt(dst, int64(u.Prompt), 10), ",\"completion_tokens\":0,\"cached_tokens\":0}}\n\n"...)
+	}
+	return append(dst, Done...)
 }
 
 // MergeGenerated makes one answer of those of a list of prompts.

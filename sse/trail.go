@@ -21,6 +21,10 @@ type Trail struct {
 	Prompt    int     // tokens of the prompt as decode counted them; 0: it did not say
 	Completed int     // tokens by the engine's count
 	Guessed   bool    // it did not tell that of all of them, and Completed may be too many
+
+	Last  []byte // the last event of /generate
+	Grows Growth // what the events of /generate have
+	text  int    // how long the text of the last one is, as JSON
 }
 
 // Head is what the events of an answer have in common, each as JSON; nil where
@@ -32,7 +36,7 @@ type Head struct {
 
 // Reset empties the trail; it keeps its memory.
 func (t *Trail) Reset(keepText bool) {
-	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0]}
+	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0]}
 }
 
 // Exact tells whether every token of the leg is known by its id.
@@ -51,6 +55,7 @@ func (t *Trail) Join(next *Trail) {
 	t.Content = t.Content || next.Content
 	t.MoreThan = t.MoreThan || next.MoreThan
 	t.Unread = t.Unread || next.Unread
+	t.joinLast(next)
 }
 
 // Cut forgets the tokens behind Shown, whose text a client has not seen: the
@@ -121,6 +126,9 @@ type Seam struct {
 	Prompt int // tokens of the client's own prompt; 0: what the leg says less Tokens
 	Tokens int // generated before
 	Runes  int // of text before
+
+	Last  []byte // the last event of /generate before; nil: the endpoint is another one
+	Grows Growth
 }
 
 // join adds what came before to a leg's usage.

@@ -124,7 +124,7 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 		}
 	}
 	if said.Head.ID != nil {
-		p.Seam = &sse.Seam{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed, Runes: said.Runes}
+		p.Seam = &sse.Seam{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed, Runes: said.Runes, Last: said.Last, Grows: said.Grows}
 		if said.Prompt == 0 {
 			p.Seam.Prompt = l.Alone
 		}
@@ -142,6 +142,8 @@ func (l *Loss) whole(said *sse.Trail) bool {
 // resumable tells whether the answer so far can become part of the prompt.
 func (l *Loss) resumable(said *sse.Trail) bool {
 	switch {
+	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.Most): // its last event ends an answer of /generate
+		return false
 	case l.How == "", said.Head.ID == nil, said.MoreThan, said.Unread, !l.Plain:
 		return false
 	case mooncake.ByText(l.How):

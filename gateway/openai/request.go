@@ -188,7 +188,7 @@ func (p *parser) together() *Error {
 		}
 		r.Beams, r.N = r.N, 1 // one engine makes all of them
 	}
-	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || p.derender || !r.Endpoint.GoesOn() || HasTools(&r.Body) || asksBeside(&r.Body))
+	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || p.derender || !r.Endpoint.Assembles() || HasTools(&r.Body) || asksBeside(&r.Body))
 	tools, _ := r.Body.Get("tools")
 	r.PromptBytes += len(tools) - p.mediaBytes
 	return nil

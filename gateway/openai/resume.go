@@ -30,6 +30,10 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 					return true
 				}
 			}
+		case "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "session_params": // of /generate
+			if ep == mooncake.Generate {
+				return true
+			}
 		case "stop":
 			if string(v) != "[]" {
 				return true

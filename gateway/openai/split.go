@@ -10,7 +10,7 @@ func (r *Request) Split(recompute bool) *Error {
 	case r.Beams > 0:
 		return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" is not supported here: the engines of this model either prefill or decode, and beam search cannot be split so")
 	case !r.PromptRows:
-	case r.Limit == 1 && r.Endpoint.GoesOn():
+	case r.Limit == 1 && r.Endpoint.Assembles():
 		r.PrefillOnly = true
 	case !recompute:
 		key, what := "prompt_logprobs", "\"prompt_logprobs\""

@@ -48,6 +48,15 @@ func (p *Parts) Text() json.RawMessage {
 	return written
 }
 
+// IDs is a prompt of token ids; nil for one of text.
+func (p *Parts) IDs() json.RawMessage {
+	written := p.written()
+	if _, ok := index.PromptTokens(nil, written); !ok {
+		return nil
+	}
+	return written
+}
+
 // Config is what a reader needs of the proxy.
 type Config struct {
 	Client *engine.Client

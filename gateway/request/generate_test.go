@@ -120,21 +120,61 @@ func TestGenerateOfSGLang(t *testing.T) {
 	}
 }
 
+// A stream of token ids goes on by them. Nobody knows the ids of a text, so that a stream of one ends; what nobody has seen begins anew.
 func TestAnAnswerOfGenerateThatBreaksOff(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}})
-	for _, stream := range []bool{true, false} {
-		require.NoError(t, b.d[0].SetFaults(died, slow))
-		r := b.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"stream":%t,"input_ids":[1,2,3,4,5,6,7,8,9]}`, refModel, stream))
-		got, fail := readGenerated(t, r, false)
-		if stream {
-			require.Equal(t, "upstream_broken", fail, r.body)
-			continue
-		}
-		require.Empty(t, fail, "what nobody has seen begins anew: %s", r.body)
-		require.NotNil(t, got[0].Meta.Finish)
+	one := reftext.Of(reftext.MakePrompt(3, 40)).IDs
+	ids, err := json.Marshal(one)
+	require.NoError(t, err)
+	key := reftext.OfIDs(one, nil).Answer
+	diesOften, diesSoon := died, died
+	diesOften.Count, diesSoon.AfterTokens = 2, 1
+	for name, row := range map[string]struct {
+		body   string
+		stream bool
+		fault  refengine.Rule
+		fail   string
+		lists  bool
+	}{
+		"ids, streamed":             {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine"`, ids), stream: true, fault: died},
+		"with logprobs":             {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine","return_logprob":true`, ids), stream: true, fault: died, lists: true},
+		"broken twice":              {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine","return_logprob":true`, ids), stream: true, fault: diesOften, lists: true},
+		"cut at its length":         {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine","sampling_params":{"max_new_tokens":9}`, ids), stream: true, fault: died},
+		"of one event only":         {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine"`, ids), stream: true, fault: diesSoon, fail: "upstream_broken"},
+		"by a grammar":              {body: fmt.Sprintf(`"input_ids":%s,"sampling_params":{"regex":".*"}`, ids), stream: true, fault: died, fail: "upstream_broken"},
+		"a text, streamed":          {body: `"text":"one two three four five six seven"`, stream: true, fault: died, fail: "upstream_broken"},
+		"ids in one piece":          {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine"`, ids), fault: died},
+		"in one piece, and no more": {body: fmt.Sprintf(`"input_ids":%s,"rid":"mine","return_logprob":true`, ids), fault: died, lists: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}})
+			require.NoError(t, b.d[0].SetFaults(row.fault, slow))
+			r := b.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"stream":%t,%s}`, refModel, row.stream, row.body))
+			got, fail := readGenerated(t, r, false)
+			if require.Equal(t, row.fail, fail, r.body); fail != "" {
+				return
+			}
+			n, end := reftext.NaturalLength(key), "stop"
+			if n = min(n, 128); strings.Contains(row.body, "max_new_tokens") {
+				n = 9
+			}
+			if n < reftext.NaturalLength(key) {
+				end = "length"
+			}
+			require.Len(t, got[0].IDs, n)
+			expect(t, key, got[0].IDs)
+			require.Equal(t, reftext.Text(key, n), got[0].Text)
+			require.Equal(t, []any{n, len(one), "mine", end}, []any{got[0].Meta.Made, got[0].Meta.Prompt, got[0].Meta.ID, got[0].Meta.Finish.Type})
+			if end == "length" {
+				require.Contains(t, r.body, fmt.Sprintf(`{"type":"length","length":%d}`, n))
+			}
+			if row.lists {
+				require.Len(t, got[0].Meta.Probs, n)
+			}
+			b.settle()
+		})
 	}
-	b.settle()
 }
 
 func TestARequestToGenerateIsEndedByItsRID(t *testing.T) {

@@ -246,6 +246,9 @@ func (j *job) howToResume(p *mooncake.Profile) string {
 	case mooncake.Tokens:
 		how, byText = mooncake.ResumePrompt, ""
 		j.resume.ids, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
+	case mooncake.Generate:
+		how, byText = mooncake.ResumePrompt, ""
+		j.resume.ids = j.parts().IDs()
 	case mooncake.Chat, mooncake.Responses, mooncake.Messages:
 	}
 	switch {
@@ -276,5 +279,5 @@ func wantsIDs(req *openai.Request, p *mooncake.Profile) bool {
 // seesTokens tells whether the client is told of tokens beyond their text, so
 // that none of them may be made anew.
 func (j *job) seesTokens() bool {
-	return j.ask.TokenIDs || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
+	return j.ask.TokenIDs || j.req.Endpoint == mooncake.Generate || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

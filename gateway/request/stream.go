@@ -93,7 +93,7 @@ func (s *stream) tokens() int {
 
 func (b *buffers) putBack() {
 	b.Assembler = nil
-	if cap(b.Trail.IDs) > 64<<10 {
+	if cap(b.Trail.IDs) > 64<<10 || cap(b.Trail.Last) > 64<<10 {
 		b.Trail = sse.Trail{}
 	}
 	if cap(b.out) <= 64<<10 { // one huge event must not stay in the pool

@@ -24,7 +24,7 @@ func ending(e mooncake.Endpoint, head sse.Head, finish string, u sse.Usage) []by
 	case mooncake.Tokens:
 		return sse.TokensEnding(nil, head, finish, u)
 	case mooncake.Generate:
-		return sse.GeneratedEnd(nil, u)
+		return sse.GeneratedEnding(nil, finish, u)
 	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
 	return sse.Ending(nil, e == mooncake.Chat, head, finish, u)

@@ -1,0 +1,212 @@
+package sse
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strconv"
+	"unicode"
+	"unicode/utf8"
+
+	"evenkeel/internal/rawjson"
+)
+
+// Growth is what the events of a stream of /generate have.
+type Growth uint8
+
+// The growths. The first event with tokens tells nothing.
+const (
+	GrowthUnknown Growth = iota
+	AllSoFar
+	OnlyNew // --incremental-streaming-output
+)
+
+// ErrOtherGrowth is the fault of an event that cannot be joined to those of another engine.
+var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; set --incremental-streaming-output for all engines of a model or for none")
+
+// growth tells what an event with n token ids has, of completion that there are by now, if known had come before. ok is false if it fits
+// neither.
+func growth(n, completion, known int) (g Growth, ok bool) {
+	switch {
+	case known == 0:
+		return GrowthUnknown, n == completion
+	case n == completion:
+		return AllSoFar, true
+	}
+	return OnlyNew, n+known == completion
+}
+
+// keepGenerated adds an event of /generate, whose data is b.
+func (t *Trail) keepGenerated(m *Mirror, s *told, b []byte) {
+	if t.Head.ID == nil {
+		t.Head.ID = bytes.Clone(b[s.name.from:s.name.to])
+	}
+	known, n := len(t.IDs), countAt(b, s.ids)
+	g, ok := growth(n, s.usage.Completion, known)
+	if g == AllSoFar {
+		n -= known
+	} else {
+		known = 0 // all of them are new
+	}
+	if g != GrowthUnknown {
+		ok = ok && (t.Grows == GrowthUnknown || t.Grows == g)
+		t.Grows = g
+	}
+	for ids := rawjson.ArrayAt(b, s.ids.from); s.ids.to > 0 && ids.Next(); {
+		ids.Pos = rawjson.ValueEnd(b, ids.Val)
+		if ids.N <= known {
+			continue
+		}
+		id, number := rawjson.Int(b, ids.Val, ids.Pos)
+		ok = ok && number
+		t.IDs = append(t.IDs, int32(id))
+	}
+	t.Unread = t.Unread || !ok
+	t.Completed, t.Prompt = m.tokens, s.usage.Prompt
+	t.Content = t.Content || n > 0
+	text := b[s.text.from:s.text.to]
+	if length := len(text); g == OnlyNew && length > len(`""`) || g != OnlyNew && length > t.text || length == 0 {
+		t.text = length
+		if shown(text) {
+			t.Shown = len(t.IDs)
+		}
+	}
+	t.Last = append(t.Last[:0], b...)
+}
+
+// countAt is how many elements the list at a place has.
+func countAt(b []byte, at cut) (n int) {
+	for list := rawjson.ArrayAt(b, at.from); at.to > 0 && list.Next(); n++ {
+		list.Pos = rawjson.ValueEnd(b, list.Val)
+	}
+	return n
+}
+
+// shown says whether a text that has just become longer has all that its tokens say. The engine holds back a character that is not
+// whole yet; up to it, a text ends with a space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py). An engine
+// without a tokenizer sends no text.
+func shown(text []byte) bool {
+	if len(text) <= len(`""`) {
+		return len(text) == 0
+	}
+	inside := text[1 : len(text)-1]
+	if at := len(inside) - len(`\u0000`); at >= 0 && inside[at] == '\\' && inside[at+1] == 'u' {
+		return false // whatever it stands for
+	}
+	r, _ := utf8.DecodeLastRune(inside)
+	return r != ' ' && !unicode.Is(unicode.Han, r)
+}
+
+// joinLast puts the last event of a leg in the place of that of the legs before.
+func (t *Trail) joinLast(next *Trail) {
+	switch {
+	case len(next.Last) == 0:
+	case len(t.Last) == 0:
+		t.Last, t.Grows = bytes.Clone(next.Last), next.Grows
+	default:
+		var whole []byte
+		at := 0
+		for _, c := range join(nil, t.Last, t.Grows, next.Last) {
+			whole = append(append(whole, next.Last[at:c.from]...), c.put...)
+			at = c.to
+		}
+		t.Last = append(whole, next.Last[at:]...)
+	}
+}
+
+// perToken are the members of meta_info that have an element for each token.
+var perToken = []string{
+	"output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_sampling_mask", "output_token_sampling_logprobs",
+}
+
+// join adds the cuts that make an event what it would be if its engine had made the whole answer. last is the last event before.
+func join(cuts []cut, last []byte, g Growth, b []byte) []cut {
+	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
+	for o.NextValue() {
+		before, put := memberOf(last, string(o.Key)), ""
+		switch key := string(o.Key); {
+		case before == nil:
+		case key == "text" && g == AllSoFar && before[0] == '"' && b[o.Val] == '"':
+			put = string(before[:len(before)-1]) + string(o.Value()[1:])
+		case key == "output_ids" && g == AllSoFar:
+			put = joinLists(before, o.Value())
+		case key == "prompt_token_ids":
+			put = string(before)
+		case key == "meta_info" && b[o.Val] == '{':
+			cuts = joinMeta(cuts, before, g, rawjson.ObjectAt(b, o.Val))
+		}
+		if put != "" {
+			cuts = append(cuts, cut{o.Val, o.Pos, put})
+		}
+	}
+	return cuts
+}
+
+// joinMeta is join of a meta_info.
+func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
+	tokens := numberOf(memberOf(last, "completion_tokens"))
+	for o.NextValue() {
+		key := string(o.Key)
+		before, v, put := memberOf(last, key), o.Value(), ""
+		switch {
+		case key == "finish_reason" && v[0] == '{': // of length, it has how many tokens the engine was asked for
+			for in := rawjson.ObjectAt(o.Text, o.Val); in.NextValue(); {
+				if n, ok := rawjson.Int(in.Text, in.Val, in.Pos); ok && string(in.Key) == "length" {
+					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
+				}
+			}
+		case before == nil:
+		case slices.Contains(perToken, key):
+			if g == AllSoFar {
+				put = joinLists(before, v)
+			}
+		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length", key == "output_token_sampling_mask_length":
+			put = strconv.Itoa(numberOf(before) + numberOf(v))
+		case key == "weight_versions" && v[0] == '[':
+			put = joinLists(before, appendSpans(nil, v, tokens))
+		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
+			put = string(before) // it tells of the prompt, to which the answer so far does not belong
+		}
+		if put != "" {
+			cuts = append(cuts, cut{o.Val, o.Pos, put})
+		}
+	}
+	return cuts
+}
+
+// memberOf is the member of an object with a key; nil: it has none.
+func memberOf(object []byte, key string) []byte {
+	o := rawjson.ObjectAt(object, rawjson.Space(object, 0))
+	for o.NextValue() {
+		if string(o.Key) == key {
+			return o.Value()
+		}
+	}
+	return nil
+}
+
+// numberOf is a number of tokens; 0: it is none.
+func numberOf(v []byte) int {
+	n, _ := rawjson.Int(v, 0, len(v))
+	return n
+}
+
+// joinLists makes one list of two, either of which may be null.
+func joinLists(before, behind []byte) string {
+	switch first, second := inside(before), inside(behind); {
+	case len(first) == 0:
+		return string(behind)
+	case len(second) == 0:
+		return string(before)
+	default:
+		return "[" + string(first) + "," + string(second) + "]"
+	}
+}
+
+// inside are the elements of a list.
+func inside(list []byte) []byte {
+	if len(list) < len("[]") || list[0] != '[' {
+		return nil
+	}
+	return bytes.TrimSpace(list[1 : len(list)-1])
+}

@@ -1,0 +1,159 @@
+package sse
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// grows is an engine of SGLang that makes the rest of a known answer, behind so many of its tokens.
+type grows struct {
+	texts  []string // of the tokens
+	prompt int      // tokens of the client's own prompt
+	made   int      // before
+	growth Growth
+	ids    bool // no tokenizer: no text
+	cached int
+}
+
+// events are those of the engine up to a token, the last one with its end.
+func (g *grows) events(to int) (all []string) {
+	for n := g.made + 1; n <= to; n++ {
+		from := g.made
+		if g.growth == OnlyNew {
+			from = n - 1
+		}
+		var ids, probs, spans, input []string
+		for i := from; i < n; i++ {
+			ids, probs = append(ids, fmt.Sprint(100+i)), append(probs, fmt.Sprintf("[-0.5,%d,null]", 100+i))
+		}
+		for i := g.made; i < n; i++ {
+			spans = append(spans, fmt.Sprintf(`{"version":"v%d","start":%d,"end":%d}`, i, i-g.made, i-g.made+1))
+		}
+		for i := range g.prompt + g.made {
+			input = append(input, fmt.Sprintf("[-1,%d,null]", i))
+		}
+		end := "null"
+		if n == len(g.texts) {
+			end = fmt.Sprintf(`{"type":"length","length":%d}`, len(g.texts)-g.made)
+		}
+		text := ""
+		if !g.ids {
+			said, _ := json.Marshal(strings.Join(g.texts[from:n], ""))
+			text = fmt.Sprintf(`"text":%s,`, said)
+		}
+		all = append(all, fmt.Sprintf(`{%s"output_ids":[%s],"meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":%d,"input_token_logprobs":[%s],"output_token_logprobs":[%s],"output_token_logprobs_length":%d,"output_top_logprobs":null,"reasoning_tokens":0,"completion_tokens":%d,"cached_tokens":%d,"weight_versions":[%s]},"prompt_token_ids":[%d]}`,
+			text, strings.Join(ids, ","), end, g.prompt+g.made, strings.Join(input, ","), strings.Join(probs, ","), n-g.made, n-g.made, g.cached, strings.Join(spans, ","), g.prompt+g.made))
+	}
+	return all
+}
+
+// relayed are the events that a client gets, and what is kept of them.
+func relayed(t require.TestingT, events []string, seam *Seam, kept *Trail) (out []string) {
+	m := NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached, Trail: kept, Seam: seam})
+	for _, e := range events {
+		raw := []byte("data: " + e + "\n\n")
+		got, v := m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+		require.Equal(t, Forward, v, e)
+		out = append(out, strings.TrimSuffix(strings.TrimPrefix(string(got), "data: "), "\n\n"))
+	}
+	return out
+}
+
+// However often an answer breaks off, the client reads what one engine would have sent.
+func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		g := grows{
+			texts: rapid.SliceOfN(rapid.SampledFrom([]string{"a", " b", `"`, "ü", "\n", "\\u12"}), 2, 12).Draw(t, "texts"), prompt: rapid.IntRange(0, 3).Draw(t, "prompt"),
+			growth: rapid.SampledFrom([]Growth{AllSoFar, OnlyNew}).Draw(t, "growth"), ids: rapid.Bool().Draw(t, "ids only"), cached: 1,
+		}
+		want, legs, sofar := g.events(len(g.texts)), g, &Trail{}
+		var got []string
+		for n := 0; n < len(g.texts); {
+			next := rapid.IntRange(n+1, len(g.texts)).Draw(t, "up to")
+			if n == 0 && next < len(g.texts) {
+				next = max(2, next)
+			}
+			var seam *Seam
+			if n > 0 {
+				seam = &Seam{Head: sofar.Head, Prompt: g.prompt, Tokens: n, Last: sofar.Last, Grows: sofar.Grows}
+			}
+			kept := &Trail{}
+			legs.made = n
+			got = append(got, relayed(t, legs.events(next), seam, kept)...)
+			sofar.Join(kept)
+			require.False(t, sofar.Unread)
+			require.Len(t, sofar.IDs, next)
+			require.True(t, sofar.Exact())
+			require.JSONEq(t, want[next-1], string(sofar.Last))
+			legs.cached, n = 7, next
+		}
+		require.Len(t, got, len(want))
+		for i := range want {
+			require.JSONEq(t, want[i], got[i])
+		}
+	})
+}
+
+// Nothing is joined to events of another kind.
+func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
+	for _, of := range []Growth{AllSoFar, OnlyNew} {
+		g := grows{texts: strings.Split("abcdefgh", ""), growth: of}
+		kept, sofar := &Trail{}, &Trail{}
+		relayed(t, g.events(3), nil, kept)
+		sofar.Join(kept)
+		require.Equal(t, of, sofar.Grows)
+		g.made, g.growth = 3, AllSoFar+OnlyNew-of
+		m := NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached, Trail: &Trail{}, Seam: &Seam{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
+		var last Verdict
+		for _, e := range g.events(5) {
+			raw := []byte("data: " + e + "\n\n")
+			_, last = m.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+		}
+		require.Equal(t, Overrun, last)
+		require.ErrorIs(t, m.Fault(), ErrOtherGrowth)
+	}
+}
+
+// A text may lack a character whose tokens are there: nothing goes on behind it.
+func TestWhenATextIsWhole(t *testing.T) {
+	for _, row := range []struct {
+		texts []string
+		whole bool
+	}{
+		{[]string{"a", "b"}, true},
+		{[]string{"a", ""}, false},            // nothing new, or a character that is not whole
+		{[]string{"a", "", "c"}, true},        // it is by now
+		{[]string{"a", "b "}, false},          // up to the space before such a character
+		{[]string{"a", "好"}, false},           // a Chinese character may stand before one
+		{[]string{"a", "ü"}, true},            // no other
+		{[]string{"a", "b\n"}, true},          // a line that ends is flushed
+		{[]string{"a", "b", "\u0001"}, false}, // written as an escape
+	} {
+		for _, of := range []Growth{AllSoFar, OnlyNew} {
+			kept := &Trail{}
+			g := grows{texts: append(slices.Clone(row.texts), "end"), growth: of}
+			relayed(t, g.events(len(row.texts)), nil, kept)
+			require.Equal(t, row.whole, kept.Shown == len(kept.IDs), "%q", row.texts)
+		}
+	}
+}
+
+// What an engine counts wrongly is not gone on with.
+func TestCountsThatDoNotFit(t *testing.T) {
+	for name, events := range map[string][]string{
+		"fewer ids than it says":  {`{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":2,"prompt_tokens":1}}`},
+		"no ids":                  {`{"text":"a","meta_info":{"id":"x","completion_tokens":1,"prompt_tokens":1}}`},
+		"no number":               {`{"output_ids":["a"],"meta_info":{"id":"x","completion_tokens":1,"prompt_tokens":1}}`},
+		"first one, then another": {`{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1}}`, `{"output_ids":[1,2],"meta_info":{"id":"x","completion_tokens":2}}`, `{"output_ids":[3],"meta_info":{"id":"x","completion_tokens":3}}`},
+	} {
+		kept := &Trail{}
+		relayed(t, events, nil, kept)
+		require.True(t, kept.Unread, name)
+	}
+}
