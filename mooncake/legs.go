@@ -64,6 +64,7 @@ type Leg struct {
 	RID        string          // by which SGLang calls a request to Generate that one engine gets alone; empty: it chooses
 	IgnoreEOS  bool            // probe again after a first token that was the end of the answer
 	Resume     *Resume         // goes on with an answer that has begun; nil: begins one
+	Fetch      json.RawMessage // kv_transfer_params with which a prefill engine fetches the KV of the turn before; nil: it computes all
 }
 
 // Exchange is the part of a vllm-mooncake handoff that the proxy invents or
@@ -123,6 +124,9 @@ var (
 // it stay byte for byte what DecodeBody sends. x is for vllm-mooncake only.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Leg, x *Exchange, dst [][]byte) [][]byte {
 	params := pullProbe
+	if leg != nil && leg.Fetch != nil {
+		params = leg.Fetch
+	}
 	if p.Connector == VLLMMooncake && x != nil {
 		params = x.probeParams()
 	}

@@ -111,6 +111,7 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 const (
 	HandBackNone    = "none"    // it keeps none
 	HandBackCounted = "counted" // vLLM with bidirectional_kv_xfer: it takes room until it is given up, because no prefill engine is told to fetch it
+	HandBackFetched = "fetched" // the same, and prefill engines with this profile are told to fetch it
 )
 
 // Profile is what the operator tells about a kind of engine.
@@ -251,8 +252,8 @@ func (p Profile) Validate() error {
 	if _, err := p.HoldBudget(); err != nil {
 		bad("%w", err)
 	}
-	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted)
-	if p.HandBack == HandBackCounted && p.Connector != NIXLPull { // the push connector refuses to start so (vLLM 0.33, nixl/push_scheduler.py)
+	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
+	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull { // the push connector refuses to start so (vLLM 0.33, nixl/push_scheduler.py)
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
 	if p.DecoderTTL <= 0 {
@@ -366,7 +367,7 @@ func (p *Profile) PullsLacking() bool { return p.nixl() }
 
 // Keeps is how long a decode engine keeps the KV of an answer that has ended; 0: it does not.
 func (p *Profile) Keeps() time.Duration {
-	if p.HandBack != HandBackCounted {
+	if p.HandBack != HandBackCounted && p.HandBack != HandBackFetched {
 		return 0
 	}
 	return p.DecoderTTL

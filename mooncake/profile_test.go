@@ -177,17 +177,22 @@ func TestOnlyEnginesThatArePulledFromKeepAnswers(t *testing.T) {
 		p := Profile{Name: "mine", Connector: connector}.WithDefaults()
 		require.NoError(t, p.Validate())
 		require.Zero(t, p.Keeps())
-		p.HandBack = HandBackCounted
+		for _, how := range []string{HandBackCounted, HandBackFetched} {
+			p.HandBack = how
+			if connector != NIXLPull {
+				require.ErrorContains(t, p.Validate(), `profile "mine": hand_back is `+how+`, and engines with connector `+connector)
+				continue
+			}
+			require.NoError(t, p.Validate())
+			require.Equal(t, 480*time.Second, p.Keeps(), "vLLM's default")
+		}
 		if connector != NIXLPull {
-			require.ErrorContains(t, p.Validate(), `profile "mine": hand_back is counted, and engines with connector `+connector)
 			continue
 		}
-		require.NoError(t, p.Validate())
-		require.Equal(t, 480*time.Second, p.Keeps(), "vLLM's default")
 		p.DecoderTTL = -time.Second
 		require.ErrorContains(t, p.Validate(), "decoder_kv_blocks_ttl is -1s")
-		p.HandBack = "fetched"
-		require.ErrorContains(t, p.Validate(), `hand_back is "fetched"`)
+		p.HandBack = "kept"
+		require.ErrorContains(t, p.Validate(), `hand_back is "kept"`)
 	}
 }
 

@@ -250,7 +250,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 		m.promptIDs = f.promptIDs
 	}
 	if len(finish) > 0 {
-		m.finish, m.stopped, m.handsBack = finishReason(finish), f.stopText, f.handsBack
+		m.finish, m.stopped, m.handsBack = finishReason(finish), f.stopText, f.backEnd > 0
 	}
 	if m.finish != "" && f.hasUsage {
 		m.owe(e.Data)
@@ -445,6 +445,9 @@ func (t *Trail) keep(m *Mirror, b []byte) {
 		t.Prompt = m.usage.Prompt
 	} else if f.promptIDs > 0 {
 		t.Prompt = f.promptIDs
+	}
+	if f.backEnd > 0 {
+		t.HandBack = append(t.HandBack[:0], b[f.backAt:f.backEnd]...)
 	}
 	if !f.content {
 		return

@@ -60,7 +60,7 @@ type facts struct {
 	finishAt, finishEnd int // the finish_reason, without its quotes
 	recomputed          bool
 	stopText            bool // the stop_reason is a text
-	handsBack           bool // it has kv_transfer_params
+	backAt, backEnd     int  // kv_transfer_params; 0: it has none
 	isError             bool
 
 	textAt, textEnd int  // the text or content, with its quotes
@@ -142,7 +142,9 @@ func (m *Mirror) read(b []byte) bool {
 		case "prompt_token_ids":
 			m.foreignIDs(0, &o)
 		case "kv_transfer_params":
-			m.f.handsBack = m.f.handsBack || b[o.Val] == '{'
+			if b[o.Val] == '{' {
+				m.f.backAt, m.f.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
+			}
 			m.marked(foreign, 0, &o)
 		case "id":
 			if len(m.id) > 0 {

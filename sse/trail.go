@@ -22,6 +22,8 @@ type Trail struct {
 	Completed int     // tokens by the engine's count
 	Guessed   bool    // it did not tell that of all of them, and Completed may be too many
 
+	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
+
 	Last  []byte // the last event of /generate
 	Grows Growth // what the events of /generate have
 	text  int    // how long the text of the last one is, as JSON
@@ -36,7 +38,7 @@ type Head struct {
 
 // Reset empties the trail; it keeps its memory.
 func (t *Trail) Reset(keepText bool) {
-	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0]}
+	*t = Trail{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
 }
 
 // Exact tells whether every token of the leg is known by its id.

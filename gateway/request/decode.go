@@ -97,6 +97,9 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		h.Lease.Dispatched()
 	}
 	profile := s.rank.Profile
+	if profile.HandBack == mooncake.HandBackFetched {
+		j.process = j.srv.Engines().Born(s.rank.Instance).Process
+	}
 	if s.whole { // its pull was over when its first event would have come, and then its own limit holds
 		until = lifecycle.ByFirstEvent
 	}

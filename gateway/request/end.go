@@ -256,7 +256,11 @@ func (s *stream) release(kind board.Kind) {
 	if s.partner != nil && !s.firstAt.IsZero() {
 		s.partner.close(kind == board.Cancelled)
 	}
-	s.job.srv.Dispatcher.Release(s.slot, s.outcome(kind))
+	how := s.outcome(kind)
+	if how.Kept {
+		s.keepTurn()
+	}
+	s.job.srv.Dispatcher.Release(s.slot, how)
 	s.slot = nil
 	s.computed()
 	if s.heard {

@@ -15,6 +15,7 @@ import (
 	"evenkeel/gateway/abort"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handback"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -115,6 +116,7 @@ type Server struct {
 	tails       service.Leftovers // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
+	turns       handback.Turns
 	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
 }
 
@@ -162,7 +164,7 @@ type metrics struct {
 
 	drains, rebinds *prometheus.CounterVec // of requests that were bound before their prefill
 
-	localRequests                *prometheus.CounterVec
+	localRequests, handBacks     *prometheus.CounterVec
 	localFailures, localDeclined prometheus.Counter
 }
 
@@ -200,6 +202,8 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		rebinds: counters("evenkeel_bind_rebinds_total",
 			"Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode engine refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: the prefill ended, and no event came.", "cause",
 			[]string{causeDecode, causePrefill, causeCallback, causeSilent}),
+		handBacks: counters("evenkeel_hand_backs_total",
+			"Prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode engine (hand_back: fetched). fetched: the prefill went well. failed: it did not, and another attempt goes without. none: no turn that the prompt begins with is known.", "outcome", []string{"fetched", "failed", "none"}),
 		localRequests: counters("evenkeel_local_prefill_requests_total",
 			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
 		localFailures: counter("evenkeel_local_prefill_failures_total",

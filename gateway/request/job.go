@@ -47,10 +47,11 @@ type job struct {
 	record *journal.Request // of in; of a leg, its own
 	abort  *aborting        // nil: its client cannot end it by a name
 
-	prompt int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached int             // of these, found in its prefix cache; -1 unknown
-	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+	process int             // of the decode engine, when it was asked
+	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cached  int             // of these, found in its prefix cache; -1 unknown
+	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder  *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 
 	mu       sync.Mutex // held while the life is told something: a prefill leg beside a decode leg has a goroutine of its own
 	life     lifecycle.Lifecycle

@@ -116,8 +116,9 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
 	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
 	leaves := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
+	leg, turn := j.fetching(lease)
 	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
-		c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
+		c.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, x, nil))
 	leaves.stop()
 	answered := time.Now() // the hold timeout counts from the response headers
 	if resp != nil {
@@ -133,7 +134,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 		}()
 		answer, f = call.Read(resp, *room, mooncake.MaxProbeAnswer, call.by())
 	}
-	if f = call.answered(j, f); f != nil {
+	f = call.answered(j, f)
+	if j.fetched(turn, f == nil); f != nil {
 		return nil, f
 	}
 	return j.accept(lease, call.born, x, answer, answered)

@@ -106,6 +106,7 @@ type engines struct {
 	unowned    bool   // the decode group is another proxy's
 	region     string // of all prefill engines
 	gone, sure bool   // the process that made a hand-off
+	process    int    // the newest of each engine
 	context    int    // tokens of each engine's model
 	named      bool   // hand-offs of each prefill engine name their request
 	nameless   error  // why a prefill engine cannot be named
@@ -132,13 +133,15 @@ func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 	return roster.BoardIn(cmp.Or(model, "m"), region)
 }
 
-func (f *engines) Context(string) int                                            { return f.context }
-func (f *engines) NamesRequests(prefill.Candidate) bool                          { return f.named }
-func (f *engines) KnownHost(host string) bool                                    { return host == "127.0.0.1" }
-func (f *engines) HostsOf(string) func(string) bool                              { return f.KnownHost }
-func (f *engines) Ranks(string) int                                              { return max(1, f.prefills) }
-func (f *engines) Born(string) fleet.Birth                                       { return fleet.Birth{} }
-func (f *engines) Outlived(fleet.Birth) (gone, sure bool)                        { return f.gone, f.sure }
+func (f *engines) Context(string) int                   { return f.context }
+func (f *engines) NamesRequests(prefill.Candidate) bool { return f.named }
+func (f *engines) KnownHost(host string) bool           { return host == "127.0.0.1" }
+func (f *engines) HostsOf(string) func(string) bool     { return f.KnownHost }
+func (f *engines) Ranks(string) int                     { return max(1, f.prefills) }
+func (f *engines) Born(key string) fleet.Birth          { return fleet.Birth{Key: key, Process: f.process} }
+func (f *engines) Outlived(b fleet.Birth) (gone, sure bool) {
+	return f.gone || b.Process < f.process, f.sure
+}
 func (f *engines) RejectionFrees(*fleet.Rank) bool                               { return f.frees }
 func (f *engines) AnyPrefill(string) *engine.Target                              { return f.counts }
 func (f *engines) DownSince(engine string, _ time.Time) bool                     { return slices.Contains(f.down, engine) }

@@ -102,6 +102,9 @@ func (t *tester) apart(ctx context.Context, role string, s subject, e config.Eng
 	if nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush; nixl && told.Config.Transfer.Role == "kv_both" {
 		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and decode engines with kv_consumer")
 	}
+	if role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched && told.Config.Transfer.Extra.HandsBack != "true" {
+		t.report(s.name, Bad, fetchesNone) // get_num_new_matched_tokens promises the tokens, and update_state_after_alloc fetches none
+	}
 	if role == "decode" {
 		if extra := &told.Config.Transfer.Extra; extra.HandsBack == "true" {
 			t.keeps(s, true)

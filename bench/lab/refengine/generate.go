@@ -296,6 +296,13 @@ func (l *life) probe(x *exchange, r *request) bool {
 		cached  int
 		handoff []byte
 	}
+	have := 0
+	if r.kv.remote.id != "" && l.engine.cfg.Connector == NIXLPull {
+		var err *apiError
+		if have, err = l.fetchBack(x, r); err != nil {
+			return x.fail(err)
+		}
+	}
 	done := make(chan outcome, 1)
 	var gone atomic.Bool
 	lost := func() { // whoever takes the outcome counts it
@@ -307,7 +314,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		default:
 		}
 	}
-	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, More: time.Duration(p.want-1) * l.engine.cfg.C0,
+	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, Have: have, More: time.Duration(p.want-1) * l.engine.cfg.C0,
 		Done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
@@ -372,7 +379,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 	a.job = j
 	j.Beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
 	if j.Keeps = l.engine.cfg.keepsAnswer(r, p); j.Keeps {
-		a.handBack = handBack(l, r)
+		a.handBack = handBack(l, r, j, &a.plan.answer)
 		defer giveUpLater(l.group, j, l.engine.cfg.KeepsAnswers)
 	}
 	if remote {

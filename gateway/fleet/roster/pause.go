@@ -171,7 +171,7 @@ type Emptied struct{ Keys []string }
 
 func (v Emptied) apply(r *Roster, _ *applying) {
 	for _, key := range v.Keys {
-		if e := r.engines[key]; e != nil && e.Role == Prefill {
+		if e := r.engines[key]; e != nil {
 			e.processes = e.processes.emptied()
 		}
 	}

@@ -1,0 +1,143 @@
+package request
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// fetches is a bed whose engines hand the KV of answers back: decode engines keep it for so long.
+func fetches(t *testing.T, keeps time.Duration) *bed {
+	return start(t, setup{
+		prefill:   []refengine.Config{{Version: "0.33.0", KeepsAnswers: time.Minute}},
+		decode:    []refengine.Config{{Version: "0.33.0", KeepsAnswers: keeps}},
+		profile:   mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackFetched, DecoderTTL: time.Minute},
+		configure: func(cfg *config.Config, _ *Env) { cfg.Prefill.Retry.Attempts = 3 },
+	})
+}
+
+// turn asks for an answer to a prompt of token ids, which must be right, and returns prompt and answer.
+func (b *bed) turn(prompt []int32, more string) (whole []int32) {
+	ids, err := json.Marshal(prompt)
+	require.NoError(b.t, err)
+	r := b.post(mooncake.Completions.Path(), fmt.Sprintf(`{%s"model":%q,"prompt":%s,"max_tokens":20,"return_token_ids":true}`, more, refModel, ids))
+	require.Equal(b.t, http.StatusOK, r.status, r.body)
+	require.NotContains(b.t, r.body, "remote_engine_id")
+	var got struct {
+		Choices []struct {
+			IDs []int32 `json:"token_ids"`
+		}
+	}
+	require.NoError(b.t, json.Unmarshal([]byte(r.body), &got), r.body)
+	expect(b.t, reftext.OfIDs(prompt, nil).Answer, got.Choices[0].IDs)
+	b.over()
+	return slices.Concat(prompt, got.Choices[0].IDs)
+}
+
+func (b *bed) handBacks() (fetched, failed, none int) {
+	of := func(outcome string) int {
+		return int(testutil.ToFloat64(b.metrics.handBacks.WithLabelValues(outcome)))
+	}
+	return of("fetched"), of("failed"), of("none")
+}
+
+// The prefill engine fetches what the turn before has left, if the prompt begins with exactly that, and only then.
+func TestTheKVOfATurnIsFetched(t *testing.T) {
+	begin, later := reftext.Of(reftext.MakePrompt(1, 600)).IDs, reftext.Of(reftext.MakePrompt(2, 50)).IDs
+	for name, row := range map[string]struct {
+		change  func(prompt []int32) []int32
+		more    string // of the second turn
+		before  func(b *bed)
+		fetched bool
+	}{
+		"a next turn":                        {fetched: true},
+		"one token of the prompt is another": {change: func(p []int32) []int32 { p[3]++; return p }},
+		"one token of the answer is another": {change: func(p []int32) []int32 { p[len(begin)+2]++; return p }},
+		"less than the turn":                 {change: func(p []int32) []int32 { return p[:len(begin)-4] }},
+		"another salt":                       {more: `"cache_salt":"mine",`},
+		"its engine was down meanwhile":      {before: func(b *bed) { b.engines.down = append(b.engines.down, "decode d0") }},
+		"its weights are others":             {before: func(b *bed) { b.engines.process = 1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := fetches(t, time.Minute)
+			said := b.turn(slices.Clone(begin), "")
+			b.eventually("it is kept", func() bool { return b.turns.Len() == 1 })
+			if row.before != nil {
+				row.before(b)
+			}
+			prompt := slices.Concat(said, later)
+			if row.change != nil {
+				prompt = row.change(prompt)
+			}
+			b.turn(prompt, row.more)
+			fetched, failed, none := b.handBacks()
+			require.Zero(t, failed)
+			require.Equal(t, []int{map[bool]int{true: 1}[row.fetched], map[bool]int{true: 1, false: 2}[row.fetched]}, []int{fetched, none})
+			require.Zero(t, b.p[0].Stats().KeyMismatches+b.d[0].Stats().KeyMismatches)
+			b.settle()
+		})
+	}
+}
+
+// What is no longer there fails the prefill, and the next attempt computes the prompt.
+func TestATurnThatIsGoneIsComputed(t *testing.T) {
+	t.Parallel()
+	b := fetches(t, 50*time.Millisecond)
+	said := b.turn(reftext.Of(reftext.MakePrompt(1, 600)).IDs, "")
+	b.eventually("it is kept", func() bool { return b.turns.Len() == 1 })
+	b.eventually("the engine has given it up", func() bool { return b.d[0].Stats().KVUsed == 0 })
+	b.turn(slices.Concat(said, reftext.Of("and then").IDs), "")
+	fetched, failed, none := b.handBacks()
+	require.Equal(t, []int{0, 1, 2}, []int{fetched, failed, none})
+	b.settle()
+}
+
+// A chat of many turns is computed once.
+func TestAChatIsComputedOnce(t *testing.T) {
+	t.Parallel()
+	b := fetches(t, time.Minute)
+	said := reftext.Of(reftext.MakePrompt(1, 600)).IDs
+	for i := range 5 {
+		said = b.turn(slices.Concat(said, reftext.Of(strings.Repeat("word ", 20+i)).IDs), "")
+	}
+	fetched, failed, none := b.handBacks()
+	require.Equal(t, []int{4, 0, 1}, []int{fetched, failed, none})
+	b.settle()
+}
+
+// Turns of token ids are kept, and not those of texts, whose ids nobody has said. In a stream of /inference/v1/generate, vLLM 0.33 does not
+// say where the KV is (serve_tokens_stream_generator in entrypoints/scale_out/token_in_token_out/serving.py).
+func TestWhoseTurnsAreKept(t *testing.T) {
+	t.Parallel()
+	b := fetches(t, time.Minute)
+	for _, row := range []struct {
+		path, body string
+		kept       int
+	}{
+		{mooncake.Completions.Path(), fmt.Sprintf(`{"model":%q,"prompt":[1,2,3,4,5,6,7],"max_tokens":5}`, refModel), 1},
+		{mooncake.Completions.Path(), completion("one two three", `"stream":true,"max_tokens":5,`), 0},
+		{mooncake.Chat.Path(), chat("one two three", `"stream":true,"max_tokens":5,`), 0},
+		{mooncake.Tokens.Path(), fmt.Sprintf(`{"model":%q,"token_ids":[1,2,3,4,5,6,7],"sampling_params":{"max_tokens":5}}`, refModel), 0},
+		{mooncake.Completions.Path(), fmt.Sprintf(`{"model":%q,"prompt":[[1,2,3],[4,5,6]],"n":2,"stream":true,"max_tokens":5}`, refModel), 4},
+	} {
+		before := b.turns.Len()
+		r := b.post(row.path, row.body)
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		b.over()
+		require.Equal(t, row.kept, b.turns.Len()-before, row.body)
+	}
+	b.settle()
+}
