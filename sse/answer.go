@@ -181,12 +181,13 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // answer, and writes what ends a stream for its client.
 var forms = [...]struct {
 	read   func(b []byte, cached int) told
-	judge  func(m *Mirror, s *told, data []byte) // changes what was read by what the client asked for; nil: nothing depends on that
+	judge  func(m *Mirror, s *told, data []byte)           // changes what was read by what the client asked for; nil: nothing depends on that
+	keep   func(t *Trail, m *Mirror, s *told, data []byte) // adds an event to what another leg would need; nil: no answer goes on
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the last event of an answer that is whole; empty: the one that has its finish_reason
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
-	Generated: {read: readGenerated, judge: (*Mirror).generated, end: Done},
+	Generated: {read: readGenerated, judge: (*Mirror).generated, keep: (*Trail).keepGenerated, end: Done},
 	Verbatim:  {},
 }

@@ -166,8 +166,8 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	m.count(e.Data)
 	m.started = true
-	if m.ask.Trail != nil {
-		m.ask.Trail.keepGenerated(m, &r, e.Data)
+	if keep := forms[m.ask.Form].keep; keep != nil && m.ask.Trail != nil {
+		keep(m.ask.Trail, m, &r, e.Data)
 	}
 	if r.last {
 		m.finish, m.stopped = r.finish, r.stopText

@@ -11,16 +11,6 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Growth is what the events of a stream of /generate have.
-type Growth uint8
-
-// The growths. The first event with tokens tells nothing.
-const (
-	GrowthUnknown Growth = iota
-	AllSoFar
-	OnlyNew // --incremental-streaming-output
-)
-
 // ErrOtherGrowth is the fault of an event that cannot be joined to those of another engine.
 var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; set --incremental-streaming-output for all engines of a model or for none")
 
@@ -95,6 +85,22 @@ func shown(text []byte) bool {
 	}
 	r, _ := utf8.DecodeLastRune(inside)
 	return r != ' ' && !unicode.Is(unicode.Han, r)
+}
+
+// Join appends what a resumed leg added.
+func (t *Trail) Join(next *Trail) {
+	if next.Content {
+		t.Shown = len(t.IDs) + next.Shown
+	}
+	t.IDs = append(t.IDs, next.IDs...)
+	t.Text = append(t.Text, next.Text...)
+	t.Runes += next.Runes
+	t.Completed += next.Completed
+	t.Guessed = t.Guessed || next.Guessed
+	t.Content = t.Content || next.Content
+	t.MoreThan = t.MoreThan || next.MoreThan
+	t.Unread = t.Unread || next.Unread
+	t.joinLast(next)
 }
 
 // joinLast puts the last event of a leg in the place of that of the legs before.

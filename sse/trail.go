@@ -29,6 +29,16 @@ type Trail struct {
 	text  int    // how long the text of the last one is, as JSON
 }
 
+// Growth is what the events of a stream of /generate have.
+type Growth uint8
+
+// The growths. The first event with tokens tells nothing.
+const (
+	GrowthUnknown Growth = iota
+	AllSoFar
+	OnlyNew // --incremental-streaming-output
+)
+
 // Head is what the events of an answer have in common, each as JSON; nil where
 // the engine sent none.
 type Head struct {
@@ -43,22 +53,6 @@ func (t *Trail) Reset(keepText bool) {
 
 // Exact tells whether every token of the leg is known by its id.
 func (t *Trail) Exact() bool { return !t.Unread && len(t.IDs) == t.Completed }
-
-// Join appends what a resumed leg added.
-func (t *Trail) Join(next *Trail) {
-	if next.Content {
-		t.Shown = len(t.IDs) + next.Shown
-	}
-	t.IDs = append(t.IDs, next.IDs...)
-	t.Text = append(t.Text, next.Text...)
-	t.Runes += next.Runes
-	t.Completed += next.Completed
-	t.Guessed = t.Guessed || next.Guessed
-	t.Content = t.Content || next.Content
-	t.MoreThan = t.MoreThan || next.MoreThan
-	t.Unread = t.Unread || next.Unread
-	t.joinLast(next)
-}
 
 // Cut forgets the tokens behind Shown, whose text a client has not seen: the
 // next leg makes them anew.

@@ -96,7 +96,8 @@ var mayImport = map[string][]string{
 	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/upstream", "gateway/lifecycle", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/abort":       {},
-	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
+	"gateway/handback":    {"gateway/fleet/roster"},
+	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handback", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},

@@ -48,13 +48,14 @@ func (p *Parts) Text() json.RawMessage {
 	return written
 }
 
-// IDs is a prompt of token ids; nil for one of text.
-func (p *Parts) IDs() json.RawMessage {
-	written := p.written()
-	if _, ok := index.PromptTokens(nil, written); !ok {
-		return nil
+// IDs are those of a prompt of token ids, and how it is written; nil for one of text.
+func (p *Parts) IDs() (ids []int32, written json.RawMessage) {
+	written = p.written()
+	ids, ok := index.PromptTokens(nil, written)
+	if !ok {
+		return nil, nil
 	}
-	return written
+	return ids, written
 }
 
 // Config is what a reader needs of the proxy.

@@ -10,22 +10,20 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
-	"evenkeel/prefill/index"
 )
 
 // How a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back: fetched).
 
 // ownTurns says whose turns a request may go on from, and how its prompt goes. ok is false for a prompt whose token ids nobody has said, for
 // one that the engine changes, and if the engine must compute it.
-func (j *job) ownTurns() (scope string, prompt []int32, ok bool) {
-	written := j.parts().IDs()
+func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
+	prompt, _ = j.parts().IDs()
 	cut, _ := j.body.Get("truncate_prompt_tokens")
-	if written == nil || cut != nil || j.req.PromptRows || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
+	if prompt == nil || cut != nil || j.req.PromptRows || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
 		return "", nil, false
 	}
-	prompt, ok = index.PromptTokens(nil, written)
 	salt, _ := j.body.Get("cache_salt")
-	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, ok
+	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 
 // fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which is
@@ -34,7 +32,7 @@ func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Leg, t *handback.Tur
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.life.Resumed() {
 		return j.leg, nil
 	}
-	scope, prompt, ok := j.ownTurns()
+	scope, prompt, ok := ownTurns(j)
 	if !ok {
 		return j.leg, nil
 	}
@@ -71,7 +69,7 @@ func (s *stream) keepTurn() {
 	if p.HandBack != mooncake.HandBackFetched || len(said.HandBack) == 0 || j.life.Resumed() || !said.Exact() || s.local || s.partner != nil {
 		return
 	}
-	scope, prompt, ok := j.ownTurns()
+	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
 	made := engines.Born(s.rank.Instance)
 	if !ok || made.Process != j.process { // its KV is of a process or of weights that are gone

@@ -248,7 +248,7 @@ func (j *job) howToResume(p *mooncake.Profile) string {
 		j.resume.ids, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
 	case mooncake.Generate:
 		how, byText = mooncake.ResumePrompt, ""
-		j.resume.ids = j.parts().IDs()
+		_, j.resume.ids = j.parts().IDs()
 	case mooncake.Chat, mooncake.Responses, mooncake.Messages:
 	}
 	switch {

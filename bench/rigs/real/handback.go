@@ -15,8 +15,7 @@ import (
 )
 
 // The experiment with hand-backs: chats whose prompts the prefill engine has dropped from its cache before each further turn. It either
-// computes the prompt anew, or gets the KV of the last turn from the decode engine, which has kept it. evenkeel takes no part: the
-// hand-backs are passed on by hand.
+// computes the prompt anew, or gets the KV of the last turn from the decode engine, which has kept it: by hand, or by evenkeel.
 const (
 	chats      = 20
 	chatTurns  = 6
@@ -29,16 +28,14 @@ const (
 // handsBack are the settings with which a decode engine keeps the KV of answers.
 const handsBack = `,"kv_connector_extra_config":{"bidirectional_kv_xfer":true}`
 
-// needs is what evenkeel would have to do beside this.
-const needs = `To pass hand-backs on, evenkeel would need
-- proof, token by token, that a prompt goes on with the answer: vLLM pulls as many tokens as the hand-back and the prompt both have, and
-  compares none of them (0.33, get_num_new_matched_tokens in nixl/pull_scheduler.py). For token ids that is a comparison. A chat of
-  texts must be tokenized, and its template must give the answer's own tokens; else the hand-back has to be cut to what is common.
-- to use each hand-back once, and only well before its time by its own clock: a pull frees the blocks, and one that is too late fails
-  the request unless kv_load_failure_policy is recompute.
-- to remember the hand-back and the tokens of the last answer of each chat for that long, and to forget them when the engine restarts.
-- to count what is pulled as given up.
-`
+// A way is how the prompt of a further turn comes to the prefill engine.
+type way string
+
+const (
+	anew       way = "computes the prompt"
+	byHand     way = "gets the hand-back by hand"
+	byEvenkeel way = "gets it by evenkeel (hand_back: fetched)"
+)
 
 // turned is what the further turns took.
 type turned struct {
@@ -63,22 +60,31 @@ func tryHandBacks(ctx context.Context, o options, installed *vllm.Installation, 
 	if err := w.need(ctx, "plain", "p0", "d0"); err != nil {
 		return err
 	}
-	var found [2]*turned
-	for i, with := range []bool{false, true} {
-		if found[i], err = w.converse(ctx, with, uint64(20_000+1000*i)); err != nil {
-			return fmt.Errorf("hand-backs %t: %w", with, err)
+	ways := []way{anew, byHand, byEvenkeel}
+	found := make([]*turned, len(ways))
+	for i, by := range ways {
+		if by == byEvenkeel {
+			if err := w.evenkeel(ctx, setting{decode: []string{w.engines["d0"].url()}, slots: slots, fetches: true}); err != nil {
+				return err
+			}
+		}
+		if found[i], err = w.converse(ctx, by, uint64(20_000+1000*i)); err != nil {
+			return fmt.Errorf("%s: %w", by, err)
 		}
 	}
 	fmt.Fprintf(out, "\n%s, %d chats of %d turns by token ids. Of turns 2 to %d, whose prompts the prefill engine had dropped:\n\n", w.version, chats, chatTurns, chatTurns)
 	fmt.Fprintln(out, "| the prefill engine | tokens computed | tokens cached or pulled | MB pulled | TTFT, median | TTFT, 90th of 100 | answers as of the plain engine |")
 	fmt.Fprintln(out, "|---|--:|--:|--:|--:|--:|--:|")
-	for i, name := range []string{"computes the prompt", "gets the hand-back"} {
+	for i, name := range ways {
 		t := found[i]
 		slices.Sort(t.ttft)
 		fmt.Fprintf(out, "| %s | %d | %d | %.1f | %d ms | %d ms | %d of %d |\n", name, t.computed, t.cached, t.bytes/1e6,
 			t.ttft[len(t.ttft)/2].Milliseconds(), t.ttft[len(t.ttft)*9/10].Milliseconds(), t.right, t.turns)
 	}
-	fmt.Fprintf(out, "\nAt the end the decode engine keeps %.0f and %.0f tokens more than at the start.\n\n%s", found[0].kept, found[1].kept, needs)
+	fmt.Fprintf(out, "\nThe decode engine kept %.0f, %.0f and %.0f tokens more at the end of each.\n", found[0].kept, found[1].kept, found[2].kept)
+	for _, outcome := range []string{"fetched", "failed", "none"} {
+		fmt.Fprintf(out, "evenkeel_hand_backs_total{outcome=%q} %.0f\n", outcome, w.books()[fmt.Sprintf("evenkeel_hand_backs_total{outcome=%q}", outcome)])
+	}
 	good = true
 	return nil
 }
@@ -90,7 +96,7 @@ type spoken struct {
 }
 
 // converse has all chats take their turns, one chat after the other, turn by turn.
-func (w *site) converse(ctx context.Context, with bool, seed uint64) (*turned, error) {
+func (w *site) converse(ctx context.Context, by way, seed uint64) (*turned, error) {
 	all := make([]spoken, chats)
 	for i := range all {
 		all[i].prompt = ids(firstTurn, seed+uint64(i))
@@ -107,7 +113,7 @@ func (w *site) converse(ctx context.Context, with bool, seed uint64) (*turned, e
 			}
 		}
 		for i := range all {
-			if err := w.turn(ctx, &all[i], with, turn > 0, t); err != nil {
+			if err := w.turn(ctx, &all[i], by, turn > 0, t); err != nil {
 				return nil, fmt.Errorf("chat %d, turn %d: %w", i, turn+1, err)
 			}
 			all[i].prompt = append(all[i].prompt, ids(laterTurn, seed+500+uint64(chats*turn+i))...)
@@ -156,12 +162,8 @@ func (a answer) handed() (h handed, err error) {
 }
 
 // turn is one turn of a chat. It is measured if it is a further one.
-func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turned) error {
+func (w *site) turn(ctx context.Context, c *spoken, by way, measured bool, t *turned) error {
 	q := greedy.With(body{"prompt": c.prompt, "max_tokens": answerLong, "return_token_ids": true})
-	probe := q.With(body{"max_tokens": 1, "kv_transfer_params": body{"do_remote_decode": true, "do_remote_prefill": false}})
-	if with && measured && len(c.handBack) > 0 {
-		probe["kv_transfer_params"] = c.handBack
-	}
 	pulled := func() (bytes float64, err error) {
 		series, err := w.engines["p0"].series(ctx)
 		return gauge(series, "nixl_bytes_transferred_sum"), err
@@ -171,18 +173,30 @@ func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turn
 		return err
 	}
 	began := time.Now()
-	p, err := ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, probe).handed()
-	if err != nil {
-		return fmt.Errorf("prefill: %w", err)
+	url := w.proxy.URL()
+	last := handed{} // with the usage of the prefill engine
+	if by != byEvenkeel {
+		probe := q.With(body{"max_tokens": 1, "kv_transfer_params": body{"do_remote_decode": true, "do_remote_prefill": false}})
+		if by == byHand && measured && len(c.handBack) > 0 {
+			probe["kv_transfer_params"] = c.handBack
+		}
+		if last, err = ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, probe).handed(); err != nil {
+			return fmt.Errorf("prefill: %w", err)
+		}
+		url, q = w.engines["d0"].url(), q.With(body{"kv_transfer_params": last.KV})
 	}
 	prefilled := time.Since(began)
 	// A stream of 0.33 says where its KV is, and before only an answer in one piece.
-	d := listen(ctx, http.MethodPost, w.engines["d0"].url()+completions, q.With(body{"kv_transfer_params": p.KV, "stream": true, "stream_options": body{"include_usage": true}}), nil)
-	tokens, handBack, err := streamed(d)
+	d := listen(ctx, http.MethodPost, url+completions, q.With(body{"stream": true, "stream_options": body{"include_usage": true}}), nil)
+	tokens, handBack, used, err := streamed(d)
 	if err != nil {
 		return fmt.Errorf("decode: %w", err)
 	}
-	if c.handBack = handBack; len(handBack) == 0 && with {
+	if by == byEvenkeel {
+		last, prefilled = used, 0
+	}
+	delete(q, "kv_transfer_params")
+	if c.handBack = handBack; len(handBack) == 0 && by == byHand {
 		return errors.New("the stream does not say where its KV is; take vLLM 0.33 (-over 0.33.0)")
 	}
 	plain, err := ask(ctx, http.MethodPost, w.engines["plain"].url()+completions, q).handed()
@@ -198,17 +212,17 @@ func (w *site) turn(ctx context.Context, c *spoken, with, measured bool, t *turn
 		t.right++
 	}
 	t.ttft = append(t.ttft, prefilled+d.First)
-	t.cached += p.Usage.Details.Cached
-	t.computed += p.Usage.Prompt - p.Usage.Details.Cached
+	t.cached += last.Usage.Details.Cached
+	t.computed += last.Usage.Prompt - last.Usage.Details.Cached
 	after, err := pulled()
 	t.bytes += after - before
 	return err
 }
 
-// streamed is the token ids of a stream, and where its KV is.
-func streamed(a answer) (tokens []int, handBack json.RawMessage, err error) {
+// streamed is the token ids of a stream, where its KV is, and its last event.
+func streamed(a answer) (tokens []int, handBack json.RawMessage, last handed, err error) {
 	if a.Status != http.StatusOK || a.Err != nil {
-		return nil, nil, fmt.Errorf("%v", a)
+		return nil, nil, last, fmt.Errorf("%v", a)
 	}
 	_, err = testbed.Events(a.Body, func(data []byte) error {
 		var h handed
@@ -221,7 +235,8 @@ func streamed(a answer) (tokens []int, handBack json.RawMessage, err error) {
 		if string(h.KV) != "null" && len(h.KV) > 0 {
 			handBack = h.KV
 		}
+		last = h
 		return nil
 	})
-	return tokens, handBack, err
+	return tokens, handBack, last, err
 }

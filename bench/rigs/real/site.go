@@ -40,6 +40,8 @@ type setting struct {
 	decode []string // URLs of engines, or of what is in front of them
 	slots  int
 	bind   string
+
+	fetches bool // hand_back: fetched
 }
 
 // usual is the setting of most rows.
@@ -151,7 +153,7 @@ func (w *site) need(ctx context.Context, names ...string) error {
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
 	s.bind = w.bind
-	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots {
+	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.fetches == w.now.fetches {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {
@@ -182,6 +184,9 @@ func (w *site) config(s setting) string {
 	mode := ""
 	if slices.ContainsFunc(s.decode, func(url string) bool { return w.ranksAt(url) > 0 }) {
 		mode = ", dp_mode: internal"
+	}
+	if s.fetches {
+		mode += ", hand_back: fetched"
 	}
 	if s.bind != "" {
 		mode += ", bind: " + s.bind
