@@ -116,7 +116,7 @@ func (t *Trail) joinLast(next *Trail) {
 			whole = append(append(whole, next.Last[at:c.from]...), c.put...)
 			at = c.to
 		}
-		t.Last = append(whole, next.Last[at:]...)
+		t.Last = slices.Concat(whole, next.Last[at:])
 	}
 }
 

@@ -2,6 +2,7 @@ package request
 
 import (
 	"bytes"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -76,7 +77,7 @@ func (s *stream) keepTurn() {
 		return
 	}
 	tokens, err := p.ReadHandBack(said.HandBack, j.srv.Fleet.KnownHost)
-	all := append(prompt, said.IDs...)
+	all := slices.Concat(prompt, said.IDs)
 	if err != nil || tokens > len(all) {
 		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j), zap.String("engine", s.rank.Target.ID),
 			zap.Int("tokens", tokens), zap.Error(err))
@@ -85,5 +86,5 @@ func (s *stream) keepTurn() {
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
 		Scope: scope, IDs: all[:tokens:tokens], Params: bytes.Clone(said.HandBack), Made: made, Came: now, Until: now.Add(p.Keeps() - p.Keeps()/4),
-	}, now, int(j.srv.Settings().Limits.ResumeBytes))
+	}, now, j.srv.Settings().Limits.ResumeBytes)
 }
