@@ -19,7 +19,8 @@ func TestConfigure(t *testing.T) {
 		held := <-d.Enqueue(&pool.Entry{ID: 1, Model: "m"})
 		<-d.Enqueue(&pool.Entry{ID: 2, Model: "m"})
 		early := d.Enqueue(&pool.Entry{ID: 3, Model: "m"})
-		good := board.Settings{TTL: 5 * time.Second, Window: time.Millisecond, StepModel: board.StepModel{C0Ms: 7, C1Ms: 0.1}, Predictor: board.PredictorConfig{Kind: predictor.KindSurvival}}
+		good := board.Settings{TTL: 5 * time.Second, Window: time.Millisecond, StepModel: board.StepModel{C0Ms: 7, C1Ms: 0.1},
+			Predictor: board.PredictorConfig{Kind: predictor.KindSurvival}}
 		require.NoError(t, d.Accepts(good))
 		require.NoError(t, d.Configure(good))
 		require.Equal(t, "br0", d.Policy(), "none was named")

@@ -116,7 +116,8 @@ func (l *decisionLog) write(r *board.Round) {
 		l.ok = true
 		return
 	case l.ok: // the first of a row
-		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again", zap.String("file", l.cfg.File), zap.Error(err))
+		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again",
+			zap.String("file", l.cfg.File), zap.Error(err))
 	}
 	l.ok = false
 	l.failed.Inc()

@@ -67,7 +67,8 @@ func (h *hand) teach(outputs []int32) {
 func ranks(n, slots int, capacity int64) []board.Worker {
 	ws := make([]board.Worker, n)
 	for i := range ws {
-		ws[i] = board.Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots, Capacity: capacity, Up: true}
+		ws[i] = board.Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots,
+			Capacity: capacity, Up: true}
 	}
 	return ws
 }

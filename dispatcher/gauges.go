@@ -15,60 +15,117 @@ import (
 type gauges struct{ d *Dispatcher }
 
 var (
-	rankLabels     = []string{"group", "rank"}
-	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by the proxy's own count: the prompts, and what their streams brought so far. A rank whose engine is down has no series of evenkeel_rank_*.", rankLabels, nil)
-	descCapacity   = prometheus.NewDesc("evenkeel_rank_kv_capacity_tokens", "KV tokens that the rank has room for, as configured or as its engine says. If neither is known, there is no series.", rankLabels, nil)
-	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank, by state. used can be above the configured slots under an immediate policy, and by a few where requests are sent ahead of slots that come free. free is 0 on a rank that takes nothing new, because it drains or its engine is out.", append(rankLabels, "state"), nil)
-	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
-	descSaid       = prometheus.NewDesc("evenkeel_rank_scraped_requests", "Requests on the rank by the engine's own metrics, read at every tenth health check, in its batch (running) or in its queue (waiting). If running differs from evenkeel_rank_running for minutes, other clients use the engine, or it goes on with requests that have ended for evenkeel. There is no series while the engine's metrics cannot be read.", append(rankLabels, "state"), nil)
-	descUsage      = prometheus.NewDesc("evenkeel_rank_kv_usage_ratio", "Share of the rank's KV memory in use. own: by the proxy's own count, where the rank's room is known. scraped: by the engine's gauge, read at every tenth health check; it may also count what its prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.", append(rankLabels, "source"), nil)
-	descUnsaid     = prometheus.NewDesc("evenkeel_rank_answers_without_usage_total", "Complete answers of the rank for which its engine reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.", rankLabels, nil)
-	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
-	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
-	descBacklog    = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
-	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.", rankLabels, nil)
-	descKept       = prometheus.NewDesc("evenkeel_rank_kept_tokens", "KV tokens of answers that have ended, which the rank's engine keeps for the next turns of their chats, by the proxy's own count. The proxy does not use this room. Only ranks whose profile has hand_back: counted have this series.", rankLabels, nil)
-	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum, over the ranks of the group, of the largest KV load less the rank's own load. Ranks whose engine is down do not count.", rankLabels[:1], nil)
-	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
-	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Requests that wait for a decode rank. Their prefill has finished, or it waits for the rank.", nil, nil)
-	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that one of the requests in the pool has waited.", nil, nil)
+	rankLabels   = []string{"group", "rank"}
+	descKVTokens = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by the "+
+		"proxy's own count: the prompts, and what their streams brought so far. A rank whose engine is down has no series of evenkeel_rank_*.",
+		rankLabels, nil)
+	descCapacity = prometheus.NewDesc("evenkeel_rank_kv_capacity_tokens",
+		"KV tokens that the rank has room for, as configured or as its engine says. If neither is known, there is no series.", rankLabels, nil)
+	descSlots = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank, by state. used can be above the configured slots under an "+
+		"immediate policy, and by a few where requests are sent ahead of slots that come free. free is 0 on a rank that takes nothing new, "+
+		"because it drains or its engine is out.", append(rankLabels, "state"), nil)
+	descRunning = prometheus.NewDesc("evenkeel_rank_running",
+		"Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
+	descSaid = prometheus.NewDesc("evenkeel_rank_scraped_requests", "Requests on the rank by the engine's own metrics, read at every "+
+		"tenth health check, in its batch (running) or in its queue (waiting). If running differs from evenkeel_rank_running for minutes, other "+
+		"clients use the engine, or it goes on with requests that have ended for evenkeel. There is no series while the engine's metrics cannot "+
+		"be read.", append(rankLabels, "state"), nil)
+	descUsage = prometheus.NewDesc("evenkeel_rank_kv_usage_ratio", "Share of the rank's KV memory in use. own: by the proxy's own "+
+		"count, where the rank's room is known. scraped: by the engine's gauge, read at every tenth health check; it may also count what its "+
+		"prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.", append(rankLabels, "source"), nil)
+	descUnsaid = prometheus.NewDesc("evenkeel_rank_answers_without_usage_total", "Complete answers of the rank for which its engine "+
+		"reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.", rankLabels, nil)
+	descBeyond = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a "+
+		"slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them "+
+		"(dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
+	descBound = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event "+
+		"yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
+	descBacklog = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to "+
+		"compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
+	descOrphans = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had "+
+		"written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, "+
+		"or its gauges show that less is in use.", rankLabels, nil)
+	descKept = prometheus.NewDesc("evenkeel_rank_kept_tokens", "KV tokens of answers that have ended, which the rank's engine keeps "+
+		"for the next turns of their chats, by the proxy's own count. The proxy does not use this room. Only ranks whose profile has hand_back: "+
+		"counted have this series.", rankLabels, nil)
+	descImbalance = prometheus.NewDesc("evenkeel_imbalance_tokens",
+		"Sum, over the ranks of the group, of the largest KV load less the rank's own load. Ranks whose engine is down do not count.",
+		rankLabels[:1], nil)
+	descIdle = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the "+
+		"largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
+	descPool = prometheus.NewDesc("evenkeel_pool_entries",
+		"Requests that wait for a decode rank. Their prefill has finished, or it waits for the rank.", nil, nil)
+	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that one of the requests in the pool has waited.", nil,
+		nil)
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
 
-	descUneven   = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group (evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.", rankLabels[:1], nil)
-	descRounds   = prometheus.NewDesc("evenkeel_rounds_total", "Rounds that were sent to the ranks of a group that prefills and decodes. Requests that go beside a round, because they lengthen no step, are no rounds.", rankLabels[:1], nil)
-	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
+	descUneven = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group "+
+		"(evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.",
+		rankLabels[:1], nil)
+	descRounds = prometheus.NewDesc("evenkeel_rounds_total", "Rounds that were sent to the ranks of a group that prefills and decodes. "+
+		"Requests that go beside a round, because they lengthen no step, are no rounds.", rankLabels[:1], nil)
+	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's "+
+		"own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
 
-	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held for a round in its last decision, although they had a slot.", rankLabels[:1], nil)
-	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.", rankLabels[:1], nil)
-	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step that is lost to imbalance, by the step model. There is no series while there is no step model.", rankLabels[:1], nil)
-	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
-	descC1     = prometheus.NewDesc("evenkeel_step_model_c1_seconds", "Step model: the time that one KV token of the fullest rank adds to a step.", modelLabels, nil)
-	descEach   = prometheus.NewDesc("evenkeel_step_model_request_seconds", "Step model: the time that one request of the fullest rank adds to a step beside its KV tokens. It is 0 until the steps surely show that there is such a time.", modelLabels, nil)
-	descOwn    = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a step if the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
-	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels, nil)
-	descAny    = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descHeld = prometheus.NewDesc("evenkeel_held_entries",
+		"Requests that the policy held for a round in its last decision, although they had a slot.", rankLabels[:1], nil)
+	descStep = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.",
+		rankLabels[:1], nil)
+	descLost = prometheus.NewDesc("evenkeel_step_lost_ratio",
+		"Share of a step that is lost to imbalance, by the step model. There is no series while there is no step model.", rankLabels[:1], nil)
+	descC0 = prometheus.NewDesc("evenkeel_step_model_c0_seconds",
+		"Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
+	descC1 = prometheus.NewDesc("evenkeel_step_model_c1_seconds",
+		"Step model: the time that one KV token of the fullest rank adds to a step.", modelLabels, nil)
+	descEach = prometheus.NewDesc("evenkeel_step_model_request_seconds", "Step model: the time that one request of the fullest rank adds "+
+		"to a step beside its KV tokens. It is 0 until the steps surely show that there is such a time.", modelLabels, nil)
+	descOwn = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a step if "+
+		"the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks "+
+		"add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels,
+		nil)
+	descAny = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank "+
+		"computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total",
-		"Tokens of the rank's answers. evenkeel_rank_running divided by the rate of this metric is the time per token on the rank, in seconds.", rankLabels, nil)
+		"Tokens of the rank's answers. evenkeel_rank_running divided by the rate of this metric is the time per token on the rank, in seconds.",
+		rankLabels, nil)
 	descWhole = prometheus.NewDesc("evenkeel_rank_answers_total", "Complete answers of the rank.", rankLabels, nil)
 	descEmpty = prometheus.NewDesc("evenkeel_rank_empty_answers_total",
-		"Complete answers of the rank that its engine ended without any text. If only one rank has many, its weights or its GPU may be broken.", rankLabels, nil)
-	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
-	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
+		"Complete answers of the rank that its engine ended without any text. If only one rank has many, its weights or its GPU may be broken.",
+		rankLabels, nil)
+	descR2 = prometheus.NewDesc("evenkeel_step_model_r2_ratio",
+		"Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
+	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.",
+		rankLabels[:1], nil)
 
-	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
+	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined",
+		"Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
 
-	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be wrong. It is twice the deviation from the steps that the engines really made. Smaller differences do not count as saved or lost.", rankLabels[:1], nil)
-	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that the twin replayed last.", rankLabels[:1], nil)
-	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)
-	descTwinLost  = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)
+	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be "+
+		"wrong. It is twice the deviation from the steps that the engines really made. Smaller differences do not count as saved or lost.",
+		rankLabels[:1], nil)
+	descTwinAge = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that the twin replayed last.",
+		rankLabels[:1], nil)
+	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another "+
+		"policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels,
+		nil)
+	descTwinLost = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another "+
+		"policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels,
+		nil)
 
-	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished answers that predictions come from.", predictorLabels, nil)
-	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the predicted probabilities that a request ends within the horizon.", predictorLabels, nil)
-	descAUC      = prometheus.NewDesc("evenkeel_predictor_auc", "Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels, nil)
-	descMAE      = prometheus.NewDesc("evenkeel_predictor_mae_tokens", "Mean error of the predicted remaining length, for requests that ended within the horizon.", predictorLabels, nil)
-	descDrift    = prometheus.NewDesc("evenkeel_predictor_drift_ratio", "Largest difference between two distributions: that of the last 256 outputs, and that of the table in force (against table) or of the fit file (against fit).", append(predictorLabels, "against"), nil)
-	descDriftMax = prometheus.NewDesc("evenkeel_predictor_drift_critical_ratio", "Drift that chance alone exceeds once in a thousand times.", append(predictorLabels, "against"), nil)
+	descOutputs = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished answers that predictions come from.", predictorLabels, nil)
+	descBrier   = prometheus.NewDesc("evenkeel_predictor_brier",
+		"Mean squared error of the predicted probabilities that a request ends within the horizon.", predictorLabels, nil)
+	descAUC = prometheus.NewDesc("evenkeel_predictor_auc",
+		"Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels,
+		nil)
+	descMAE = prometheus.NewDesc("evenkeel_predictor_mae_tokens",
+		"Mean error of the predicted remaining length, for requests that ended within the horizon.", predictorLabels, nil)
+	descDrift = prometheus.NewDesc("evenkeel_predictor_drift_ratio", "Largest difference between two distributions: that of the last 256 "+
+		"outputs, and that of the table in force (against table) or of the fit file (against fit).", append(predictorLabels, "against"), nil)
+	descDriftMax = prometheus.NewDesc("evenkeel_predictor_drift_critical_ratio", "Drift that chance alone exceeds once in a thousand times.",
+		append(predictorLabels, "against"), nil)
 )
 
 var (
@@ -80,15 +137,19 @@ var (
 // describeDrift fixes the kind, because the prefill tier exports the same
 // metric for its own.
 func describeDrift(kind string) *prometheus.Desc {
-	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": kind})
+	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the "+
+		"proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
+		nil, prometheus.Labels{"kind": kind})
 }
 
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descUnsaid, descSaid, descUsage, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descUnsaid, descSaid, descUsage, descBeyond,
+		descBound, descBacklog, descUneven, descRounds, descPrefills,
 		descOrphans, descKept, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
+		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError,
+		descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d

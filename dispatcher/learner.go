@@ -53,7 +53,8 @@ func (l *learner) load(fit *predictor.Fit) {
 
 func (l *learner) refused(key board.Subject, err error) {
 	if err != nil {
-		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model), zap.String("kind", string(key.Kind)), zap.Error(err))
+		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model),
+			zap.String("kind", string(key.Kind)), zap.Error(err))
 	}
 }
 

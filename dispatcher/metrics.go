@@ -45,33 +45,42 @@ func newMetrics() *metrics {
 	m := &metrics{
 		all: all,
 		tickSeconds: own.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
+			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, " +
+				"the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
 		}, []string{"policy", "group"}),
 		fallbacks: counters("evenkeel_tick_fallbacks_total",
-			"Ticks in which the decode policy panicked, chose an impossible rank, or took longer than dispatch.tick_limit. "+board.FallbackSpec+" decided in its place.", "reason"),
+			"Ticks in which the decode policy panicked, chose an impossible rank, or took longer than dispatch.tick_limit. "+board.FallbackSpec+
+				" decided in its place.", "reason"),
 		invalid: counters("evenkeel_invalid_assignments_total",
 			"Assignments that a decode policy wanted and that no rank can take, by fault. The request was not bound.", "fault"),
 		doubleReleases: counter("evenkeel_double_releases_total",
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
 		beyond: counter("evenkeel_beyond_slots_total",
-			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too few slots."),
+			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too "+
+				"few slots."),
 		roundRanks: own.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "evenkeel_round_ranks", Help: "Ranks of the group that had a prompt to compute when a round was sent. The more there are, the fewer ranks wait for the others.",
+			Name: "evenkeel_round_ranks", Help: "Ranks of the group that had a prompt to compute when a round was sent. The more there are, the " +
+				"fewer ranks wait for the others.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 7), // 1 to 64
 		}, []string{"group"}),
 		roundHold: own.NewHistogram(prometheus.HistogramOpts{
-			Name: "evenkeel_round_hold_seconds", Help: "Time that a request was held for a round, although a rank had a slot and KV room for it. It is at most max_hold of the policy.",
+			Name: "evenkeel_round_hold_seconds", Help: "Time that a request was held for a round, although a rank had a slot and KV room for it. " +
+				"It is at most max_hold of the policy.",
 			Buckets: []float64{.01, .03, .1, .2, .3, .5, 1, 2, 3, 5, 10},
 		}),
 		thought: own.NewHistogram(prometheus.HistogramOpts{
-			Name: "evenkeel_unheard_tokens_ratio", Help: "Tokens that the dispatcher thought an answer to have, divided by the tokens that its engine counted in the end. Only answers count of which an engine tells nothing before their end. With 1 the load of their rank was right. With less it was higher than the dispatcher knew.",
+			Name: "evenkeel_unheard_tokens_ratio", Help: "Tokens that the dispatcher thought an answer to have, divided by the tokens that its " +
+				"engine counted in the end. Only answers count of which an engine tells nothing before their end. With 1 the load of their rank was " +
+				"right. With less it was higher than the dispatcher knew.",
 			Buckets: []float64{.1, .25, .5, .75, .9, 1.1, 1.33, 2, 4, 10},
 		}),
 		quarantines: counters("evenkeel_pair_quarantines_total",
-			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.", "prefiller", "engine"),
+			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.",
+			"prefiller", "engine"),
 		steered: counters("evenkeel_pair_assignments_total",
-			"Assignments of a policy to an avoided pair. moved: to another rank. swapped: in exchange with another request. left: the request stays in the pool for another rank. kept: there was no other rank.", "outcome"),
+			"Assignments of a policy to an avoided pair. moved: to another rank. swapped: in exchange with another request. left: the request "+
+				"stays in the pool for another rank. kept: there was no other rank.", "outcome"),
 		endingsDropped: counter("evenkeel_predictor_dropped_total",
 			"Finished requests that the predictor did not learn from, because learning could not keep up."),
 		roundsDropped: counter("evenkeel_decision_log_dropped_total",

@@ -48,7 +48,8 @@ func newPublished() *published {
 func (p *published) publish(now *board.Pace) (more bool) {
 	slots, free, waiting := int64(now.Slots), int64(now.Free), int64(now.Waiting)
 	was := p.slots.Load()
-	more = slots > was || slots == 0 && was > 0 || now.Seconds < math.Float64frombits(p.seconds.Load()) || free-waiting > p.free.Load()-p.waiting.Load()
+	more = slots > was || slots == 0 && was > 0 || now.Seconds < math.Float64frombits(p.seconds.Load()) ||
+		free-waiting > p.free.Load()-p.waiting.Load()
 	p.slots.Store(slots)
 	p.free.Store(free)
 	p.waiting.Store(waiting)

@@ -22,7 +22,8 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 	}
 	built := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
 	r := &runner{
-		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), twins: newTwins(cfg, d.metrics),
+		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built),
+		twins:   newTwins(cfg, d.metrics),
 		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, detectors: map[board.GroupKey]*stepDetector{},
 	}
 	name := l.Policy() // from the start
@@ -90,7 +91,8 @@ func (r *runner) set(e board.Event) error {
 func (r *runner) count(o *owned) {
 	c := &o.counts
 	if grow := len(o.slots) - len(c.Tokens); grow > 0 {
-		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
+		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...),
+			append(c.Joined, make([]uint32, grow)...)
 		c.Unheard = append(c.Unheard, make([]int32, grow)...)
 	}
 	for i, s := range o.slots {
@@ -217,7 +219,8 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		m.fallbacks.WithLabelValues(e.Label).Inc()
 		if e.Label == board.FallbackSlow {
 			r.log.Warn("dispatcher: a tick took longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
-				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit), zap.Int("ticks", board.SlowRounds))
+				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit),
+				zap.Int("ticks", board.SlowRounds))
 		}
 	case board.EffectSent:
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
@@ -225,10 +228,13 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		m.beyond.Inc()
 	case board.EffectQuarantine:
 		m.quarantines.WithLabelValues(e.Pair.Prefiller, e.Pair.Engine).Inc()
-		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is avoided",
-			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count), zap.Duration("for", e.Lasts))
+		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
+			"avoided",
+			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count),
+			zap.Duration("for", e.Lasts))
 	case board.EffectSpared:
-		r.log.Warn("dispatcher: a rank has refused several requests in a row (429 or 503) and gets none for a moment, while others take any; then one request tries it",
+		r.log.Warn("dispatcher: a rank has refused several requests in a row (429 or 503) and gets none for a moment, while others take any; "+
+			"then one request tries it",
 			zap.String("rank", e.Names[0]), zap.Duration("for", e.Lasts))
 	case board.EffectUnspared:
 		r.log.Info("dispatcher: a rank that had refused requests takes them again", zap.String("rank", e.Names[0]))

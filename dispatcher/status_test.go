@@ -35,7 +35,9 @@ func TestStatusAndMetrics(t *testing.T) {
 		s.Models[0].Groups[0].Steps = board.StepHistogram{} // has a test of its own
 		require.Equal(t, board.Status{Policy: "pooled", Models: []board.ModelStatus{{
 			Model: "m", Pool: 1, OldestSeconds: 5, PoolAges: []int{0, 0, 0, 0, 1, 0, 0}, Ticks: 2,
-			Groups: []board.GroupStatus{{GroupLoads: board.GroupLoads{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420, MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960}, Budget: 4000, Step: &board.StepStatus{RequestTokens: step.UsualWeight, Why: "it is learned from 200 steps, and 0 were told so far"}}},
+			Groups: []board.GroupStatus{{GroupLoads: board.GroupLoads{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420,
+				MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960}, Budget: 4000,
+				Step: &board.StepStatus{RequestTokens: step.UsualWeight, Why: "it is learned from 200 steps, and 0 were told so far"}}},
 			Workers: []board.WorkerStatus{
 				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, Output: 20, KVTokens: 320, Capacity: 1000},
 				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
@@ -45,7 +47,8 @@ func TestStatusAndMetrics(t *testing.T) {
 		}}}, s)
 		loads, ok := d.Loads(t.Context())
 		require.True(t, ok)
-		require.ElementsMatch(t, []board.Load{{Worker: 0, KVTokens: 320, Running: 1, Output: 20}, {Worker: 1, KVTokens: 100}, {Worker: 2}}, loads.Ranks)
+		require.ElementsMatch(t, []board.Load{{Worker: 0, KVTokens: 320, Running: 1, Output: 20}, {Worker: 1, KVTokens: 100}, {Worker: 2}},
+			loads.Ranks)
 		loads.Ranks = nil
 		require.Equal(t, board.Loads{Pool: 1, OutputTokens: 20}, loads)
 

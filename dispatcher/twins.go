@@ -193,9 +193,10 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 	}
 	v := &j.verdict
 	s := &verdict.Twin{
-		AgeSeconds: now.Sub(v.To).Seconds(), WindowSeconds: v.To.Sub(v.From).Seconds(), Policy: v.Policy, StepMs: v.StepMs, TwinStepMs: v.TwinMs, ErrorRatio: v.Error,
-		Replays: v.Replays,
-		Against: []verdict.Against{},
+		AgeSeconds: now.Sub(v.To).Seconds(), WindowSeconds: v.To.Sub(v.From).Seconds(), Policy: v.Policy, StepMs: v.StepMs, TwinStepMs: v.TwinMs,
+		ErrorRatio: v.Error,
+		Replays:    v.Replays,
+		Against:    []verdict.Against{},
 	}
 	for _, found := range v.Against {
 		kept := j.against[found.Policy]
@@ -203,10 +204,12 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 			kept.today = 0
 		}
 		a := verdict.Against{
-			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
+			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed,
+			SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
 		}
 		if h := found.Hour; h.Seconds > 0 {
-			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs, ErrorRatio: h.Error}
+			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
+				ErrorRatio: h.Error}
 		}
 		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > twin.Stale.Seconds() {
 			a.Claimed, a.Hour, a.Says = false, nil, "against "+a.Policy+": nothing was replayed lately"

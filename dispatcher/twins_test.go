@@ -27,7 +27,8 @@ func TestAnHourThatIsOldIsNotTold(t *testing.T) {
 		{Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Hour: twin.Hour{Seconds: 1800, To: now, StepMs: 47, SavedMs: 3, Error: 0.01}},
 	}})
 	told := func(policy string, at time.Time) verdict.Against { return tw.status(key, policy, at).Against[0] }
-	require.Equal(t, &verdict.Hour{AgeSeconds: 60, Seconds: 1800, StepMs: 47, SavedMs: 3, ErrorRatio: 0.01}, told("evenkeel", now.Add(time.Minute)).Hour)
+	require.Equal(t, &verdict.Hour{AgeSeconds: 60, Seconds: 1800, StepMs: 47, SavedMs: 3, ErrorRatio: 0.01},
+		told("evenkeel", now.Add(time.Minute)).Hour)
 	for _, old := range []verdict.Against{told("evenkeel", now.Add(2*twin.Stale)), told("br0", now)} {
 		require.Nil(t, old.Hour)
 		require.Equal(t, "against jsq-kv: nothing was replayed lately", old.Says)

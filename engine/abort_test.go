@@ -102,7 +102,8 @@ func TestDeadlineOfEveryPhase(t *testing.T) {
 				tg.URL, _ = url.Parse(tt.url)
 				begin := time.Now()
 				err := run(c.NewCall(tg), tt.size, Deadlines{Connect: 5 * time.Second, FirstByte: 7 * time.Second, Idle: 9 * time.Second})
-				after := map[Phase]time.Duration{PhaseConnect: 5 * time.Second, PhaseWrite: 7 * time.Second, PhaseHead: 7 * time.Second, PhaseBody: 9 * time.Second}
+				after := map[Phase]time.Duration{PhaseConnect: 5 * time.Second, PhaseWrite: 7 * time.Second, PhaseHead: 7 * time.Second,
+					PhaseBody: 9 * time.Second}
 				e := asError(t, err)
 				want := tt.want
 				want.Target, want.Phase, want.Timeout, want.Err = "e0", tt.phase, true, e.Err

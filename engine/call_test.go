@@ -28,7 +28,8 @@ func TestRoundTrip(t *testing.T) {
 		body, _ := io.ReadAll(req.Body)
 		req.Body = io.NopCloser(strings.NewReader(string(body)))
 		got <- req
-		_, _ = io.WriteString(conn, "HTTP/1.1 201 Created\r\nContent-Type: text/x\r\nX-One: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n")
+		_, _ = io.WriteString(conn,
+			"HTTP/1.1 201 Created\r\nContent-Type: text/x\r\nX-One: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n")
 	})
 	call, written := c.NewCall(tg), 0
 	call.OnWritten(func() { written++ })
@@ -306,7 +307,8 @@ func TestReadAllStopsAtItsLimit(t *testing.T) {
 }
 
 func TestReadUpToCutsAtItsLimit(t *testing.T) {
-	for _, raw := range []string{ok("hello"), "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"} {
+	for _, raw := range []string{ok("hello"), "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"} {
 		c, tg := listen(t, answer(raw))
 		for limit, want := range map[int]string{1: "h", 4: "hell", 5: "hello", 9: "hello"} {
 			r, err := post(c.NewCall(tg), "{}")

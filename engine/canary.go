@@ -59,12 +59,14 @@ func (w *watch) asks(model string) question {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
 	}
 	return func(t *Target) (*Target, []byte) {
-		body, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": false}) // text and numbers always marshal
+		// text and numbers always marshal
+		body, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": false})
 		return t, body
 	}
 }
 
-// oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes, unless the rank is lost.
+// oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes, unless the rank is
+// lost.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, asked := ask(t)
 	call := c.NewCall(to).Fresh() // one that was kept alive may lead to another process
@@ -87,7 +89,8 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 	case resp.StatusCode()/100 == 4:
 		return false, Withheld(resp.StatusCode(), body, to)
 	case resp.StatusCode() != http.StatusOK:
-		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(), Why: Withheld(resp.StatusCode(), body, to)}
+		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
+			Why: Withheld(resp.StatusCode(), body, to)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", t.ID)
 	}

@@ -356,7 +356,8 @@ func (c *conn) explain(err error) error {
 // checkEncoding refuses a compressed body: we asked for none and edit events.
 func (c *conn) checkEncoding() error {
 	if enc := c.head.ContentEncoding(); len(enc) > 0 && !bytes.EqualFold(enc, []byte("identity")) {
-		return fmt.Errorf("%w: body has a Content-Encoding though identity was asked for; turn compression off in front of the engine", ErrMalformed)
+		return fmt.Errorf("%w: body has a Content-Encoding though identity was asked for; turn compression off in front of the engine",
+			ErrMalformed)
 	}
 	return nil
 }

@@ -84,7 +84,8 @@ type StatusError struct {
 }
 
 func (e *StatusError) Error() string {
-	s := fmt.Sprintf("engine %s: %s %s answered %d %s", e.Target, cmp.Or(e.Method, http.MethodGet), e.Path, e.Status, http.StatusText(e.Status))
+	s := fmt.Sprintf("engine %s: %s %s answered %d %s", e.Target, cmp.Or(e.Method, http.MethodGet), e.Path, e.Status,
+		http.StatusText(e.Status))
 	if cause := e.Unwrap(); cause != nil {
 		s += ": " + cause.Error()
 	}

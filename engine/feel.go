@@ -37,7 +37,8 @@ func (w *watch) feel(s *Sample, at time.Time) {
 		p.frozen = frozen
 		w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(truth(frozen))
 		if frozen {
-			log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell whether it computes")
+			log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell whether it " +
+				"computes")
 			if w.suspect.circuit.In() {
 				w.suspect.doubted = true
 				w.judged()

@@ -12,8 +12,10 @@ import (
 // What an engine says of a rank is known for a while, and what its counters grew by after two readings of the same process.
 func TestGaugesOfARank(t *testing.T) {
 	page := func(start, running, preempted, asked, pulled int) string {
-		return ok(fmt.Sprintf("process_start_time_seconds %d\nvllm:num_requests_running{engine=\"0\"} %d\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n"+
-			"vllm:num_preemptions_total{engine=\"0\"} %d\nvllm:external_prefix_cache_queries_total{engine=\"0\"} %d\nvllm:external_prefix_cache_hits_total{engine=\"0\"} %d\n",
+		return ok(fmt.Sprintf("process_start_time_seconds %d\nvllm:num_requests_running{engine=\"0\"} "+
+			"%d\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n"+
+			"vllm:num_preemptions_total{engine=\"0\"} %d\nvllm:external_prefix_cache_queries_total{engine=\"0\"} "+
+			"%d\nvllm:external_prefix_cache_hits_total{engine=\"0\"} %d\n",
 			start, running, preempted, asked, pulled))
 	}
 	f := decodes()
@@ -23,7 +25,8 @@ func TestGaugesOfARank(t *testing.T) {
 		require.False(t, ok)
 		g, ok := m.Gauges("d0", -1)
 		require.True(t, ok)
-		require.Equal(t, Gauges{Running: 12, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1, WaitMs: -1}, g, "there is no reading before it")
+		require.Equal(t, Gauges{Running: 12, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1, WaitMs: -1}, g,
+			"there is no reading before it")
 		f.set("/metrics", page(100, 61, 7, 15_000, 10_000))
 		time.Sleep(12 * time.Second)
 		g, _ = m.Gauges("d0", -1)
@@ -70,7 +73,8 @@ func TestHowLongARankWaitsByItsOwnClock(t *testing.T) {
 		}
 	}
 	for _, absurd := range []string{"-1", "+Inf", "1e300", "many"} {
-		s, err := MetricNames{}.Parse([]byte("vllm:num_requests_running 5\nsglang:dp_attention_sync_wait_seconds_sum{dp_rank=\"0\"} " + absurd + "\nsglang:dp_attention_sync_wait_seconds_count{dp_rank=\"0\"} 900\n"))
+		s, err := MetricNames{}.Parse([]byte("vllm:num_requests_running 5\nsglang:dp_attention_sync_wait_seconds_sum{dp_rank=\"0\"} " + absurd +
+			"\nsglang:dp_attention_sync_wait_seconds_count{dp_rank=\"0\"} 900\n"))
 		require.NoError(t, err, "the page is believed without it")
 		g := gaugesOf(before, s, 0)
 		require.Equal(t, []float64{5, -1}, []float64{g.Running, g.WaitMs}, absurd)

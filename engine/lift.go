@@ -15,7 +15,8 @@ import (
 // its wait is ended meanwhile: the caller is then to call Lower and to read on, which tells the rest.
 func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	c := r.conn
-	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks || r.body.chunks.settle(c.br) || r.body.chunks.err != nil || c.br.Buffered() > 0 {
+	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks || r.body.chunks.settle(c.br) || r.body.chunks.err != nil ||
+		c.br.Buffered() > 0 {
 		return 0, false
 	}
 	k := r.call

@@ -29,12 +29,17 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		up: gauge("up", "1 while the engine answers its health check.", "engine", "role"),
 		state: gauge("state", "1 for the state that the engine is in. out: requests failed in a row. wedged: a request of one token failed too. "+
 			"halted: it is paused, or its group re-forms or waits for its recovery, and requests wait.", "engine", "role", "state"),
-		outages:  counter("outages_total", "Times that a decode engine was taken out although it answers its health check.", "engine", "reason"),
-		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines that seemed broken. vouched: the request timed out, but streams of the engine went on.", "engine", "outcome"),
-		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges do not change although it has requests of this proxy.", "engine"),
-		over:     gauge("over_slots", "Requests that run on the engine's fullest rank beyond slots. Requests that were admitted before slots was lowered do not count. Above 0, slots is wrong, or other clients use the engine.", "engine"),
-		late:     counter("late_checks_total", "Health checks (GET /health) that took longer than 5 s while the engine answered requests. It is busy and stays in service.", "engine"),
-		short:    counter("short_pulled_tokens_total", "Prompt tokens that a decode engine computed although a hand-off for them was sent. Only engines that count external cache hits report this (vLLM: vllm:external_prefix_cache_*). It is a lower bound: up to one block of 128 tokens per pull counts as rounding. Prompts that other clients send to the engine without a hand-off count too.", "engine"),
+		outages: counter("outages_total", "Times that a decode engine was taken out although it answers its health check.", "engine", "reason"),
+		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines that seemed broken. vouched: the request "+
+			"timed out, but streams of the engine went on.", "engine", "outcome"),
+		frozen: gauge("gauges_frozen", "1 while a decode engine's gauges do not change although it has requests of this proxy.", "engine"),
+		over: gauge("over_slots", "Requests that run on the engine's fullest rank beyond slots. Requests that were admitted before slots was "+
+			"lowered do not count. Above 0, slots is wrong, or other clients use the engine.", "engine"),
+		late: counter("late_checks_total",
+			"Health checks (GET /health) that took longer than 5 s while the engine answered requests. It is busy and stays in service.", "engine"),
+		short: counter("short_pulled_tokens_total", "Prompt tokens that a decode engine computed although a hand-off for them was sent. Only "+
+			"engines that count external cache hits report this (vLLM: vllm:external_prefix_cache_*). It is a lower bound: up to one block of 128 "+
+			"tokens per pull counts as rounding. Prompts that other clients send to the engine without a hand-off count too.", "engine"),
 	}
 }
 

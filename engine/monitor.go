@@ -18,7 +18,8 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 		cfg.Log = zap.NewNop()
 	}
 	return &Monitor{
-		cfg: cfg, metrics: newMetrics(cfg.Registerer), signal: make(chan struct{}, 1), watches: map[string]*watch{}, traffic: map[string]*Traffic{},
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), signal: make(chan struct{}, 1), watches: map[string]*watch{},
+		traffic: map[string]*Traffic{},
 	}
 }
 
@@ -122,7 +123,8 @@ func (m *Monitor) Report(id string, err error) {
 		}
 		return
 	}
-	if errors.As(err, &e) && e.Phase == PhaseConnect && e.Timeout { // its name may lead to a host that is not there, while kept-alive connections answer
+	// its name may lead to a host that is not there, while kept-alive connections answer
+	if errors.As(err, &e) && e.Phase == PhaseConnect && e.Timeout {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if w := m.watches[id]; w != nil && w.status.Up {
@@ -131,7 +133,8 @@ func (m *Monitor) Report(id string, err error) {
 		}
 		return
 	}
-	if !errors.As(err, &e) || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge) {
+	if !errors.As(err, &e) || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) ||
+		errors.Is(err, ErrTooLarge) {
 		return
 	}
 	m.mu.Lock()
@@ -167,7 +170,8 @@ func (w *watch) unlisted(err error) {
 		return
 	}
 	w.relisted = time.Now()
-	w.m.cfg.Log.Info("an engine answered that it does not have a model that its list has; the list is read again", zap.String("engine", w.in.ID), zap.Error(err))
+	w.m.cfg.Log.Info("an engine answered that it does not have a model that its list has; the list is read again",
+		zap.String("engine", w.in.ID), zap.Error(err))
 	w.checkNow()
 }
 

@@ -231,7 +231,8 @@ func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
 }
 
 func TestAnEngineWithoutVersionOrMetricsIsUp(t *testing.T) {
-	for _, tt := range []struct{ name, answer string }{{"404", status(404)}, {"500", status(500)}, {"silent", ""}, {"not understood", ok("{")}} {
+	for _, tt := range []struct{ name, answer string }{{"404", status(404)}, {"500", status(500)}, {"silent", ""},
+		{"not understood", ok("{")}} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFake()
 			f.set("/version", tt.answer)

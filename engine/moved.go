@@ -53,7 +53,8 @@ func (w *watch) locate(ctx context.Context) {
 // elsewhere adds to why an engine does not answer that its name has another address, where it never answered. It needs m.mu.
 func (w *watch) elsewhere(err error) error {
 	if m := w.moved; w.unproven {
-		return fmt.Errorf("%w; its name has another address now, %s instead of %s, which was seen at %s", err, m.To, m.From, m.At.UTC().Format(time.RFC3339))
+		return fmt.Errorf("%w; its name has another address now, %s instead of %s, which was seen at %s", err, m.To, m.From,
+			m.At.UTC().Format(time.RFC3339))
 	}
 	return err
 }

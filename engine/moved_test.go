@@ -82,7 +82,8 @@ func TestANameThatMovesToAHostThatIsDead(t *testing.T) {
 			if gone {
 				dead = nil
 			}
-			h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): old, netip.MustParseAddr("10.0.0.2"): dead, netip.MustParseAddr("10.0.0.3"): third}}
+			h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): old, netip.MustParseAddr("10.0.0.2"): dead,
+				netip.MustParseAddr("10.0.0.3"): third}}
 			moves(t, h, func(t *testing.T, m *Monitor, c *Client, logs *observer.ObservedLogs) {
 				h.lead("10.0.0.2")
 				at := time.Now()
@@ -143,7 +144,8 @@ func TestANameThatMovesToAHostThatAnswers(t *testing.T) {
 // Resolvers tell the addresses of a name in any order, and replace one of several.
 func TestANameWithSeveralAddressesHasNotMoved(t *testing.T) {
 	f := newFake()
-	h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): f, netip.MustParseAddr("10.0.0.2"): f, netip.MustParseAddr("10.0.0.3"): f}}
+	h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): f, netip.MustParseAddr("10.0.0.2"): f,
+		netip.MustParseAddr("10.0.0.3"): f}}
 	moves(t, h, func(t *testing.T, m *Monitor, _ *Client, logs *observer.ObservedLogs) {
 		for _, to := range [][]string{{"10.0.0.1", "10.0.0.2"}, {"10.0.0.2", "10.0.0.1"}, {"10.0.0.3", "10.0.0.2"}} {
 			h.lead(to...)
@@ -154,7 +156,8 @@ func TestANameWithSeveralAddressesHasNotMoved(t *testing.T) {
 	})
 }
 
-// An engine of an address without a name that takes no connections any more, while one from before is answered still, is down until a new one is.
+// An engine of an address without a name that takes no connections any more, while one from before is answered still, is down until a new
+// one is.
 func TestAnEngineIsUpOnlyByANewConnection(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {

@@ -68,8 +68,8 @@ func (l Limits) of(name string) (most float64, wanted bool) {
 }
 
 // Named reads the series of these names from a page in the Prometheus text format, with the start time and the cache config that
-// each page has, all of them untyped. A number is NaN, which is unknown, or lies between 0 and the limit of its name. With any other one the whole page is a
-// PageError: where one number is nonsense, nothing tells that its neighbours are right.
+// each page has, all of them untyped. A number is NaN, which is unknown, or lies between 0 and the limit of its name. With any other one
+// the whole page is a PageError: where one number is nonsense, nothing tells that its neighbours are right.
 func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, limits)))

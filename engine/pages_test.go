@@ -31,7 +31,8 @@ func bomb(t *testing.T) string {
 	}
 	require.NoError(t, z.Close())
 	require.Less(t, b.Len(), 256<<10)
-	return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", b.Len(), b.String())
+	return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", b.Len(),
+		b.String())
 }
 
 // flood answers each request with a page that does not end before the reader leaves.

@@ -66,7 +66,8 @@ func FuzzPublishers(f *testing.F) {
 			return
 		}
 		for i, p := range all {
-			require.True(t, p.Rank >= 0 && p.Rank <= math.MaxInt32 && p.Events.Port > 0 && p.Events.Port < 1<<16 && p.Replay.Port >= 0 && p.Replay.Port < 1<<16, "%+v", p)
+			require.True(t, p.Rank >= 0 && p.Rank <= math.MaxInt32 && p.Events.Port > 0 && p.Events.Port < 1<<16 && p.Replay.Port >= 0 &&
+				p.Replay.Port < 1<<16, "%+v", p)
 			require.True(t, i == 0 || all[i-1].Rank <= p.Rank, "%+v", all)
 		}
 	})

@@ -230,7 +230,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 func (w *watch) tellOdd(err error) {
 	odd := errors.As(err, new(*PageError))
 	if odd && !w.odd {
-		w.m.cfg.Log.Warn("an engine's page is not believed, so the proxy goes by its own accounts; if its numbers stay so, restart the engine, or report them to its makers",
+		w.m.cfg.Log.Warn("an engine's page is not believed, so the proxy goes by its own accounts; if its numbers stay so, restart the engine, "+
+			"or report them to its makers",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
 	}
 	w.odd = odd || w.odd && err != nil

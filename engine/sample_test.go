@@ -81,7 +81,8 @@ func TestKVUsageByName(t *testing.T) {
 }
 
 func TestMetricNamesOfAnOperator(t *testing.T) {
-	s, err := MetricNames{KVUsage: "my:kv"}.Parse([]byte("my:kv{engine=\"0\"} 0.5\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.9\nvllm:num_requests_running{engine=\"0\"} 2\n"))
+	s, err := MetricNames{KVUsage: "my:kv"}.Parse([]byte("my:kv{engine=\"0\"} 0.5\nvllm:kv_cache_usage_perc{engine=\"0\"} " +
+		"0.9\nvllm:num_requests_running{engine=\"0\"} 2\n"))
 	require.NoError(t, err)
 	kv, _ := s.KVUsage(0)
 	require.Equal(t, 0.5, kv)
@@ -135,7 +136,8 @@ func FuzzMetrics(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(page)
 	f.Add([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} NaN\n"))
-	f.Add([]byte("vllm:cache_config_info{num_gpu_blocks=\"9223372036854775807\",block_size=\"9223372036854775807\",engine=\"9223372036854775807\"} 1\n"))
+	f.Add([]byte("vllm:cache_config_info{num_gpu_blocks=\"9223372036854775807\",block_size=\"9223372036854775807\"," +
+		"engine=\"9223372036854775807\"} 1\n"))
 	f.Add([]byte("sglang:token_usage 1e400\nprocess_start_time_seconds -1 5"))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		s, err := MetricNames{}.Parse(page)

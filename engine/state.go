@@ -180,8 +180,10 @@ type facts struct {
 
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
-	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
-		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved && text(s.Accused) == text(o.Accused) &&
+	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
+		text(s.Err) == text(o.Err) &&
+		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved &&
+		text(s.Accused) == text(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 
@@ -202,7 +204,8 @@ func unreachable(err error) bool {
 // same reports whether the instance is the one already watched.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
-	return in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready && in.Version == other.Version && len(in.Canaries) == len(other.Canaries) && (a == b ||
+	return in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready && in.Version == other.Version &&
+		len(in.Canaries) == len(other.Canaries) && (a == b ||
 		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 

@@ -66,8 +66,10 @@ func (m *Monitor) accused(id string, n int) {
 }
 
 var (
-	errAccused = fmt.Errorf("%d requests failed there with 500; until another engine has answered one of them, it is open whether the engine or the requests are at fault", maxAccused)
-	errQuiet   = errors.New("its core gave no sign of life for so long that the KV of requests that wait there may be lost: there was no event on any stream, and no gauge moved")
+	errAccused = fmt.Errorf("%d requests failed there with 500; until another engine has answered one of them, it is open whether the engine "+
+		"or the requests are at fault", maxAccused)
+	errQuiet = errors.New("its core gave no sign of life for so long that the KV of requests that wait there may be lost: there was no " +
+		"event on any stream, and no gauge moved")
 )
 
 // accusation returns the reason why the engine should get nothing new for a moment, or nil.
@@ -96,7 +98,8 @@ func (w *watch) listen(now time.Time) {
 	case s.quiet.IsZero() && quiet:
 		s.quiet = now
 		s.doubted = s.circuit.In()
-		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes", zap.String("engine", w.in.ID), zap.Error(errQuiet))
+		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes",
+			zap.String("engine", w.in.ID), zap.Error(errQuiet))
 	}
 }
 

@@ -39,7 +39,8 @@ func newFake() *fake {
 }
 
 func metricsPage(start int) string {
-	return fmt.Sprintf("process_start_time_seconds %d\nvllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"%d\"} 1\n", start, start)
+	return fmt.Sprintf("process_start_time_seconds %d\nvllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"%d\"} 1\n",
+		start, start)
 }
 
 func (f *fake) set(path, raw string) {

@@ -26,13 +26,15 @@ var (
 	// (_reject_add_while_paused in v1/engine/core.py). Before 0.33, and with mode=keep, requests wait in the engine until it goes on.
 	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
 	// ErrRetired is what the API server of a rank says that the others go on without (entrypoints/serve/elastic_ep/middleware.py, 0.33).
-	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of the config, too")
+	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of " +
+		"the config, too")
 )
 
 // errDead is what vLLM says of a core that does not come back.
 var errDead = errors.New("one of its workers has died, and vLLM (--enable-fault-tolerance) will end the engine soon")
 
-// errScaleFailed is what vLLM says, from 0.33 on, of a change of its ranks that will not end: its API server refuses everything from then on.
+// errScaleFailed is what vLLM says, from 0.33 on, of a change of its ranks that will not end: its API server refuses everything from then
+// on.
 var errScaleFailed = errors.New("vLLM could not change the number of its ranks, and takes no requests until all of them are restarted")
 
 // LongestHalt is how long requests wait for an engine that is halted. One that is for longer is as good as down.
@@ -341,9 +343,10 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	return halt
 }
 
-// reforming asks vLLM how far a change of the number of its ranks is, while it refuses requests because of it. From 0.33 on it tells the phase, the
-// number that was asked for and why it failed, also where each rank has an API server of its own (entrypoints/serve/elastic_ep/api_router.py). Before
-// a commit, in the phase preparing, it takes requests. After one that failed it never does.
+// reforming asks vLLM how far a change of the number of its ranks is, while it refuses requests because of it. From 0.33 on it tells the
+// phase, the number that was asked for and why it failed, also where each rank has an API server of its own
+// (entrypoints/serve/elastic_ep/api_router.py). Before a commit, in the phase preparing, it takes requests. After one that failed it never
+// does.
 func (w *watch) reforming(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
 	defer stop()

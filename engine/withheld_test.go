@@ -192,7 +192,8 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 			require.NoError(t, m.Status("d0").Halt)
 		}
 		f.setDelay(0)
-		require.ErrorContains(t, m.Status("d0").Out, "it refuses requests again and again, although its health checks do not say so: its group re-forms")
+		require.ErrorContains(t, m.Status("d0").Out,
+			"it refuses requests again and again, although its health checks do not say so: its group re-forms")
 		time.Sleep(2 * time.Minute)
 		require.InDelta(t, 8, f.count(completionsPath), 2, "after 1, 2, 4 s and so on, at most 30")
 		require.Less(t, logs.Len(), 20)
@@ -417,7 +418,8 @@ func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
 	})
 }
 
-// vLLM with VLLM_SERVER_DEV_MODE=1 says that it is paused: to a proxy that has paused it and was restarted since, and to one that is told nothing of it.
+// vLLM with VLLM_SERVER_DEV_MODE=1 says that it is paused: to a proxy that has paused it and was restarted since, and to one that is told
+// nothing of it.
 func TestAnEngineThatSaysThatItIsPausedIsHalted(t *testing.T) {
 	f := newFake()
 	f.set("/is_paused", ok(`{"is_paused":true}`))

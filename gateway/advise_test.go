@@ -83,7 +83,8 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 				used := refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_utilisation_ratio{model=%q,%s}", model, row.resource))
 				ratio := refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_pd_ratio_advice{model=%q}", model))
 				given := slices.ContainsFunc(advice.Steps(), func(s advice.Step) bool {
-					return wanted(s) && refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_advice{kind=%q,model=%q,reason=%q}", s.Kind, model, s.Reason)) == 1
+					return wanted(s) &&
+						refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_advice{kind=%q,model=%q,reason=%q}", s.Kind, model, s.Reason)) == 1
 				})
 				return given && (used > 0.8) == (row.kind != advice.None) &&
 					(ratio > float64(row.prefillers)/float64(max(1, row.decode.DPSize))) == (row.kind == advice.AddPrefill)

@@ -46,7 +46,8 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		return nil, err
 	}
 	d := &next.Dispatch
-	decide := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel, BindAhead: d.BindAhead, Predictor: next.Predictor}
+	decide := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
+		BindAhead: d.BindAhead, Predictor: next.Predictor}
 	decide.Predictor.Fit = fit
 	if next.Dispatch.Policy == old.Dispatch.Policy {
 		decide.Policy = "" // as above

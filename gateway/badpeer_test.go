@@ -220,7 +220,8 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 		conn, br := us.wire()
 		for range 2 { // the second on the same connections
 			body := chat("one", `"stream":true,`)
-			_, err := fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			_, err := fmt.Fprintf(conn,
+				"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 			require.NoError(t, err)
 			answer, err := http.ReadResponse(br, nil)
 			require.NoError(t, err)
@@ -243,7 +244,8 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 
 func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	t.Parallel()
-	us, eu := pair(t, options{configure: remote}, options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
+	us, eu := pair(t, options{configure: remote},
+		options{prefill: []refengine.Config{{PrefillBase: 300 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}}})
 	streaming := us.Endless()
 	defer streaming()
 	type result struct {

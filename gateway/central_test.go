@@ -51,7 +51,8 @@ func (c *cluster) crowd(n int, of string) (us, eu int) {
 	}
 	for _, r := range c.Records()[before:] {
 		within := func(region int) bool {
-			return in(c.Prefill[region], r.Prefill) && in(c.Decode[region], r.Rank) || in(c.Prefill[region+2], r.Prefill) && in(c.Decode[region+2], r.Rank)
+			return in(c.Prefill[region], r.Prefill) && in(c.Decode[region], r.Rank) || in(c.Prefill[region+2], r.Prefill) &&
+				in(c.Decode[region+2], r.Rank)
 		}
 		switch {
 		case within(0):

@@ -180,7 +180,8 @@ func (c *cluster) probes() (n int64) {
 // account is what the proxy says of itself.
 func (c *cluster) account() refclient.Account {
 	s := c.gw.Status(context.Background())
-	return refclient.Account{Callbacks: c.gw.Callbacks().Expected(), Open: s.Open, Places: s.PoolUsed, Dispatch: s.Dispatch, Prefill: s.Prefill}
+	return refclient.Account{Callbacks: c.gw.Callbacks().Expected(), Open: s.Open, Places: s.PoolUsed, Dispatch: s.Dispatch,
+		Prefill: s.Prefill}
 }
 
 // settled waits until nothing is under way and checks every account.

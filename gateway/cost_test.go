@@ -86,7 +86,8 @@ func newFloor(b *testing.B) *floor {
 	f.live = live.New(f.watch, live.Options{Log: zap.NewNop()})
 	ws := make([]board.Worker, 144)
 	for i := range ws {
-		ws[i] = board.Worker{ID: int32(i), Name: "10.0.3.10:8000/" + strconv.Itoa(i), Model: "m", Group: "dp", Barrier: true, Slots: 48, Capacity: 400_000, Up: true}
+		ws[i] = board.Worker{ID: int32(i), Name: "10.0.3.10:8000/" + strconv.Itoa(i), Model: "m", Group: "dp", Barrier: true, Slots: 48,
+			Capacity: 400_000, Up: true}
 	}
 	d.SetWorkers(ws)
 	for range 5000 {

@@ -84,7 +84,8 @@ func TestTheProxyDrains(t *testing.T) {
 		c.Eventually("not ready", func() bool { r := c.get("/readyz"); return r.Status == http.StatusServiceUnavailable })
 		require.Positive(t, c.Decode[0].Stats().Running, "first of all")
 		r := c.Post(refclient.ChatPath, chat("a", ""))
-		require.True(t, r.Err != nil || r.Status == http.StatusServiceUnavailable, "nobody listens any more, or an open connection says so: %v", r)
+		require.True(t, r.Err != nil || r.Status == http.StatusServiceUnavailable, "nobody listens any more, or an open connection says so: %v",
+			r)
 		for range cap(got) {
 			require.Equal(t, "right", <-got)
 		}

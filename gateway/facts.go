@@ -33,12 +33,14 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			ID: cmp.Or(conf.Geo.Self.ID, hostname()), Region: conf.Geo.Self.Region, UptimeS: now.Sub(s.Started).Seconds(),
 			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: tier.Policy,
 			ReloadedMs: reloaded(s.Config.Since, s.Started),
-			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots, DriftTokens: s.Dispatch.Drift.KVTokens,
+			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots,
+			DriftTokens: s.Dispatch.Drift.KVTokens,
 		},
 		Traffic: detect.Traffic{TTFT: recent.TTFT, TPOT: recent.TPOT},
 		Prefill: detect.Prefill{
 			Policy: tier.Policy, Waiting: tier.Waiting, Batch: detect.BatchStatus(s.Batch), QueueMax: conf.Prefill.Queue.Max,
-			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()), HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
+			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
+			HitShare:      share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
 		},
 		Advice: s.Advice, Sources: sources(s.Discovery), Twin: len(conf.Dispatch.Twin) > 0,
 	}
@@ -61,8 +63,9 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	}
 	for _, e := range s.Engines {
 		f.Engines = append(f.Engines, detect.Engine{
-			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
-			Paused: e.Paused, Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since),
+			Draining: e.Draining,
+			Paused:   e.Paused, Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
 	g.callers(&f, now)
@@ -87,7 +90,8 @@ func (g observer) callers(f *detect.Facts, now time.Time) {
 			f.Waiting = waitingOf(loads)
 		}
 	}
-	if host, most, all := g.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) && elsewhere(f.Engines, host) {
+	if host, most, all := g.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) &&
+		elsewhere(f.Engines, host) {
 		f.Traffic.FailedOn = host
 	}
 	for i := range f.Advice {
@@ -97,7 +101,8 @@ func (g observer) callers(f *detect.Facts, now time.Time) {
 		key := f.Waiting[0].Key
 		lately, before := g.Receipts().Hits(key, now)
 		if lately.Prompt > 0 && before.Prompt > 0 {
-			f.Prefill.Hits = &detect.Hits{Key: key, Share: share(float64(lately.Cached), float64(lately.Prompt)), Before: share(float64(before.Cached), float64(before.Prompt))}
+			f.Prefill.Hits = &detect.Hits{Key: key, Share: share(float64(lately.Cached), float64(lately.Prompt)),
+				Before: share(float64(before.Cached), float64(before.Prompt))}
 		}
 	}
 }
@@ -153,12 +158,14 @@ func (g observer) regionFacts(f *detect.Facts) {
 		}
 	}
 	for _, a := range g.Owners() {
-		f.Scopes = append(f.Scopes, detect.Scope{Region: a.Region, Home: a.Home, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
+		f.Scopes = append(f.Scopes,
+			detect.Scope{Region: a.Region, Home: a.Home, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
 	}
 	if ha := g.HA(); ha != nil {
 		f.Proxy.Role = ha.Role
 		for _, a := range ha.Groups {
-			f.Scopes = append(f.Scopes, detect.Scope{Region: f.Proxy.Region, Group: a.Group, Home: true, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
+			f.Scopes = append(f.Scopes,
+				detect.Scope{Region: f.Proxy.Region, Group: a.Group, Home: true, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
 		}
 	}
 }
@@ -200,7 +207,8 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 		group := detect.Group{GroupLoads: from.GroupLoads, Held: from.Held, Rounds: from.Rounds, Twin: from.Twin}
 		if step := from.Step; step != nil {
 			group.Law = detect.Law{C0: step.C0Ms, C1: step.C1Ms, Each: step.RequestMs}
-			group.StepMs, group.ModelMs, group.ModelWhy, group.Source, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.Why, step.Source, step.OwnMs
+			group.StepMs, group.ModelMs, group.ModelWhy, group.Source, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.Why, step.Source,
+				step.OwnMs
 			group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
 		}
 		for _, w := range m.Workers {
@@ -209,7 +217,8 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 			}
 			group.Ranks = append(group.Ranks, detect.Rank{
 				ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, Steps: !w.Down && !w.Removed,
-				KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
+				KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output,
+				Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
 			})
 		}
 		if group.OnlyDecodes() {
@@ -225,7 +234,8 @@ func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	list := make([]*detect.Gauges, len(ranks))
 	for i := range ranks {
 		if said, ok := g.Gauges(ranks[i].ID); ok {
-			list[i] = &detect.Gauges{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare, Preempted: said.Preempted, Computed: said.Computed}
+			list[i] = &detect.Gauges{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare, Preempted: said.Preempted,
+				Computed: said.Computed}
 		}
 	}
 	return list
@@ -331,12 +341,14 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
-		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Own: r.Own, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys, TTFT: r.TTFT, TPOT: r.TPOT,
+		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Own: r.Own, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys,
+		TTFT: r.TTFT, TPOT: r.TPOT,
 		Pool: loads.Pool, Ranks: make([]detect.RankAt, len(loads.Ranks)),
 	}
 	for i, l := range loads.Ranks {
 		s.Ranks[i] = detect.RankAt{
-			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens, Output: l.Output - int64(l.Answers), Lately: detect.Lately{Answers: l.Answers, Empty: l.Empty},
+			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens, Output: l.Output - int64(l.Answers),
+			Lately: detect.Lately{Answers: l.Answers, Empty: l.Empty},
 		}
 	}
 	return s

@@ -59,7 +59,8 @@ func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
 }
 
 func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
-	want := []detect.Waiting{{Key: "f", Requests: 6}, {Key: "e", Requests: 5}, {Requests: 4}, {Key: "a", Requests: 3}, {Key: "b", Requests: 3}, {Requests: 2}}
+	want := []detect.Waiting{{Key: "f", Requests: 6}, {Key: "e", Requests: 5}, {Requests: 4}, {Key: "a", Requests: 3}, {Key: "b", Requests: 3},
+		{Requests: 2}}
 	require.Equal(t, want, waitingOf(map[string]receipt.Load{
 		"a": {Waiting: 3}, "b": {Waiting: 3}, "c": {Waiting: 1}, "d": {Waiting: 1}, "e": {Waiting: 5}, "f": {Waiting: 6}, "": {Waiting: 4}, "g": {Prompts: 1},
 	}))
@@ -69,7 +70,8 @@ func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
 func TestTheHeaviestKey(t *testing.T) {
 	require.Nil(t, heaviest(nil))
 	require.Nil(t, heaviest(map[string]receipt.Load{"a": {Waiting: 3}}))
-	require.Equal(t, &detect.Heaviest{Key: "b", Share: 0.75, Mean: 30_000}, heaviest(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
+	require.Equal(t, &detect.Heaviest{Key: "b", Share: 0.75, Mean: 30_000},
+		heaviest(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
 }
 
 // A proxy in front of an embedding model alone is ready without a prefill engine. Nothing of it is started here.

@@ -47,15 +47,16 @@ func (c *cluster) incidents(since time.Time) (all []detect.Incident) {
 	var d struct{ Incidents []detect.Incident }
 	require.NoError(c, json.Unmarshal([]byte(c.get("/live?once").Body), &d))
 	for _, i := range d.Incidents {
-		if i.SinceMs >= since.UnixMilli() && (strings.HasPrefix(string(i.Kind), "engine") || i.Kind == detect.NoPrefill || i.Kind == detect.QueueWaits || i.Kind == detect.NotReady) {
+		if i.SinceMs >= since.UnixMilli() && (strings.HasPrefix(string(i.Kind), "engine") || i.Kind == detect.NoPrefill ||
+			i.Kind == detect.QueueWaits || i.Kind == detect.NotReady) {
 			all = append(all, i)
 		}
 	}
 	return all
 }
 
-// Between two steps of a training all engines are paused, get other weights, drop their caches and go on. Requests run all the while: none is lost,
-// and none is thought to find what was in a cache before.
+// Between two steps of a training all engines are paused, get other weights, drop their caches and go on. Requests run all the while: none
+// is lost, and none is thought to find what was in a cache before.
 func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -72,13 +73,15 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			engine := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 4 * time.Millisecond, PrefixCache: 4096, PromptTokensDetails: true}
-			o := options{dirty: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}, mixed: []refengine.Config{engine, engine}, configure: func(cfg *config.Config) {
-				retrying(cfg)
-				cfg.ExposeRoute = true
-				cfg.FleetCall.Paths = map[string][]string{"/update_weights": {config.CallEmpties}}
-				cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
-			}}
+			engine := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 4 * time.Millisecond, PrefixCache: 4096,
+				PromptTokensDetails: true}
+			o := options{dirty: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}, mixed: []refengine.Config{engine, engine},
+				configure: func(cfg *config.Config) {
+					retrying(cfg)
+					cfg.ExposeRoute = true
+					cfg.FleetCall.Paths = map[string][]string{"/update_weights": {config.CallEmpties}}
+					cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
+				}}
 			begin := func() *cluster { return start(t, o) }
 			if row.sglang {
 				o.mixed = nil
@@ -152,7 +155,8 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 		for i := range cfg.Engines.Aggregated {
 			cfg.Engines.Aggregated[i].Barrier = config.BarrierNone // one serves while the other is down
 		}
-		cfg.FleetCall = config.FleetCall{Timeout: time.Second, Paths: map[string][]string{"/nothing": {config.CallPauses}, "/is_paused": {}, "/metrics": {}}}
+		cfg.FleetCall = config.FleetCall{Timeout: time.Second,
+			Paths: map[string][]string{"/nothing": {config.CallPauses}, "/is_paused": {}, "/metrics": {}}}
 		cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
 	}})
 	pauses := func() int { return len(c.gw.Status(t.Context()).Pauses) }
@@ -272,7 +276,8 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 	require.Zero(t, c.Sum("evenkeel_engine_outages_total"))
 }
 
-// A request that meets a pause of which nothing is known waits, and that is no attempt. A stream has begun before the core refuses its request.
+// A request that meets a pause of which nothing is known waits, and that is no attempt. A stream has begun before the core refuses its
+// request.
 func TestARequestThatMeetsAPauseOfAnotherWaits(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{dirty: true, mixed: []refengine.Config{{Version: "0.33.0"}}, configure: func(cfg *config.Config) {

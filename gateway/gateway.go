@@ -60,7 +60,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.config = reloader
 	g.journal, err = journal.New(journal.Config{
-		File: cfg.Log.Requests, Receipts: receipt.NewRing(cfg.Admin.Receipts, cfg.Admin.ReceiptsBytes), Registerer: g.reg, Buckets: secondsBuckets, Log: log,
+		File: cfg.Log.Requests, Receipts: receipt.NewRing(cfg.Admin.Receipts, cfg.Admin.ReceiptsBytes), Registerer: g.reg,
+		Buckets: secondsBuckets, Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
@@ -78,7 +79,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.meta = g.metaserver()
 	g.fleet = fleet.New(fleet.Host{
-		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
+		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg,
+		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
 		Publish:  g.publish, Callbacks: g.meta,
 		Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },
@@ -105,7 +107,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owner, err = owner.New(cfg, owner.Host{
-		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
+		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() },
+		Leaving: g.service.Draining,
 		Engines: func() map[string]owner.Reach { return g.fleet.Now().Scopes() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
 	}); err != nil {
 		return nil, err
@@ -150,7 +153,8 @@ func (g *Gateway) env() request.Env {
 	return request.Env{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
-		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
+		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Tier: g.tier,
+		Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
 	}
 }
@@ -214,7 +218,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 		return err
 	}
 	if g.meta != nil {
-		g.log.Info("decode engines call back, and must reach this URL", zap.String("metaserver", g.meta.URL()), zap.Strings("decode", g.conf().Callers()))
+		g.log.Info("decode engines call back, and must reach this URL", zap.String("metaserver", g.meta.URL()),
+			zap.Strings("decode", g.conf().Callers()))
 	}
 	n := g.conf().EventLoops
 	if n == 0 {
@@ -250,7 +255,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 		ErrorLog: errorLog,
 	}
 	g.background.Go(func() {
-		if err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin)); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin)); err != nil && !errors.Is(err, http.ErrServerClosed) &&
+			!errors.Is(err, net.ErrClosed) {
 			g.log.Error("the admin listener has failed", zap.Error(err))
 		}
 	})
@@ -258,11 +264,14 @@ func (g *Gateway) Start(admin http.Handler) error {
 		<-g.ctx.Done()
 		_ = adminServer.Close()
 	})
-	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.config.Certificate(reload.Admin) == nil {
-		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network", zap.String("admin", g.conf().Admin.Listen))
+	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) &&
+		g.config.Certificate(reload.Admin) == nil {
+		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network",
+			zap.String("admin", g.conf().Admin.Listen))
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)), zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
+		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
+		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 
@@ -303,7 +312,8 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	wait := g.requests.Finish(cut)
 	if !undisturbed() {
 		if <-ended; open > 0 {
-			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(), open), err)
+			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
+				open), err)
 		}
 	}
 	g.owner.Leave(cut)

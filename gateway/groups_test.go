@@ -114,7 +114,8 @@ func (f *family) owned(group string) (owner int) {
 func (f *family) rests(group string) bool {
 	owner := f.owner(group)
 	for i, c := range f.all {
-		if order := groupOf(c, group).Order; !f.dead[i] && (owner < 0 || len(order) == 0 || order[0] != proxyName(owner) || len(c.gw.HA().Members) < len(f.all)) {
+		if order := groupOf(c, group).Order; !f.dead[i] &&
+			(owner < 0 || len(order) == 0 || order[0] != proxyName(owner) || len(c.gw.HA().Members) < len(f.all)) {
 			return false
 		}
 	}
@@ -220,7 +221,8 @@ func (f *family) oneOwner() {
 // busyAlone is busy without the engines, which others use, too, and prefillers'
 // KV of hand-offs that nobody could pull any more.
 func (c *cluster) busyAlone() (held []string) {
-	return slices.DeleteFunc(c.busy(true), func(s string) bool { return strings.HasPrefix(s, "requests on ") || strings.HasPrefix(s, "pins on ") })
+	return slices.DeleteFunc(c.busy(true),
+		func(s string) bool { return strings.HasPrefix(s, "requests on ") || strings.HasPrefix(s, "pins on ") })
 }
 
 // serves waits until the proxy has answered so many more requests.
@@ -295,7 +297,8 @@ func shardsTakeOver(t *testing.T) {
 	endWatch() // it would call what is shut down
 	taker := f.owned("east")
 	took, stood := time.Since(at), late()
-	t.Logf("taken over after %.2f s, %.2f leases; the machine was late by %.2f s", took.Seconds(), took.Seconds()/haLease.Seconds(), stood.Seconds())
+	t.Logf("taken over after %.2f s, %.2f leases; the machine was late by %.2f s", took.Seconds(), took.Seconds()/haLease.Seconds(),
+		stood.Seconds())
 	require.NotEqual(t, victim, taker)
 	require.Less(t, took, 2*haLease+stood)
 	f.all[taker].serves(30)
@@ -321,7 +324,8 @@ func standbys(t *testing.T) {
 		require.Equal(t, http.StatusOK, got.Status, got.Body)
 		require.Len(t, whole(t, got.Body), 2, "of several prompts, too")
 		require.Equal(t, http.StatusBadRequest, b.Post("/v1/chat/completions", chat("one", `"temperature":"hot",`)).Status)
-		require.Equal(t, http.StatusOK, b.Post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local").Status, "it stays in the region")
+		require.Equal(t, http.StatusOK, b.Post("/v1/chat/completions", chat("one", ""), "X-Evenkeel-Geo", "local").Status,
+			"it stays in the region")
 	})
 	t.Run("its metrics are documented", func(t *testing.T) {
 		exists, docs := b.described(), metricsDoc(t)
@@ -349,7 +353,8 @@ func standbys(t *testing.T) {
 		stopped := time.Since(cut)
 		b.Eventually("b takes over", func() bool { return f.owner("main") == 1 })
 		took, stood := time.Since(cut), late()
-		t.Logf("cut off: stopped after %.2f s, taken over after %.2f s; the machine was late by %.2f s", stopped.Seconds(), took.Seconds(), stood.Seconds())
+		t.Logf("cut off: stopped after %.2f s, taken over after %.2f s; the machine was late by %.2f s", stopped.Seconds(), took.Seconds(),
+			stood.Seconds())
 		require.Less(t, took, 2*haLease+stood)
 		b.serves(20)
 		r := end()
@@ -412,7 +417,8 @@ func (f *family) seatsOfGroups(t *testing.T) {
 		rank := nameOf(t, f.all[0].Decode[i].URLs()[1])
 		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
 		require.NoError(t, err)
-		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}}, s.Scope.Mark(nil))
+		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}},
+			s.Scope.Mark(nil))
 		s.Leave()
 		_, err = f.all[(theirs+1)%len(f.all)].gw.Seat(t.Context(), rank, 100)
 		require.ErrorIs(t, err, selftest.ErrNotOurs)

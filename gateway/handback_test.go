@@ -165,7 +165,8 @@ func TestATakerCountsWhatRunsThereAlready(t *testing.T) {
 func TestWhereNothingCanBeDecodedNothingIsPrefilled(t *testing.T) {
 	t.Parallel()
 	c, _ := adopter(t, []refengine.Config{{}, {}}, []refengine.Config{{Slots: 1}, {Slots: 16}}, nil)
-	c.Eventually("all slots of us may be used: it is one before it is known what runs there", func() bool { return c.rank(c.Decode[1]).Limit == 16 })
+	c.Eventually("all slots of us may be used: it is one before it is known what runs there",
+		func() bool { return c.rank(c.Decode[1]).Limit == 16 })
 	for {
 		leave := c.Endless()
 		if len(c.running(c.Decode[0])) > 0 {

@@ -30,7 +30,8 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		require.NoError(t, os.WriteFile(cfg.Admin.TokenFile, []byte("secret"), 0o600))
 	}})
 	require.Equal(t, http.StatusUnauthorized, c.Ask(http.MethodGet, c.admin+"/live?once", "").Status)
-	for path, kind := range map[string]string{"/": "text/html; charset=utf-8", "/live.js": "text/javascript; charset=utf-8", "/live.css": "text/css; charset=utf-8", "/live.svg": "image/svg+xml"} {
+	for path, kind := range map[string]string{"/": "text/html; charset=utf-8", "/live.js": "text/javascript; charset=utf-8",
+		"/live.css": "text/css; charset=utf-8", "/live.svg": "image/svg+xml"} {
 		r := c.Ask(http.MethodGet, c.admin+path, "") // what has no secrets needs no token
 		require.Equal(t, http.StatusOK, r.Status, path)
 		require.Equal(t, kind, r.Header.Get("Content-Type"))

@@ -9,8 +9,8 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// modelLoads is how busy the engines are with each model, as far as the proxy knows: a model's boards are added up, and the KV of ranks whose
-// capacity is not known does not count.
+// modelLoads is how busy the engines are with each model, as far as the proxy knows: a model's boards are added up, and the KV of ranks
+// whose capacity is not known does not count.
 func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 	queued, prefills, boards := g.tier.Backlogs(), g.tier.Status(), g.dispatcher.Status(ctx).Models
 	for _, route := range g.fleet.Now().Models() {
@@ -25,7 +25,8 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 		}
 		for i := range boards {
 			b := &boards[i]
-			if b.Model != route.Board && !strings.HasPrefix(b.Model, route.Board+roster.AggregatedMark) && !strings.HasPrefix(b.Model, route.Board+roster.RegionMark) {
+			if b.Model != route.Board && !strings.HasPrefix(b.Model, route.Board+roster.AggregatedMark) &&
+				!strings.HasPrefix(b.Model, route.Board+roster.RegionMark) {
 				continue
 			}
 			l.Waiting += b.Pool

@@ -41,7 +41,8 @@ func metricsDoc(t *testing.T) map[string]documented {
 		require.Len(t, cells, 5, "name, type, labels, unit, meaning: %s", line)
 		require.NotContains(t, rows, name, "twice")
 		require.NotEmpty(t, cells[4], name)
-		row := documented{kind: cells[1], unit: cells[3], meaning: strings.ReplaceAll(link.ReplaceAllString(cells[4], "$1"), "`", ""), labels: map[string][]string{}}
+		row := documented{kind: cells[1], unit: cells[3], meaning: strings.ReplaceAll(link.ReplaceAllString(cells[4], "$1"), "`", ""),
+			labels: map[string][]string{}}
 		for _, l := range label.FindAllStringSubmatch(cells[2], -1) {
 			row.labels[l[1]] = strings.FieldsFunc(l[2], func(r rune) bool { return r == ',' || r == ' ' })
 		}

@@ -55,7 +55,8 @@ func TestRequestsOfAGroupOfOthers(t *testing.T) {
 	owners, ran := &stub{}, atomic.Int32{}
 	us := standby(t, owners.ServeHTTP)
 	known := func(t *testing.T) { // one that failed is asked again a moment later
-		us.Eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
+		us.Eventually("both siblings are there",
+			func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
 		ran.Store(0)
 	}
 	// It refuses what it may not send to the one that does.

@@ -67,7 +67,8 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	dispatch := g.dispatcher.Status(ctx)
 	engines := g.fleet.Now() // it knows all ranks that the dispatcher has
 	s := Status{
-		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
+		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(),
+		Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
 		Engines: engines.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: dispatch,
 		Advice: g.advice.Latest(),
 	}

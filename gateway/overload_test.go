@@ -86,7 +86,8 @@ func (c *cluster) allAnswered(all []<-chan reply) {
 
 func TestWhoIsServedNext(t *testing.T) {
 	t.Parallel()
-	c := jam(t, 100, "crowd ek-crowd", "one ek-one", "ops ek-ops , trusted: true", "batch ek-batch , priority: -10", "team ek-team", "gateway ek-gateway , trusted: true")
+	c := jam(t, 100, "crowd ek-crowd", "one ek-one", "ops ek-ops , trusted: true", "batch ek-batch , priority: -10", "team ek-team",
+		"gateway ek-gateway , trusted: true")
 	t.Run("by priority, and keys take turns", func(t *testing.T) {
 		free, ended := c.jammed()
 		body := chat("a", `"max_tokens":2,`)

@@ -106,7 +106,8 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 			conn, err := net.Dial("tcp", us.gw.GeoAddr())
 			require.NoError(t, err)
 			require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
-			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", refclient.ChatPath, geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
+			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s: %s\r\n%s: t\r\nContent-Length: %d\r\n\r\n", refclient.ChatPath,
+				geo.HopHeader, h.String(), geo.SignatureHeader, signature, geo.TenantHeader, 30<<20)
 			require.NoError(t, err)
 			got, err := http.ReadResponse(bufio.NewReader(conn), nil) // while no byte of the body has been sent
 			require.NoError(t, err, name)
@@ -120,11 +121,13 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 		keys, err := geo.ParseKeys("a another-key-of-at-least-32-bytes\n")
 		require.NoError(t, err)
 		h := us.hopFrom("eu-1", "")
-		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", refclient.ChatPath, geo.TenantHeader)
+		head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 30000000\r\n%s: t\r\n", refclient.ChatPath,
+			geo.TenantHeader)
 		for field := range slices.Chunk(papers(keys, refclient.ChatPath, &h), 2) {
 			head += field[0] + ": " + field[1] + "\r\n"
 		}
-		require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")), "not a byte of the body was sent, or asked for")
+		require.Equal(t, http.StatusUnauthorized, status(t, us.raw(us.gw.GeoAddr(), head+"\r\n")),
+			"not a byte of the body was sent, or asked for")
 		require.Zero(t, us.Metric("evenkeel_bodies_bytes"))
 	})
 	// What another proxy signs is the body as it is sent.
@@ -133,7 +136,8 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 		require.NoError(t, err)
 		body := packed(t, "gzip", chat("one", ""))
 		h := us.hopFrom("eu-1", body)
-		r := us.deliver(refclient.ChatPath, body, append(papers(keys, refclient.ChatPath, &h), geo.TenantHeader, "t", "Content-Encoding", "gzip")...)
+		r := us.deliver(refclient.ChatPath, body,
+			append(papers(keys, refclient.ChatPath, &h), geo.TenantHeader, "t", "Content-Encoding", "gzip")...)
 		require.Equal(t, http.StatusOK, r.Status, r.Body)
 	})
 	// Other proxies' bodies are on the same account as those of clients.

@@ -74,7 +74,8 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 		"POST /v1/" + secretPrompt + " HTTP/1.1\r\nAuthorization: Bearer " + secretKey + "\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: " + secretPrompt + "\r\n\r\n",
 		"POST " + refclient.ChatPath + " HTTP/1.1\r\nHost: x\r\nX " + secretPrompt + ": " + secretKey + "\r\n\r\n",
-		"POST " + refclient.ChatPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: 99\r\n\r\n" + secretPrompt,
+		"POST " + refclient.ChatPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secretKey + "\r\nContent-Length: 99\r\n\r\n" +
+			secretPrompt,
 		"GET /health HTTP/1.1\r\nHost: x\r\nCookie: " + strings.Repeat(secretKey, 2000) + "\r\n\r\n",
 	} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "http://"))

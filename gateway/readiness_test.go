@@ -48,7 +48,8 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	require.Equal(t, "down", c.status(web).State)
 
 	said := func() int { return c.logs.FilterMessageSnippet("not ready: ").Len() }
-	c.Eventually("what it said before its engines were up is over", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() == said() })
+	c.Eventually("what it said before its engines were up is over",
+		func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() == said() })
 	before := said()
 	c.Prefill[0].Kill()
 	c.Eventually("it says why it is not ready", func() bool { return said() > before })
@@ -57,7 +58,8 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	require.Equal(t, before+1, said(), "not every second")
 	l := c.logs.FilterMessage("not ready: no healthy prefill engine").All()
 	engines := fmt.Sprint(l[len(l)-1].ContextMap()["engines"])
-	for _, want := range []string{"prefill " + refclient.AddressOf(c.Prefill[0]) + " is down: ", "prefill " + nobody + " is down: ", "connection refused", "not a list of models"} {
+	for _, want := range []string{"prefill " + refclient.AddressOf(c.Prefill[0]) + " is down: ", "prefill " + nobody + " is down: ",
+		"connection refused", "not a list of models"} {
 		require.Contains(t, engines, want)
 	}
 }
@@ -72,7 +74,8 @@ func TestReasonsOfEngines(t *testing.T) {
 	// That nobody takes the connection says more than the requests that failed by it.
 	t.Run("the better reason is shown", func(t *testing.T) {
 		bad := c.Decode[0]
-		require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
+		require.NoError(t,
+			bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
 		for i := 0; c.engineStatus(bad).State == "up"; i++ {
 			require.Less(t, i, 50)
 			c.Judge(fmt.Sprint("prompt ", i), `"stream":true,`)

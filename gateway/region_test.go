@@ -329,9 +329,10 @@ func TestWhatAFollowerKeepsAndWhatGoesAlong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	refclient.KeyFile(t, file, "ops ek-ops , trusted: true")
-	us, eu := pair(t, conditional(func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }), options{dirty: true, configure: func(cfg *config.Config) {
-		cfg.Geo.Policy, cfg.Pool.Size = "local-only", 1
-	}})
+	us, eu := pair(t, conditional(func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }),
+		options{dirty: true, configure: func(cfg *config.Config) {
+			cfg.Geo.Policy, cfg.Pool.Size = "local-only", 1
+		}})
 	for n := range 8 { // more than the prefiller takes at once
 		for _, body := range []string{chat(fmt.Sprint("short ", n), `"n":3,`), strings.Replace(completion("@", ""), `"@"`, `["four five","six"]`, 1)} {
 			path := refclient.ChatPath

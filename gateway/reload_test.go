@@ -130,7 +130,8 @@ func TestReloads(t *testing.T) {
 	})
 	// What only a restart changes is named, and the rest is not lost over it.
 	t.Run("what needs a restart is named", func(t *testing.T) {
-		c.write(strings.Replace(c.yaml(usual+"health: {canary: 9s}\nlimits: {body_bytes: 1000, probe_timeout: 1m}\n", c.Decode[0]), "listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
+		c.write(strings.Replace(c.yaml(usual+"health: {canary: 9s}\nlimits: {body_bytes: 1000, probe_timeout: 1m}\n", c.Decode[0]),
+			"listen: \"127.0.0.1:0\"", "listen: \":1234\"", 1))
 		dry, _ := c.reload("?dry=1")
 		require.Contains(t, []string{"dry", "unchanged"}, dry.Outcome, "unchanged: it was found before")
 		var r *reload.Reload
@@ -158,7 +159,8 @@ func TestReloads(t *testing.T) {
 		c.Eventually("the new engine is found by itself", func() bool { return second.Stats().Decodes > 3 })
 		require.Equal(t, id, c.gw.Status(t.Context()).Dispatch.Models[0].Workers[0].ID)
 
-		c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
+		c.write(c.yaml("prefill: {policy: round-robin, kv_threshold: 0.8, scrape: {interval: 20ms}, retry: {base: 1ms}}\ndispatch: {policy: "+
+			"br0, window: 1ms}\npool: {size: 77, ttl: 9s}\npredictor: {kind: none}\n", second))
 		var r *reload.Reload
 		c.Eventually("it is in force, and told", func() bool {
 			r = c.gw.Status(t.Context()).Config.Last

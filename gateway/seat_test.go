@@ -25,7 +25,8 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	both := together(nil).mixed
 	both[0].DPMode = "internal"
 	c := start(t, options{
-		prefill: []refengine.Config{{}}, decode: []refengine.Config{{Slots: 1}}, mixed: both, configure: func(cfg *config.Config) { cfg.SelfTest = false },
+		prefill: []refengine.Config{{}}, decode: []refengine.Config{{Slots: 1}}, mixed: both,
+		configure: func(cfg *config.Config) { cfg.SelfTest = false },
 	})
 	c.Eventually("all ranks take requests", func() bool {
 		up := 0

@@ -139,7 +139,8 @@ func TestListenersThatSpeakTLS(t *testing.T) {
 			require.NoError(t, json.Unmarshal([]byte(body), &d), body)
 			return fmt.Sprint(d.Incidents)
 		}
-		for _, want := range []string{"{bad The certificate of tls ends in less than two hours}", "{bad The certificate of admin.tls ends in less than two hours}"} {
+		for _, want := range []string{"{bad The certificate of tls ends in less than two hours}",
+			"{bad The certificate of admin.tls ends in less than two hours}"} {
 			c.Eventually(want, func() bool { return strings.Contains(incidents(), want) })
 		}
 		a.Issue(t, "proxy", time.Now().Add(3*24*time.Hour+time.Minute))
@@ -189,7 +190,8 @@ func TestEnginesBehindTLS(t *testing.T) {
 	c.Eventually("a file without an authority is told", func() bool { return c.Metric(`evenkeel_reloads_total{key="ca_file",outcome="refused"}`) == 1 })
 	require.Equal(t, "right", c.Judge("and not used", ""))
 	require.NoError(t, os.WriteFile(a.File, other, 0o600))
-	c.Eventually("an authority that did not sign is not trusted", func() bool { return c.get("/readyz").Status == http.StatusServiceUnavailable })
+	c.Eventually("an authority that did not sign is not trusted",
+		func() bool { return c.get("/readyz").Status == http.StatusServiceUnavailable })
 	require.NoError(t, os.WriteFile(a.File, mine, 0o600))
 	c.Eventually("and the one that did is again", func() bool { return c.get("/readyz").Status == http.StatusOK })
 	require.Equal(t, "right", c.Judge("another story", ""))
@@ -198,7 +200,8 @@ func TestEnginesBehindTLS(t *testing.T) {
 func TestKeysOfCallers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	refclient.KeyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true", "lists ek-lists , rpm: 2", "large ek-large , rpm: 2", "greedy ek-greedy", "modest ek-modest")
+	refclient.KeyFile(t, file, "team ek-one , max_concurrent: 2", "ops ek-ops , trusted: true", "lists ek-lists , rpm: 2",
+		"large ek-large , rpm: 2", "greedy ek-greedy", "modest ek-modest")
 	c := start(t, options{configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Limits.Body, cfg.Limits.Bodies = file, 1<<20, 2<<20
 	}})
@@ -206,7 +209,8 @@ func TestKeysOfCallers(t *testing.T) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(c.URL, "http://"))
 		require.NoError(t, err)
 		defer func() { _ = conn.Close() }()
-		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n", refclient.ChatPath)
+		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-wrong\r\nContent-Length: 30000000\r\n\r\n",
+			refclient.ChatPath)
 		require.NoError(t, err)
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // not a byte of the body was sent
 		require.NoError(t, err)
@@ -239,7 +243,9 @@ func TestKeysOfCallers(t *testing.T) {
 		body := chat("a", "")
 		for _, keys := range []string{"ek-one ek-two", "ek-two ek-one", "ek-one ek-one"} {
 			first, second, _ := strings.Cut(keys, " ")
-			conn := c.raw(strings.TrimPrefix(c.URL, "http://"), fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", refclient.ChatPath, first, second, len(body), body))
+			conn := c.raw(strings.TrimPrefix(c.URL, "http://"),
+				fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nauthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s",
+					refclient.ChatPath, first, second, len(body), body))
 			require.Equal(t, 400, status(t, conn))
 		}
 		require.Equal(t, before, c.Prefill[0].Stats().Requests)
@@ -258,7 +264,8 @@ func TestKeysOfCallers(t *testing.T) {
 		require.NotEmpty(t, r.Header.Get("Retry-After"))
 
 		for range 2 {
-			conn := c.raw(addr, "POST "+refclient.ChatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 1048577\r\n\r\n")
+			conn := c.raw(addr,
+				"POST "+refclient.ChatPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ek-large\r\nContent-Length: 1048577\r\n\r\n")
 			require.Equal(t, 413, status(t, conn))
 		}
 		require.Equal(t, 429, c.Post(refclient.ChatPath, chat("a", ""), "Authorization", "Bearer ek-large").Status)
@@ -267,7 +274,8 @@ func TestKeysOfCallers(t *testing.T) {
 	t.Run("a key holds its share of bodies", func(t *testing.T) {
 		body := strings.Repeat("x", 1<<20)
 		head := func(key string) string {
-			return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", refclient.ChatPath, key, len(body))
+			return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", refclient.ChatPath, key,
+				len(body))
 		}
 		c.raw(strings.TrimPrefix(c.URL, "http://"), head("ek-greedy")+body[1:])
 		c.Eventually("one body is all but whole", func() bool { return c.Metric("evenkeel_bodies_bytes") == 1<<20 })
@@ -314,7 +322,8 @@ func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 		for _, header := range []string{"sesame", "Bearersesame", "Basic sesame", "Token sesame", "Bearer  sesame"} {
 			require.Equal(t, 401, c.Ask("GET", c.admin+"/status", "", "Authorization", header).Status, header)
 		}
-		require.Equal(t, 401, c.Ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").Status, "the token comes first")
+		require.Equal(t, 401, c.Ask("POST", c.admin+"/workers", strings.Repeat("x", 8<<20), "Content-Type", "text/plain").Status,
+			"the token comes first")
 	})
 	t.Run("each route but those of kubelets wants it, and it can be changed", func(t *testing.T) {
 		without := func(method, path string, header ...string) int {
@@ -331,7 +340,8 @@ func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 		for _, path := range []string{"/livez", "/readyz"} {
 			require.Equal(t, 200, without("GET", path), "kubelets have no token")
 		}
-		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST", "/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/admin/fleet/call": "POST", "/instances/add": "POST"} {
+		for path, method := range map[string]string{"/metrics": "GET", "/status": "GET", "/workers": "POST", "/policy": "PUT", "/drain": "POST",
+			"/debug/pprof/": "GET", "/reset_prefix_cache": "POST", "/admin/fleet/call": "POST", "/instances/add": "POST"} {
 			require.Equal(t, http.StatusUnauthorized, without(method, path), path)
 			require.Equal(t, http.StatusUnauthorized, without(method, path, "Bearer ses"), path)
 		}

@@ -28,7 +28,8 @@ func (c *cluster) sip(body string) (net.Conn, *bufio.Reader) {
 	require.NoError(c, err)
 	c.Cleanup(func() { _ = conn.Close() })
 	require.NoError(c, conn.(*net.TCPConn).SetReadBuffer(4096))
-	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", refclient.ChatPath, len(body), body)
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		refclient.ChatPath, len(body), body)
 	require.NoError(c, err)
 	br := bufio.NewReaderSize(conn, 256)
 	resp, err := http.ReadResponse(br, nil)

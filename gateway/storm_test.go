@@ -91,7 +91,8 @@ func (l leaver) run(addr string) error {
 	}
 	defer func() { _ = conn.Close() }()
 	tcp := conn.(*net.TCPConn)
-	request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: evenkeel\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", l.path, len(l.body), l.body)
+	request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: evenkeel\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", l.path,
+		len(l.body), l.body)
 	if _, err := io.WriteString(conn, request[:int(l.upload*float64(len(request)))]); err != nil {
 		return err
 	}
@@ -201,7 +202,8 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 		type harm struct{ Leaks, Pins, KVUsed, InTransfer, Unknown, LocalPrefills int64 }
 		require.Zero(t, harm{st.Leaks, int64(st.Pins), st.KVUsed, st.InTransfer, st.Unknown, st.LocalPrefills})
 	}
-	require.LessOrEqual(t, float64(surplus), c.Metric("evenkeel_heedless_engines_total"), "no rank had more than its slots but where the engine had not let go in time")
+	require.LessOrEqual(t, float64(surplus), c.Metric("evenkeel_heedless_engines_total"),
+		"no rank had more than its slots but where the engine had not let go in time")
 	require.Zero(t, lost, "hand-offs of which nobody was told")
 	var cancels []string
 	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
@@ -221,7 +223,8 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	}
 	resumed := c.Metric(`evenkeel_decode_losses_total{tier="1"}`) + c.Metric(`evenkeel_recomputes_total{tier="1"}`)
 	require.Positive(t, resumed, "nobody was in a second leg")
-	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; nothing was held %v after the last; %d goroutines before, %d after",
+	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; nothing was held %v after the "+
+		"last; %d goroutines before, %d after",
 		n, strings.Join(cancels, ", "), resumed, c.Metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
 }
 

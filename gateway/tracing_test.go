@@ -231,7 +231,8 @@ func TestTracingFollowsAReload(t *testing.T) {
 	t.Parallel()
 	col := tracetest.Start(t)
 	write := func(c *cluster, more string) string {
-		return fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nself_test: false\nengines:\n  prefill: [{url: %q}]\n  decode: [{url: %q, slots: 8}]\n%s", c.Prefill[0].URLs()[0], c.Decode[0].URLs()[0], more)
+		return fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nself_test: false\nengines:\n  prefill: [{url: %q}]\n  decode: "+
+			"[{url: %q, slots: 8}]\n%s", c.Prefill[0].URLs()[0], c.Decode[0].URLs()[0], more)
 	}
 	var ears heard
 	c := start(t, options{

@@ -32,7 +32,8 @@ func (c *Config) Check(bad report) {
 	if c.HMAC.KeysFile != "" && c.HMAC.KeysEnv != "" {
 		bad("hmac.keys_env", "the keys are in keys_file already; remove one")
 	}
-	if c.Mode == Central && c.Central != c.Self.ID && !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static }) {
+	if c.Mode == Central && c.Central != c.Self.ID &&
+		!slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static }) {
 		bad("central", "%q is neither geo.self.id nor one of geo.peers", c.Central)
 	}
 	seen := map[string]bool{c.Self.ID: true}
@@ -54,7 +55,8 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	}
 	u, err := url.Parse(p.URL)
 	switch {
-	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil:
+	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" ||
+		u.RawQuery != "" || u.User != nil:
 		bad("url", "%q is not a proxy's URL; write https://host:9443", p.URL)
 	case u.Port() == "" && p.Discover != BySRV:
 		bad("url", "%q has no port; write that of the peer's geo.listen", p.URL)

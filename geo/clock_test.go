@@ -76,7 +76,8 @@ func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answ
 	}
 	var q question
 	_ = json.Unmarshal(text, &q)
-	reply, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq, Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: 1}}})
+	reply, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq,
+		Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: 1}}})
 	if l.near {
 		answered(Echo{Text: reply})
 		return

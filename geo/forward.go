@@ -64,7 +64,8 @@ const (
 
 // blameless are the causes that say nothing about the peer, so that no client
 // can take one out.
-var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectModel, RejectDeadline, RejectOwner, RejectRecipient}
+var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectModel, RejectDeadline, RejectOwner,
+	RejectRecipient}
 
 var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 
@@ -114,7 +115,8 @@ type refused struct {
 func (r *refused) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
 
 // relayed are the statuses that mean the client's own request.
-var relayed = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity}
+var relayed = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+	http.StatusUnprocessableEntity}
 
 var errLate = errors.New("no first event came in time")
 

@@ -53,9 +53,11 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !f.Carry(call) {
 		return nil, engine.ErrAborted
 	}
-	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.came, f.rid, now, deadline)
+	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.came, f.rid, now,
+		deadline)
 	hdr = append(hdr, r.Headers...)
-	resp, err := call.Do(r.Method, r.Target, hdr, r.Body, engine.Deadlines{Connect: n.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
+	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,
+		engine.Deadlines{Connect: n.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +101,8 @@ func (f *Forward) refusal(status int) error {
 	e := &refused{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(1 << 20)
-	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable                       // the request's own deadline cannot be met, not ours
+	// the request's own deadline cannot be met, not ours
+	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
 	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling tried all that there is
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}

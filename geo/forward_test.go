@@ -34,7 +34,8 @@ func served(t *testing.T, free int, serve http.HandlerFunc) (url string, alive *
 		default:
 			var q question
 			_ = json.NewDecoder(r.Body).Decode(&q)
-			text, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq, Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: free, TPMs: 0.01, T0Ms: 1}}})
+			text, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq,
+				Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: free, TPMs: 0.01, T0Ms: 1}}})
 			_, _ = w.Write(text)
 		}
 	}))
@@ -482,5 +483,6 @@ func TestTheErrorBehindABrokenEventIsAnEventOfItsOwn(t *testing.T) {
 	defer f.Close()
 	got, err := io.ReadAll(f)
 	require.ErrorIs(t, err, ErrPeerLost)
-	require.True(t, strings.HasPrefix(string(got), "data: 1\n\ndata: "+strings.Repeat("x", 5000)+"\n\ndata: {\"error\""), "%.100q", got[len(got)-200:])
+	require.True(t, strings.HasPrefix(string(got), "data: 1\n\ndata: "+strings.Repeat("x", 5000)+"\n\ndata: {\"error\""), "%.100q",
+		got[len(got)-200:])
 }

@@ -35,7 +35,8 @@ const (
 )
 
 var rejects = []string{
-	RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner, RejectRecipient,
+	RejectBusy, RejectDraining, RejectHop, RejectSignature, RejectStale, RejectModel, RejectVersion, RejectPeer, RejectDeadline, RejectOwner,
+	RejectRecipient,
 }
 
 // Hop is what a forwarded request says of its way so far.

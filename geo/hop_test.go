@@ -35,9 +35,10 @@ func goldenKeys(t testing.TB) *Keys {
 
 // door is that of eu-1, whose peers are us-1 and asia-1.
 func door(keys *Keys, maxHops int) *Verifier {
-	d := &Verifier{self: "eu-1", boot: golden.Boot, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) {
-		return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
-	}}
+	d := &Verifier{self: "eu-1", boot: golden.Boot, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute),
+		known: func(id string) ([]string, bool) {
+			return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
+		}}
 	d.keys.Store(keys)
 	return d
 }
@@ -74,7 +75,8 @@ func TestNothingASignatureCoversCanBeChanged(t *testing.T) {
 			require.False(t, keys.Signed("kid=a;v1="+goldenSum, &m, &h))
 		})
 	}
-	for _, header := range []string{"", "kid=a", "kid=a;v1=", "kid=b;v1=" + goldenSum, "v1=" + goldenSum, "kid=a;v1=" + strings.ToUpper(goldenSum), "kid=a;v1=" + goldenSum[2:], "kid=a;v1=" + goldenSum + "00"} {
+	for _, header := range []string{"", "kid=a", "kid=a;v1=", "kid=b;v1=" + goldenSum, "v1=" + goldenSum,
+		"kid=a;v1=" + strings.ToUpper(goldenSum), "kid=a;v1=" + goldenSum[2:], "kid=a;v1=" + goldenSum + "00"} {
 		m := goldenMessage()
 		require.False(t, keys.Signed(header, &m, &golden), header)
 	}
@@ -150,7 +152,8 @@ func TestWhoMayComeIn(t *testing.T) {
 				row.hop(&h)
 			}
 			m := goldenMessage()
-			k := Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/us-1"}}
+			k := Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true,
+				Names: []string{"spiffe://ek/us-1"}}
 			if row.knock != nil {
 				row.knock(&k)
 			}
@@ -184,7 +187,8 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) {
 		keys := goldenKeys(t)
 		d, h, m := door(keys, 3), golden, goldenMessage()
 		h.Origin, h.Via, h.N, h.Max = row.origin, row.via, len(row.via), 3
-		_, refusal := d.Verify(&Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, time.UnixMilli(h.Time))
+		_, refusal := d.Verify(&Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true,
+			Names: []string{"spiffe://ek/asia-1"}}, time.UnixMilli(h.Time))
 		if row.status == 0 {
 			require.Nil(t, refusal, row.name)
 			continue

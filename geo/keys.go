@@ -47,7 +47,8 @@ func ParseKeys(text string) (*Keys, error) {
 		case !ValidName(f[0]) || strings.ContainsAny(f[0], ";="):
 			return nil, fmt.Errorf("%w: line %d: the key's id; write letters and digits", ErrKeys, n)
 		case len(f[1]) < minKey:
-			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n, f[0], len(f[1]), minKey)
+			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n, f[0],
+				len(f[1]), minKey)
 		case len(k.all) == 1 && k.all[0].id == f[0]:
 			return nil, fmt.Errorf("%w: line %d: a second key %s; give it another id", ErrKeys, n, f[0])
 		case len(k.all) == maxKeys:

@@ -20,7 +20,8 @@ type httpLink struct {
 }
 
 func (n *Node) linkOverHTTP(p *peer) Link {
-	return &httpLink{n, p.conf.ID, p.target, engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
+	return &httpLink{n, p.conf.ID, p.target,
+		engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
 }
 
 func (l *httpLink) Close() { l.client.Close() }
@@ -50,7 +51,8 @@ func (l *httpLink) ask(ctx context.Context, question []byte) (e Echo) {
 	call, wrote := l.client.NewCall(l.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent, sent.Add(n.cfg.Probe.Interval))
+	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent,
+		sent.Add(n.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return Echo{Err: err}
@@ -72,7 +74,8 @@ func refusedProbe(status int, reject string) error {
 	case RejectVersion:
 		return fmt.Errorf("%w with status %d: its evenkeel is of another version; run the same on both sides", errRefused, status)
 	case RejectHop: // the version before answers so to a hop header that it cannot read
-		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set geo.max_hops alike", errRefused, status)
+		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set "+
+			"geo.max_hops alike", errRefused, status)
 	case RejectRecipient:
 		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
 	}

@@ -45,7 +45,8 @@ func newMetrics(n *Node) *metrics {
 		return kept(&all, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return kept(&all, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels))
+		return kept(&all,
+			prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels))
 	}
 	m := &metrics{
 		node:          n,
@@ -56,16 +57,21 @@ func newMetrics(n *Node) *metrics {
 		age:           gauge("probe_age_seconds", "Time since the peer's last good probe.", "peer"),
 		queue:         gauge("queue_requests", "Requests in the arrival queue of this proxy.", "model"),
 		decisions:     counter("decisions_total", "Decisions of the geo policy. A request that waits counts once under wait.", "policy", "route"),
-		forwards:      counter("forwards_total", "Requests that were sent to a peer, by how they ended. lost: in the middle of an answer.", "peer", "outcome"),
-		inflight:      gauge("forwards_inflight", "Requests that are at the peer now.", "peer"),
-		fallbacks:     counter("fallbacks_total", "Requests that came back from a peer before their first event and were served here, by cause.", "peer", "cause"),
-		received:      counter("received_total", "Requests of other proxies, by how they ended here. The outcomes are those of evenkeel_requests_total, which counts these requests too.", "origin", "outcome"),
-		rejects:       counter("rejects_total", "Requests on the peer listener that were refused, by reason.", "reason"),
-		ttft:          histogram("ttft_seconds", "Time from arrival to the first event, by where the request was served. peer is empty for local.", secondsBuckets, "route", "peer"),
-		costError:     histogram("cost_error_seconds", "Time to the first event at a peer, less the predicted time.", errorBuckets, "peer"),
-		bytes:         counter("egress_bytes_total", "Bytes of forwards with their headers, without TLS. out: to the peer. in: from it.", "peer", "direction"),
-		dollars:       counter("egress_usd_total", "Cost of these bytes by the configured prices.", "peer"),
-		available:     gauge("n_avail", "Local prefill engines that can take a request, as the last probe was told.", "model"),
+		forwards: counter("forwards_total", "Requests that were sent to a peer, by how they ended. lost: in the middle of an answer.",
+			"peer", "outcome"),
+		inflight: gauge("forwards_inflight", "Requests that are at the peer now.", "peer"),
+		fallbacks: counter("fallbacks_total", "Requests that came back from a peer before their first event and were served here, by cause.",
+			"peer", "cause"),
+		received: counter("received_total", "Requests of other proxies, by how they ended here. The outcomes are those of "+
+			"evenkeel_requests_total, which counts these requests too.", "origin", "outcome"),
+		rejects: counter("rejects_total", "Requests on the peer listener that were refused, by reason.", "reason"),
+		ttft: histogram("ttft_seconds", "Time from arrival to the first event, by where the request was served. peer is empty for local.",
+			secondsBuckets, "route", "peer"),
+		costError: histogram("cost_error_seconds", "Time to the first event at a peer, less the predicted time.", errorBuckets, "peer"),
+		bytes: counter("egress_bytes_total", "Bytes of forwards with their headers, without TLS. out: to the peer. in: from it.", "peer",
+			"direction"),
+		dollars:   counter("egress_usd_total", "Cost of these bytes by the configured prices.", "peer"),
+		available: gauge("n_avail", "Local prefill engines that can take a request, as the last probe was told.", "model"),
 	}
 	m.all = all
 	return m

@@ -18,15 +18,17 @@ import (
 func New(cfg Config) (*Node, error) {
 	cfg = cfg.withDefaults()
 	n := &Node{
-		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings(),
-		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
+		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy,
+		settings: cfg.Settings(),
+		traffic:  engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
 	var err error
 	if n.policy, err = n.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
 	n.snapshot, _ = cfg.SnapshotBytes()
-	n.verifier = &Verifier{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew), known: n.known}
+	n.verifier = &Verifier{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew),
+		known: n.known}
 	n.verifier.keys.Store(cfg.Keys)
 	n.metrics = newMetrics(n)
 	n.metrics.createSeries()

@@ -92,8 +92,10 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("dead_after", "%v is too short, because a peer counts as down only after %v; write that or more", o.DeadAfter, least)
 	}
 	checkEtcd(bad, o.Engine, &o.Etcd)
-	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" { // two namespaces are two leases, and two owners
-		bad("kubernetes.namespace", "it is empty although leases are in other clusters; write the namespace in which every proxy of these regions keeps its lease")
+	// two namespaces are two leases, and two owners
+	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" {
+		bad("kubernetes.namespace",
+			"it is empty although leases are in other clusters; write the namespace in which every proxy of these regions keeps its lease")
 	}
 	if o.On() && !c.On() {
 		bad("engine", "there are no other regions while geo.mode is off")
@@ -131,7 +133,8 @@ func (h *HA) Check(c *Config, bad report) {
 	checkEtcd(bad, h.Engine, &h.Etcd)
 	switch {
 	case c.Mode != Distributed:
-		bad("mode", "proxies of one region talk over geo's listener, and geo.mode is %s; set it to distributed, with the other proxies under geo.peers in the region of geo.self", c.Mode)
+		bad("mode", "proxies of one region talk over geo's listener, and geo.mode is %s; set it to distributed, with the other proxies under "+
+			"geo.peers in the region of geo.self", c.Mode)
 	case c.Ownership.On():
 		bad("mode", "geo.ownership.engine is %s; either regions or decode groups can have owners, not both; turn one off", c.Ownership.Engine)
 	case !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.Region == c.Self.Region }):

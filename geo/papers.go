@@ -30,7 +30,8 @@ func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid st
 	if came != nil {
 		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
 	}
-	hdr := []engine.Header{{Name: HopHeader, Value: h.String()}, {Name: TenantHeader, Value: m.Tenant}, {Name: "Content-Type", Value: "application/json"}}
+	hdr := []engine.Header{{Name: HopHeader, Value: h.String()}, {Name: TenantHeader, Value: m.Tenant},
+		{Name: "Content-Type", Value: "application/json"}}
 	if k := n.verifier.keys.Load(); k != nil {
 		hdr = append(hdr, engine.Header{Name: SignatureHeader, Value: k.Sign(m, &h)})
 	}

@@ -78,7 +78,8 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
 		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval) + rtt, Draining: p.draining, Offers: offers && p.decodes(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.Egress.DailyUSD,
-		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), ResidualMs: p.residual.Ms(now), Unanswered: p.open, Window: p.trust.Window(n.at(now)),
+		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), ResidualMs: p.residual.Ms(now),
+		Unanswered: p.open, Window: p.trust.Window(n.at(now)),
 	}
 }
 

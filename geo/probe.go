@@ -62,7 +62,8 @@ func (n *Node) probe(p *peer, seq uint64) {
 	n.mu.Unlock()
 	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := n.clock.Now()
-	body, _ := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()}) // of strings and numbers: never fails
+	// of strings and numbers: never fails
+	body, _ := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	p.link.Ask(p.ctx, body, limit, func(e Echo) {
 		if n.heard(p, seq, sent, e) {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
@@ -143,7 +144,8 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
-	a := answer{Version: version, ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Boot: n.boot, Seq: q.Seq, Draining: n.cfg.Draining(), Models: n.offers()}
+	a := answer{Version: version, ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Boot: n.boot, Seq: q.Seq, Draining: n.cfg.Draining(),
+		Models: n.offers()}
 	if n.cfg.Tenure != nil {
 		a.Tenure = n.cfg.Tenure()
 		n.mu.Lock()

@@ -39,7 +39,8 @@ func newBench(t *testing.T, policyText string, change func(*Config)) *bench {
 		},
 	})
 	require.NoError(t, err)
-	b.tier.SetCandidates([]prefill.Candidate{{ID: "a", Models: []string{"m"}, CapacityTokens: 1 << 40, Live: true, Profile: &mooncake.Profile{MaxNumSeqs: 32}}})
+	b.tier.SetCandidates([]prefill.Candidate{{ID: "a", Models: []string{"m"}, CapacityTokens: 1 << 40, Live: true,
+		Profile: &mooncake.Profile{MaxNumSeqs: 32}}})
 	b.node, _ = node(t, func(c *Config) {
 		c.Tier, c.Policy = b.tier, policyText
 		if change != nil {

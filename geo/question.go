@@ -342,8 +342,9 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	fresh := max(1, h.Tokens-hit)
 	n.number++
 	f := &Forward{
-		node: n, peer: p, number: n.number, model: h.Model, rid: q.ask.ID, came: q.ask.Came, tenant: q.ask.Tenant, hit: hit, predicted: d.Terms, localMs: d.LocalMs,
-		prompt: q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
+		node: n, peer: p, number: n.number, model: h.Model, rid: q.ask.ID, came: q.ask.Came, tenant: q.ask.Tenant, hit: hit, predicted: d.Terms,
+		localMs: d.LocalMs,
+		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
 	}
 	if math.IsInf(f.localMs, 0) {
 		f.localMs = -1

@@ -26,7 +26,8 @@ func (n *Node) Siblings() (live, stay []string) {
 
 // sibling says whether a dispatcher of that id may be one.
 func (n *Node) sibling(id string) bool {
-	return n.cfg.Siblings && slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Self.Region && c.AnswersTo(id) })
+	return n.cfg.Siblings &&
+		slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Self.Region && c.AnswersTo(id) })
 }
 
 // decodes says whether a peer decodes a model now. Those of other regions would

@@ -86,7 +86,8 @@ func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
 		case !keys.Signed(k.Signature, &k.Message, &h):
 			return h, refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key; use the same keys on both sides")
 		case age > d.skew:
-			return h, refuse(http.StatusUnauthorized, RejectStale, "sent %v ago by the sender's clock, and %v is believed; set the clocks", age.Round(time.Millisecond), d.skew)
+			return h, refuse(http.StatusUnauthorized, RejectStale, "sent %v ago by the sender's clock, and %v is believed; set the clocks",
+				age.Round(time.Millisecond), d.skew)
 		case d.nonces.used(h.Nonce):
 			return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
 		}
@@ -98,7 +99,8 @@ func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
 		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
 	}
 	if !d.addressed(k.Target, &h) {
-		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient, "it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
+		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient,
+			"it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
 			h.To, d.self)
 	}
 	switch {
@@ -107,7 +109,8 @@ func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
 	case h.N > h.Max || h.N != len(h.Via):
 		return h, refuse(http.StatusLoopDetected, RejectHop, "it has made %d hops of %d", h.N, h.Max)
 	case h.Max > d.maxHops:
-		return h, refuse(http.StatusLoopDetected, RejectHop, "it may make %d hops and %d are allowed here; set geo.max_hops alike", h.Max, d.maxHops)
+		return h, refuse(http.StatusLoopDetected, RejectHop, "it may make %d hops and %d are allowed here; set geo.max_hops alike", h.Max,
+			d.maxHops)
 	}
 	return h, nil
 }

@@ -151,7 +151,8 @@ func (c *Claim) aheadAt(now time.Time) time.Duration {
 func (c *Claim) observe(now time.Time) {
 	ahead := c.aheadAt(now)
 	if ahead-c.ahead > c.retry {
-		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease", zap.Duration("for", ahead-c.ahead))
+		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease",
+			zap.Duration("for", ahead-c.ahead))
 		c.machine.Jumped(now)
 	}
 	c.ahead = ahead

@@ -352,7 +352,8 @@ func TestOtherMembersThanTheHoldersAreSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{rec: Record{Holder: "b_x", Epoch: 6, Stamp: "z", Term: Running, Members: []string{"a", "b"}}}
 		core, logs := observer.New(zapcore.InfoLevel)
-		c := NewClaim(Config{Self: "a_x", Times: DefaultTimes, Members: []string{"a", "b", "c"}}, &hand{shelf: s, self: "a_x"}, Hooks{OnChange: func(View) {}}, zap.New(core))
+		c := NewClaim(Config{Self: "a_x", Times: DefaultTimes, Members: []string{"a", "b", "c"}}, &hand{shelf: s, self: "a_x"},
+			Hooks{OnChange: func(View) {}}, zap.New(core))
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx) })

@@ -112,7 +112,8 @@ func (w Waits) Times() Times {
 		return time.Duration(float64(d) / float64(t.Duration) * float64(w.Lease))
 	}
 	return Times{
-		Duration: w.Lease, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: w.StartDelay, RankDelay: part(t.RankDelay), Step: part(t.Step),
+		Duration: w.Lease, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: w.StartDelay, RankDelay: part(t.RankDelay),
+		Step: part(t.Step),
 	}
 }
 

@@ -29,7 +29,8 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 	case failed && was:
 		log.Debug("ownership: the call still fails", zap.Stringer("call", r.call), zap.Error(r.err))
 	case failed:
-		log.Warn("ownership: a call to the lease's store or holder fails; the next line about it comes when it succeeds", zap.Stringer("call", r.call), zap.Error(r.err))
+		log.Warn("ownership: a call to the lease's store or holder fails; the next line about it comes when it succeeds",
+			zap.Stringer("call", r.call), zap.Error(r.err))
 	case was:
 		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
 	}
@@ -39,7 +40,8 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 	}
 	switch took := now.Sub(r.sent); {
 	case !failed && took > soon && !s.slow:
-		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew its lease in time and stop admitting; the next line about it comes when the store is fast again",
+		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew its lease in time and stop admitting; the next "+
+			"line about it comes when the store is fast again",
 			zap.Stringer("call", r.call), zap.Duration("took", took), zap.Duration("at_most", soon))
 		s.slow = true
 	case !failed && took <= soon && s.slow:
@@ -52,11 +54,13 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 func (s *logOnce) change(log *zap.Logger, was, v View) {
 	switch {
 	case v.Voted && !was.Voted:
-		log.Warn("ownership: the lease's store does not confirm renewals; this proxy goes on, because all other members have promised not to take over", zap.Int64("epoch", v.Epoch))
+		log.Warn("ownership: the lease's store does not confirm renewals; this proxy goes on, because all other members have promised not to "+
+			"take over", zap.Int64("epoch", v.Epoch))
 	case was.Voted && !v.Voted && v.Admits:
 		log.Info("ownership: the lease's store confirms renewals again", zap.Int64("epoch", v.Epoch))
 	case v.Phase == Fenced && was.Admits:
-		log.Info("ownership: this proxy admits nothing any more, because the lease's store confirmed no renewal in time, or does not know the lease", zap.Int64("epoch", v.Epoch))
+		log.Info("ownership: this proxy admits nothing any more, because the lease's store confirmed no renewal in time, or does not know the "+
+			"lease", zap.Int64("epoch", v.Epoch))
 	}
 }
 
@@ -69,7 +73,8 @@ func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
 	differ := !slices.Equal(rec.Members, cfg.Members)
 	switch {
 	case differ && !(s.differ && slices.Equal(rec.Members, s.members)):
-		log.Warn("ownership: the holder's ha.members differ from ours, so no owner can go on while the lease's store is away; write the same list into the config of every proxy",
+		log.Warn("ownership: the holder's ha.members differ from ours, so no owner can go on while the lease's store is away; write the same "+
+			"list into the config of every proxy",
 			zap.String("holder", rec.Holder), zap.Strings("holders", rec.Members), zap.Strings("ours", cfg.Members))
 	case !differ && s.differ:
 		log.Info("ownership: the holder's ha.members are the same as ours again")
@@ -79,7 +84,8 @@ func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
 		return
 	}
 	if s.duration = rec.Duration; rec.Duration != cfg.Duration {
-		log.Warn("ownership: the holder's lease has another duration than ours; the longer one counts; write the same lease duration into the config of every proxy",
+		log.Warn("ownership: the holder's lease has another duration than ours; the longer one counts; write the same lease duration into the "+
+			"config of every proxy",
 			zap.String("holder", rec.Holder), zap.Duration("holders", rec.Duration), zap.Duration("ours", cfg.Duration))
 	}
 }

@@ -26,7 +26,8 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 		}
 	case m.reclaim:
 		m.lose(now)
-	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.forgotten() && !m.held: // an acquisition whose answer was lost
+	// an acquisition whose answer was lost
+	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.forgotten() && !m.held:
 		start := now.Add(m.startDelay())
 		if m.bare { // perhaps the store said nothing of the last holder when the acquisition succeeded
 			start = start.Add(m.duration())
@@ -42,7 +43,8 @@ func (m *Machine) see(now time.Time, rec Record) {
 	if !m.looked || rec.Stamp != m.rec.Stamp || rec.Term != m.rec.Term || rec.Term == Running {
 		m.changed = now
 	}
-	gave := m.looked && m.rec.Holder != "" && rec.Epoch == m.rec.Epoch // if the lease is released now, it was released after we began: we had seen it held in this epoch
+	// if the lease is released now, it was released after we began: we had seen it held in this epoch
+	gave := m.looked && m.rec.Holder != "" && rec.Epoch == m.rec.Epoch
 	m.rec, m.looked, m.stale = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
 	if m.released() && (rec.Epoch == m.promise.epoch || gave && m.promise.to == "") { // the owner that was promised something has stopped

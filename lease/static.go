@@ -2,8 +2,8 @@ package lease
 
 import "time"
 
-// Static is ownership without a lease, for one binary and nothing else: the first of an order that was seen alive of late owns the scope, and its
-// home always does when it lives. Who cannot see the home but is seen by its
+// Static is ownership without a lease, for one binary and nothing else: the first of an order that was seen alive of late owns the scope,
+// and its home always does when it lives. Who cannot see the home but is seen by its
 // clients believes itself the owner: a partition makes two. So a taker uses only
 // a share of the slots.
 type Static struct {

@@ -317,7 +317,8 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 		for range rapid.IntRange(0, 8).Draw(t, "changes") {
 			c := change{
 				at: rapid.IntRange(0, int(trouble/tickOfWorld)).Draw(t, "at"), node: rapid.IntRange(0, 3).Draw(t, "of"),
-				dies: rapid.Bool().Draw(t, "dies"), gone: rapid.IntRange(0, 5).Draw(t, "deleted") == 0, back: rapid.IntRange(0, 5).Draw(t, "restored") == 0,
+				dies: rapid.Bool().Draw(t, "dies"), gone: rapid.IntRange(0, 5).Draw(t, "deleted") == 0,
+				back: rapid.IntRange(0, 5).Draw(t, "restored") == 0,
 				goes: rapid.IntRange(0, 3).Draw(t, "leaves") == 0, home: rapid.IntRange(0, 3).Draw(t, "first") == 0, list: three,
 			}
 			if !same {

@@ -235,7 +235,8 @@ func TestNeverTwoAdmit(t *testing.T) {
 			}
 		}
 		if o := w.owners(); o != "us-1" {
-			t.Fatalf("in the end %q owns the scope (somebody did before: %v); lease %+v; %+v", o, admitted, w.rec, w.nodes[0].m.View(w.nodes[0].now(w.t)))
+			t.Fatalf("in the end %q owns the scope (somebody did before: %v); lease %+v; %+v", o, admitted, w.rec,
+				w.nodes[0].m.View(w.nodes[0].now(w.t)))
 		}
 	})
 }

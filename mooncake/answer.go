@@ -68,7 +68,8 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	a := got.read()
 	if p.Connector == VLLMMooncake {
 		if x == nil || x.TransferID == "" || x.BootstrapAddr == "" || x.EngineID == "" {
-			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first", ErrBadHandoff)
+			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first",
+				ErrBadHandoff)
 		}
 		if a.FinishReason != "length" { // blocks are kept for a request that ran into its limit only
 			return a, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(a.FinishReason))
@@ -98,7 +99,8 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	return a, nil
 }
 
-// SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23, http_server.py).
+// SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23,
+// http_server.py).
 type SaidError struct {
 	Answer []byte // or the event of it with the error. It is part of what was read, so that it is lost when that buffer is used again.
 }
@@ -291,7 +293,8 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	}
 	switch n, ok := countBlocks(h.blockIDs); {
 	case !ok:
-		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff, kindOf(h.blockIDs))
+		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
+			kindOf(h.blockIDs))
 	case n == 0: // the blocks were preempted; with it the decode engine would crash
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}

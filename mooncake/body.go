@@ -72,7 +72,8 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 		if len(b.members) == maxMembers {
 			return tooManyMembers
 		}
-		b.members = append(b.members, member{rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), int32(at.From), int32(at.To), int32(at.Val), int32(at.ValEnd)})
+		b.members = append(b.members,
+			member{rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), int32(at.From), int32(at.To), int32(at.Val), int32(at.ValEnd)})
 		return ""
 	})
 	if err != nil {

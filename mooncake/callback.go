@@ -82,7 +82,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	}
 	got.KV = bytes.Clone(bytes.TrimSpace(body))
 	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // also of what checkHosts takes for a list of none
-		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile", ErrUnknownHost, shownHost(host))
+		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
+			ErrUnknownHost, shownHost(host))
 	}
 	if err := p.checkHosts(got.KV, known); err != nil {
 		return Callback{}, err
@@ -178,7 +179,8 @@ func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused
 		return fmt.Sprintf("more than %d keys that this evenkeel does not know", mostUnknown)
 	case slices.Contains(c.plain, key): // the operator says so
 	case namesAddress(key), address.value(key, value, false) != nil:
-		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is right"
+		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is " +
+			"right"
 	}
 	c.unknown = append(c.unknown, key)
 	return ""

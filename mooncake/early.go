@@ -13,12 +13,13 @@ type Meeting struct {
 	Callback   json.RawMessage // what it told, for the prefill engine: Callback.KV
 
 	// Of sglang.
-	Endpoint                Endpoint
-	RID                     string // of both legs; no id may begin another one
-	Host                    string // of the prefill engine's bootstrap server
-	Port                    int
-	Room                    int64 // new for every attempt; modulo the prefill engine's ranks it is PrefillRank (SGLang 0094505d, disaggregation/common/conn.py)
-	PrefillRank, DecodeRank int   // -1: its engine has one, or is to choose one itself
+	Endpoint Endpoint
+	RID      string // of both legs; no id may begin another one
+	Host     string // of the prefill engine's bootstrap server
+	Port     int
+	// new for every attempt; modulo the prefill engine's ranks it is PrefillRank (SGLang 0094505d, disaggregation/common/conn.py)
+	Room                    int64
+	PrefillRank, DecodeRank int // -1: its engine has one, or is to choose one itself
 
 	// Of nixl-push.
 	Coordinates *Coordinates // of the prefill engine

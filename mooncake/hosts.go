@@ -88,7 +88,8 @@ func (w *hostCheck) text(key, s string, address bool) error {
 		if !address && !written || w.known(host) {
 			continue
 		}
-		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile; if it is no address at all, add the key to kv_plain_keys",
+		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile; if it is no address at all, add "+
+			"the key to kv_plain_keys",
 			ErrUnknownHost, shownHost(host), shown(key))
 	}
 	return nil
@@ -173,7 +174,8 @@ func shownHost(host string) string {
 // shown is a key as an error shows it: its name if we know it, else no part of it.
 func shown(key string) string {
 	switch key {
-	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts", "ip", "addr", "url":
+	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts",
+		"ip", "addr", "url":
 		return key
 	}
 	return "a key that we do not know"

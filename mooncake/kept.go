@@ -11,8 +11,9 @@ import "time"
 // core that stands still sends none. The prefill engine then gives the blocks to another prompt, and the decode engine
 // reads them without an error when it goes on. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
 type Kept struct {
-	until time.Time     // the KV is certainly kept up to then
-	sign  time.Duration // a sign of life shows that the KV is kept for so long, once heartbeats are known to go out; 0: nothing renews the hold
+	until time.Time // the KV is certainly kept up to then
+	// a sign of life shows that the KV is kept for so long, once heartbeats are known to go out; 0: nothing renews the hold
+	sign  time.Duration
 	beat  time.Duration // the time between heartbeats
 	begin time.Time     // when the last signs without a gap began
 	next  time.Time     // the first sign after this counts as the next one

@@ -27,7 +27,8 @@ const (
 	Endpoints = iota // how many there are
 )
 
-var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate", "/generate"}
+var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate",
+	"/generate"}
 
 // Path is the endpoint's URL path, with us and with the engines.
 func (e Endpoint) Path() string { return paths[e] }
@@ -85,7 +86,8 @@ func Reserved(key string) bool {
 		"lora_id", "http_worker_ipc", "kv_hints", "external_trace_header", "received_time", "encoder_urls", "num_items_assigned",
 		"need_wait_for_mm_inputs", "decode_tp_size", "positional_embed_overrides", "routing_key",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-		"disagg_prefill_dp_rank", "rid", "metaserver", "do_virtual", "batch_kv_transfer_params", "return_hidden_states", "logits_processors", "prompt_embeds",
+		"disagg_prefill_dp_rank", "rid", "metaserver", "do_virtual", "batch_kv_transfer_params", "return_hidden_states", "logits_processors",
+		"prompt_embeds",
 		"prompt_token_ids": // instead of the messages, past the chat template (vLLM PR 55771)
 		return true
 	}

@@ -47,9 +47,10 @@ func (p *Profile) Aggregated() bool { return p.Bind == bindAlone }
 
 // alwaysEarly are the connectors that cannot bind late, and why.
 var alwaysEarly = map[string]string{
-	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines with MooncakeConnectorV1 and use " + AscendMooncakeV1,
-	SGLang:          "both its engines must get the request at once, and there is no hand-off that could wait",
-	None:            "one engine prefills and decodes, and there is no hand-off",
+	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines " +
+		"with MooncakeConnectorV1 and use " + AscendMooncakeV1,
+	SGLang: "both its engines must get the request at once, and there is no hand-off that could wait",
+	None:   "one engine prefills and decodes, and there is no hand-off",
 }
 
 // Early tells whether a request is bound to its decode rank before its prefill.
@@ -109,8 +110,9 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 
 // What becomes of the KV of an answer that a decode engine keeps for the next turn of its chat, so that a prefill engine can fetch it.
 const (
-	HandBackNone    = "none"    // it keeps none
-	HandBackCounted = "counted" // vLLM with bidirectional_kv_xfer: it takes room until it is given up, because no prefill engine is told to fetch it
+	HandBackNone = "none" // it keeps none
+	// vLLM with bidirectional_kv_xfer: it takes room until it is given up, because no prefill engine is told to fetch it
+	HandBackCounted = "counted"
 	HandBackFetched = "fetched" // the same, and prefill engines with this profile are told to fetch it
 )
 
@@ -253,11 +255,13 @@ func (p Profile) Validate() error {
 		bad("%w", err)
 	}
 	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
-	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull { // the push connector refuses to start so (vLLM 0.33, nixl/push_scheduler.py)
+	// the push connector refuses to start so (vLLM 0.33, nixl/push_scheduler.py)
+	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
 	if p.DecoderTTL <= 0 {
-		bad("decoder_kv_blocks_ttl is %v; set it to the engine's value, which is 480s unless kv_connector_extra_config says otherwise", p.DecoderTTL)
+		bad("decoder_kv_blocks_ttl is %v; set it to the engine's value, which is 480s unless kv_connector_extra_config says otherwise",
+			p.DecoderTTL)
 	}
 	if p.FirstEventTimeout <= 0 {
 		bad("first_event_timeout is %v; it must be above zero", p.FirstEventTimeout)
@@ -311,7 +315,8 @@ func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 		}
 	}
 	if (p.Connector == SGLang || p.Connector == None) && (p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend) {
-		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector, ChatResumeNone, ChatResumeContinue)
+		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector,
+			ChatResumeNone, ChatResumeContinue)
 	}
 }
 
@@ -329,7 +334,8 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	case p.alwaysEarly():
 		return math.MaxInt64, nil
 	case timeout <= 0:
-		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request", timeout)
+		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request",
+			timeout)
 	case margin < 0:
 		return 0, fmt.Errorf("hold_margin is %v; it cannot be negative", margin)
 	case margin == 0:

@@ -13,7 +13,8 @@ import (
 // The hand-offs of every version in docs/engines.md are read. Those that name no
 // request are the ones whose decode request needs the probe's id.
 func TestHandoffsOfEveryVersion(t *testing.T) {
-	unnamed := map[string]bool{"ascend-mooncake-v1-0.10.2": true, "ascend-mooncake-v1-0.11.0": true, "ascend-mooncake-v1-0.13.0": true, "nixl-pull-0.11.0": true}
+	unnamed := map[string]bool{"ascend-mooncake-v1-0.10.2": true, "ascend-mooncake-v1-0.11.0": true, "ascend-mooncake-v1-0.13.0": true,
+		"nixl-pull-0.11.0": true}
 	page, err := os.ReadFile(filepath.Join("..", "docs", "engines.md"))
 	require.NoError(t, err)
 	files, err := filepath.Glob(filepath.Join("testdata", "handoffs", "*.json"))

@@ -13,7 +13,8 @@ import (
 
 // Why an entry left the pool without a rank.
 var (
-	ErrUnbound = errors.New("pool: no decode rank had room for the request within pool.ttl, and its connector needs one before the prefill; nothing was prefilled yet; retry later or add decode capacity")
+	ErrUnbound = errors.New("pool: no decode rank had room for the request within pool.ttl, and its connector needs one before the prefill; " +
+		"nothing was prefilled yet; retry later or add decode capacity")
 	ErrTimeout = errors.New("pool: no decode rank had room within pool.ttl; retry later or add decode capacity")
 	ErrExpired = errors.New("pool: the hand-off passed its deadline while it waited for a decode rank; prefill again")
 )

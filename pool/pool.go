@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Pool keeps entries in arrival order, and those for ranks that prefill and decode in the order in which they came here. It reads no clock: now is an argument.
+// Pool keeps entries in arrival order, and those for ranks that prefill and decode in the order in which they came here. It reads no clock:
+// now is an argument.
 type Pool struct {
 	ttl     time.Duration
 	entries []*Entry // ascending (turn, seq)

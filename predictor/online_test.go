@@ -194,7 +194,8 @@ func TestDrift(t *testing.T) {
 
 func TestDriftIsTheLargestDifference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table, recent := rapid.SliceOfN(rapid.Int32Range(1, 60), 1, 40).Draw(t, "table"), rapid.SliceOfN(rapid.Int32Range(1, 60), 1, 40).Draw(t, "recent")
+		table, recent := rapid.SliceOfN(rapid.Int32Range(1, 60), 1, 40).Draw(t, "table"),
+			rapid.SliceOfN(rapid.Int32Range(1, 60), 1, 40).Draw(t, "recent")
 		o := newOnline(t, KindSurvival, nil)
 		for _, v := range recent {
 			o.Finished(10, v, 0)

@@ -11,7 +11,8 @@ import (
 
 // lengths draws outputs that tie, jump and now and then pass what arrays index.
 func lengths(t *rapid.T, label string, least int) []int32 {
-	one := rapid.OneOf(rapid.Int32Range(1, 40), rapid.Int32Range(1, 2000), rapid.SampledFrom([]int32{1, 512, denseMost - 1, denseMost, denseMost + 1, math.MaxInt32}))
+	one := rapid.OneOf(rapid.Int32Range(1, 40), rapid.Int32Range(1, 2000),
+		rapid.SampledFrom([]int32{1, 512, denseMost - 1, denseMost, denseMost + 1, math.MaxInt32}))
 	return rapid.SliceOfN(one, least, 60).Draw(t, label)
 }
 
@@ -66,7 +67,8 @@ func ageNear(t *rapid.T, outputs []int32) int {
 }
 
 func TestSurvivalOfNothing(t *testing.T) {
-	for name, s := range map[string]*Survival{"nil": nil, "zero": {}, "no outputs": NewSurvival(nil), "outputs of no tokens": NewSurvival([]int32{0, -3})} {
+	for name, s := range map[string]*Survival{"nil": nil, "zero": {}, "no outputs": NewSurvival(nil),
+		"outputs of no tokens": NewSurvival([]int32{0, -3})} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, Prediction{0, 80}, ask(s, 80, Query{Age: 5}))
 			require.Zero(t, s.MeanOutput())

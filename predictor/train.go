@@ -73,7 +73,8 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 			return nil, fmt.Errorf("fit: request %d arrived %v before the one above it: sort by arrival", i, reqs[i-1].At-reqs[i].At)
 		}
 		if o := reqs[i].Output; o < 1 || o > outputMost || reqs[i].Prompt < 0 {
-			return nil, fmt.Errorf("fit: request %d has %d prompt and %d output tokens: leave out what generated nothing or over %d", i, reqs[i].Prompt, o, outputMost)
+			return nil, fmt.Errorf("fit: request %d has %d prompt and %d output tokens: leave out what generated nothing or over %d", i,
+				reqs[i].Prompt, o, outputMost)
 		}
 	}
 	if len(reqs) > requestsMost {
@@ -81,7 +82,8 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	}
 	cut := len(reqs) - int(math.Round(float64(len(reqs))*opt.Holdout))
 	if cut < minTrain || cut == len(reqs) {
-		return nil, fmt.Errorf("fit: %d requests to train on and %d held out of %d: want at least %d and 1", cut, len(reqs)-cut, len(reqs), minTrain)
+		return nil, fmt.Errorf("fit: %d requests to train on and %d held out of %d: want at least %d and 1", cut, len(reqs)-cut, len(reqs),
+			minTrain)
 	}
 
 	t := trial{reqs: reqs, cut: cut, opt: opt}

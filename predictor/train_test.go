@@ -96,7 +96,8 @@ func TestTheFileHasAllRequests(t *testing.T) {
 			f, err := Train(kind, reqs, Options{})
 			require.NoError(t, err)
 			require.Equal(t, 400, f.Outputs.Len())
-			require.Equal(t, Holdout{Requests: 100, Horizon: 80, Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability}, f.Holdout)
+			require.Equal(t, Holdout{Requests: 100, Horizon: 80, Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability},
+				f.Holdout)
 			p, _, err := f.Build()
 			require.NoError(t, err)
 			got := ask(p, 80, Query{Prompt: 9000, Age: 650, Key: 99})

@@ -114,7 +114,8 @@ func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
-	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline, Reserved: r.Reserved}
+	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
+		Reserved: r.Reserved}
 	m.line.Add(&w.entry)
 	a.moved(m, &w.Request, true)
 	return w
@@ -131,15 +132,18 @@ func (a *arrivals) timeout(m *model, r *Request) error {
 			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.servers))
 	}
 	if r.Batch && !r.Reserved {
-		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch requests when there are fewer others, add engines, "+
+		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch "+
+			"requests when there are fewer others, add engines, "+
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.account.Closed(a.now) {
-			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
+			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
+				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
 	}
-	return fmt.Errorf("%w: a request for model %q waited %v; add prefill engines, or look for hand-offs that are not fetched", ErrKVExhausted, m.name, timeout)
+	return fmt.Errorf("%w: a request for model %q waited %v; add prefill engines, or look for hand-offs that are not fetched", ErrKVExhausted,
+		m.name, timeout)
 }
 
 // late reports whether the time is over in which the first token was wanted.
@@ -148,9 +152,11 @@ func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now
 // unmet says why a request ends although it has waited no longer than any may.
 func (a *arrivals) unmet(r *Request) error {
 	if r.late(a.now) {
-		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill engines", ErrDeadline)
+		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
+			"engines", ErrDeadline)
 	}
-	return fmt.Errorf("%w: %v are left, and every prefill engine would probably need longer; give the request more time, or add prefill engines", ErrDeadline, r.Deadline.Sub(a.now))
+	return fmt.Errorf("%w: %v are left, and every prefill engine would probably need longer; give the request more time, or add prefill "+
+		"engines", ErrDeadline, r.Deadline.Sub(a.now))
 }
 
 // serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take

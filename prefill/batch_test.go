@@ -257,7 +257,8 @@ func TestBatchBesideOnline(t *testing.T) {
 			case what == "online":
 				s.offer(Request{Priority: rapid.IntRange(-100, 100).Draw(r, "priority"), Key: rapid.SampledFrom([]string{"a", "b"}).Draw(r, "key")})
 			case what == "batch":
-				s.offer(Request{Batch: true, Priority: rapid.IntRange(-100, 100).Draw(r, "priority"), Key: rapid.SampledFrom([]string{"a", "b"}).Draw(r, "key")})
+				s.offer(Request{Batch: true, Priority: rapid.IntRange(-100, 100).Draw(r, "priority"),
+					Key: rapid.SampledFrom([]string{"a", "b"}).Draw(r, "key")})
 			case what == "answered" && len(s.probing) > 0:
 				l := pick(r, &s.probing)
 				s.pooled = append(s.pooled, l)

@@ -111,7 +111,8 @@ func BenchmarkChooseWithALongPrompt(b *testing.B) {
 				if row.hash {
 					keys = h.Tokens(make([]index.Key, 0, blocks), root, ids, block)
 				}
-				lease, err := tier.Acquire(b.Context(), Request{ID: "req-1", Model: testModel, PromptTokens: len(ids), Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: block}})
+				lease, err := tier.Acquire(b.Context(),
+					Request{ID: "req-1", Model: testModel, PromptTokens: len(ids), Counted: true, Prompt: Prompt{Keys: keys, BlockTokens: block}})
 				if err != nil {
 					b.Fatal(err)
 				}

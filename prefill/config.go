@@ -161,7 +161,8 @@ func Default() Config {
 
 		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // a busy Python server is slow, not dead
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
-		Retry:  RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5}, // one prefiller of several that fails most of its probes does not use it up
+		// one prefiller of several that fails most of its probes does not use it up
+		Retry: RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
 	}
 }
 
@@ -174,7 +175,8 @@ func (c Config) withDefaults() Config {
 		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
 	i, j := &c.Index, &d.Index
-	i.MaxBytes, i.Tokenize, i.TokenizeTimeout = cmp.Or(i.MaxBytes, j.MaxBytes), cmp.Or(i.Tokenize, j.Tokenize), cmp.Or(i.TokenizeTimeout, j.TokenizeTimeout)
+	i.MaxBytes, i.Tokenize, i.TokenizeTimeout = cmp.Or(i.MaxBytes, j.MaxBytes), cmp.Or(i.Tokenize, j.Tokenize),
+		cmp.Or(i.TokenizeTimeout, j.TokenizeTimeout)
 	if !c.KVEvents.Enabled {
 		c.KVEvents = d.KVEvents
 	}
@@ -185,7 +187,8 @@ func (c Config) withDefaults() Config {
 	c.Queue.Max, c.Queue.Timeout = cmp.Or(c.Queue.Max, d.Queue.Max), cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
 	c.Queue.BatchTimeout = cmp.Or(c.Queue.BatchTimeout, d.Queue.BatchTimeout)
 	c.Early.Max, c.Early.Timeout = cmp.Or(c.Early.Max, c.Queue.Max), cmp.Or(c.Early.Timeout, c.Queue.Timeout)
-	c.Retry.Attempts, c.Retry.Base, c.Retry.Budget = cmp.Or(c.Retry.Attempts, d.Retry.Attempts), cmp.Or(c.Retry.Base, d.Retry.Base), cmp.Or(c.Retry.Budget, d.Retry.Budget)
+	c.Retry.Attempts, c.Retry.Base, c.Retry.Budget = cmp.Or(c.Retry.Attempts, d.Retry.Attempts), cmp.Or(c.Retry.Base, d.Retry.Base),
+		cmp.Or(c.Retry.Budget, d.Retry.Budget)
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}

@@ -57,7 +57,8 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
 		a := &c.account
-		return c == l.c || c.Profile == nil || c.Board != l.Candidate.Board || c.Region != l.Candidate.Region || c.Profile.Connector != l.Candidate.Profile.Connector || slices.Contains(avoid, c.Instance) ||
+		return c == l.c || c.Profile == nil || c.Board != l.Candidate.Board || c.Region != l.Candidate.Region ||
+			c.Profile.Connector != l.Candidate.Profile.Connector || slices.Contains(avoid, c.Instance) ||
 			!d.canStart(r, c) || a.Stale() || a.Stalled(d.now) || c.Limit > 0 && a.Leases[ledger.Probing] >= c.Limit
 	})
 	if len(eligible) == 0 || !d.look(m, r, eligible) {

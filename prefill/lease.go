@@ -96,7 +96,8 @@ func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
 	switch s.Suspicion {
 	case cache.HoldsLess:
-		log.Warn("a prefill engine's prefix cache holds less than its capacity says; set kv_tokens_per_rank in its profile to what it has, or find out who else uses the engine")
+		log.Warn("a prefill engine's prefix cache holds less than its capacity says; set kv_tokens_per_rank in its profile to what it has, or " +
+			"find out who else uses the engine")
 	case cache.HoldsMore:
 		log.Warn("a prefill engine's prefix cache holds more than its capacity says; set kv_tokens_per_rank in its profile to what it has")
 	default:
@@ -246,7 +247,8 @@ func (t *Tier) Ended(h *Holder) {
 	lost := t.ledger.Ended(h)
 	t.mu.Unlock()
 	if lost > 0 {
-		t.cfg.Log.Error("a request ended without giving back its place on a prefill engine; this is a bug, please report it", zap.Int("leases", lost))
+		t.cfg.Log.Error("a request ended without giving back its place on a prefill engine; this is a bug, please report it",
+			zap.Int("leases", lost))
 	}
 }
 

@@ -52,21 +52,25 @@ func newMetrics(policies []string) *metrics {
 	}
 	m := &metrics{
 		decisions: prometheus.NewCounterVec(counter("prefill_decisions_total",
-			"Choices of a prefill engine. policy: the policy chose. only: there was one candidate. canary: a trial probe. affinity: its session was there. fallback: no score was a number, so lmetric chose."), []string{"policy", "reason"}),
+			"Choices of a prefill engine. policy: the policy chose. only: there was one candidate. canary: a trial probe. affinity: its session "+
+				"was there. fallback: no score was a number, so lmetric chose."), []string{"policy", "reason"}),
 		decisionSeconds: prometheus.NewHistogram(histogram("prefill_decision_seconds",
 			"Time to choose a prefill engine and charge it.", prometheus.ExponentialBucketsRange(1e-6, 1e-2, 13))),
 		canaries: prometheus.NewCounterVec(counter("prefill_canaries_total",
 			"Probes that were sent to an engine whose KV gate only orphans keep closed."), []string{"candidate", "outcome"}),
 		probeSeconds: prometheus.NewHistogramVec(histogram("prefill_probe_seconds",
-			"Time from the choice of a prefill engine to the end of the probe.", prometheus.ExponentialBuckets(0.005, 2, 16)), []string{"candidate", "outcome"}),
+			"Time from the choice of a prefill engine to the end of the probe.", prometheus.ExponentialBuckets(0.005, 2, 16)),
+			[]string{"candidate", "outcome"}),
 		queueWait: prometheus.NewHistogram(histogram("prefill_queue_wait_seconds",
 			"Time in the arrival queue of requests that got an engine. Batch requests do not count.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
 		batchWait: prometheus.NewHistogram(histogram("prefill_batch_wait_seconds",
-			"Time for which batch requests were held back before they got an engine. Their count is how many ran.", prometheus.ExponentialBuckets(0.01, 4, 9))),
+			"Time for which batch requests were held back before they got an engine. Their count is how many ran.",
+			prometheus.ExponentialBuckets(0.01, 4, 9))),
 		displaced: prometheus.NewCounter(counter("prefill_queue_displaced_total",
 			"Requests that left a full arrival queue with a 429, for a request of a higher priority or of a key that had fewer there.")),
 		attempts: prometheus.NewCounterVec(counter("prefill_attempts_total",
-			"Probes, by how they ended. lost: written and never answered. dropped: the client left, or the engine refused the request."), []string{"outcome"}),
+			"Probes, by how they ended. lost: written and never answered. dropped: the client left, or the engine refused the request."),
+			[]string{"outcome"}),
 		filterSkipped: prometheus.NewCounterVec(counter("prefill_filter_skipped_total",
 			"Choices in which a filter was ignored because it would have left no candidate."), []string{"filter"}),
 		policyErrors: prometheus.NewCounterVec(counter("prefill_policy_errors_total",
@@ -74,13 +78,15 @@ func newMetrics(policies []string) *metrics {
 		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
 			"Retries that were refused because retries are too large a share of all requests (prefill.retry.budget).")),
 		misprediction: prometheus.NewHistogramVec(histogram("prefix_misprediction_tokens",
-			"Difference between the predicted and the actual cache hits of a prompt. Prompts without a difference do not count.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
+			"Difference between the predicted and the actual cache hits of a prompt. Prompts without a difference do not count.",
+			prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
 		hotFiltered: prometheus.NewCounter(counter("hotspot_filtered_requests_total",
 			"Requests that were kept off the engines that hold their prefix.")),
 		affinity: prometheus.NewCounterVec(counter("affinity_total",
 			"Requests of a session, by whether they went to the engine of the session's last request."), []string{"outcome"}),
 		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
-			"Difference between the score of the real choice and the score of the shadow policy's own choice, both by that policy, as a share of the latter.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
+			"Difference between the score of the real choice and the score of the shadow policy's own choice, both by that policy, as a share of "+
+				"the latter.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
 	m.createSeries(policies)
 	return m
@@ -94,7 +100,8 @@ func (m *metrics) createSeries(policies []string) {
 		m.attempts.WithLabelValues(outcome)
 	}
 	m.answered = m.attempts.WithLabelValues(probeAnswered)
-	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot, filterPolicy} {
+	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot,
+		filterPolicy} {
 		m.filterSkipped.WithLabelValues(filter)
 	}
 	for _, outcome := range []string{steer.Kept, steer.Overloaded, steer.Gone, steer.New} {
@@ -178,35 +185,57 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	candidatesDesc = describe("prefill_candidates", "Prefill ranks, by state. closed: the KV gate is closed. out: the circuit breaker is open. unknown: the engine has not named its models yet.", "state")
-	inflightDesc   = describe("prefill_inflight_requests", "Probes that have no answer yet.", "candidate")
-	newTokensDesc  = describe("prefill_queued_new_tokens", "Tokens that the unanswered probes compute: their prompts less the cache hits.", "candidate")
-	heldDesc       = describe("prefill_held_tokens", "Prompt tokens whose KV the engine holds for hand-offs, by where the hand-offs are. orphan: no decode engine will fetch it.", "candidate", "state")
-	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use. own: by the proxy's own accounts. scraped: by the engine's gauge. There is no scraped series while the gauge cannot be read.", "candidate", "source")
-	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
-	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
-	handoffsDesc   = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.", "state")
-	queueDesc      = describe("prefill_queue_requests",
-		"Requests in the arrival queue, by priority. batch: requests that take only the time that others leave. Each leg of a request counts. Retries do not count.", "priority")
-	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV at its own timeout.")
-	misusesDesc    = describe("prefill_double_releases_total", "Calls that would end or move a prefill that has ended already. Such a call changes nothing, but it is a bug in evenkeel.")
-	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")
-	hitDesc        = describe("prefix_hit_tokens_total", "Prompt tokens in the engine's prefix cache. predicted: by the proxy's index. actual: by the engines' own count.", "source")
-	feedbackDesc   = describe("prefix_feedback_available", "1 if the model's engines report cached tokens. If 0, start them with --enable-prompt-tokens-details. At most 64 models are named; model other is the mean of the rest.", "model")
+	candidatesDesc = describe("prefill_candidates", "Prefill ranks, by state. closed: the KV gate is closed. out: the circuit breaker is "+
+		"open. unknown: the engine has not named its models yet.", "state")
+	inflightDesc  = describe("prefill_inflight_requests", "Probes that have no answer yet.", "candidate")
+	newTokensDesc = describe("prefill_queued_new_tokens", "Tokens that the unanswered probes compute: their prompts less the cache hits.",
+		"candidate")
+	heldDesc = describe("prefill_held_tokens",
+		"Prompt tokens whose KV the engine holds for hand-offs, by where the hand-offs are. orphan: no decode engine will fetch it.", "candidate",
+		"state")
+	usageDesc = describe("prefill_kv_usage_ratio", "Share of the KV cache in use. own: by the proxy's own accounts. scraped: by the "+
+		"engine's gauge. There is no scraped series while the gauge cannot be read.", "candidate", "source")
+	gateDesc   = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
+	missesDesc = describe("prefill_scrape_misses_total",
+		"Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
+	handoffsDesc = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, "+
+		"so it stays until the engine's timeout.", "state")
+	queueDesc = describe("prefill_queue_requests",
+		"Requests in the arrival queue, by priority. batch: requests that take only the time that others leave. Each leg of a request counts. "+
+			"Retries do not count.", "priority")
+	expiredDesc = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV at its own timeout.")
+	misusesDesc = describe("prefill_double_releases_total",
+		"Calls that would end or move a prefill that has ended already. Such a call changes nothing, but it is a bug in evenkeel.")
+	promptDesc = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")
+	hitDesc    = describe("prefix_hit_tokens_total",
+		"Prompt tokens in the engine's prefix cache. predicted: by the proxy's index. actual: by the engines' own count.", "source")
+	feedbackDesc = describe("prefix_feedback_available", "1 if the model's engines report cached tokens. If 0, start them with "+
+		"--enable-prompt-tokens-details. At most 64 models are named; model other is the mean of the rest.", "model")
 	indexBytesDesc = describe("prefix_index_bytes", "Memory of the prefix index.")
 	entriesDesc    = describe("prefix_index_entries", "Blocks in the prefix index.")
-	evictionsDesc  = describe("prefix_index_evictions_total", "Blocks of one engine that the index dropped. bytes: the index had no memory. capacity: the engine cannot hold more. ttl: the outcome stayed unknown. removed: the engine said so, or restarted. cold: a gap in its events. failed: the probe failed.", "reason")
-	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token. hardware is the profile.", "model", "hardware")
-	r2Desc         = describe("calibration_r2_ratio", "Share of the prefill times that the fit explains.", "model", "hardware")
-	hotDesc        = describe("hotspot_classes", "Classes of requests with more load than the engines that hold their prefix can take. alarm: nothing is done yet. filter: kept off these engines.", "state")
-	suspectDesc    = describe("prefix_capacity_suspect", "1 if the engine's prefix cache holds less or more than its capacity says: more than a fifth of the predicted hits were not there, or more than a fifth of the hits were not predicted because the index had forgotten them. Logged once, with the shares.", "candidate", "holds")
-	offDesc        = describe("prefix_misprediction_ratio", "Predicted hits that were not there, plus hits that were not predicted, as a share of the predicted tokens, of recent prompts. Above 0.1, the capacity, the block size or the token counts of prompts are wrong.")
-	preciseDesc    = describe("kv_events_precise", "1 while a candidate's KV events can be relied on. 0: the connection is broken, the events cannot be read, or the engine answered probes for 30 s without an event. Then its cache is known from answers alone.", "candidate")
-	batchesDesc    = describe("kv_events_batches_total", "Batches of KV events that were taken in.", "candidate")
-	gapsDesc       = describe("kv_events_gaps_total", "Gaps in the numbers of KV events. replayed: the engine sent them again. cold: it could not, and all that was known of its cache was dropped.", "candidate", "result")
-	lagDesc        = describe("kv_events_lag_seconds", "Age of the last batch of KV events when it was taken in, by the engine's clock.", "candidate")
-	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
-		"Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": "handoffs"})
+	evictionsDesc  = describe("prefix_index_evictions_total", "Blocks of one engine that the index dropped. bytes: the index had no memory. "+
+		"capacity: the engine cannot hold more. ttl: the outcome stayed unknown. removed: the engine said so, or restarted. cold: a gap in its "+
+		"events. failed: the probe failed.", "reason")
+	tpDesc = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token. hardware is the profile.", "model",
+		"hardware")
+	r2Desc  = describe("calibration_r2_ratio", "Share of the prefill times that the fit explains.", "model", "hardware")
+	hotDesc = describe("hotspot_classes", "Classes of requests with more load than the engines that hold their prefix can take. alarm: "+
+		"nothing is done yet. filter: kept off these engines.", "state")
+	suspectDesc = describe("prefix_capacity_suspect", "1 if the engine's prefix cache holds less or more than its capacity says: more than a "+
+		"fifth of the predicted hits were not there, or more than a fifth of the hits were not predicted because the index had forgotten them. "+
+		"Logged once, with the shares.", "candidate", "holds")
+	offDesc = describe("prefix_misprediction_ratio", "Predicted hits that were not there, plus hits that were not predicted, as a share "+
+		"of the predicted tokens, of recent prompts. Above 0.1, the capacity, the block size or the token counts of prompts are wrong.")
+	preciseDesc = describe("kv_events_precise", "1 while a candidate's KV events can be relied on. 0: the connection is broken, the events "+
+		"cannot be read, or the engine answered probes for 30 s without an event. Then its cache is known from answers alone.", "candidate")
+	batchesDesc = describe("kv_events_batches_total", "Batches of KV events that were taken in.", "candidate")
+	gapsDesc    = describe("kv_events_gaps_total", "Gaps in the numbers of KV events. replayed: the engine sent them again. cold: it could "+
+		"not, and all that was known of its cache was dropped.", "candidate", "result")
+	lagDesc = describe("kv_events_lag_seconds", "Age of the last batch of KV events when it was taken in, by the engine's clock.",
+		"candidate")
+	driftDesc = prometheus.NewDesc("evenkeel_audit_drift",
+		"Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if "+
+			"its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": "handoffs"})
 )
 
 // series is where a scrape of ours is written.

@@ -108,7 +108,9 @@ func TestTheDriftStandsBesideTheDispatchers(t *testing.T) {
 	r := prometheus.NewRegistry()
 	for _, kind := range []string{"slots", "kv_tokens"} {
 		r.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "evenkeel_audit_drift",
-			Help: "Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", ConstLabels: prometheus.Labels{"kind": kind}}))
+			Help: "Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as " +
+				"drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
+			ConstLabels: prometheus.Labels{"kind": kind}}))
 	}
 	newTier(t, up("a"), func(c *Config) { c.Registerer = r })
 	n, err := testutil.GatherAndCount(r, "evenkeel_audit_drift")

@@ -22,7 +22,8 @@ func prompt(id, text string) Request {
 	var h index.Hasher
 	quoted := []byte(`"` + text + `"`)
 	keys := h.Prompt(nil, index.Scope{Model: testModel}.Root(index.Bytes, index.BlockBytes), quoted)
-	return Request{ID: id, Model: testModel, PromptTokens: len(text) / 4, Prompt: Prompt{Keys: keys.Keys, Bytes: keys.Bytes, Media: keys.Media}}
+	return Request{ID: id, Model: testModel, PromptTokens: len(text) / 4,
+		Prompt: Prompt{Keys: keys.Keys, Bytes: keys.Bytes, Media: keys.Media}}
 }
 
 func text(word string, bytes int) string { return strings.Repeat(word, bytes/len(word)) }
@@ -146,7 +147,8 @@ func TestTheLineIsLearnedFromProbesThatAreAlone(t *testing.T) {
 func TestTheWayToAnEngineIsNoPartOfItsLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("a"))
-		tier.SetCandidates([]Candidate{{ID: "a", Instance: "a", Models: []string{testModel}, CapacityTokens: 1 << 20, Live: true, Region: "far", RTT: 80 * time.Millisecond}})
+		tier.SetCandidates([]Candidate{{ID: "a", Instance: "a", Models: []string{testModel}, CapacityTokens: 1 << 20, Live: true, Region: "far",
+			RTT: 80 * time.Millisecond}})
 		for n := range 30 {
 			tokens := 1000 * (1 + n%4)
 			l := acquire(t, tier, Request{ID: "r", PromptTokens: tokens, Counted: true})

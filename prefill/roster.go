@@ -149,7 +149,8 @@ func (s *state) servable(name string) error {
 	switch {
 	case m == nil || len(m.servers) == 0:
 		if s.unknown {
-			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models", ErrUnavailable, name)
+			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models",
+				ErrUnavailable, name)
 		}
 		return fmt.Errorf("%w %q; ask for one that /v1/models lists", ErrModelNotFound, name)
 	case !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live || c.Late }):

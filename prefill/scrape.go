@@ -116,12 +116,14 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.unlock()
 
 	if unbounded {
-		t.cfg.Log.Warn("the KV capacity of a prefill engine is not known, so the prefix index may promise more than the engine has; set kv_tokens_per_rank in its profile",
+		t.cfg.Log.Warn("the KV capacity of a prefill engine is not known, so the prefix index may promise more than the engine has; set "+
+			"kv_tokens_per_rank in its profile",
 			zap.String("candidate", target.ID))
 	}
 	switch {
 	case now && !before:
-		t.cfg.Log.Warn("a prefill engine's gauges cannot be read; the proxy uses its own accounts for it, and prefers engines whose gauges it can read",
+		t.cfg.Log.Warn("a prefill engine's gauges cannot be read; the proxy uses its own accounts for it, and prefers engines whose gauges it "+
+			"can read",
 			zap.String("candidate", target.ID), zap.Error(err))
 	case before && !now:
 		t.cfg.Log.Info("a prefill engine's gauges can be read again", zap.String("candidate", target.ID))

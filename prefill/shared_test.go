@@ -15,7 +15,8 @@ func TestWhatOtherDispatchersHaveCounts(t *testing.T) {
 	tier := newTier(t, up("a/0", "b/0"), func(c *Config) {
 		c.Policy, c.Push.MaxUnanswered, c.Calibration.Known = "finish", 4, true
 	})
-	tier.SetShares(map[string]Share{"a/0": {Unanswered: 1, NewTokens: 5_000, KVTokens: 5_000}}, map[string]Share{"a/0": {Unanswered: 1, NewTokens: 3_000, KVTokens: 4_000}})
+	tier.SetShares(map[string]Share{"a/0": {Unanswered: 1, NewTokens: 5_000, KVTokens: 5_000}},
+		map[string]Share{"a/0": {Unanswered: 1, NewTokens: 3_000, KVTokens: 4_000}})
 	first := acquire(t, tier, Request{ID: "1", PromptTokens: 1_000})
 	require.Equal(t, "b/0", first.Candidate.ID, "8000 tokens of others are before it at a/0")
 	require.Equal(t, map[string]Share{"b/0": {Unanswered: 1, NewTokens: 1_000, KVTokens: 1_000}}, tier.Shares(), "of ours alone")

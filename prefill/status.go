@@ -146,7 +146,8 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		RTTMs:           c.rttMs(),
 		CacheStatus: CacheStatus{
 			IndexBlocks: c.cache.Held(), Mode: c.cache.Mode(d.now), Events: c.eventsStatus(),
-			HitShare: c.cache.Accuracy.Hits(), Mispredicted: c.cache.Accuracy.Off(), CapacitySuspect: c.cache.Accuracy.Suspect, accuracy: c.cache.Accuracy,
+			HitShare: c.cache.Accuracy.Hits(), Mispredicted: c.cache.Accuracy.Off(), CapacitySuspect: c.cache.Accuracy.Suspect,
+			accuracy: c.cache.Accuracy,
 		},
 		sums: a.Sums,
 	}
@@ -213,7 +214,8 @@ func (t *Tier) Overview() Overview {
 	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()-t.queue.ByPriority()[queue.Batch]
 	for _, of := range t.fit.All() {
 		law, known := t.fit.Law(of.Model, of.Hardware)
-		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, law.TPMs, law.T0Ms, law.Beta2, law.BesideTPMs, law.BesideT0Ms, of.R2(), of.Samples()})
+		o.Lines = append(o.Lines,
+			LineStatus{of.Model, of.Hardware, known, law.TPMs, law.T0Ms, law.Beta2, law.BesideTPMs, law.BesideT0Ms, of.R2(), of.Samples()})
 	}
 	stats, tokens := t.cache.Stats(), &t.cache.Totals
 	o.Index = IndexStatus{stats.Bytes, stats.Entries, tokens.Prompt, tokens.Predicted, tokens.Actual}

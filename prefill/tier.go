@@ -72,7 +72,8 @@ func (t *Tier) unlock() {
 	}
 	t.mu.Unlock()
 	for _, h := range changes {
-		t.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(h.Class, 16)), zap.String("to", string(h.To)),
+		t.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(h.Class, 16)),
+			zap.String("to", string(h.To)),
 			zap.Float64("share", h.Share), zap.Int("holders", h.Holders), zap.Int("k", h.K))
 	}
 }

@@ -62,7 +62,8 @@ type told struct {
 // verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
 func (m *Mirror) verbatim(e Event) ([]byte, Verdict) {
 	if e.Kind == KindData && m.ReadUsage(e.Data) {
-		m.failure = Failure{Message: "the engine ended its answer with an error; its log says why", Type: "server_error", Code: "engine_failed", Status: 502}
+		m.failure = Failure{Message: "the engine ended its answer with an error; its log says why", Type: "server_error", Code: "engine_failed",
+			Status: 502}
 		return e.Raw, Failed
 	}
 	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the end of the body is its end, too

@@ -46,8 +46,11 @@ func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 		{"it ends with one", one + "data: {\"error\": {\"message\": \"secret\"}}\n\n", one, Refused, Usage{}},
 		{"no error is none", "data: {\"error\": null}\n\n", "data: {\"error\": null}\n\n", Whole, Usage{}},
 		{
-			"the last usage counts", "data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": 5}}\n\ndata: {\"usage\": null}\n\n",
-			"data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": 5}}\n\ndata: {\"usage\": null}\n\n",
+			"the last usage counts",
+			"data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": " +
+				"5}}\n\ndata: {\"usage\": null}\n\n",
+			"data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": 5}}\n\ndata: " +
+				"{\"usage\": null}\n\n",
 			Whole, Usage{Prompt: 4, Completion: 5, Total: 9, Cached: -1},
 		},
 		{
@@ -87,7 +90,8 @@ func FuzzVerbatim(f *testing.F) {
 		out, verdict := m.Event(e, nil)
 		require.Equal(t, string(e.Raw), string(out))
 		if usage, told := m.Usage(); told {
-			require.True(t, usage.Prompt >= 0 && usage.Prompt <= mostCounted && usage.Completion >= 0 && usage.Completion <= mostCounted, "%+v", usage)
+			require.True(t, usage.Prompt >= 0 && usage.Prompt <= mostCounted && usage.Completion >= 0 && usage.Completion <= mostCounted, "%+v",
+				usage)
 		}
 		var says map[string]json.RawMessage
 		if json.Unmarshal(e.Data, &says) != nil || odd(e.Data) {

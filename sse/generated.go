@@ -98,7 +98,8 @@ func (m *Mirror) generated(s *told, data []byte) {
 			known = len(m.ask.Trail.IDs)
 		}
 		n := countAt(data, s.ids)
-		if g, _ := growth(n, s.usage.Completion, known); g != GrowthUnknown && g != seam.Grows || seam.Grows == AllSoFar && n != s.usage.Completion {
+		if g, _ := growth(n, s.usage.Completion, known); g != GrowthUnknown && g != seam.Grows || seam.Grows == AllSoFar &&
+			n != s.usage.Completion {
 			s.fault = ErrOtherGrowth
 			return
 		}

@@ -12,7 +12,8 @@ import (
 )
 
 // ErrOtherGrowth is the fault of an event that cannot be joined to those of another engine.
-var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; set --incremental-streaming-output for all engines of a model or for none")
+var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; " +
+	"set --incremental-streaming-output for all engines of a model or for none")
 
 // growth tells what an event with n token ids has, of completion that there are by now, if known had come before. ok is false if it fits
 // neither.
@@ -122,7 +123,8 @@ func (t *Trail) joinLast(next *Trail) {
 
 // perToken are the members of meta_info that have an element for each token.
 var perToken = []string{
-	"output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_sampling_mask", "output_token_sampling_logprobs",
+	"output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_sampling_mask",
+	"output_token_sampling_logprobs",
 }
 
 // join adds the cuts that make an event what it would be if its engine had made the whole answer. last is the last event before.
@@ -166,7 +168,8 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 			if g == AllSoFar {
 				put = joinLists(before, v)
 			}
-		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length", key == "output_token_sampling_mask_length":
+		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
+			key == "output_token_sampling_mask_length":
 			put = strconv.Itoa(numberOf(before) + numberOf(v))
 		case key == "weight_versions" && v[0] == '[':
 			put = joinLists(before, appendSpans(nil, v, tokens))

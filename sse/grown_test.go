@@ -48,7 +48,8 @@ func (g *grows) events(to int) (all []string) {
 			text = fmt.Sprintf(`"text":%s,`, said)
 		}
 		all = append(all, fmt.Sprintf(`{%s"output_ids":[%s],"meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":%d,"input_token_logprobs":[%s],"output_token_logprobs":[%s],"output_token_logprobs_length":%d,"output_top_logprobs":null,"reasoning_tokens":0,"completion_tokens":%d,"cached_tokens":%d,"weight_versions":[%s]},"prompt_token_ids":[%d]}`,
-			text, strings.Join(ids, ","), end, g.prompt+g.made, strings.Join(input, ","), strings.Join(probs, ","), n-g.made, n-g.made, g.cached, strings.Join(spans, ","), g.prompt+g.made))
+			text, strings.Join(ids, ","), end, g.prompt+g.made, strings.Join(input, ","), strings.Join(probs, ","), n-g.made, n-g.made, g.cached,
+			strings.Join(spans, ","), g.prompt+g.made))
 	}
 	return all
 }
@@ -109,7 +110,8 @@ func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
 		sofar.Join(kept)
 		require.Equal(t, of, sofar.Grows)
 		g.made, g.growth = 3, AllSoFar+OnlyNew-of
-		m := NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached, Trail: &Trail{}, Seam: &Seam{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
+		m := NewMirror(Ask{Form: Generated, Choice: -1, Cached: OwnCached, Trail: &Trail{},
+			Seam: &Seam{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
 		var last Verdict
 		for _, e := range g.events(5) {
 			raw := []byte("data: " + e + "\n\n")

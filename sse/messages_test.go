@@ -13,12 +13,19 @@ import (
 )
 
 const (
-	messageStart = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"type\":\"message\",\"content\":[],\"stop_reason\":null,\"usage\":{\"input_tokens\":9,\"output_tokens\":0}}}\n\n"
-	blockStart   = "event: content_block_start\ndata: {\"index\":0,\"type\":\"content_block_start\",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"
-	blockDelta   = "event: content_block_delta\ndata: {\"index\":0,\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n"
-	signature    = "event: content_block_delta\ndata: {\"index\":0,\"type\":\"content_block_delta\",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"s\"}}\n\n"
-	messageDelta = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\",\"stop_sequence\":null},\"usage\":{\"input_tokens\":1,\"output_tokens\":3,\"cache_read_input_tokens\":8}}\n\n"
-	ping         = "event: ping\ndata: {\"type\":\"ping\"}\n\n"
+	messageStart = "event: message_start\ndata: " +
+		"{\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"type\":\"message\",\"content\":[],\"stop_reason\":null," +
+		"\"usage\":{\"input_tokens\":9,\"output_tokens\":0}}}\n\n"
+	blockStart = "event: content_block_start\ndata: " +
+		"{\"index\":0,\"type\":\"content_block_start\",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"
+	blockDelta = "event: content_block_delta\ndata: " +
+		"{\"index\":0,\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n"
+	signature = "event: content_block_delta\ndata: " +
+		"{\"index\":0,\"type\":\"content_block_delta\",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"s\"}}\n\n"
+	messageDelta = "event: message_delta\ndata: " +
+		"{\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\",\"stop_sequence\":null}," +
+		"\"usage\":{\"input_tokens\":1,\"output_tokens\":3,\"cache_read_input_tokens\":8}}\n\n"
+	ping = "event: ping\ndata: {\"type\":\"ping\"}\n\n"
 )
 
 // message feeds a stream to an answer, so many bytes at once.
@@ -52,7 +59,8 @@ func TestAMessageOfSGLang(t *testing.T) {
 	require.Equal(t, Usage{Prompt: 9, Completion: 3, Total: 12}, u)
 
 	failed := "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":%q,\"message\":\"KVTransferError\"}}\n\n"
-	for kind, status := range map[string]int{"api_error": 500, "overloaded_error": 503, "rate_limit_error": 429, "not_found_error": 404, "invalid_request_error": 400} {
+	for kind, status := range map[string]int{"api_error": 500, "overloaded_error": 503, "rate_limit_error": 429, "not_found_error": 404,
+		"invalid_request_error": 400} {
 		out, how, a = message(messageStart+fmt.Sprintf(failed, kind)+messageStop, Ask{Cached: OwnCached}, 1<<20)
 		require.Equal(t, Refused, how)
 		require.Empty(t, out, "the client has nothing yet")
@@ -190,7 +198,8 @@ func TestWhatAMessageBeginsWithWaitsForItsFirstToken(t *testing.T) {
 }
 
 func TestFormsOfPaths(t *testing.T) {
-	for path, want := range map[string]Form{"/v1/messages": Messages, "/v1/responses": Responses, "/v1/chat/completions": Chunks, "/v1/completions": Chunks} {
+	for path, want := range map[string]Form{"/v1/messages": Messages, "/v1/responses": Responses, "/v1/chat/completions": Chunks,
+		"/v1/completions": Chunks} {
 		require.Equal(t, want, FormOf(path))
 	}
 }

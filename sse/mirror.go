@@ -91,7 +91,8 @@ func (m *Mirror) Reset(a Ask) {
 	case a.Seam != nil:
 		id = append(id, a.Seam.Head.ID...)
 	}
-	*m = Mirror{ask: a, byIDs: a.Form == Tokens, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details, held: held}
+	*m = Mirror{ask: a, byIDs: a.Form == Tokens, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details,
+		held: held}
 }
 
 // Event takes the next event of the stream and returns the bytes the client

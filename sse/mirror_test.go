@@ -247,7 +247,8 @@ func TestResetForgetsTheLegBefore(t *testing.T) {
 }
 
 func TestUsageAndErrorEventsAreSafe(t *testing.T) {
-	got := string(UsageEvent(nil, []byte("id\"\n\x01\xff"), []byte("m"), 5, true, Usage{Prompt: 1, Completion: 2, Total: 3, Cached: 0}, map[string]int{"z": 1, "a": 2, "cached_tokens": 9}))
+	got := string(UsageEvent(nil, []byte("id\"\n\x01\xff"), []byte("m"), 5, true, Usage{Prompt: 1, Completion: 2, Total: 3, Cached: 0},
+		map[string]int{"z": 1, "a": 2, "cached_tokens": 9}))
 	require.Equal(t, `data: {"id":"id\"\n\u0001`+"\uFFFD"+`","object":"chat.completion.chunk","created":5,"model":"m","choices":[],"usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0,"a":2,"z":1}}}`+"\n\n", got)
 	got = string(UsageEvent(nil, []byte("a"), []byte("m"), 5, false, Usage{Cached: -1}, nil))
 	require.Equal(t, `data: {"id":"a","object":"text_completion","created":5,"model":"m","choices":[],"usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}}`+"\n\n", got)

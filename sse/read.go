@@ -116,7 +116,8 @@ type mark struct {
 
 // mark keeps the current member of o, with the end of its value as far as o knows it.
 func (m *Mirror) mark(w what, level uint8, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{what: w, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma), quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
+	m.marks = append(m.marks, mark{what: w, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
+		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
 // marked is mark for a plain value, whose end it finds.

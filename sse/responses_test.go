@@ -12,10 +12,17 @@ import (
 )
 
 const (
-	created   = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\",\"kv_transfer_params\":null,\"usage\":null},\"sequence_number\":0}\n\n"
-	added     = "event: response.output_item.added\ndata: {\"type\":\"response.output_item.added\",\"item\":{\"type\":\"message\"},\"sequence_number\":1}\n\n"
+	created = "event: response.created\ndata: " +
+		"{\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\",\"kv_transfer_params\":null," +
+		"\"usage\":null},\"sequence_number\":0}\n\n"
+	added = "event: response.output_item.added\ndata: " +
+		"{\"type\":\"response.output_item.added\",\"item\":{\"type\":\"message\"},\"sequence_number\":1}\n\n"
 	delta     = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\",\"sequence_number\":1}\n\n"
-	completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"status\":\"completed\",\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":9,\"cached_tokens_per_turn\":[9]},\"output_tokens\":3,\"total_tokens\":12},\"kv_transfer_params\":{\"a\":1}},\"sequence_number\":2}\n\n"
+	completed = "event: response.completed\ndata: " +
+		"{\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"status\":\"completed\"," +
+		"\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{" +
+		"\"cached_tokens\":9,\"cached_tokens_per_turn\":[9]},\"output_tokens\":3,\"total_tokens\":12}," +
+		"\"kv_transfer_params\":{\"a\":1}},\"sequence_number\":2}\n\n"
 )
 
 // respond feeds a stream to an answer, so many bytes at once.
@@ -75,14 +82,16 @@ func TestAResponseThatIsNotWhole(t *testing.T) {
 			require.Equal(t, row.end, end)
 			require.True(t, strings.HasSuffix(out, row.out) && (row.out != "" || out == ""), out)
 			said := string(a.Ending(nil, true, "it \"broke\"", "server_error", "upstream_broken"))
-			require.True(t, strings.HasPrefix(said, "event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_broken\",\"message\":\"it \\\"broke\\\"\""), said)
+			require.True(t, strings.HasPrefix(said,
+				"event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_broken\",\"message\":\"it \\\"broke\\\"\""), said)
 		})
 	}
 }
 
 func TestWholeResponses(t *testing.T) {
 	for status, want := range map[string]string{"completed": "stop", "incomplete": "length", "in_progress": "", "failed": ""} {
-		_, _, a := respond("data: {\"object\":\"response\",\"status\":\""+status+"\",\"output\":[],\"kv_transfer_params\":null}\n\n", Ask{}, 1<<20)
+		_, _, a := respond("data: {\"object\":\"response\",\"status\":\""+status+"\",\"output\":[],\"kv_transfer_params\":null}\n\n", Ask{},
+			1<<20)
 		require.Equal(t, want, a.Mirror.FinishReason(), status)
 	}
 }

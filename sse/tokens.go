@@ -22,7 +22,8 @@ func (a *Assembler) ByTokens(model string, created int64) *Assembler {
 var (
 	tokensBefore = []string{"request_id", "model", "created"}
 	tokensBehind = []string{
-		"prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params", "output_mode",
+		"prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics", "kv_transfer_params",
+		"ec_transfer_params", "output_mode",
 	}
 	tokensChoice = []string{"stop_reason", "token_ids", "routed_experts", "sampling_mask", "weight_versions"}
 )

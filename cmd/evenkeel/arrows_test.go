@@ -125,7 +125,8 @@ func product(t *testing.T) (all []typed) {
 			require.NoError(t, err)
 		}
 		exports[p.ImportPath] = p.Export
-		if p.Module != nil && p.Module.Main && (!strings.HasPrefix(p.ImportPath, "evenkeel/bench/") || strings.HasPrefix(p.ImportPath, "evenkeel/bench/outside/")) {
+		if p.Module != nil && p.Module.Main &&
+			(!strings.HasPrefix(p.ImportPath, "evenkeel/bench/") || strings.HasPrefix(p.ImportPath, "evenkeel/bench/outside/")) {
 			own = append(own, p)
 		}
 	}

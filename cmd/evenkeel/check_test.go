@@ -34,7 +34,8 @@ func evenkeel(t *testing.T, dir string, args ...string) (status int, out, errs s
 
 // What keeps serve from starting is what check refuses, in the same words.
 func TestCheckRefusesWhatServeRefuses(t *testing.T) {
-	const engines = "listen: 127.0.0.1:0\nadmin: {listen: \"127.0.0.1:0\"}\nengines: {prefill: [{url: \"http://127.77.0.1:9\"}], decode: [{url: \"http://127.77.0.2:9\", slots: 4}]}\n"
+	const engines = "listen: 127.0.0.1:0\nadmin: {listen: \"127.0.0.1:0\"}\nengines: {prefill: [{url: \"http://127.77.0.1:9\"}], decode: " +
+		"[{url: \"http://127.77.0.2:9\", slots: 4}]}\n"
 	for _, tt := range []struct{ name, more, says string }{
 		{"a keys file that is not there", "keys_file: keys.yaml", "keys.yaml: no such file or directory"},
 		{"a keys file without keys", "keys_file: empty", "no keys; add one with `evenkeel keys new`"},

@@ -30,9 +30,11 @@ func TestGarbageIsBounded(t *testing.T) {
 	for _, row := range []struct {
 		live, roots uint64
 		room        int // MiB
-	}{{0, 0, 16}, {4 << 20, 0, 16}, {4 << 20, 4 << 20, 16}, {20 << 20, 1 << 20, 16}, {64 << 20, 0, 16}, {128 << 20, 1 << 20, 32}, {4 << 30, 0, 1024}} {
+	}{{0, 0, 16}, {4 << 20, 0, 16}, {4 << 20, 4 << 20, 16}, {20 << 20, 1 << 20, 16}, {64 << 20, 0, 16}, {128 << 20, 1 << 20, 32},
+		{4 << 30, 0, 1024}} {
 		percent := garbagePercent(row.live, row.roots)
 		require.Positive(t, percent)
-		require.InDelta(t, row.room, float64(max(row.live+row.roots, 4<<20))*float64(percent)/100/(1<<20), float64(row.room)/8, "%d bytes in use", row.live)
+		require.InDelta(t, row.room, float64(max(row.live+row.roots, 4<<20))*float64(percent)/100/(1<<20), float64(row.room)/8, "%d bytes in use",
+			row.live)
 	}
 }

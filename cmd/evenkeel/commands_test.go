@@ -130,7 +130,8 @@ func TestCheck(t *testing.T) {
 	together := write(t, "engines: {aggregated: [{url: \"http://127.0.0.1:1\", ranks: 2, slots: 4}]}\n")
 	_, out, _ = line("check", "--config", together)
 	require.Equal(t, together+": ok, 1 aggregated engine, policy evenkeel\n", out)
-	both := write(t, "engines: {prefill: [{url: \"http://127.0.0.1:1\"}], decode: [{url: \"http://d0:1\", slots: 4}], aggregated: [{url: \"http://a0:1\", slots: 4}]}\n")
+	both := write(t, "engines: {prefill: [{url: \"http://127.0.0.1:1\"}], decode: [{url: \"http://d0:1\", slots: 4}], aggregated: [{url: "+
+		"\"http://a0:1\", slots: 4}]}\n")
 	_, out, _ = line("check", "--config", both)
 	require.Equal(t, both+": ok, 1 prefill, 1 decode and 1 aggregated engines, policy evenkeel\n", out)
 
@@ -148,12 +149,14 @@ func TestCheck(t *testing.T) {
 	status, out, errs = line("check", "--config", bad)
 	require.Equal(t, 1, status)
 	require.Empty(t, out)
-	require.Contains(t, errs, bad+":1:17: pool.tll: no such key (did you mean \"ttl\"?); the keys here are size, ttl\n>    1 | pool: {size: 0, tll: 5s}\n")
+	require.Contains(t, errs,
+		bad+":1:17: pool.tll: no such key (did you mean \"ttl\"?); the keys here are size, ttl\n>    1 | pool: {size: 0, tll: 5s}\n")
 }
 
 func TestCheckProbesTheEngines(t *testing.T) {
 	start := func(role refengine.Role, faults ...refengine.Rule) string {
-		e, err := refengine.Start(refengine.Config{Role: role, C0: time.Millisecond, PrefillBase: time.Millisecond, PromptTokensDetails: true, Faults: faults})
+		e, err := refengine.Start(refengine.Config{Role: role, C0: time.Millisecond, PrefillBase: time.Millisecond, PromptTokensDetails: true,
+			Faults: faults})
 		require.NoError(t, err)
 		t.Cleanup(e.Close)
 		return e.URLs()[0]
@@ -187,23 +190,32 @@ func TestCheckProbesTheEngines(t *testing.T) {
 
 func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 	c := engineCmd{
-		Role: "decode", Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
-		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
+		Role: "decode", Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3,
+		Version: "v", APIKey: "k",
+		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, Recompute: true, PrefillBase: 11,
+		PrefillPerToken: 12, PrefixCache: 15,
 		KVEvents: 16, KVEventsEncoding: "map",
-		Connector: "nixl-pull", FlatBlockIDs: true, Holds: holdFlags{KVHoldTimeout: 13, KeepsAnswers: 14}, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
+		Connector: "nixl-pull", FlatBlockIDs: true, Holds: holdFlags{KVHoldTimeout: 13, KeepsAnswers: 14}, RejectReleases: true,
+		ErrorShape: "rust", OldMetricNames: true,
 		Fault: []string{`{"fault":"hang","after_tokens":3}`}, Seed: 14,
-		Steps: stepFlags{CR: 17, Jitter: 18, CM: 25, CS: 26, Padding: "masked", Captured: 27}, SGLang: sglangFlags{BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true},
-		Aggregated: aggregatedFlags{MaxNumBatchedTokens: 21, PrefillShared: 22, PrefillScheduleInterval: 23, PrefillFirst: true, PrefillDelayer: 24},
+		Steps:  stepFlags{CR: 17, Jitter: 18, CM: 25, CS: 26, Padding: "masked", Captured: 27},
+		SGLang: sglangFlags{BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true},
+		Aggregated: aggregatedFlags{MaxNumBatchedTokens: 21, PrefillShared: 22, PrefillScheduleInterval: 23, PrefillFirst: true,
+			PrefillDelayer: 24},
 	}
 	got, err := c.config()
 	require.NoError(t, err)
 	require.Equal(t, refengine.Config{
-		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3, Version: "v", APIKey: "k",
-		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11, PrefillPerToken: 12, PrefixCache: 15,
+		Role: refengine.Decode, Listen: "127.0.0.1:1", Advertise: "a", DPSize: 2, DPMode: "internal", Group: "g", Model: "m", MaxModelLen: 3,
+		Version: "v", APIKey: "k",
+		Slots: 4, KVTokens: 500, MaxQueued: 6, C0: 7, C1: 8, TokensPerChunk: 9, StreamInterval: 10, RecomputeEnable: true, PrefillBase: 11,
+		PrefillPerToken: 12, PrefixCache: 15,
 		KVEvents: "127.0.0.1:16", KVEventsEncoding: "map",
-		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, KeepsAnswers: 14, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
+		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, KeepsAnswers: 14, RejectReleases: true,
+		ErrorShape: refengine.ShapeRust, OldMetricNames: true,
 		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
-		CR: 17, CM: 25, CS: 26, Form: step.Masked, Captured: 27, Jitter: 18, BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true, MaxBatchedTokens: 21, PrefillShared: 22, PrefillInterval: 23, PrefillFirst: true, PrefillDelayer: 24,
+		CR: 17, CM: 25, CS: 26, Form: step.Masked, Captured: 27, Jitter: 18, BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true,
+		MaxBatchedTokens: 21, PrefillShared: 22, PrefillInterval: 23, PrefillFirst: true, PrefillDelayer: 24,
 	}, got)
 }
 

@@ -53,7 +53,8 @@ func TestComplete(t *testing.T) {
 // TestShellsComplete asks the shells themselves, those that are there.
 func TestShellsComplete(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "evenkeel"), []byte("#!/bin/sh\n"+asEvenkeel+"=1 exec '"+os.Args[0]+"' \"$@\"\n"), 0o755))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(dir, "evenkeel"), []byte("#!/bin/sh\n"+asEvenkeel+"=1 exec '"+os.Args[0]+"' \"$@\"\n"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "proxy.yaml"), nil, 0o644))
 	ask := map[string]string{
 		"bash": `compopt() { :; }; source <(evenkeel completion bash); COMP_LINE=$1 COMP_POINT=${#1}; _evenkeel; printf '%s\n' "${COMPREPLY[@]}"`,

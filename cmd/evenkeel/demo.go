@@ -98,7 +98,8 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.stepWords())
 
 	if least := c.concurrency() + c.warm(); c.Requests <= least {
-		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, --slots or --extra\n",
+		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
+			"--slots or --extra\n",
 			c.Requests, least)
 	}
 	began := time.Now()
@@ -294,7 +295,8 @@ func writeWrapped(b *bytes.Buffer, text string) {
 // page is.
 func writeReport(r *report.Report, dir string) (string, error) {
 	page := filepath.Join(dir, "report.html")
-	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON, filepath.Join(dir, "waterline.svg"): r.WriteWaterline} {
+	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON,
+		filepath.Join(dir, "waterline.svg"): r.WriteWaterline} {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
 			return "", err

@@ -45,7 +45,8 @@ var fullAggregated = report.StepModel{
 func aggregatedDefaults() string {
 	c := demoCmd{Workers: 8, Slots: 16}
 	c.become(nil)
-	return fmt.Sprintf("--requests %d, --policies %s, --extra %d (15 %% of the slots are free), --c0 %v, --c1 %v, --prefill-base %v (for each step that computes any prompt) and --prefill-per-token %v (of the slowest rank)",
+	return fmt.Sprintf("--requests %d, --policies %s, --extra %d (15 %% of the slots are free), --c0 %v, --c1 %v, --prefill-base %v (for "+
+		"each step that computes any prompt) and --prefill-per-token %v (of the slowest rank)",
 		c.Requests, c.Policies, c.Extra, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken)
 }
 
@@ -157,7 +158,8 @@ func learned(ctx context.Context, g *gateway.Gateway) string {
 
 // aggregatedLine makes the same report again.
 func (c *demoCmd) aggregatedLine() string {
-	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots, c.Extra, c.Policies, c.Seed)
+	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots,
+		c.Extra, c.Policies, c.Seed)
 	line += c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v",
 		c.Workers, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken, c.PrefillShared))
 	line += fmt.Sprintf(" --token-budget %d --jitter %v --window %v --max-age %v --max-hold %v",
@@ -170,7 +172,8 @@ func (c *demoCmd) aggregatedLine() string {
 
 // prefillFact says what a prompt takes.
 func (c *demoCmd) prefillFact() string {
-	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
+	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
+		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
 		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
 }
 
@@ -178,9 +181,16 @@ func (c *demoCmd) prefillFact() string {
 func (c *demoCmd) engineNotes() []string {
 	m := fullAggregated
 	return []string{
-		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to %s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
-			millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter), c.MaxHold.Seconds()),
-		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
-		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.", delayerSteps),
+		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of "+
+			"the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges "+
+			"from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to "+
+			"%s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
+			millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter),
+			c.MaxHold.Seconds()),
+		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make claim "+
+			"NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
+		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean "+
+			"fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.",
+			delayerSteps),
 	}
 }

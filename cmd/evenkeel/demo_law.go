@@ -127,7 +127,8 @@ func (c *demoCmd) lawNotes(runs []report.Run) []string {
 	}
 	return []string{
 		what, made,
-		fmt.Sprintf("Engines are %.3g times as fast here, so that the demo is short, and their ranks have %d slots, because they share the cores of "+
+		fmt.Sprintf("Engines are %.3g times as fast here, so that the demo is short, and their ranks have %d slots, because they share the "+
+			"cores of "+
 			"this machine with the proxy and the load. The time of HTTP and of the proxy is not scaled.", c.factor(), c.Slots),
 	}
 }

@@ -73,12 +73,14 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
 			continue
 		}
-		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of the proxy's books %d",
+		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of "+
+			"the proxy's books %d",
 			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrong, t.audit.drift)
 	}
 	used := trace.Trace{Requests: requests}
 	s := used.Summary()
-	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase), millis(c.PrefillPerToken))
+	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase),
+		millis(c.PrefillPerToken))
 	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, c.Extra)
 	if c.Aggregated {
 		prefill = c.prefillFact()
@@ -123,21 +125,26 @@ func (c *demoCmd) notes(r *report.Report) []string {
 	full := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
 	if c.C0 < full.C0 {
-		notes = append(notes, fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; its part per KV token, c1 = %s, is not scaled.",
+		notes = append(notes, fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; "+
+			"its part per KV token, c1 = %s, is not scaled.",
 			millis(c.C0), millis(full.C0), float64(full.C0)/float64(c.C0), millis(c.C1)))
 	}
 	if level, ok := r.Bound[report.KVShare]; ok {
 		first := r.Runs[0]
-		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
+		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
+			"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
 			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(full.C0), 100*full.KVShare(c.meanLoad(r)), c.Slots,
-			100*fullScale.KVShare(float64(c.Slots)*trace.Resident(trace.Azure().Requests)), 100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
+			100*fullScale.KVShare(float64(c.Slots)*trace.Resident(trace.Azure().Requests)),
+			100*fullScale.KVShare(float64(c.Slots)*mooncakeResident)))
 	}
 	if n := len(r.Runs) - 1; n > 0 {
 		first, last := r.Runs[0], r.Runs[n]
 		a, okA := first.Metrics[report.StepMean]
 		b, okB := last.Metrics[report.StepMean]
 		if okA && okB {
-			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and c0 = %s.",
+			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
+				"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
+				"c0 = %s.",
 				last.Policy, first.Policy, 100*(b.Mean/a.Mean-1), 100*(c.rescaled(b.Mean)/c.rescaled(a.Mean)-1), millis(full.C0)))
 		}
 	}
@@ -149,7 +156,8 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
 	for _, t := range trials {
 		if spec, err := policy.ParseSpec(t.policy.spec); err == nil && spec.Accepts("max_hold") {
-			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines take %s and %s. Until it knows something, it holds no prompt.",
+			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
+				"take %s and %s. Until it knows something, it holds no prompt.",
 				t.policy.name, t.law, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
 		}
 	}
@@ -162,13 +170,15 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	if c.Aggregated {
 		ended = fmt.Sprintf("%d requests had ended", c.warm())
 	}
-	notes := []string{"Measured from when " + ended + " until the last one was sent; TTFT and TPOT are of requests sent in that time. Load is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time."}
+	notes := []string{"Measured from when " + ended + " until the last one was sent; TTFT and TPOT are of requests sent in that time. Load " +
+		"is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time."}
 	late, step := 0.0, 0.0
 	for _, run := range r.Runs {
 		late, step = max(late, run.Metrics[report.StepLateP99].Mean), max(step, run.Metrics[report.StepMean].Mean)
 	}
 	if late > 0 {
-		note := fmt.Sprintf("Engines, proxy and load share this machine. 99 %% of the steps ended at most %.2f ms later than the engines' clock wanted; the clock does not wait for them.", late)
+		note := fmt.Sprintf("Engines, proxy and load share this machine. 99 %% of the steps ended at most %.2f ms later than the engines' clock "+
+			"wanted; the clock does not wait for them.", late)
 		if late > step {
 			note += " That is more than a step: the machine was busy with something else; run it again before you compare."
 		}

@@ -26,7 +26,8 @@ import (
 
 // small makes a demo of seconds: 2 ranks of 4 slots, quick steps.
 func small(dir string, more ...string) []string {
-	return append([]string{"demo", "--out", dir, "--workers", "2", "--slots", "4", "--extra", "8", "--c0", "1ms", "--prefill-base", "2ms"}, more...)
+	return append([]string{"demo", "--out", dir, "--workers", "2", "--slots", "4", "--extra", "8", "--c0", "1ms", "--prefill-base", "2ms"},
+		more...)
 }
 
 // noLeak looks for goroutines that outlive a demo.
@@ -61,7 +62,8 @@ func TestDemo(t *testing.T) {
 	require.Equal(t, "br0:window=4,theta=0", doc.Runs[1].Policy)
 	for _, r := range doc.Runs {
 		require.Equal(t, 1, r.Seeds)
-		for _, name := range []report.Metric{"imbalance_tokens", "max_minus_min", "idle_share", "tokens_per_s", "tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms",
+		for _, name := range []report.Metric{"imbalance_tokens", "max_minus_min", "idle_share", "tokens_per_s", "tpot_p50_ms", "tpot_p95_ms",
+			"ttft_p50_ms",
 			"ttft_p99_ms", "pool_wait_max_ms", "tick_p99_us", "step_ms", "window_s"} {
 			require.Positive(t, r.Metrics[name].Mean, "%s of %s", name, r.Policy)
 		}
@@ -86,7 +88,8 @@ func TestDemo(t *testing.T) {
 
 // aggregated makes a demo of seconds, of ranks that prefill and decode.
 func aggregated(dir string, more ...string) []string {
-	return append([]string{"demo", "--aggregated", "--out", dir, "--workers", "2", "--slots", "4", "--c0", "1ms", "--prefill-base", "1ms", "--jitter", "1ms"}, more...)
+	return append([]string{"demo", "--aggregated", "--out", dir, "--workers", "2", "--slots", "4", "--c0", "1ms", "--prefill-base", "1ms",
+		"--jitter", "1ms"}, more...)
 }
 
 func TestDemoOfRanksThatPrefillAndDecode(t *testing.T) {
@@ -99,7 +102,8 @@ func TestDemoOfRanksThatPrefillAndDecode(t *testing.T) {
 	require.NotContains(t, progress.String(), "too few")
 	require.Regexp(t, `policy +rr +jsq-kv +delayer +evenkeel +balanced\n`, out.String())
 	require.Regexp(t, `ok +60 +60 +60 +60\n`, out.String())
-	for _, line := range []string{"steps with prefill, %", "ranks without, %", "throughput, tokens/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p95, ms", "step, ms"} {
+	for _, line := range []string{"steps with prefill, %", "ranks without, %", "throughput, tokens/s", "TTFT p50, ms", "TTFT p99, ms",
+		"TPOT p50, ms", "TPOT p95, ms", "step, ms"} {
 		require.Regexp(t, regexp.QuoteMeta(line)+` +[0-9]`, out.String())
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
@@ -116,7 +120,8 @@ func TestDemoOfRanksThatPrefillAndDecode(t *testing.T) {
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
 	require.NoError(t, err)
-	for _, says := range []string{"evenkeel demo --aggregated --requests 60", "--extra=-1 ", "in steps without a prefill", "Steps that compute a prompt",
+	for _, says := range []string{"evenkeel demo --aggregated --requests 60", "--extra=-1 ", "in steps without a prefill",
+		"Steps that compute a prompt",
 		"evenkeel: drift of the proxy&#39;s books 0", "max_hold=1,max_age_ms=3000"} {
 		require.Contains(t, string(page), says)
 	}
@@ -135,7 +140,8 @@ func TestDemoOfADeployment(t *testing.T) {
 	} {
 		var out, progress bytes.Buffer
 		dir := t.TempDir()
-		status := run(append([]string{"demo", "--out", dir, "--slots", "4", "--requests", "70"}, strings.Fields(args)...), streams{&out, &progress})
+		status := run(append([]string{"demo", "--out", dir, "--slots", "4", "--requests", "70"}, strings.Fields(args)...),
+			streams{&out, &progress})
 		require.Zero(t, status, progress.String())
 		said := strings.Join(strings.Fields(out.String()), " ")
 		if !strings.Contains(said, "This machine was too slow for engines that are 5 times as fast") { // its cores had other work

@@ -50,7 +50,8 @@ func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 |
 // tryAll runs one policy after another. The next one begins when all requests of the one
 // before have been sent: from then on that one is not measured, and its answers end while the
 // next one fills its slots, which is not measured either.
-func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy, try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
+func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
+	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
 	var before chan struct{} // closed when the one before has ended
 	for i, p := range policies {
@@ -79,7 +80,8 @@ func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy, try func(p 
 
 // try runs one policy on engines and a proxy of its own. It calls sent when its last
 // request was sent.
-func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer, sent func()) (*trial, error) {
+func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
+	sent func()) (*trial, error) {
 	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // the proxy appends
 		return nil, err
 	}
@@ -160,7 +162,8 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 	}
 	for i := range c.Prefills {
 		e, err := refengine.Start(refengine.Config{
-			Role: refengine.Prefill, Model: "demo", Connector: refengine.Connector(c.Connector), PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken,
+			Role: refengine.Prefill, Model: "demo", Connector: refengine.Connector(c.Connector), PrefillBase: c.PrefillBase,
+			PrefillPerToken:     c.PrefillPerToken,
 			PromptTokensDetails: true, Seed: c.Seed + uint64(i),
 		})
 		if err != nil {
@@ -178,7 +181,8 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 }
 
 // gateway starts the proxy and waits until it may serve.
-func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile, logFile string) (*gateway.Gateway, error) {
+func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile,
+	logFile string) (*gateway.Gateway, error) {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Dispatch.Policy, cfg.Dispatch.Window = p.spec, c.Window
@@ -355,9 +359,11 @@ func (t *trial) complain(out io.Writer) {
 		}
 	}
 	if a := t.audit; a.bad() {
-		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls of other KV, drift %d\n", t.policy.name, a.leaks, a.pins, a.wrong, a.drift)
+		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls of other KV, drift %d\n", t.policy.name,
+			a.leaks, a.pins, a.wrong, a.drift)
 	}
 	if t.run.Window.Length() == 0 {
-		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n", t.policy.name)
+		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n",
+			t.policy.name)
 	}
 }

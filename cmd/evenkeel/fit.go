@@ -57,7 +57,8 @@ func (c *fitPredictorCmd) Run(std streams) error {
 		return err
 	}
 	fmt.Fprintf(std.err, "fitting %s to %d requests\n", c.Kind, len(history.Samples))
-	done, err := fit.Train(c.Kind, history, predictor.Options{Horizon: c.Horizon, Holdout: c.Holdout, Created: time.Now().UTC().Truncate(time.Second)}, c.Out)
+	done, err := fit.Train(c.Kind, history,
+		predictor.Options{Horizon: c.Horizon, Holdout: c.Holdout, Created: time.Now().UTC().Truncate(time.Second)}, c.Out)
 	if err != nil {
 		return err
 	}

@@ -16,13 +16,16 @@ func TestMistakesAreNamed(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "evenkeel.yaml"), []byte("engines: {decode: [{url: \"http://d0:1\", slots: 4}]}\n"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(dir, "evenkeel.yaml"), []byte("engines: {decode: [{url: \"http://d0:1\", slots: 4}]}\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tab.yaml"), []byte("engines:\n\tdecode: []\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "url.yaml"), []byte("listen: \"http://0.0.0.0:8000\"\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "port.yaml"), []byte("listen: \":80800\"\n"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "two.yaml"), []byte("engines: {decode: [{url: \"http://d0:1,http://d1:1\", slots: 4}]}\n"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(dir, "two.yaml"), []byte("engines: {decode: [{url: \"http://d0:1,http://d1:1\", slots: 4}]}\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "slot.yaml"), []byte("engines: {decode: [{url: \"http://d0:1\", slot: 4}]}\n"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "profile.yaml"), []byte("profiles: {ascend: {}}\nengines: {decode: [{url: \"http://d0:1\", slots: 4, profile: asend}]}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "profile.yaml"),
+		[]byte("profiles: {ascend: {}}\nengines: {decode: [{url: \"http://d0:1\", slots: 4, profile: asend}]}\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "connector.yaml"), []byte("profiles: {default: {connector: nixl_pull}}\n"), 0o600))
 	const process = "another process"
 	for _, tt := range []struct {
@@ -77,7 +80,8 @@ func TestMistakesAreNamed(t *testing.T) {
 
 // A file that an editor of Windows began with a byte order mark is read.
 func TestAByteOrderMarkIsNoMistake(t *testing.T) {
-	status, out, errs := line("check", "--config", write(t, "\ufeffengines: {prefill: [{url: \"http://p:1\"}], decode: [{url: \"http://d0:1\", slots: 4}]}\n"))
+	status, out, errs := line("check", "--config",
+		write(t, "\ufeffengines: {prefill: [{url: \"http://p:1\"}], decode: [{url: \"http://d0:1\", slots: 4}]}\n"))
 	require.Equal(t, 0, status, errs)
 	require.Contains(t, out, "ok, 1 prefill and 1 decode engines")
 	listing := write(t, "\ufeffdecode: [{url: \"http://d0:1\", slots: 4}]\n")
@@ -93,7 +97,8 @@ func TestHelpAndVersionAsOtherProgramsHaveThem(t *testing.T) {
 		require.Equal(t, 0, status, errs)
 		require.Equal(t, version, out)
 	}
-	for words, usage := range map[string]string{"help": "Usage: evenkeel <command>", "help serve": "Usage: evenkeel serve", "help keys new": "Usage: evenkeel keys new"} {
+	for words, usage := range map[string]string{"help": "Usage: evenkeel <command>", "help serve": "Usage: evenkeel serve",
+		"help keys new": "Usage: evenkeel keys new"} {
 		status, out, errs := line(strings.Fields(words)...)
 		require.Equal(t, 0, status, errs)
 		require.Contains(t, out, usage)

@@ -123,9 +123,15 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/kept", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/lifecycle"}
+var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake",
+	"predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy",
+	"prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision",
+	"dispatcher/kept", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin",
+	"dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster",
+	"gateway/lifecycle"}
 
-var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
+var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync",
+	"github.com/valyala/fasthttp", "go.uber.org/zap"}
 
 func TestImportsPointOneWay(t *testing.T) {
 	root := filepath.Join("..", "..")

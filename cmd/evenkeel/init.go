@@ -70,20 +70,24 @@ func (c *initCmd) Run(std streams) error {
 	}
 	dead, silent := unanswered(entries), withoutRole(entries)
 	if len(dead) > 0 && len(dead) == len(entries) {
-		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen", shortList(dead))
+		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
+			shortList(dead))
 	}
 	if len(dead) > 0 {
-		fmt.Fprintf(std.err, "%d of %d engines did not answer: %s; start them, or mend their addresses\n", len(dead), len(entries), shortList(dead))
+		fmt.Fprintf(std.err, "%d of %d engines did not answer: %s; start them, or mend their addresses\n", len(dead), len(entries),
+			shortList(dead))
 	}
 	if !slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" }) {
-		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(silent))
+		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before "+
+			"each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(silent))
 	}
 	text, err := draft.File(cfg, entries)
 	if err != nil {
 		return usageError{err}
 	}
 	if len(silent) > 0 {
-		fmt.Fprintf(std.err, "%d of %d engines did not tell whether they prefill or decode, and stand in comments only: %s; run init again with the role before their addresses (prefill=HOST:PORT), or move them in the file\n", len(silent), len(entries), shortList(silent))
+		fmt.Fprintf(std.err, "%d of %d engines did not tell whether they prefill or decode, and stand in comments only: %s; run init again with "+
+			"the role before their addresses (prefill=HOST:PORT), or move them in the file\n", len(silent), len(entries), shortList(silent))
 	}
 	if c.Out == "" {
 		_, err = std.out.Write(text)
@@ -91,7 +95,8 @@ func (c *initCmd) Run(std streams) error {
 		fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
 	}
 	if err == nil && len(dead) > 0 { // the config is worth having all the same: most of many engines may be there
-		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose role you did not name stand in comments only; run init again once they answer, or complete it yourself")
+		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose " +
+			"role you did not name stand in comments only; run init again once they answer, or complete it yourself")
 	}
 	return err
 }
@@ -139,7 +144,8 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		return list, nil
 	}
 	if slices.ContainsFunc(roles, func(l listed) bool { return l.given() }) {
-		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the two; --probe prefill=HOST:PORT gives the role, too")}
+		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
+			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}
 	if c.RetryDelay == nil { // that of the example proxy is for those who replace it
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
@@ -165,7 +171,8 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		}
 		known[id] = true
 		e := draft.Entry{Engine: config.Engine{URL: strings.TrimRight(addr, "/")}, Role: role}
-		e.Ranks = map[string]int{"prefill": c.PrefillDataParallelSize, "decode": c.DecodeDataParallelSize, "aggregated": c.AggregatedDataParallelSize}[role]
+		e.Ranks = map[string]int{"prefill": c.PrefillDataParallelSize, "decode": c.DecodeDataParallelSize,
+			"aggregated": c.AggregatedDataParallelSize}[role]
 		list = append(list, e)
 	}
 	return list, nil

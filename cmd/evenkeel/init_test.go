@@ -79,7 +79,8 @@ func TestInitAsksEngines(t *testing.T) {
 		t.Cleanup(e.Close)
 		return strings.TrimPrefix(e.URLs()[0], "http://")
 	}
-	p, d, locked := start(refengine.Config{Role: refengine.Prefill}), start(refengine.Config{Role: refengine.Decode}), start(refengine.Config{Role: refengine.Decode, APIKey: "secret"})
+	p, d, locked := start(refengine.Config{Role: refengine.Prefill}), start(refengine.Config{Role: refengine.Decode}),
+		start(refengine.Config{Role: refengine.Decode, APIKey: "secret"})
 	status, out, errs := line("init", "--probe", "prefill="+p, "decode=http://"+d, locked, "127.0.0.1:1", "--port", "9000")
 	require.Equal(t, 1, status, errs)
 	cfg, err := config.Parse("init", []byte(out))
@@ -90,12 +91,14 @@ func TestInitAsksEngines(t *testing.T) {
 	require.Equal(t, 32, cfg.Engines.Decode[0].Slots)
 	for _, want := range []string{
 		`# Its version is 0.27.1.`, `# It serves "ref", with a context of 131072 tokens.`, `# Its KV cache has room for 524288 tokens in all.`,
-		"Nothing tells how many requests the rank runs at once", "It wants an API key. Export it as OPENAI_API_KEY", "#   - url: http://" + locked,
+		"Nothing tells how many requests the rank runs at once", "It wants an API key. Export it as OPENAI_API_KEY", "#   - url: http://" +
+			locked,
 		"# Nothing that it answers says whether it prefills or decodes.", "It did not answer GET /health", "#   - url: http://127.0.0.1:1\n",
 	} {
 		require.Contains(t, out, want)
 	}
-	require.Contains(t, errs, "1 of 4 engines did not tell whether they prefill or decode, and stand in comments only: http://"+locked+"; run init again with the role before their addresses")
+	require.Contains(t, errs, "1 of 4 engines did not tell whether they prefill or decode, and stand in comments only: http://"+locked+
+		"; run init again with the role before their addresses")
 	require.Contains(t, errs, "1 of 4 engines did not answer: http://127.0.0.1:1 (")
 	require.Contains(t, errs, "the config is not complete")
 
@@ -106,14 +109,16 @@ func TestInitAsksEngines(t *testing.T) {
 	require.Len(t, cfg.Engines.Aggregated, 1)
 	require.Equal(t, 2, cfg.Engines.Aggregated[0].Ranks)
 	require.Empty(t, cfg.Doubts())
-	for _, want := range []string{"# It is an aggregated engine: when it was asked to hand a prompt over, it handed nothing over.", "# token_budget: 8192", "# prefill: {index: {tokenize: engine}}"} {
+	for _, want := range []string{"# It is an aggregated engine: when it was asked to hand a prompt over, it handed nothing over.",
+		"# token_budget: 8192", "# prefill: {index: {tokenize: engine}}"} {
 		require.Contains(t, out, want)
 	}
 
 	file := filepath.Join(t.TempDir(), "e.yaml")
 	status, _, errs = line("init", "--probe", p, d, "--out", file)
 	require.Equal(t, 1, status)
-	require.Contains(t, errs, "no engine told whether it prefills or decodes (http://"+p+", http://"+d+"), and nothing was written; run init again with the role before each address")
+	require.Contains(t, errs, "no engine told whether it prefills or decodes (http://"+p+", http://"+d+
+		"), and nothing was written; run init again with the role before each address")
 	require.NoFileExists(t, file)
 }
 

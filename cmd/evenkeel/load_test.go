@@ -65,7 +65,10 @@ func TestLoadDefaults(t *testing.T) {
 }
 
 func TestLoadFailsIfARequestDid(t *testing.T) {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusTooManyRequests) }))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request) {
+		http.Error(w, "no", http.StatusTooManyRequests)
+	}))
 	defer srv.Close()
 	c := parseLoad(t, "--concurrency=1", "--requests=2", "--model=m", "--json")
 	c.URL = []string{srv.URL}

@@ -62,7 +62,8 @@ func (o *logOutput) Write(line []byte) (int, error) {
 			o.why = err
 		}
 	case o.lost > 0:
-		told, encErr := o.enc.EncodeEntry(zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "log lines before this one could not be written and are lost"},
+		told, encErr := o.enc.EncodeEntry(zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(),
+			Message: "log lines before this one could not be written and are lost"},
 			[]zapcore.Field{zap.Int("lines_lost", o.lost), zap.Error(o.why)})
 		if encErr != nil { // of plain values: it does not fail
 			break

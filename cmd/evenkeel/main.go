@@ -51,7 +51,8 @@ func run(args []string, std streams) int {
 	said := false // --help was answered
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
-		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
+		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel "+
+			"demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { said = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),

@@ -69,7 +69,8 @@ func TestTheHelpShowsAFaultAsTheFlagTakesIt(t *testing.T) {
 	_, rest, ok := strings.Cut(strings.Join(strings.Fields(out), " "), "one fault rule, such as ")
 	require.True(t, ok, "the help of --fault")
 	rule, _, _ := strings.Cut(rest, ". The flag")
-	cfg, err := (&engineCmd{Fault: []string{rule}, Role: "both", Listen: "127.0.0.1:0", DPMode: "external", Connector: "nixl-pull", KVEventsEncoding: "array"}).config()
+	cfg, err := (&engineCmd{Fault: []string{rule}, Role: "both", Listen: "127.0.0.1:0", DPMode: "external", Connector: "nixl-pull",
+		KVEventsEncoding: "array"}).config()
 	require.NoError(t, err)
 	require.Len(t, cfg.Faults, 1)
 }
@@ -81,8 +82,10 @@ func TestHelp(t *testing.T) {
 	}{
 		{"", []string{"serve", "check", "demo", "decide", "vectors", "engine", "load", "keys new", "version"}},
 		{"serve", append([]string{
-			"--config", "--admin", "--request-log", "--log-level", "--[no-]self-test", "--host", "--port", "--prefiller-hosts=HOST ...", "--prefiller-ports=PORT ...",
-			"--decoder-hosts=HOST ...", "--decoder-ports=PORT ...", "--aggregated-hosts=HOST ...", "--aggregated-ports=PORT ...", "--aggregated-data-parallel-size",
+			"--config", "--admin", "--request-log", "--log-level", "--[no-]self-test", "--host", "--port", "--prefiller-hosts=HOST ...",
+			"--prefiller-ports=PORT ...",
+			"--decoder-hosts=HOST ...", "--decoder-ports=PORT ...", "--aggregated-hosts=HOST ...", "--aggregated-ports=PORT ...",
+			"--aggregated-data-parallel-size",
 			"--max-retries", "--retry-delay", "--slots", "--connector", "SIGTERM",
 		}, policy.Names()...)},
 		{"init", []string{"--probe=[ROLE=]ADDR ...", "--out", "--prefiller-hosts", "--slots", "OPENAI_API_KEY"}},

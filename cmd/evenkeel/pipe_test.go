@@ -36,7 +36,9 @@ func TestAClosedStdoutEndsNothing(t *testing.T) {
 	flags, _, _ := cluster(t, time.Millisecond)
 	reader, writer, err := os.Pipe()
 	require.NoError(t, err)
-	proxy := startTo(t, writer, append([]string{"serve", "--admin", "127.0.0.1:0", "--host", "127.0.0.1", "--port", "0", "--no-self-test", "--request-log", "-"}, flags...)...)
+	proxy := startTo(t, writer,
+		append([]string{"serve", "--admin", "127.0.0.1:0", "--host", "127.0.0.1", "--port", "0", "--no-self-test", "--request-log", "-"},
+			flags...)...)
 	require.NoError(t, writer.Close()) // the proxy has its own
 	lines := bufio.NewReader(reader)
 	proxy.whole(t)
@@ -67,7 +69,8 @@ func TestAClosedStderrEndsNothing(t *testing.T) {
 	reader, lines := open()
 	writer, err := os.OpenFile(fifo, os.O_WRONLY, 0)
 	require.NoError(t, err)
-	cmd := exec.Command(os.Args[0], append([]string{"serve", "--admin", "127.0.0.1:0", "--host", "127.0.0.1", "--port", "0", "--no-self-test"}, flags...)...)
+	cmd := exec.Command(os.Args[0],
+		append([]string{"serve", "--admin", "127.0.0.1:0", "--host", "127.0.0.1", "--port", "0", "--no-self-test"}, flags...)...)
 	cmd.Env = append(os.Environ(), asEvenkeel+"=1", engineKeyEnv+"=")
 	cmd.Stderr = writer
 	require.NoError(t, cmd.Start())
@@ -85,9 +88,11 @@ func TestAClosedStderrEndsNothing(t *testing.T) {
 	}
 	var listening struct{ Public, Admin string }
 	require.NoError(t, json.Unmarshal([]byte(next("listening")), &listening))
-	proxy := &process{cmd: cmd, exited: make(chan error, 1), public: "http://" + listening.Public, admin: "http://" + listening.Admin, client: &http.Client{Timeout: patience}}
+	proxy := &process{cmd: cmd, exited: make(chan error, 1), public: "http://" + listening.Public, admin: "http://" + listening.Admin,
+		client: &http.Client{Timeout: patience}}
 	go func() { proxy.exited <- cmd.Wait() }()
-	require.Eventually(t, func() bool { status, _ := proxy.get(proxy.admin + "/readyz"); return status == http.StatusOK }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { status, _ := proxy.get(proxy.admin + "/readyz"); return status == http.StatusOK }, patience,
+		5*time.Millisecond)
 
 	require.NoError(t, reader.Close())
 	policy := func(name string) { // each is a line of the log
@@ -150,7 +155,8 @@ func TestTheLogOfATerminalIsForPeople(t *testing.T) {
 	defer reader.Close()
 	defer writer.Close()
 	require.False(t, isTerminal(writer))
-	entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Message: "an engine is down", Caller: zapcore.NewEntryCaller(0, "watch.go", 7, true)}
+	entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Message: "an engine is down",
+		Caller: zapcore.NewEntryCaller(0, "watch.go", 7, true)}
 	fields := []zapcore.Field{zap.String("engine", "d0:8200"), zap.Duration("after", 1500*time.Millisecond)}
 	for _, tt := range []struct {
 		name      string

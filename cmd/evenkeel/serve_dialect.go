@@ -163,7 +163,8 @@ func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) 
 		cfg.Bind.Listen = d.Metaserver
 		cfg.Flag("bind.listen", "--metaserver")
 	case config.Wildcard(bare):
-		return usageError{fmt.Errorf("--host: %q is no host that decode engines can call back; write --metaserver HOST:PORT with an address of this machine that they reach", host)}
+		return usageError{fmt.Errorf("--host: %q is no host that decode engines can call back; write --metaserver HOST:PORT with an address of "+
+			"this machine that they reach", host)}
 	default:
 		if port > 0 {
 			port++

@@ -43,11 +43,13 @@ func TestCommandLinesOfVLLMAscend(t *testing.T) {
 			[]string{"localhost:8001"}, []string{"localhost:8002"},
 		},
 		{
-			"two and two", "serve --host 127.0.0.1 --port 9000 --prefiller-hosts 127.0.0.1 127.0.0.1 --prefiller-ports 8100 8101 --decoder-hosts 127.0.0.1 127.0.0.1 --decoder-ports 8200 8201", "127.0.0.1:9000",
+			"two and two", "serve --host 127.0.0.1 --port 9000 --prefiller-hosts 127.0.0.1 127.0.0.1 --prefiller-ports 8100 8101 --decoder-hosts " +
+				"127.0.0.1 127.0.0.1 --decoder-ports 8200 8201", "127.0.0.1:9000",
 			[]string{"127.0.0.1:8100", "127.0.0.1:8101"}, []string{"127.0.0.1:8200", "127.0.0.1:8201"},
 		},
 		{
-			"the last letter left out, as argparse lets them", "serve --host 192.0.0.1 --port 8080 --prefiller-hosts 192.0.0.1 --prefiller-port 13700 --decoder-host 192.0.0.1 --decoder-ports 13701", "192.0.0.1:8080",
+			"the last letter left out, as argparse lets them", "serve --host 192.0.0.1 --port 8080 --prefiller-hosts 192.0.0.1 --prefiller-port " +
+				"13700 --decoder-host 192.0.0.1 --decoder-ports 13701", "192.0.0.1:8080",
 			[]string{"192.0.0.1:13700"}, []string{"192.0.0.1:13701"},
 		},
 		{
@@ -68,18 +70,21 @@ func TestCommandLinesOfVLLMAscend(t *testing.T) {
 			       30060 30061
 			   --host 80.5.9.138
 			   --port 30088`, "80.5.9.138:30088",
-			[]string{"80.5.9.138:30050", "80.5.9.138:30051"}, []string{"80.5.9.136:30060", "80.5.9.136:30061", "80.5.9.137:30060", "80.5.9.137:30061"},
+			[]string{"80.5.9.138:30050", "80.5.9.138:30051"},
+			[]string{"80.5.9.136:30060", "80.5.9.136:30061", "80.5.9.137:30060", "80.5.9.137:30061"},
 		},
 		{
 			"ports before hosts", "serve --decoder-ports 2 3 --prefiller-ports 1 --decoder-hosts d0 d1 --prefiller-hosts p0", "localhost:8000",
 			[]string{"p0:1"}, []string{"d0:2", "d1:3"},
 		},
 		{
-			"everything with =", "serve --host=0.0.0.0 --port=8000 --prefiller-hosts=p0 --prefiller-ports=1 --decoder-hosts=d0 --decoder-hosts=d1 --decoder-ports=2 --decoder-ports=3", "0.0.0.0:8000",
+			"everything with =", "serve --host=0.0.0.0 --port=8000 --prefiller-hosts=p0 --prefiller-ports=1 --decoder-hosts=d0 --decoder-hosts=d1 " +
+				"--decoder-ports=2 --decoder-ports=3", "0.0.0.0:8000",
 			[]string{"p0:1"}, []string{"d0:2", "d1:3"},
 		},
 		{
-			"IPv6, with and without brackets", "serve --host :: --prefiller-hosts fd00::1 --prefiller-ports 1 --decoder-hosts [fd00::2] fd00::3 --decoder-ports 2 3", "[::]:8000",
+			"IPv6, with and without brackets",
+			"serve --host :: --prefiller-hosts fd00::1 --prefiller-ports 1 --decoder-hosts [fd00::2] fd00::3 --decoder-ports 2 3", "[::]:8000",
 			[]string{"[fd00::1]:1"}, []string{"[fd00::2]:2", "[fd00::3]:3"},
 		},
 		{
@@ -87,7 +92,8 @@ func TestCommandLinesOfVLLMAscend(t *testing.T) {
 			[]string{"p0:8001"}, []string{"d0:8002"},
 		},
 		{
-			"what only the example proxy has is taken and does nothing", "serve --workers 4 --max-waiting-retries 3 --waiting-retry-interval 2.5 --log-level WARNING --prefiller-ports 1 --decoder-ports 2", "localhost:8000",
+			"what only the example proxy has is taken and does nothing", "serve --workers 4 --max-waiting-retries 3 --waiting-retry-interval 2.5 " +
+				"--log-level WARNING --prefiller-ports 1 --decoder-ports 2", "localhost:8000",
 			[]string{"localhost:1"}, []string{"localhost:2"},
 		},
 	} {
@@ -111,7 +117,8 @@ func TestCommandLinesOfVLLMAscend(t *testing.T) {
 
 func TestOtherFlagsOfServe(t *testing.T) {
 	t.Setenv(engineKeyEnv, "secret")
-	cfg, err := flags(t, "serve --max-retries 5 --retry-delay 0.5 --slots 48 --policy jsq-kv --admin 127.0.0.1:9191 --connector nixl-pull --decode-data-parallel-size 8"+
+	cfg, err := flags(t, "serve --max-retries 5 --retry-delay 0.5 --slots 48 --policy jsq-kv --admin 127.0.0.1:9191 --connector nixl-pull "+
+		"--decode-data-parallel-size 8"+
 		" --prefill-data-parallel-size 2 --request-log - --log-level CRITICAL --no-self-test").config()
 	require.NoError(t, err)
 	require.Equal(t, 5, cfg.Prefill.Retry.Attempts)
@@ -225,7 +232,8 @@ func TestServeInPlaceOfTheLayerwiseExample(t *testing.T) {
 
 func TestFlagsThatGoWithAFile(t *testing.T) {
 	file := write(t, "listen: \":8123\"\ndispatch: {policy: br0}\nlog: {level: warn}\n")
-	cfg, err := flags(t, "serve --config "+file+" --policy jsq --admin 127.0.0.1:1 --request-log x.jsonl --log-level info --no-self-test").config()
+	cfg, err := flags(t,
+		"serve --config "+file+" --policy jsq --admin 127.0.0.1:1 --request-log x.jsonl --log-level info --no-self-test").config()
 	require.NoError(t, err)
 	require.Equal(t, ":8123", cfg.Listen)
 	require.Equal(t, "jsq", cfg.Dispatch.Policy)

@@ -79,7 +79,8 @@ func atHome(cfg *config.Config) *config.Config {
 		}
 		return home
 	}
-	own.Engines.Prefill, own.Engines.Decode, own.Engines.Aggregated = ours(cfg.Engines.Prefill), ours(cfg.Engines.Decode), ours(cfg.Engines.Aggregated)
+	own.Engines.Prefill, own.Engines.Decode, own.Engines.Aggregated = ours(cfg.Engines.Prefill), ours(cfg.Engines.Decode),
+		ours(cfg.Engines.Aggregated)
 	return &own
 }
 
@@ -105,5 +106,6 @@ func logFindings(log *zap.Logger, findings []selftest.Finding) {
 		}
 		say("self-test: "+f.Msg, zap.String("engine", f.Engine))
 	}
-	log.Info("the self-test is done", zap.Int("ok", count[selftest.OK]), zap.Int("warnings", count[selftest.Warn]), zap.Int("bad", count[selftest.Bad]))
+	log.Info("the self-test is done", zap.Int("ok", count[selftest.OK]), zap.Int("warnings", count[selftest.Warn]),
+		zap.Int("bad", count[selftest.Bad]))
 }

@@ -93,7 +93,8 @@ func startTo(t *testing.T, stdout *os.File, words ...string) *process {
 		return at >= 0 && json.Unmarshal([]byte(p.find("listening")), &listening) == nil
 	}, patience, 5*time.Millisecond)
 	p.public, p.admin = "http://"+listening.Public, "http://"+listening.Admin
-	require.Eventually(t, func() bool { status, _ := p.get(p.admin + "/readyz"); return status == http.StatusOK }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { status, _ := p.get(p.admin + "/readyz"); return status == http.StatusOK }, patience,
+		5*time.Millisecond)
 	return p
 }
 
@@ -220,7 +221,8 @@ func TestServeDrainsOnSIGTERM(t *testing.T) {
 	require.Equal(t, reftext.Text(reftext.Of(prompt).Key, 5), answer.Choices[0].Text)
 	require.Equal(t, 5, answer.Usage.Completion)
 
-	require.Eventually(t, func() bool { return proxy.find("the self-test is done") != "" }, patience, 5*time.Millisecond, "the engines are tested once they are up")
+	require.Eventually(t, func() bool { return proxy.find("the self-test is done") != "" }, patience, 5*time.Millisecond,
+		"the engines are tested once they are up")
 	require.Contains(t, proxy.find("the self-test is done"), `"ok":3,"warnings":0,"bad":0`)
 
 	const tokens = 500 // 2.5 s
@@ -293,7 +295,8 @@ func TestTwoProxiesCannotHaveOneAddress(t *testing.T) {
 	defer taken.Close()
 	_, port, err := net.SplitHostPort(taken.Addr().String())
 	require.NoError(t, err)
-	out, err := exec.Command("env", asEvenkeel+"=1", os.Args[0], "serve", "--host", "127.0.0.1", "--port", port, "--admin", "127.0.0.1:0").CombinedOutput()
+	out, err := exec.Command("env", asEvenkeel+"=1", os.Args[0], "serve", "--host", "127.0.0.1", "--port", port, "--admin",
+		"127.0.0.1:0").CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "another process on 127.0.0.1:"+port)
 }
@@ -301,12 +304,14 @@ func TestTwoProxiesCannotHaveOneAddress(t *testing.T) {
 func TestSIGHUPReadsTheConfigAgain(t *testing.T) {
 	_, engineP, engineD := cluster(t, time.Millisecond)
 	text := func(more string) string {
-		return "listen: \"127.0.0.1:0\"\nself_test: false\nlimits: {drain_grace: 0s}\nengines: {prefill: [{url: " + strconv.Quote(engineP.URLs()[0]) + "}], decode: [{url: " + strconv.Quote(engineD.URLs()[0]) + ", slots: 4}]}\n" + more
+		return "listen: \"127.0.0.1:0\"\nself_test: false\nlimits: {drain_grace: 0s}\nengines: {prefill: [{url: " +
+			strconv.Quote(engineP.URLs()[0]) + "}], decode: [{url: " + strconv.Quote(engineD.URLs()[0]) + ", slots: 4}]}\n" + more
 	}
 	file := write(t, text(""))
 	proxy := serveFile(t, file)
 	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGHUP))
-	require.Eventually(t, func() bool { return proxy.find("the config file was read again, and nothing in it has changed") != "" }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return proxy.find("the config file was read again, and nothing in it has changed") != "" }, patience,
+		5*time.Millisecond)
 	require.NoError(t, os.WriteFile(file, []byte(text("pool: {size: 7}\n")), 0o600))
 	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGHUP))
 	require.Eventually(t, func() bool {

@@ -227,9 +227,11 @@ func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 	case err != nil || !(rho > 0):
 		return decode.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
 	case rho > 1:
-		return decode.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would depend on the length of the run; write a share up to 1, like 0.9, or closed", rho)
+		return decode.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would "+
+			"depend on the length of the run; write a share up to 1, like 0.9, or closed", rho)
 	case c.Pool != nil:
-		return decode.Load{}, errors.New("--pool has no effect in an open loop, where the arrivals decide how long the pool is; leave it out, or write --load closed")
+		return decode.Load{},
+			errors.New("--pool has no effect in an open loop, where the arrivals decide how long the pool is; leave it out, or write --load closed")
 	}
 	return decode.Load{Rho: rho}, nil
 }
@@ -290,7 +292,8 @@ func synthNames() string {
 func (c *simulateCmd) source(plan *decode.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
-			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()), synthNames())
+			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()),
+				synthNames())
 		}
 		plan.Source.Synth = name
 		return c.Trace, nil
@@ -334,7 +337,8 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 			{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
 			{Name: "log", Value: filepath.Base(c.Log)},
 		},
-		Notes: []string{"Every round starts from the recorded loads, whatever a policy decided before: imbalance is that right after the round's admissions, not what the policy would have led to."},
+		Notes: []string{"Every round starts from the recorded loads, whatever a policy decided before: imbalance is that right after the " +
+			"round's admissions, not what the policy would have led to."},
 	}, nil
 }
 
@@ -346,7 +350,8 @@ func (c *simulateCmd) fleetWords(f *decode.Fleet) string {
 	if c.deployment != nil {
 		return fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, lawWords(c.deployment))
 	}
-	return fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))
+	return fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots,
+		millis(c.C0), millis(c.C1))
 }
 
 // commandLine makes the same numbers again.
@@ -436,7 +441,8 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 		notes = append(notes, gain(c.deployment, "decode", r.Runs), pricedBy)
 	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
-		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f %% under %s: imbalance is paid only behind a barrier, and only where steps depend on KV.",
+		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f "+
+			"%% under %s: imbalance is paid only behind a barrier, and only where steps depend on KV.",
 			100*first.Metrics[report.IdleShare].Mean, 100*kv.Mean, first.Policy))
 	}
 	if c.Load != "closed" {
@@ -447,11 +453,15 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 		short = ", and prefill is never short"
 	}
 	if c.Bind == bindArrival {
-		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a closed loop too.")
+		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a "+
+			"closed loop too.")
 	}
 	return append(notes,
-		"× is the ratio to "+first.Policy+". balanced is no policy: it is what the steps of all runs would give if all ranks held the same load in each.",
+		"× is the ratio to "+first.Policy+
+			". balanced is no policy: it is what the steps of all runs would give if all ranks held the same load in each.",
 		"The longest wait is that of one request, from the end of its prefill until it has a slot; one that still waits at the end counts too.",
-		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived. ± is the deviation between seeds.",
-		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as the model says and never fail"+short+".")
+		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived. ± is the deviation "+
+			"between seeds.",
+		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as "+
+			"the model says and never fail"+short+".")
 }

@@ -26,7 +26,8 @@ const (
 )
 
 // aggregatedColumns are those of the table.
-var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, report.TTFTP99, report.TPOTP50, report.TPOTP95, report.MixedSteps,
+var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, report.TTFTP99, report.TPOTP50, report.TPOTP95,
+	report.MixedSteps,
 	report.EmptyRanks, report.Failed}
 
 // simulateAggregated compares policies on ranks that prefill and decode.

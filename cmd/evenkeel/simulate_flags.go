@@ -37,23 +37,27 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 	replays := []string{"log", "policies", "out", "json", "tier"}
 	for _, f := range given {
 		if c.Log != "" && !slices.Contains(replays, f.Name) {
-			return usageError{fmt.Errorf("--%s has no effect with --log, because the log has it; a replay takes --%s", f.Name, strings.Join(replays[1:4], ", --"))}
+			return usageError{fmt.Errorf("--%s has no effect with --log, because the log has it; a replay takes --%s", f.Name,
+				strings.Join(replays[1:4], ", --"))}
 		}
 		switch {
 		case f.Name == "workers" && c.Scenario != "":
 			return usageError{fmt.Errorf("--workers does not go with --scenario, which says how many ranks there are; leave one out")}
 		case slices.Contains([]string{"workers", "c0", "c1", "scenario"}, f.Name) && c.Law != "":
-			return usageError{fmt.Errorf("--%s does not go with --law, which says how many ranks there are and how long they step; leave one out", f.Name)}
+			return usageError{fmt.Errorf("--%s does not go with --law, which says how many ranks there are and how long they step; leave one out",
+				f.Name)}
 		case f.Name == "ahead" && c.Bind != bindArrival:
 			return usageError{fmt.Errorf("--ahead needs --bind arrival; with --bind late, policies fill slots ahead by themselves")}
 		case f.Name == "spare" && c.Bind == bindArrival:
-			return usageError{fmt.Errorf("--spare does not go with --bind arrival, where the rank is chosen before the prefill and pulls nothing; leave one out")}
+			return usageError{fmt.Errorf("--spare does not go with --bind arrival, where the rank is chosen before the prefill and pulls nothing; " +
+				"leave one out")}
 		case f.Name == "format" && (c.Trace == "" || strings.HasPrefix(c.Trace, trace.SynthPrefix)):
 			return usageError{fmt.Errorf("--format needs --trace FILE, because it is the format of that file")}
 		case c.Tier == "prefill" && !c.Prefill.Both && slices.Contains([]string{"c0", "c1", "chunk"}, f.Name):
 			return usageError{fmt.Errorf("--%s needs --both with --tier prefill, because engines decode only then", f.Name)}
 		case c.Tier == "prefill" && c.Prefill.Both && f.Name == "hold":
-			return usageError{fmt.Errorf("--hold does not go with --both, where engines decode their own prompts and no rank fetches KV; leave one out")}
+			return usageError{fmt.Errorf("--hold does not go with --both, where engines decode their own prompts and no rank fetches KV; leave " +
+				"one out")}
 		}
 	}
 	return nil

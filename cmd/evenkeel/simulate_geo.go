@@ -39,7 +39,8 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	var b bytes.Buffer
 	geoTable(&b, runs, c.Seeds)
 	fmt.Fprintf(&b, "\n%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.geoLine())
-	writeWrapped(&b, "± is the 95 % interval of the mean over seeds. Clients send a request when the one before it is answered: throughput follows latency. "+
+	writeWrapped(&b, "± is the 95 % interval of the mean over seeds. Clients send a request when the one before it is answered: throughput "+
+		"follows latency. "+
 		"TTFT and E2E are as a client sees them, its own round trip counted. Measured after the warm-up.")
 	_, err = b.WriteTo(std.out)
 	return err
@@ -48,7 +49,8 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 // geoTable shows what the tables of docs/results/regions.md show, and what went wrong.
 func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell back\tlost\tfailed\tviolations\t")
+	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell "+
+		"back\tlost\tfailed\tviolations\t")
 	for _, r := range runs {
 		m := r.Metrics
 		show := func(name report.Metric, scale float64, digits int) string {
@@ -63,8 +65,10 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 			return text
 		}
 		fmt.Fprintln(w, strings.Join([]string{
-			r.Policy, show(report.TokensPerS, 1, 0), show(report.TTFTMean, 1, 0), show(report.TTFTP50, 1, 0), show(report.TTFTP90, 1, 0), show(report.TTFTP99, 1, 0),
-			show(regions.E2EMean, 1e-3, 1), show(report.E2EP99, 1e-3, 1), show(report.HitRatio, 1, 2), show(regions.Forwards, 1, 0), show(regions.Egress, 1e-6, 1),
+			r.Policy, show(report.TokensPerS, 1, 0), show(report.TTFTMean, 1, 0), show(report.TTFTP50, 1, 0), show(report.TTFTP90, 1, 0),
+			show(report.TTFTP99, 1, 0),
+			show(regions.E2EMean, 1e-3, 1), show(report.E2EP99, 1e-3, 1), show(report.HitRatio, 1, 2), show(regions.Forwards, 1, 0),
+			show(regions.Egress, 1e-6, 1),
 			show(regions.EgressUSD, 1, 5), show(regions.Spread, 1, 2), show(regions.Fallbacks, 1, 0),
 			show(regions.Lost, 1, 0), show(report.Failed, 1, 0), show(regions.Violations, 1, 0),
 		}, "\t")+"\t")

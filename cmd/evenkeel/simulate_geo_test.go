@@ -8,10 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const smallGeo = "like: skew\nwarm_s: 2\nmeasure_s: 10\nregions: [{replicas: 1, clients: 6}, {replicas: 1, clients: 2}]\nrtt_ms: [[3, 90], [90, 3]]\n"
+const smallGeo = "like: skew\nwarm_s: 2\nmeasure_s: 10\nregions: [{replicas: 1, clients: 6}, {replicas: 1, clients: 2}]\nrtt_ms: [[3, " +
+	"90], [90, 3]]\n"
 
 func TestSimulateTheGeoTier(t *testing.T) {
-	args := []string{"simulate", "--tier", "geo", "--scenario", textFile(t, "two.yaml", smallGeo), "--seeds", "2", "--policies", "skylb:push=sp-p,tau=2,finish,region-local"}
+	args := []string{"simulate", "--tier", "geo", "--scenario", textFile(t, "two.yaml", smallGeo), "--seeds", "2", "--policies",
+		"skylb:push=sp-p,tau=2,finish,region-local"}
 	status, out, errs := line(append(args, "--json")...)
 	require.Equal(t, 0, status, errs)
 	var got simulatedJSON
@@ -20,7 +22,8 @@ func TestSimulateTheGeoTier(t *testing.T) {
 	require.Equal(t, "skylb:push=sp-p,tau=2", got.Runs[0].Policy)
 	for _, r := range got.Runs {
 		require.Equal(t, 2, r.Seeds)
-		for _, m := range strings.Fields("ttft_mean_ms ttft_p50_ms ttft_p90_ms ttft_p99_ms hit_ratio tokens_per_s forwards egress_bytes egress_usd e2e_mean_ms e2e_p50_ms e2e_p90_ms e2e_p99_ms spread") {
+		for _, m := range strings.Fields("ttft_mean_ms ttft_p50_ms ttft_p90_ms ttft_p99_ms hit_ratio tokens_per_s forwards egress_bytes " +
+			"egress_usd e2e_mean_ms e2e_p50_ms e2e_p90_ms e2e_p99_ms spread") {
 			require.Contains(t, r.Metrics, m)
 		}
 		require.Zero(t, r.Metrics["violations"].Mean)

@@ -126,7 +126,8 @@ func (c *simulateCmd) loads() ([]float64, error) {
 
 func (c *simulateCmd) enginesWords() string {
 	f := &c.Prefill
-	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefills(), cmp.Or(c.Capacity, defaultCapacity), f.T0, f.Tp)
+	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefills(), cmp.Or(c.Capacity, defaultCapacity),
+		f.T0, f.Tp)
 	if f.Beta2 > 0 {
 		words += fmt.Sprintf(" + %g·N·(H+N/2)", f.Beta2)
 	}
@@ -134,7 +135,8 @@ func (c *simulateCmd) enginesWords() string {
 		words += fmt.Sprintf(", on the first %g times as long", f.Slow)
 	}
 	if f.Both {
-		return words + fmt.Sprintf("; they decode too, in steps of %s + %s per KV token, with at most %d tokens of a prompt", millis(c.C0), millis(c.C1), f.Chunk)
+		return words + fmt.Sprintf("; they decode too, in steps of %s + %s per KV token, with at most %d tokens of a prompt", millis(c.C0),
+			millis(c.C1), f.Chunk)
 	}
 	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
 }
@@ -170,13 +172,17 @@ func (c *simulateCmd) prefillLine() string {
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	if !slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 }) {
-		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look for hits have none to look for.")
+		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look "+
+			"for hits have none to look for.")
 	}
 	if p.TellLine {
 		notes = append(notes, "The tier is told what a prefill takes, which no server knows.")
 	}
 	return append(notes,
-		"A load is the share of time in which an engine prefills under lmetric; the trace is stretched until it is that. All policies get the same arrivals; busy is what each of them made of it.",
-		"TTFT is from arrival to the end of the prefill. Seeds share the requests after the first eighth of the trace: each measures a block of its own, after an eighth of the trace that fills the caches. ± is the deviation between them.",
-		"The server's own tier chose; engines take prompts first come, first served, drop the least recent blocks of their caches, and never fail.")
+		"A load is the share of time in which an engine prefills under lmetric; the trace is stretched until it is that. All policies get the "+
+			"same arrivals; busy is what each of them made of it.",
+		"TTFT is from arrival to the end of the prefill. Seeds share the requests after the first eighth of the trace: each measures a block of "+
+			"its own, after an eighth of the trace that fills the caches. ± is the deviation between them.",
+		"The server's own tier chose; engines take prompts first come, first served, drop the least recent blocks of their caches, and never "+
+			"fail.")
 }

@@ -51,7 +51,8 @@ func TestSimulatePrefillPrintsATableALoad(t *testing.T) {
 	require.Equal(t, 0, status, errs)
 	require.Regexp(t, `(?m)^load 0.5, [\d,]+ requests an hour$`, out)
 	require.Regexp(t, `(?m)^finish +[\d,]+ ± \d+ ×[\d.]+ `, out)
-	require.Contains(t, out, "Again: evenkeel simulate --tier prefill --load 0.5,0.7 --prefills 3 --seeds 2 --policies lmetric,finish --requests 400 ")
+	require.Contains(t, out,
+		"Again: evenkeel simulate --tier prefill --load 0.5,0.7 --prefills 3 --seeds 2 --policies lmetric,finish --requests 400 ")
 }
 
 func TestSimulatePrefillRefuses(t *testing.T) {

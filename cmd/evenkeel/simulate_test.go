@@ -24,7 +24,8 @@ const smallSim = "--workers 4 --slots 4 --requests 200 --seeds 2 "
 
 func TestSimulate(t *testing.T) {
 	dir := t.TempDir()
-	scenario := textFile(t, "fleet.yaml", "groups: [{ranks: [{count: 3}, {slots: 2, cost: 1.5, joins: step 100}]}, {name: b, ranks: [{leaves: 60s}, {}]}]")
+	scenario := textFile(t, "fleet.yaml",
+		"groups: [{ranks: [{count: 3}, {slots: 2, cost: 1.5, joins: step 100}]}, {name: b, ranks: [{leaves: 60s}, {}]}]")
 	for _, tc := range []struct{ name, line string }{
 		{"a closed loop", smallSim + "--policies jsq,br0:window=4,theta=0,evenkeel --out " + dir},
 		{"an open loop on a drawn trace", smallSim + "--trace synth:mix --load 0.8 --stale 3 --transfer 1 --policies jsq,brh:horizon=20,evenkeel --predictor exact"},
@@ -41,7 +42,8 @@ func TestSimulate(t *testing.T) {
 			require.Len(t, got.Runs, 3)
 			for _, r := range got.Runs {
 				require.Equal(t, 2, r.Seeds)
-				for _, m := range strings.Fields("imbalance_tokens max_minus_min idle_share tokens_per_s tpot_p50_ms tpot_p95_ms ttft_p50_ms ttft_p99_ms pool_wait_max_ms tick_p99_us ok failed") {
+				for _, m := range strings.Fields("imbalance_tokens max_minus_min idle_share tokens_per_s tpot_p50_ms tpot_p95_ms ttft_p50_ms " +
+					"ttft_p99_ms pool_wait_max_ms tick_p99_us ok failed") {
 					require.Contains(t, r.Metrics, m)
 				}
 				require.EqualValues(t, 200, r.Metrics["ok"].Mean+r.Metrics["failed"].Mean)

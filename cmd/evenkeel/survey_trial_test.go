@@ -37,7 +37,8 @@ func bothRoles(t *testing.T, cfg refengine.Config) (addr string) {
 func TestATrialOfSeconds(t *testing.T) {
 	addr := bothRoles(t, refengine.Config{Role: refengine.Aggregated, DPSize: 4})
 	file := filepath.Join(t.TempDir(), "trial.json")
-	status, out, errs := line("survey", "--trial", "--short", "--engines", addr, "--slots", "4", "--law", "gpt-oss-120b,vllm,H200,4", "--out", file)
+	status, out, errs := line("survey", "--trial", "--short", "--engines", addr, "--slots", "4", "--law", "gpt-oss-120b,vllm,H200,4", "--out",
+		file)
 	require.Zero(t, status, errs)
 	for _, says := range []string{
 		"4 ranks of 4 slots", "By what is expected", "simulated under the law gpt-oss-120b,vllm,H200,4", "4. short prompts, long answers: ",
@@ -46,7 +47,8 @@ func TestATrialOfSeconds(t *testing.T) {
 		require.Contains(t, out, says)
 	}
 	require.NotContains(t, out, "NOT THE WHOLE")
-	require.Less(t, strings.Index(out, "Expected of evenkeel"), strings.Index(out, "means over the blocks"), "the expectation stands before what was measured")
+	require.Less(t, strings.Index(out, "Expected of evenkeel"), strings.Index(out, "means over the blocks"),
+		"the expectation stands before what was measured")
 
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)

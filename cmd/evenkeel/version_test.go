@@ -53,7 +53,8 @@ func TestCommitsBeforeAVersionHaveAnOrder(t *testing.T) {
 		cmd.Dir = repository
 		// Only this repository and no settings of the user count.
 		cmd.Env = append(os.Environ(), "GIT_DIR="+filepath.Join(repository, ".git"), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
-			"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@localhost", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@localhost", "GIT_COMMITTER_DATE=2026-01-02T03:04:05+0900")
+			"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@localhost", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@localhost",
+			"GIT_COMMITTER_DATE=2026-01-02T03:04:05+0900")
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, string(out))
 		return strings.TrimSpace(string(out))

@@ -81,7 +81,8 @@ func TestAvoidingLosesNobody(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
 			switch rapid.IntRange(0, 3).Draw(t, "event") {
 			case 0, 1:
-				all = append(all, h.put(pool.Entry{Prompt: 1, Avoid: rapid.SliceOfNDistinct(rapid.Int32Range(0, int32(n-1)), 0, n, rapid.ID).Draw(t, "avoid")}))
+				all = append(all,
+					h.put(pool.Entry{Prompt: 1, Avoid: rapid.SliceOfNDistinct(rapid.Int32Range(0, int32(n-1)), 0, n, rapid.ID).Draw(t, "avoid")}))
 			case 2:
 				if len(held) > 0 {
 					i := rapid.IntRange(0, len(held)-1).Draw(t, "released")

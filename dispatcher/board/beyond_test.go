@@ -114,7 +114,8 @@ func TestAQueueForKVRoomIsBoundedToo(t *testing.T) {
 		ws[i].Beyond = 2
 	}
 	h.fleet(ws)
-	held := []*Slot{h.put(pool.Entry{Prompt: 500}).slotNow(t), h.put(pool.Entry{Prompt: 350}).slotNow(t), h.put(pool.Entry{Prompt: 400}).slotNow(t)}
+	held := []*Slot{h.put(pool.Entry{Prompt: 500}).slotNow(t), h.put(pool.Entry{Prompt: 350}).slotNow(t),
+		h.put(pool.Entry{Prompt: 400}).slotNow(t)}
 	require.Equal(t, []int32{0, 1, 0}, []int32{held[0].Worker, held[1].Worker, held[2].Worker})
 	dies := h.at.Add(15 * time.Second)
 	var all []waiting

@@ -45,8 +45,10 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 		}
 	}
 	c := charge{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
-		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard,
+		waits: how.Beyond, since: now,
+		// what is bound before its prefill has its KV where that sends it
+		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early,
 	}
 	if e.Early {
 		how.StepMs = r.group.stepMs()

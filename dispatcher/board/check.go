@@ -60,7 +60,8 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 		}
 	}
 	if m.RequestMs > 0 && m.C1Ms == 0 {
-		bad("dispatch.step_model.request_ms", "%v ms without c1_ms; the two together say how many KV tokens a request counts as; write c1_ms, too", m.RequestMs)
+		bad("dispatch.step_model.request_ms",
+			"%v ms without c1_ms; the two together say how many KV tokens a request counts as; write c1_ms, too", m.RequestMs)
 	}
 }
 
@@ -72,7 +73,8 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	case kind == predictor.KindOracle:
 		bad("predictor.kind", "%v", errNoOracle)
 	case kind == predictor.KindExact && c.SecretFile == "":
-		bad("predictor.kind", "exact tells prompts apart by a keyed hash; set predictor.secret_file to a file of random bytes, as `head -c 32 /dev/urandom` writes it")
+		bad("predictor.kind", "exact tells prompts apart by a keyed hash; set predictor.secret_file to a file of random bytes, as `head -c 32 "+
+			"/dev/urandom` writes it")
 	case kind == predictor.KindNone && c.File != "":
 		bad("predictor.file", "the kind is none, so the file is not read; write survival or exact, or remove the file")
 	}
@@ -93,13 +95,17 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	predicts := reads[predictor.KindSurvival] || reads[predictor.KindExact]
 	switch {
 	case !predicts && !mean:
-		return "no policy of this config looks at the lengths of answers, so the file changes no decision; remove it, or name a policy that does, such as evenkeel (their mean) or brh"
+		return "no policy of this config looks at the lengths of answers, so the file changes no decision; remove it, or name a policy that " +
+			"does, such as evenkeel (their mean) or brh"
 	case kind == predictor.KindExact && !predicts:
-		return "the file is of kind exact, and the policies of this config read only the mean length of answers; fit again with --kind survival, or name a policy that predicts, such as brh"
+		return "the file is of kind exact, and the policies of this config read only the mean length of answers; fit again with --kind " +
+			"survival, or name a policy that predicts, such as brh"
 	case kind == predictor.KindExact && !reads[kind]:
-		return "the file is of kind exact, and the policies predict with survival, so what it knows of single prompts is not read; write predictor.kind: exact with predictor.secret_file, or fit again with --kind survival"
+		return "the file is of kind exact, and the policies predict with survival, so what it knows of single prompts is not read; write " +
+			"predictor.kind: exact with predictor.secret_file, or fit again with --kind survival"
 	case kind == predictor.KindSurvival && reads[predictor.KindExact]:
-		return "the file is of kind survival, so the predictor exact begins without what answers to single prompts were; fit again with --kind exact, or write predictor.kind: survival"
+		return "the file is of kind survival, so the predictor exact begins without what answers to single prompts were; fit again with --kind " +
+			"exact, or write predictor.kind: survival"
 	}
 	return ""
 }

@@ -71,7 +71,8 @@ func (w *twin) ask(now time.Time) {
 // write notes the effects, and keeps what a caller would know.
 func (w *twin) write(effects []Effect) {
 	for _, e := range effects {
-		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Slot, e.Pair, e.Count, e.Lasts, e.Pace, e.Subject, e.Ending)
+		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Slot, e.Pair, e.Count, e.Lasts, e.Pace,
+			e.Subject, e.Ending)
 		switch e.Kind {
 		case EffectBind:
 			line += fmt.Sprint(e.Entry.ID)
@@ -88,7 +89,8 @@ func (w *twin) write(effects []Effect) {
 			delete(w.entries, e.Entry.ID)
 		case EffectRound:
 			r := e.Round
-			line += fmt.Sprint(r.Tick, r.At, r.Group, r.Snapshot.Workers, r.Snapshot.Pool, r.Snapshot.MaxAgeMs, r.Snapshot.StepMs, r.Snapshot.Budget, r.Assign)
+			line += fmt.Sprint(r.Tick, r.At, r.Group, r.Snapshot.Workers, r.Snapshot.Pool, r.Snapshot.MaxAgeMs, r.Snapshot.StepMs, r.Snapshot.Budget,
+				r.Assign)
 		}
 		w.wrote = append(w.wrote, line)
 	}
@@ -181,7 +183,8 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			},
 			"release": func(t *rapid.T) {
 				if id, ok := one(); ok {
-					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"), Refused: rapid.Bool().Draw(t, "refused"), Orphaned: rapid.Bool().Draw(t, "orphaned"), Kept: rapid.Bool().Draw(t, "kept")}
+					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"),
+						Refused: rapid.Bool().Draw(t, "refused"), Orphaned: rapid.Bool().Draw(t, "orphaned"), Kept: rapid.Bool().Draw(t, "kept")}
 					all(func(w *twin) Event {
 						slot := w.slots[id]
 						delete(w.slots, id)
@@ -334,12 +337,16 @@ func TestTheBoardsArePure(t *testing.T) {
 			require.NoError(t, err)
 			for _, i := range file.Imports {
 				pure := []string{
-					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time", // debug: the stack of a policy that panicked
-					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/decision", "evenkeel/dispatcher/kept", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
+					// debug: the stack of a policy that panicked
+					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time",
+					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/decision",
+					"evenkeel/dispatcher/kept", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool",
+					"evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
 			}
-			for _, impure := range []string{"time.Now", "time.Since", "time.Until", "time.After", "time.Sleep", "time.NewT", "go func", "chan ", "select {"} {
+			for _, impure := range []string{"time.Now", "time.Since", "time.Until", "time.After", "time.Sleep", "time.NewT", "go func", "chan ",
+				"select {"} {
 				require.NotContains(t, string(text), impure, name)
 			}
 		}

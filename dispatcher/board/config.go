@@ -31,12 +31,14 @@ type PredictorConfig struct {
 var (
 	ErrPoolTimeout = pool.ErrTimeout
 	ErrExpired     = pool.ErrExpired
-	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise kv_tokens_per_rank")
-	ErrNoWorkers   = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
-	ErrNotListed   = errors.New("dispatcher: no decode engine lists the name that the request asks for any more; GET /status has what each lists")
-	ErrWithdrawn   = errors.New("dispatcher: the entry was withdrawn before a rank was found")
-	ErrDraining    = errors.New("dispatcher: this proxy drains and admits no new requests; send the request to another proxy")
-	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry an ID of its own")
+	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise " +
+		"kv_tokens_per_rank")
+	ErrNoWorkers = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
+	ErrNotListed = errors.New("dispatcher: no decode engine lists the name that the request asks for any more; GET /status has what each " +
+		"lists")
+	ErrWithdrawn = errors.New("dispatcher: the entry was withdrawn before a rank was found")
+	ErrDraining  = errors.New("dispatcher: this proxy drains and admits no new requests; send the request to another proxy")
+	ErrDuplicate = errors.New("dispatcher: an entry with this ID waits already; give every entry an ID of its own")
 )
 
 // Entry is one finished prefill that waits for a rank.
@@ -55,23 +57,26 @@ const (
 
 // Worker is one decode rank as the operator or discovery describes it.
 type Worker struct {
-	ID       int32 // identity: a worker that keeps its ID keeps its load
-	Name     string
-	Model    string
-	Group    string
-	Barrier  bool          // its group steps together
-	Engine   string        // API server it is part of: what a hand-off of a prefiller reaches or does not
-	Lists    *Names        // what may be asked for there; nil on all ranks of a model: whatever it is
-	Slots    int           // max_num_seqs
-	Beyond   int           // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
+	ID      int32 // identity: a worker that keeps its ID keeps its load
+	Name    string
+	Model   string
+	Group   string
+	Barrier bool   // its group steps together
+	Engine  string // API server it is part of: what a hand-off of a prefiller reaches or does not
+	Lists   *Names // what may be asked for there; nil on all ranks of a model: whatever it is
+	Slots   int    // max_num_seqs
+	// requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it
+	// does not renew their hold
+	Beyond   int
 	Limit    int           // of them, as many as may be used now, while its engine is fresh in service; 0 = all
 	Capacity int64         // KV tokens, 0 = unlimited
 	Cost     float32       // what a KV token costs here, 1 = the group's mean; 0 reads as 1
 	Others   int64         // KV tokens there of requests that are not ours: load, and room that is taken
 	Keeps    time.Duration // how long its engine keeps the KV of an answer that has ended, for the next turn of its chat; 0: it does not
 	Up       bool          // false: takes nothing, but still holds its group's barrier unless it is down
-	Down     bool          // its engine does not answer, or goes on without it: it takes no part in the group's steps, sums and means. Never with Up
-	Awaited  bool          // it takes nothing for now, and requests wait for it. Never with Up
+	// its engine does not answer, or goes on without it: it takes no part in the group's steps, sums and means. Never with Up
+	Down    bool
+	Awaited bool // it takes nothing for now, and requests wait for it. Never with Up
 
 	// Strays: its engine runs responses on any of its ranks, and does not say which.
 	Strays bool
@@ -123,7 +128,8 @@ type Config struct {
 
 // Default is what an empty config file says.
 func Default() Config {
-	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond, Twin: verdict.Policies{DefaultDense}}
+	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond,
+		Twin: verdict.Policies{DefaultDense}}
 }
 
 // WithDefaults fills in what is left out.

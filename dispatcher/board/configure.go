@@ -25,7 +25,8 @@ func (l *Boards) Accepts(s Settings) error {
 
 func (l *Boards) examine(s Settings) (*examined, error) {
 	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
-	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel, e.cfg.BindAhead = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL, s.StepModel, s.BindAhead
+	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel, e.cfg.BindAhead = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL,
+		s.StepModel, s.BindAhead
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
 		e.decides, e.cfg.Predictor.Kind = true, s.Predictor.Kind
 		e.cfg.Parse = e.cfg.parser()

@@ -74,11 +74,12 @@ const (
 	EffectSubject                      // a subject is to be learned
 	EffectFit                          // all subjects start anew from another fit
 	EffectEnding                       // a request that subjects learn from has left
-	EffectThought                      // an answer that was told of at its end only was thought to have so many tokens (Thought), and has Count
-	EffectGroup                        // a group has its first rank; Label is its name
-	EffectGroupGone                    // a group has lost its last rank; Label is its name
-	EffectGone                         // a board holds nothing any more and is forgotten
-	EffectRejected                     // settings cannot work, and all stays as it was
+	// an answer that was told of at its end only was thought to have so many tokens (Thought), and has Count
+	EffectThought
+	EffectGroup     // a group has its first rank; Label is its name
+	EffectGroupGone // a group has lost its last rank; Label is its name
+	EffectGone      // a board holds nothing any more and is forgotten
+	EffectRejected  // settings cannot work, and all stays as it was
 )
 
 // Why the fallback took over.

@@ -33,7 +33,8 @@ func testConfig(extra ...*fake) Config {
 func ranks(n, slots int, capacity int64) []Worker {
 	ws := make([]Worker, n)
 	for i := range ws {
-		ws[i] = Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots, Capacity: capacity, Up: true}
+		ws[i] = Worker{ID: int32(i), Name: "d" + string(rune('0'+i%10)), Model: "m", Group: "main", Barrier: true, Slots: slots,
+			Capacity: capacity, Up: true}
 	}
 	return ws
 }
@@ -164,7 +165,8 @@ func (h *hand) pass(d time.Duration) {
 func (h *hand) count() {
 	c := &h.counts
 	if grow := len(h.slots) - len(c.Tokens); grow > 0 {
-		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
+		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...),
+			append(c.Joined, make([]uint32, grow)...)
 		c.Unheard = append(c.Unheard, make([]int32, grow)...)
 	}
 	for i, s := range h.slots {
@@ -258,7 +260,8 @@ func (h *hand) preempted(worker int32) { h.apply(Preempted{worker}) }
 func (h *hand) giveBack(s *Slot, o Outcome) {
 	h.count()
 	h.slots[s.index] = nil
-	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first, Last: s.last, Unheard: s.unheard})
+	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first,
+		Last: s.last, Unheard: s.unheard})
 }
 
 func (h *hand) status(now time.Time) Status {

@@ -231,7 +231,8 @@ func TestTheStatusTellsOfRounds(t *testing.T) {
 	h.step()
 	was, is := after.Groups[0].Rounds, h.status(h.at).Models[0].Groups[0].Rounds
 	require.Equal(t, was.PrefillSteps+1, is.PrefillSteps)
-	require.InDelta(t, was.EmptyShare*float64(was.PrefillSteps)+0.5, is.EmptyShare*float64(is.PrefillSteps), 1e-9, "one of two ranks computed none")
+	require.InDelta(t, was.EmptyShare*float64(was.PrefillSteps)+0.5, is.EmptyShare*float64(is.PrefillSteps), 1e-9,
+		"one of two ranks computed none")
 }
 
 // No request is held for longer than max_hold, whatever goes wrong.

@@ -112,7 +112,8 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 		var all requests
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
-				all.wait = append(all.wait, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
+				all.wait = append(all.wait,
+					h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
 			},
 			"start": func(rt *rapid.T) {
 				s := all.leave(rt)

@@ -100,7 +100,8 @@ func (b *board) drift() (slots, kvTokens int64) {
 			held.add(&l.table[i])
 		}
 	}
-	return l.charged.slots - l.released.slots - held.slots, l.charged.kvTokens - l.released.kvTokens - held.kvTokens + l.kept - l.givenUp - kept
+	return l.charged.slots - l.released.slots - held.slots,
+		l.charged.kvTokens - l.released.kvTokens - held.kvTokens + l.kept - l.givenUp - kept
 }
 
 // refresh takes the counts of the rank's slots in. Without counts, what was told last stands.

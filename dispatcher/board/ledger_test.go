@@ -35,7 +35,8 @@ func TestLedgerEqualsARecount(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
 				for range rapid.IntRange(1, 4).Draw(rt, "burst") {
-					all.wait = append(all.wait, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
+					all.wait = append(all.wait,
+						h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
 				}
 			},
 			"withdraw": func(rt *rapid.T) {

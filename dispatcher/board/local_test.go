@@ -103,7 +103,8 @@ func TestAPromptWithoutAHandoffPassesTheLimitsOfEveryAdmission(t *testing.T) {
 }
 
 func TestAPromptWithoutAHandoffGoesBehindThoseThatWait(t *testing.T) {
-	h := newHand(t, testConfig(&fake{Spec: "never", Decides: func(_ *policy.Snapshot, dst []policy.Assignment) []policy.Assignment { return dst }}))
+	h := newHand(t, testConfig(&fake{Spec: "never",
+		Decides: func(_ *policy.Snapshot, dst []policy.Assignment) []policy.Assignment { return dst }}))
 	h.fleet(ranks(1, 4, 0))
 	require.NoError(t, h.setPolicy("never"))
 	w := h.putLocal(pool.Entry{Prompt: 50}, Local{Threshold: 256, InFlight: 512, Ranks: offers(10)})

@@ -258,7 +258,8 @@ func TestNamesLoseNobody(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
 			switch rapid.IntRange(0, 5).Draw(t, "event") {
 			case 0, 1, 2:
-				e := pool.Entry{Prompt: rapid.IntRange(1, 60).Draw(t, "prompt"), Name: rapid.SampledFrom([]string{"", "base", "x", "y"}).Draw(t, "name")}
+				e := pool.Entry{Prompt: rapid.IntRange(1, 60).Draw(t, "prompt"),
+					Name: rapid.SampledFrom([]string{"", "base", "x", "y"}).Draw(t, "name")}
 				if rapid.IntRange(0, 4).Draw(t, "avoids") == 0 {
 					e.Avoid = []int32{rapid.Int32Range(0, int32(n-1)).Draw(t, "avoid")}
 				}

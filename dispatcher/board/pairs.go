@@ -208,7 +208,8 @@ func (b *board) elsewhere(g *group, p *decider, i int, w entrant, now time.Time)
 
 // suits says whether the rank could take the entry, room aside.
 func (b *board) suits(r *rank, w entrant, now time.Time) bool {
-	return r.takes() && r.lists(w.entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) && !b.pairs.vetoed(w.entry, r, now)
+	return r.takes() && r.lists(w.entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) &&
+		!b.pairs.vetoed(w.entry, r, now)
 }
 
 // hasRoom says whether the rank can have the entry and what the round still

@@ -260,7 +260,8 @@ func TestHealthNeverTouchesLoad(t *testing.T) {
 		held := map[*Slot]bool{}
 		t.Repeat(map[string]func(*rapid.T){
 			"put": func(t *rapid.T) {
-				w := h.put(pool.Entry{Prompt: rapid.IntRange(1, 100).Draw(t, "prompt"), Prefiller: rapid.SampledFrom([]string{"p0", "p1"}).Draw(t, "from")})
+				w := h.put(pool.Entry{Prompt: rapid.IntRange(1, 100).Draw(t, "prompt"),
+					Prefiller: rapid.SampledFrom([]string{"p0", "p1"}).Draw(t, "from")})
 				for {
 					select {
 					case r := <-w.result:

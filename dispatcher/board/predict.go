@@ -40,7 +40,8 @@ func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 }
 
 // errOracle answers who asks a server for a predictor that only a simulation has.
-var errOracle = errors.New("only a replay can use the predictor oracle, because only there it is known how requests end; take survival or exact")
+var errOracle = errors.New("only a replay can use the predictor oracle, because only there it is known how requests end; take survival " +
+	"or exact")
 
 // serves says whether the predictor a policy needs can be had.
 func (c *PredictorConfig) serves(p policy.Policy) error {

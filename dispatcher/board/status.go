@@ -275,7 +275,8 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
 		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
+		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
+		Tight: r.pressure.tight(now),
 		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.later,
 		Kept: r.kept.Tokens(), Keeps: r.Keeps > 0,
 	}
@@ -338,7 +339,8 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs,
+		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs,
+		PrefillMs:     m.PrefillMs,
 		RequestTokens: g.request(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source == "" {

@@ -98,5 +98,6 @@ func TestWhatImbalanceCostsIsSaid(t *testing.T) {
 	fleet[1].Cost = 2
 	h.fleet(fleet)
 	h.put(pool.Entry{Prompt: 10_000}).slotNow(t)
-	require.InDelta(t, (100_000.-60_000)*5e-4/100, h.status(h.at).Models[0].Groups[0].Step.LostShare, 1e-9, "a KV token on a slow rank weighs more")
+	require.InDelta(t, (100_000.-60_000)*5e-4/100, h.status(h.at).Models[0].Groups[0].Step.LostShare, 1e-9,
+		"a KV token on a slow rank weighs more")
 }

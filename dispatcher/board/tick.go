@@ -27,7 +27,8 @@ func (b *board) advance(now time.Time) {
 		b.keepPace()
 		return
 	}
-	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.wakeSpared, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.wakeSpared, b.pairs.checkAt = false, false, time.Time{}, time.Time{},
+		time.Time{}, time.Time{}, time.Time{}
 	b.spare(now)
 	if b.pool.Len() > 0 {
 		b.tick(now)

@@ -31,7 +31,8 @@ func TestTheExamplePolicyKeepsTheRules(t *testing.T) {
 		Pool: []Entry{{ID: 1, Prompt: 1500}, {ID: 2, Prompt: 6000}},
 	}
 	got := p.Decide(s, nil)
-	require.Equal(t, []Assignment{{Entry: 1, Worker: 1, Score: 4500, Stage: stageSingle}, {Entry: 2, Worker: 2, Score: 7000, Stage: stageSingle}}, got)
+	require.Equal(t,
+		[]Assignment{{Entry: 1, Worker: 1, Score: 4500, Stage: stageSingle}, {Entry: 2, Worker: 2, Score: 7000, Stage: stageSingle}}, got)
 }
 
 // A policy that is registered stands in the table of policies.
@@ -49,7 +50,8 @@ func TestContributingNamesFilesThatThereAre(t *testing.T) {
 	require.NoError(t, err)
 	n := 0
 	for i, quoted := range strings.Split(string(text), "`") {
-		if i%2 == 0 || strings.ContainsAny(quoted, " <>*\n") || !strings.Contains(quoted, "/") || strings.HasPrefix(quoted, "./") || strings.HasPrefix(quoted, "/") {
+		if i%2 == 0 || strings.ContainsAny(quoted, " <>*\n") || !strings.Contains(quoted, "/") || strings.HasPrefix(quoted, "./") ||
+			strings.HasPrefix(quoted, "/") {
 			continue
 		}
 		path := strings.TrimSuffix(quoted, "/…")

@@ -57,8 +57,9 @@ func TestARequestWeighsKVTokens(t *testing.T) {
 		many[i] = Request{Prompt: 1000, Generated: 1}
 	}
 	s := &Snapshot{
-		Workers: []Worker{{ID: 0, Free: 1, Up: true, Running: many}, {ID: 1, Free: 1, Up: true, Running: []Request{{Prompt: 12_000, Generated: 1}}}},
-		Pool:    []Entry{{ID: 1, Prompt: 1000}}, C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
+		Workers: []Worker{{ID: 0, Free: 1, Up: true, Running: many},
+			{ID: 1, Free: 1, Up: true, Running: []Request{{Prompt: 12_000, Generated: 1}}}},
+		Pool: []Entry{{ID: 1, Prompt: 1000}}, C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
 	}
 	for _, c := range []struct {
 		name, spec string
@@ -94,20 +95,24 @@ func TestWhereKVRoomIsShortTheRankWithManyRequestsGetsLongPrompts(t *testing.T) 
 		few[i] = Request{Prompt: 4000, Generated: 1}
 	}
 	s := &Snapshot{
-		Workers: []Worker{{ID: 0, Free: 30, Up: true, Capacity: 14_000, Running: many}, {ID: 1, Free: 30, Up: true, Capacity: 14_000, Running: few}},
-		C0Ms:    10, C1Ms: 1e-3, RequestTokens: 2000,
+		Workers: []Worker{{ID: 0, Free: 30, Up: true, Capacity: 14_000, Running: many},
+			{ID: 1, Free: 30, Up: true, Capacity: 14_000, Running: few}},
+		C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
 	}
 	for i, tokens := range []int32{4000, 500, 3000, 500, 500, 4000} {
 		s.Pool = append(s.Pool, Entry{ID: uint64(i + 1), Prompt: tokens})
 	}
-	require.Equal(t, [][2]int{{1, 0}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}, pairs(decide(t, "evenkeel", s)), "3 finds no room on 0, and 6 none at all")
+	require.Equal(t, [][2]int{{1, 0}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}, pairs(decide(t, "evenkeel", s)),
+		"3 finds no room on 0, and 6 none at all")
 	s.Pool[2].WaitMs, s.MaxAgeMs = 2000, 1000
-	require.Equal(t, [][2]int{{3, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 0}}, pairs(decide(t, "evenkeel", s)), "who is overdue comes first, and 1 finds no room on 0 then")
+	require.Equal(t, [][2]int{{3, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 0}}, pairs(decide(t, "evenkeel", s)),
+		"who is overdue comes first, and 1 finds no room on 0 then")
 	s.Pool[2].Prompt = 12_000
 	require.Equal(t, [][2]int{{1, 0}, {2, 0}, {4, 0}}, pairs(decide(t, "evenkeel", s)), "1 is kept for it")
 
 	s.Pool = s.Pool[:1]
-	require.Equal(t, [][2]int{{1, 1}}, pairs(decide(t, "evenkeel", s)), "what waits does not fill the room, so that the ranks are levelled as they are")
+	require.Equal(t, [][2]int{{1, 1}}, pairs(decide(t, "evenkeel", s)),
+		"what waits does not fill the room, so that the ranks are levelled as they are")
 	for i := range 4000 {
 		s.Pool = append(s.Pool, Entry{ID: uint64(i + 2), Prompt: 10})
 	}
@@ -118,7 +123,8 @@ func TestWhereKVRoomIsShortTheRankWithManyRequestsGetsLongPrompts(t *testing.T) 
 func TestWhereKVRoomIsShortWhatFindsNoneStopsNoOther(t *testing.T) {
 	s := &Snapshot{MaxAgeMs: 1000}
 	for g := range 8 {
-		s.Workers = append(s.Workers, Worker{ID: int32(g), Free: 90, Up: true, Capacity: 100_000, Running: []Request{{Prompt: 80_000, Generated: 1}}})
+		s.Workers = append(s.Workers,
+			Worker{ID: int32(g), Free: 90, Up: true, Capacity: 100_000, Running: []Request{{Prompt: 80_000, Generated: 1}}})
 	}
 	for i := range 400 {
 		s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: 30_000, WaitMs: float32(i % 2 * 2000)})

@@ -68,13 +68,15 @@ func TestRoundsOfAPolicy(t *testing.T) {
 		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
 		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
 		{"what was held for long enough goes", "evenkeel", ofMixed(prompt{1000, false, Wait{HeldMs: 101}}), []int32{0}, nil, math.Inf(1)},
-		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be level.
+		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be
+		// level.
 		{"one that is not held goes alone", "evenkeel", ofMixed(never(500), prompt{3000, false, Wait{HeldMs: -1, Express: true}}, never(9000)),
 			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
 		{"so does one that is urgent", "evenkeel", ofMixed(prompt{3000, true, Wait{HeldMs: -1}}), []int32{0}, nil, math.Inf(1)},
 		{"or will soon be", "evenkeel", ofMixed(prompt{1000, false, Wait{HeldMs: -1, UrgentInMs: 70}}), []int32{-1}, []uint64{1}, 70},
 		{"a rank that holds the prefix is preferred", "evenkeel:patience=0",
-			ofMixed(prompt{1000, false, Wait{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}}), []int32{10}, []uint64{1}, math.Inf(1)},
+			ofMixed(prompt{1000, false, Wait{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}}), []int32{10},
+			[]uint64{1}, math.Inf(1)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newPolicy(t, tt.spec)

@@ -185,7 +185,8 @@ func TestRoundOfBR0(t *testing.T) {
 		},
 		{
 			"the paper knows no guard", "br0:paper",
-			Snapshot{Workers: level(2, 500, 1), MaxAgeMs: 1, Pool: []Entry{{ID: 1, Prompt: 5, WaitMs: 900}, {ID: 2, Prompt: 5}, {ID: 3, Prompt: 5000, Urgent: true}}},
+			Snapshot{Workers: level(2, 500, 1), MaxAgeMs: 1,
+				Pool: []Entry{{ID: 1, Prompt: 5, WaitMs: 900}, {ID: 2, Prompt: 5}, {ID: 3, Prompt: 5000, Urgent: true}}},
 			[][2]int{{1, 0}, {2, 1}},
 		},
 		{

@@ -207,7 +207,8 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 				continue
 			}
 			f := score(r, sum)
-			if tie := equal(f, bestF); best == 0 || !tie && f > bestF || tie && (sum < bestSum || sum == bestSum && bits.OnesCount(uint(mask)) > bits.OnesCount(uint(best))) {
+			if tie := equal(f, bestF); best == 0 || !tie && f > bestF || tie &&
+				(sum < bestSum || sum == bestSum && bits.OnesCount(uint(mask)) > bits.OnesCount(uint(best))) {
 				best, bestF, bestSum = mask, f, sum
 			}
 		}

@@ -13,7 +13,8 @@ import (
 func ofHolders(loads []int32, hits ...Hit) *Snapshot {
 	s := &Snapshot{C0Ms: 50, C1Ms: 1e-3, StepMs: 60, Pool: []Entry{{ID: 1, Prompt: 1000}}, Waits: []Wait{{Hits: hits, HeldMs: -1}}}
 	for g, tokens := range loads {
-		s.Workers = append(s.Workers, Worker{ID: int32(10 * g), Up: true, Free: 2, Running: []Request{{ID: uint64(100 + g), Prompt: tokens, Generated: 1, Slot: int32(g)}}})
+		s.Workers = append(s.Workers,
+			Worker{ID: int32(10 * g), Up: true, Free: 2, Running: []Request{{ID: uint64(100 + g), Prompt: tokens, Generated: 1, Slot: int32(g)}}})
 	}
 	return s
 }
@@ -125,7 +126,9 @@ func TestStayingNearDoesNotAllocate(t *testing.T) {
 func crowd(ranks int) *Snapshot {
 	s := &Snapshot{C0Ms: 50, C1Ms: 1e-4, StepMs: 60}
 	for g := range ranks {
-		s.Workers = append(s.Workers, Worker{ID: int32(g), Up: true, Free: 4, Running: []Request{{ID: uint64(1000 + g), Prompt: int32(9000 + g%7), Generated: 1, Slot: int32(g)}}})
+		s.Workers = append(s.Workers,
+			Worker{ID: int32(g), Up: true, Free: 4,
+				Running: []Request{{ID: uint64(1000 + g), Prompt: int32(9000 + g%7), Generated: 1, Slot: int32(g)}}})
 	}
 	for i := range ranks {
 		w := Wait{HeldMs: -1}

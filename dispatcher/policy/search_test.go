@@ -291,7 +291,8 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 			s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
 			for g, capacity := range room {
 				load := rapid.Int32Range(0, 400).Draw(t, "load")
-				s.Workers = append(s.Workers, Worker{ID: int32(g), Up: true, Free: 1, Capacity: capacity, Running: []Request{{ID: uint64(g), Prompt: load}}})
+				s.Workers = append(s.Workers,
+					Worker{ID: int32(g), Up: true, Free: 1, Capacity: capacity, Running: []Request{{ID: uint64(g), Prompt: load}}})
 				s.Pool = append(s.Pool, Entry{ID: uint64(100 + g), Prompt: rapid.Int32Range(1, 600).Draw(t, "prompt")})
 			}
 		}

@@ -63,12 +63,14 @@ var allSettings = []key{
 		Show: func(v *settings) string { return strconv.FormatUint(v.seed, 10) },
 	},
 	namedargs.Or(
-		namedargs.Whole("horizon", 0, maxHorizon, func(v *settings) *int { return &v.horizon }).Meaning(fmt.Sprintf("a whole number of steps from 0 to %d", maxHorizon)),
+		namedargs.Whole("horizon", 0, maxHorizon,
+			func(v *settings) *int { return &v.horizon }).Meaning(fmt.Sprintf("a whole number of steps from 0 to %d", maxHorizon)),
 		"auto", auto, func(v *settings) *int { return &v.horizon }),
 	namedargs.Number("alpha", 0, 1e6, func(v *settings) *float64 { return &v.alpha }),
 	namedargs.Number("beta", 0, 1e6, func(v *settings) *float64 { return &v.beta }),
 	orAuto("gamma", 1, func(v *settings) *float64 { return &v.gamma }),
-	namedargs.Words("predictor", func(v *settings) *string { return &v.predictor }, func(i int) string { return predictors[i] }, predictors...),
+	namedargs.Words("predictor", func(v *settings) *string { return &v.predictor }, func(i int) string { return predictors[i] },
+		predictors...),
 	namedargs.Number("tau", 0, 1, func(v *settings) *float64 { return &v.tau }),
 	namedargs.Whole("every", 1, 1<<20, func(v *settings) *int { return &v.every }),
 	namedargs.Either("decrement_anchor", "false", "true", func(v *settings) *bool { return &v.decrement }),
@@ -80,9 +82,11 @@ var allSettings = []key{
 	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),
 	namedargs.Number("near", 0, 1, func(v *settings) *float64 { return &v.near }).Meaning(
 		"the share of a step by which ranks below the fullest may become less level for prompts that ranks hold, from 0 to 1"),
-	namedargs.Number("max_age_ms", 0, math.MaxInt32, func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
+	namedargs.Number("max_age_ms", 0, math.MaxInt32,
+		func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
 	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.ahead }),
-	namedargs.Number("watermark", 0, 0.9, func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
+	namedargs.Number("watermark", 0, 0.9,
+		func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
 }
 
 // predictors a policy may ask for; oracle in simulations only.

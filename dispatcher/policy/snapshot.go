@@ -57,7 +57,8 @@ type Request struct {
 	Key       uint64  // exact-match key, 0 = none
 	ID        uint64
 	Slot      int32 // dense index in the board's slot table, stable while the request runs
-	Away      int32 // of its KV tokens, those that other ranks' Others have, because nobody knows its rank. Policies grow it on its worker alone
+	// of its KV tokens, those that other ranks' Others have, because nobody knows its rank. Policies grow it on its worker alone
+	Away int32
 }
 
 // Tokens are the KV tokens that the request holds on its worker.

@@ -40,7 +40,8 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseSaysWhatIsWrong(t *testing.T) {
-	const there = "there are br0, br0:paper, br0:bypass, brh, brh:paper, evenkeel, random, prandom, rr, prr, p2c, pp2c, jsq, pjsq, jsq-kv, pjsq-kv"
+	const there = "there are br0, br0:paper, br0:bypass, brh, brh:paper, evenkeel, random, prandom, rr, prr, p2c, pp2c, jsq, pjsq, jsq-kv, " +
+		"pjsq-kv"
 	for _, c := range []struct{ name, spec, want string }{
 		{"an unknown policy", "fifo", `unknown policy "fifo"; ` + there},
 		{"an unknown preset", "br0:papr", `unknown policy "br0:papr" (did you mean "br0:paper"?); ` + there},
@@ -107,7 +108,8 @@ func TestSpecKnowsWhatIsSet(t *testing.T) {
 }
 
 func TestGuardAges(t *testing.T) {
-	for spec, want := range map[string]float32{"br0": 30_000, "br0:max_age_ms=5": 5, "br0:paper": 0, "brh": 30_000, "brh:paper": 0, "evenkeel": 30_000, "jsq": 0, "pjsq": 30_000, "br0:bypass": 30_000} {
+	for spec, want := range map[string]float32{"br0": 30_000, "br0:max_age_ms=5": 5, "br0:paper": 0, "brh": 30_000, "brh:paper": 0,
+		"evenkeel": 30_000, "jsq": 0, "pjsq": 30_000, "br0:bypass": 30_000} {
 		p, err := Parse(spec)
 		require.NoError(t, err)
 		require.Equal(t, want, p.MaxAgeMs(), spec)

@@ -186,8 +186,8 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 // share of r*a/k^2, and adds 1/2r to a time to the first token of T. With the rule's patience p the former is worth the latter as long as
 // k^2 < 2p * r*a * r*T. Here r*T is how many requests wait for their first token, whatever the rate, and until then the requests of a
 // round have been held for k^2/2r in all: for p * r*T times the time a. A round that fills every rank is worth no wait, so a is what it is
-// not level by. Where 2p * r*a * r*T is only x, which is less than 1, no second prompt is expected to come meanwhile: then a request is held
-// for x times that long.
+// not level by. Where 2p * r*a * r*T is only x, which is less than 1, no second prompt is expected to come meanwhile: then a request is
+// held for x times that long.
 func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
 	most := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))

@@ -40,7 +40,8 @@ func TestDecide(t *testing.T) {
 	}{
 		{name: "nothing waits", group: group(0, 0), wake: all},
 		{name: "a level round goes at once", group: group(0, 0), waiting: waiting(never, 1000, 1000), picks: []Pick{{0, 0}, {1, 1}}, wake: all},
-		// 16 decodes would wait 1000 tokens on one rank less the 500 that each had if they were level: 16 * 0.0001 * 500 = 0.8 s, of which a quarter.
+		// 16 decodes would wait 1000 tokens on one rank less the 500 that each had if they were level: 16 * 0.0001 * 500 = 0.8 s, of which a
+		// quarter.
 		{name: "one prompt is held until its wait is worth what it spares the decodes", group: group(0, 0), waiting: waiting(10, 1000), wake: 10.2},
 		{name: "and two share the wait", group: group(0, 0), waiting: waiting(10, 1500, 500), wake: 10.1},
 		{name: "it goes when it has waited for that", group: group(0, 0), waiting: waiting(9.8, 1000), picks: []Pick{{0, 0}}, wake: all},

@@ -20,7 +20,8 @@ func TestSizesOfGraphs(t *testing.T) {
 // Two ranks, by hand: 10 and 60 requests of 1,000 and 100 tokens each; graphs for 16 and 64.
 func TestWhoPaysInAStep(t *testing.T) {
 	ranks := []Rank{{Requests: 10, KV: 10_000}, {Requests: 60, KV: 6000}}
-	law := Law{Model: Model{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.1, OwnMs: 0.01, SharedMs: 0.02, PrefillMs: 3}, MostMs: 0.2, MeanMs: 0.3, Sizes: []int{16, 64}}
+	law := Law{Model: Model{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.1, OwnMs: 0.01, SharedMs: 0.02, PrefillMs: 3}, MostMs: 0.2, MeanMs: 0.3,
+		Sizes: []int{16, 64}}
 	for form, want := range map[Form]float64{
 		Eager:      20 + (6 + 6) + 12 + 10.5,     // the second rank's KV and requests, the most requests, the mean of 35
 		Unmasked:   20 + 10 + 6.4 + 12.8 + 19.2,  // the first rank's KV, and 64 rows of everything
@@ -64,13 +65,15 @@ func TestWhatPoliciesTakeForTrue(t *testing.T) {
 func TestFormsAgreeOnLevelRanks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ms := func(name string) float64 { return rapid.Float64Range(0, 1).Draw(t, name) }
-		law := Law{Model: Model{C0Ms: 10, C1Ms: ms("c1") / 1000, RequestMs: ms("own")}, MostMs: ms("most"), MeanMs: ms("mean"), Sizes: Captured(512)}
+		law := Law{Model: Model{C0Ms: 10, C1Ms: ms("c1") / 1000, RequestMs: ms("own")}, MostMs: ms("most"), MeanMs: ms("mean"),
+			Sizes: Captured(512)}
 		n, kv := float64(rapid.SampledFrom(law.Sizes).Draw(t, "requests")), float64(rapid.IntRange(0, 1_000_000).Draw(t, "tokens"))
 		level := make([]Rank, rapid.IntRange(1, 8).Draw(t, "ranks"))
 		uneven := make([]Rank, len(level))
 		for i := range level {
 			level[i] = Rank{Requests: n, KV: kv}
-			uneven[i] = Rank{Requests: float64(rapid.IntRange(0, 512).Draw(t, "requests")), KV: float64(rapid.IntRange(0, 1_000_000).Draw(t, "tokens"))}
+			uneven[i] = Rank{Requests: float64(rapid.IntRange(0, 512).Draw(t, "requests")),
+				KV: float64(rapid.IntRange(0, 1_000_000).Draw(t, "tokens"))}
 		}
 		want := law.Level()
 		of := map[Form]float64{}

@@ -11,7 +11,8 @@ import (
 func TestALawOfRanks(t *testing.T) {
 	m := Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}
 	require.InDelta(t, 10+3+0.01*400, m.Ms([]Rank{{Requests: 3, KV: 400}, {Requests: 1, KV: 500}}), 1e-9, "the slowest rank has more requests")
-	require.InDelta(t, 10+1+5+50+0.2*160+5, m.Ms([]Rank{{Requests: 3, KV: 400, Prompt: 140}, {Requests: 1, KV: 500, Prompt: 500}, {}, {}}), 1e-9)
+	require.InDelta(t, 10+1+5+50+0.2*160+5, m.Ms([]Rank{{Requests: 3, KV: 400, Prompt: 140}, {Requests: 1, KV: 500, Prompt: 500}, {}, {}}),
+		1e-9)
 	require.EqualValues(t, 10, m.Ms(nil))
 	require.EqualValues(t, 100, m.Weight())
 	require.Zero(t, (&Model{RequestMs: 1}).Weight())

@@ -81,8 +81,9 @@ func (s *Times) Add(length time.Duration) {
 
 // Sample is a step, and what was done in it.
 type Sample struct {
-	Ranks  []Rank  // of the group, all that step
-	Tokens float64 // that a request got. Where tokens come late, several steps are told as one: it is as long as all of them, and brings as many tokens
+	Ranks []Rank // of the group, all that step
+	// that a request got. Where tokens come late, several steps are told as one: it is as long as all of them, and brings as many tokens
+	Tokens float64
 	Length time.Duration
 }
 
@@ -114,7 +115,8 @@ func (s *Times) Teach(t Sample) {
 	}
 }
 
-// listen lowers what a step without a prefill is taken to last, until one is heard: those that are far shorter than was thought, nobody hears.
+// listen lowers what a step without a prefill is taken to last, until one is heard: those that are far shorter than was thought, nobody
+// hears.
 func (s *Times) listen() {
 	if s.base == 0 {
 		s.base = s.all.of

@@ -215,7 +215,8 @@ func TestALongStepAtFirstHidesNoOther(t *testing.T) {
 	require.Equal(t, 8*time.Millisecond, s.Least())
 }
 
-// heard plays steps, of which every third has no prefill, as a proxy hears them: what comes sooner than the least is a part of the next one.
+// heard plays steps, of which every third has no prefill, as a proxy hears them: what comes sooner than the least is a part of the next
+// one.
 func heard(s *Times, law Model, steps int) (told int) {
 	var since time.Duration
 	tokens := 0.0

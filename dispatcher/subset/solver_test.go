@@ -18,7 +18,8 @@ func bruteForce(f *Score, p Problem) (best Set, ok bool) {
 			continue
 		}
 		x := Set{Mask: mask, Sum: sum, Score: f.F(sum)}
-		if !ok || f.Better(x.Score, best.Score) || f.Equal(x.Score, best.Score) && (x.Sum < best.Sum || x.Sum == best.Sum && x.Len() > best.Len()) {
+		if !ok || f.Better(x.Score, best.Score) || f.Equal(x.Score, best.Score) &&
+			(x.Sum < best.Sum || x.Sum == best.Sum && x.Len() > best.Len()) {
 			best, ok = x, true
 		}
 	}
@@ -176,7 +177,8 @@ func TestTies(t *testing.T) {
 func TestNothingFits(t *testing.T) {
 	var f Score
 	f.SetBR0(100, 4)
-	for _, p := range []Problem{{Cap: 3, Limit: Unlimited}, {Tokens: []int64{5}, Limit: Unlimited}, {Tokens: []int64{5, 6}, Cap: 2, Limit: 4}} {
+	for _, p := range []Problem{{Cap: 3, Limit: Unlimited}, {Tokens: []int64{5}, Limit: Unlimited},
+		{Tokens: []int64{5, 6}, Cap: 2, Limit: 4}} {
 		_, ok := new(Solver).Best(&f, p)
 		require.False(t, ok, "%+v", p)
 	}

@@ -197,7 +197,8 @@ func (h *hour) tells(w *wrong) Hour {
 	if h.seconds < LeastClaimed.Seconds() || h.variance == 0 {
 		return Hour{}
 	}
-	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.own.mean(), Error: 2 * math.Hypot(math.Sqrt(h.variance), max(w.unseen(), w.hour))}
+	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.own.mean(),
+		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(w.unseen(), w.hour))}
 }
 
 // tried is a policy of which replays are made.

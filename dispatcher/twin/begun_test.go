@@ -36,7 +36,9 @@ func TestWhereAReplayBegins(t *testing.T) {
 // What is left of a request that ended before the window began is known from where the replay begins.
 func TestWhatIsLeftOfARequestThatReallyEndedBefore(t *testing.T) {
 	end := withModel(t)
-	w := &Window{Stretches: []*Stretch{{Boards: end, From: noon, To: noon.Add(time.Minute), came: []came{{id: 2, model: "m"}, {id: 4, model: "m"}}, left: []left{{id: 2, generated: 50}, {id: 4, at: time.Second, generated: -1}}}}, End: end}
+	w := &Window{Stretches: []*Stretch{{Boards: end, From: noon, To: noon.Add(time.Minute),
+		came: []came{{id: 2, model: "m"}, {id: 4, model: "m"}}, left: []left{{id: 2, generated: 50}, {id: 4, at: time.Second, generated: -1}}}},
+		End: end}
 	r := &Replay{fates: w.learn("m"), begun: &Begun{rest: map[uint64]int32{1: 7, 2: 9}}}
 	require.EqualValues(t, 7, r.rest(1, 20))
 	require.EqualValues(t, 30, r.rest(2, 20), "what really came tells it better")

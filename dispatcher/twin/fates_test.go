@@ -32,7 +32,8 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 				{at: at(6), id: 5, key: 8, model: "m", prompt: 120, age: 20}, // 2 had more: it was under way elsewhere
 				{at: at(6), id: 6, key: 9, model: "n", prompt: 100},
 			},
-			left:    []left{{at: at(3), id: 1, generated: 30, lag: 2, failed: true}, {at: at(3), id: 2, generated: 50, lag: 4}, {at: at(9), id: 3, generated: 12, lag: 9}},
+			left: []left{{at: at(3), id: 1, generated: 30, lag: 2, failed: true}, {at: at(3), id: 2, generated: 50, lag: 4},
+				{at: at(9), id: 3, generated: 12, lag: 9}},
 			counted: []counted{{1, 110}, {3, 140}},
 		},
 		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)), left: []left{{at: at(1), id: 4, generated: -1, lag: -1}}},

@@ -79,7 +79,8 @@ func TestWhatAnHourIsOf(t *testing.T) {
 	add(45, 60, 0.01)
 	told := h.tells(&wrong{})
 	require.InDeltaSlice(t, []float64{120, 45, -5, 2 * leastOff}, []float64{told.Seconds, told.StepMs, told.SavedMs, told.Error}, 1e-3)
-	require.InDelta(t, 0.04, h.tells(&wrong{hour: 0.02, now: 0.3}).Error, 1e-3, "one window in which the replay of what was is wrong is one of many")
+	require.InDelta(t, 0.04, h.tells(&wrong{hour: 0.02, now: 0.3}).Error, 1e-3,
+		"one window in which the replay of what was is wrong is one of many")
 	for range 10 * 60 {
 		add(55, 60, 0.01)
 	}

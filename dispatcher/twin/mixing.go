@@ -132,7 +132,8 @@ func (m *mixing) place(at int32, b *board.Bound) bool {
 	}
 	j := &m.jobs[at]
 	j.cached = max(0, j.prompt-b.NewTokens)
-	m.behind.Send(k.group, k.rank, virtual.Work{Job: at, Slot: b.Slot, Prompt: j.real, Left: j.left}, lateFrom+(lateTo-lateFrom)*m.chance.Float64())
+	m.behind.Send(k.group, k.rank, virtual.Work{Job: at, Slot: b.Slot, Prompt: j.real, Left: j.left},
+		lateFrom+(lateTo-lateFrom)*m.chance.Float64())
 	return true
 }
 

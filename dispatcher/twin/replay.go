@@ -41,7 +41,8 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	}
 	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && mixed {
 		if share := w.bound(model, ranksOf(groups)); share > mostBound {
-			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them", 100*share, is)
+			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them",
+				100*share, is)
 		}
 	}
 	b.Only(model)
@@ -195,7 +196,8 @@ func (r *Replay) left(at int32) {
 
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
-	j := job{id: id, age: c.age, prompt: c.prompt, real: cmp.Or(r.fates.counted(id), c.prompt), left: r.rest(id, c.age), lag: r.lagOf(id), came: c}
+	j := job{id: id, age: c.age, prompt: c.prompt, real: cmp.Or(r.fates.counted(id), c.prompt), left: r.rest(id, c.age), lag: r.lagOf(id),
+		came: c}
 	r.leaves(id)
 	at := r.job(j)
 	r.live[id] = at
@@ -263,8 +265,9 @@ func (r *Replay) come() {
 func (r *Replay) enter(j *job) {
 	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
-		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival), Entered: at(j.came.entered),
-		Early: j.came.early, Discard: j.came.discard, Mixed: j.came.mixed, Express: j.came.express,
+		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival),
+		Entered: at(j.came.entered),
+		Early:   j.came.early, Discard: j.came.discard, Mixed: j.came.mixed, Express: j.came.express,
 	}
 	if j.came.deadline != 0 {
 		e.Deadline = at(j.came.deadline)

@@ -81,7 +81,8 @@ const mostFleets = 16
 // nothing that was kept fits to what comes.
 func (t *Tape) Due(now time.Time, every time.Duration) bool {
 	s := t.stretch
-	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch || len(s.fleet) >= mostFleets
+	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch ||
+		len(s.fleet) >= mostFleets
 }
 
 // Cut begins a stretch with a copy of the boards, and returns the one that ends; nil: there was none.

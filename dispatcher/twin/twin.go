@@ -180,7 +180,8 @@ func (t *Twin) enough(j *judging) bool {
 		return false
 	}
 	a := t.models[j.models[0]]
-	chanceKnown := a != nil && a.judged%chanceEvery != 0 && !slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.again && !a.knows(p.policy) })
+	chanceKnown := a != nil && a.judged%chanceEvery != 0 &&
+		!slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.again && !a.knows(p.policy) })
 	return j.round > 1 || chanceKnown
 }
 
@@ -283,6 +284,7 @@ func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
 	found := Against{Policy: p.policy, StepMs: p.step.mean(), SavedMs: p.step.mean() - v.TwinMs}
 	chance, known := a.chanceOf(p.policy, &p.step, lasts(v))
 	found.Error = a.wrong.forecast(p.step.beside(chance))
-	found.Claimed = known && v.Sure && lasts(v) >= LeastClaimed.Seconds() && found.StepMs > 0 && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
+	found.Claimed = known && v.Sure && lasts(v) >= LeastClaimed.Seconds() && found.StepMs > 0 &&
+		math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }

@@ -195,7 +195,8 @@ func (w *Window) learn(model string) *fates {
 	for _, s := range w.Stretches {
 		n += len(s.came)
 	}
-	l := &learner{fates: &fates{answers: make([]answer, 0, n), at: make(map[uint64]int32, n), again: map[*came]bool{}}, failed: map[failed]int32{}}
+	l := &learner{fates: &fates{answers: make([]answer, 0, n), at: make(map[uint64]int32, n), again: map[*came]bool{}},
+		failed: map[failed]int32{}}
 	begin := w.Stretches[0].Boards
 	for _, c := range begin.Charges(model) {
 		l.begin(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})

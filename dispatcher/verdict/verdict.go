@@ -78,7 +78,8 @@ func (a *Against) Say(t *Twin, failed error) {
 			a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), word(a.Today))
 		}
 	} else {
-		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*max(a.ErrorRatio, t.ErrorRatio))
+		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy,
+			100*max(a.ErrorRatio, t.ErrorRatio))
 	}
 	if h := a.Hour; h != nil && h.Seconds > t.WindowSeconds {
 		if wrong := h.ErrorRatio * h.StepMs; math.Abs(h.SavedMs) > wrong {

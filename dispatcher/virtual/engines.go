@@ -212,7 +212,8 @@ func (e *Engines) finishStep(g *Group) {
 // Release gives the slot of a request back.
 func (e *Engines) Release(g *Group, l *Leg, kind board.Kind) {
 	e.given = board.Release{
-		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen), Kept: kind == board.Finished}, Generated: l.Gen, Started: l.Gen > 0, First: l.Joined,
+		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen), Kept: kind == board.Finished}, Generated: l.Gen,
+		Started: l.Gen > 0, First: l.Joined,
 	}
 	if l.Joined != 0 {
 		e.given.Last = g.Number

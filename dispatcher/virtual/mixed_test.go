@@ -23,7 +23,8 @@ type bench struct {
 
 func mixed(ranks int, change func(g *Mixed)) *bench {
 	b := &bench{firsts: map[int32]float64{}, ends: map[int32]float64{}, tokens: map[int32]int{}}
-	b.Mixed = Mixed{Law: step.Law{Model: step.Model{C0Ms: 10, OwnMs: 0.1}}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
+	b.Mixed = Mixed{Law: step.Law{Model: step.Model{C0Ms: 10, OwnMs: 0.1}}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks),
+		Ends: Never}
 	b.Cached = func(int, *Work) int32 { return 0 }
 	b.Token = func(_ int, w *Work) {
 		if b.tokens[w.Job]++; w.Gen == 1 {
@@ -116,7 +117,8 @@ func TestTheLastAdmittedIsPreemptedAndComputedAgain(t *testing.T) {
 	b := mixed(1, func(g *Mixed) { g.Room = 42 })
 	b.Add(0, Work{Job: 1, Prompt: 20, Left: 6})
 	b.Add(0, Work{Job: 2, Prompt: 20, Left: 6})
-	equal(t, []float64{14, 10, 10, 10, 10, 10, 12.1, 10, 10, 10, 10}, b.steps(20)) // 21 of the second one are computed again when the first has left
+	// 21 of the second one are computed again when the first has left
+	equal(t, []float64{14, 10, 10, 10, 10, 10, 12.1, 10, 10, 10, 10}, b.steps(20))
 	require.Equal(t, map[int32]int{1: 6, 2: 6}, b.tokens)
 	require.Zero(t, b.Ranks[0].KV)
 }
@@ -233,7 +235,8 @@ func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 2))
 			b := mixed(4, func(g *Mixed) { g.Law.Model, g.Budget, g.Slots = c.law, 4096, 48 })
-			s := step.Times{Configured: step.Model{OwnMs: c.law.OwnMs, SharedMs: c.law.SharedMs}} // which share of a prompt is the rank's own is told
+			// which share of a prompt is the rank's own is told
+			s := step.Times{Configured: step.Model{OwnMs: c.law.OwnMs, SharedMs: c.law.SharedMs}}
 			coming, job := 0., int32(0)
 			for s.Samples() < 9000 {
 				for ; coming <= b.now; coming += 1000 / c.rate * rng.ExpFloat64() {

@@ -160,7 +160,8 @@ func (m *Mixes) finished(g *MixedGroup, rank int, w *Work) {
 
 func (m *Mixes) release(g *MixedGroup, w *Work, kind board.Kind) {
 	m.given = board.Release{
-		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0, First: w.joined,
+		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0,
+		First: w.joined,
 	}
 	if w.joined != 0 {
 		m.given.Last = g.Number

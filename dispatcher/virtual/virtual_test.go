@@ -134,7 +134,8 @@ func TestARequestIsPulledWhenItsKVHasRoom(t *testing.T) {
 	require.Contains(t, all[3], "2 has its 1 tokens")
 }
 
-// vLLM pulls for all that wait as soon as it runs one fewer than it may, and for none while it runs as many. What is pulled then waits for its turn.
+// vLLM pulls for all that wait as soon as it runs one fewer than it may, and for none while it runs as many. What is pulled then waits for
+// its turn.
 func TestKVIsPulledOnlyWhileFewerRun(t *testing.T) {
 	requests := []request{{0, 1000, 3}, {0, 1000, 1}, {50, 1000, 1}}
 	require.Equal(t, []string{
@@ -154,14 +155,16 @@ func TestWhatARankKeepsOfAnAnswerHasItsRoom(t *testing.T) {
 	all := toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, requests...)
 	require.Contains(t, all, "24.02 ms: 1 has its 2 tokens")
 	require.Contains(t, all, "134.67 ms: 3 has a slot", "with the first step that begins 100 ms later")
-	all = toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, request{0, 100, 1}, request{20, 200, 1}, request{20, 300, 1})
+	all = toldOf(t, 1, Rank{Slots: 2, Capacity: 250, Keeps: 100 * time.Millisecond}, 0, request{0, 100, 1}, request{20, 200, 1},
+		request{20, 300, 1})
 	require.Equal(t, "111.00 ms: 2 has a slot", all[2], "an idle rank cannot take it before either")
 	require.Equal(t, "223.00 ms: 3 has a slot", all[4], "what is too long for the rank waits until it keeps nothing")
 }
 
 // A rank that runs as many as it may looks for no room for others, and yet what it keeps ends.
 func TestWhatARankKeptDrivesNobodyOutAfterItsTime(t *testing.T) {
-	all := toldOf(t, 1, Rank{Slots: 1, Runs: 1, Capacity: 250, Keeps: 200 * time.Millisecond}, 0, request{0, 100, 1}, request{30, 60, 40}, request{30, 60, 1})
+	all := toldOf(t, 1, Rank{Slots: 1, Runs: 1, Capacity: 250, Keeps: 200 * time.Millisecond}, 0, request{0, 100, 1}, request{30, 60, 40},
+		request{30, 60, 1})
 	require.Len(t, all, 6)
 	require.Contains(t, all[5], "3 has its 1 tokens")
 }

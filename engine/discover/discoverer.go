@@ -209,7 +209,8 @@ func (d *Discoverer) complain(source int, err error) {
 	}
 	if fresh {
 		s.Error = err.Error()
-		d.cfg.Log.Warn("discovery fails; the engines that it found last stay in use", zap.String("source", s.Name), zap.Int("engines", s.Engines), zap.Error(err))
+		d.cfg.Log.Warn("discovery fails; the engines that it found last stay in use", zap.String("source", s.Name), zap.Int("engines", s.Engines),
+			zap.Error(err))
 	}
 }
 
@@ -306,7 +307,8 @@ func (d *Discoverer) drop(r *record) {
 		return
 	}
 	d.cfg.Fleet.Remove(*r.told)
-	d.cfg.Log.Info("discovery: engine "+removed, zap.String("engine", r.told.Key()), zap.String("source", r.told.Source), zap.String("incarnation", r.told.Incarnation))
+	d.cfg.Log.Info("discovery: engine "+removed, zap.String("engine", r.told.Key()), zap.String("source", r.told.Source),
+		zap.String("incarnation", r.told.Incarnation))
 }
 
 // try begins the probes that are due.
@@ -359,7 +361,8 @@ func (d *Discoverer) fail(r *record, now time.Time, err error) {
 	r.tries++
 	r.next = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
 	if r.err == nil || r.err.Error() != err.Error() {
-		d.cfg.Log.Warn("a discovered engine is not used, because its trial failed", zap.String("engine", r.want.Key()), zap.String("source", r.want.Source), zap.Int("tries", r.tries), zap.Error(err))
+		d.cfg.Log.Warn("a discovered engine is not used, because its trial failed", zap.String("engine", r.want.Key()),
+			zap.String("source", r.want.Source), zap.Int("tries", r.tries), zap.Error(err))
 	}
 	r.err = err
 }

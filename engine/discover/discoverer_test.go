@@ -118,7 +118,8 @@ type rig struct {
 
 func start(t *testing.T, probing bool) *rig {
 	t.Helper()
-	r := &rig{T: t, fleet: &ledger{has: map[string]Engine{}, listed: map[string]bool{}}, a: &told{"a", make(chan said)}, b: &told{"b", make(chan said)}}
+	r := &rig{T: t, fleet: &ledger{has: map[string]Engine{}, listed: map[string]bool{}}, a: &told{"a", make(chan said)},
+		b: &told{"b", make(chan said)}}
 	cfg := Config{Fleet: r.fleet, Sources: []Source{r.a, r.b}, Registerer: prometheus.NewRegistry()}
 	if probing {
 		r.probe = func(Engine) error { return nil }
@@ -215,7 +216,8 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	d := New(Config{Sources: []Source{&told{name: "a"}}, Log: zap.New(core)})
 	refused := func(port int) error {
-		return fmt.Errorf("watch pods: %w", &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{Port: port}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)})
+		return fmt.Errorf("watch pods: %w",
+			&net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{Port: port}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)})
 	}
 	for i, step := range []struct {
 		err  error

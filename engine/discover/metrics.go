@@ -30,7 +30,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		return with.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_discovery_" + name, Help: help}, labels)
 	}
 	return &metrics{
-		engines: gauge("engines", "Engines that the source lists. away: gets no new work, because it is not ready or is leaving. trying: its trial runs. unfit: it failed the trial. listed: it is also in engines of the config and is left alone.", "source", "state"),
+		engines: gauge("engines", "Engines that the source lists. away: gets no new work, because it is not ready or is leaving. trying: its "+
+			"trial runs. unfit: it failed the trial. listed: it is also in engines of the config and is left alone.", "source", "state"),
 		answers: counter("answers_total", "Lists that a source sent. A failed one changes nothing.", "source", "outcome"),
 		stale:   gauge("stale", "1 while the source fails and its last list stays in force.", "source"),
 		probes:  counter("probes_total", "Trials of engines before their first request.", "role", "outcome"),

@@ -70,7 +70,8 @@ func answerAll(mux *http.ServeMux) http.Handler {
 			fail(w, http.StatusMethodNotAllowed, "method_not_allowed", r.URL.Path+" takes "+allowed+", not "+r.Method)
 			return
 		}
-		fail(w, http.StatusNotFound, "not_found", "this listener has nothing at "+r.URL.Path+"; / is a page for people, docs/openapi.yaml lists the rest")
+		fail(w, http.StatusNotFound, "not_found",
+			"this listener has nothing at "+r.URL.Path+"; / is a page for people, docs/openapi.yaml lists the rest")
 	})
 }
 

@@ -39,7 +39,8 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
 	client := codesIn(t, "gateway/admission", "peers.go")
-	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge", "gateway/passthrough"} {
+	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge",
+		"gateway/passthrough"} {
 		client = append(client, codesIn(t, pkg)...)
 	}
 	require.ElementsMatch(t, unique(client), codes(doc, clients))

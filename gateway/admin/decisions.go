@@ -25,13 +25,15 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 	brief, err3 := strconv.ParseBool(cmp.Or(q.Get("brief"), "0"))
 	slow, err4 := strconv.ParseFloat(cmp.Or(q.Get("slow_ms"), "0"), 64)
 	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slow >= 0) {
-		fail(w, http.StatusBadRequest, "bad_query", "n is a number of receipts from 1 on, running and brief are 0 or 1, slow_ms is a time from 0 on")
+		fail(w, http.StatusBadRequest, "bad_query",
+			"n is a number of receipts from 1 on, running and brief are 0 or 1, slow_ms is a time from 0 on")
 		return
 	}
 	if id := q.Get("id"); id != "" {
 		found := ring.Find(id, n)
 		if len(found) == 0 {
-			fail(w, http.StatusNotFound, "not_found", "no receipt is kept of a request with this id; it is too long ago (admin.receipts), or another proxy had it")
+			fail(w, http.StatusNotFound, "not_found",
+				"no receipt is kept of a request with this id; it is too long ago (admin.receipts), or another proxy had it")
 			return
 		}
 		reply(w, map[string]any{"receipts": found})

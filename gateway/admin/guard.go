@@ -26,11 +26,13 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		if !asked && !here(r.Host) {
-			fail(w, http.StatusForbidden, "wrong_host", "without a token this listener answers to localhost and loopback addresses only, else any web page could have a name that leads here; use one, or set admin.token_file")
+			fail(w, http.StatusForbidden, "wrong_host", "without a token this listener answers to localhost and loopback addresses only, else any "+
+				"web page could have a name that leads here; use one, or set admin.token_file")
 			return
 		}
 		if crossSite(r) {
-			fail(w, http.StatusForbidden, "cross_site", "a browser sent this on behalf of a page of another site; open the admin listener itself, or use curl")
+			fail(w, http.StatusForbidden, "cross_site",
+				"a browser sent this on behalf of a page of another site; open the admin listener itself, or use curl")
 			return
 		}
 		if r.ContentLength != 0 && r.Method != http.MethodGet && r.Method != http.MethodHead && !isJSON(r) {

@@ -33,9 +33,11 @@ const (
 func TestOpenAPISchemasAreThoseOfTheTypes(t *testing.T) {
 	loose := []reflect.Type{reflect.TypeFor[newWorker](), reflect.TypeFor[geo.Tuning](), reflect.TypeFor[fleetcall.Call]()}
 	strict := []reflect.Type{
-		reflect.TypeFor[gateway.Status](), reflect.TypeFor[reload.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](), reflect.TypeFor[live.Strip](),
+		reflect.TypeFor[gateway.Status](), reflect.TypeFor[reload.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](),
+		reflect.TypeFor[live.Strip](),
 		reflect.TypeFor[prefill.Overview](), reflect.TypeFor[prefill.Scored](), reflect.TypeFor[prefill.HotspotClass](),
-		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[regions](), reflect.TypeFor[fleetcall.Result](), reflect.TypeFor[geo.Status](), reflect.TypeFor[geo.Receipt](),
+		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[regions](), reflect.TypeFor[fleetcall.Result](), reflect.TypeFor[geo.Status](),
+		reflect.TypeFor[geo.Receipt](),
 	}
 	regenerate(t, document, fromTypes, generated(t, loose, strict), *update)
 }

@@ -51,7 +51,8 @@ func (s *schemas) add(of reflect.Type, loose bool) {
 		return
 	}
 	s.done[name] = "" // types may hold themselves
-	body := fmt.Sprintf("    %s:\n      type: object\n      description: %s\n      additionalProperties: false\n", name, strconv.Quote(s.doc(of, of.Name())))
+	body := fmt.Sprintf("    %s:\n      type: object\n      description: %s\n      additionalProperties: false\n", name,
+		strconv.Quote(s.doc(of, of.Name())))
 	fields, required := s.fields(of, loose)
 	if len(required) > 0 {
 		body += "      required: [" + strings.Join(required, ", ") + "]\n"
@@ -142,7 +143,8 @@ func (s *schemas) of(t reflect.Type, null bool) string {
 	case reflect.Struct:
 		if t.Name() == "" {
 			lines, required := s.fields(t, false)
-			return "type: object, additionalProperties: false, required: [" + strings.Join(required, ", ") + "], properties: {" + strings.Join(lines, ", ") + "}"
+			return "type: object, additionalProperties: false, required: [" + strings.Join(required, ", ") + "], properties: {" +
+				strings.Join(lines, ", ") + "}"
 		}
 		s.add(t, false)
 		return `$ref: "#/components/schemas/` + schemaName(t) + `"`

@@ -129,7 +129,8 @@ func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives m
 		n, err := strconv.Atoi(string(said))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
 			return openai.NewError(http.StatusBadRequest, "bad_priority",
-				fmt.Sprintf("%s must be a whole number from %d to %d; leave it out for that of your key", priorityHeader, -keys.MaxPriority, keys.MaxPriority))
+				fmt.Sprintf("%s must be a whole number from %d to %d; leave it out for that of your key", priorityHeader, -keys.MaxPriority,
+					keys.MaxPriority))
 		}
 		r.Priority = n
 	}
@@ -189,11 +190,15 @@ func (r *caller) book(n int) *openai.Error {
 	case r.booked+n > limit:
 		return &openai.Error{
 			Status: http.StatusBadRequest, Code: "too_many_answers",
-			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another request", r.booked+n, r.key.Name, limit),
+			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another "+
+				"request", r.booked+n, r.key.Name, limit),
 		}
 	default:
-		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and this request would be beyond that; try again when some have ended", r.key.Name, limit))
-		e.RetryAfter, e.Own, e.Why = 1, true, fmt.Sprintf("key %s has all the answers that it may have at once (max_concurrent in keys_file: %d)", r.key.Name, limit)
+		e := openai.NewError(http.StatusTooManyRequests, "queue_full",
+			fmt.Sprintf("key %s may have %d answers at once, and this request would be beyond that; try again when some have ended", r.key.Name,
+				limit))
+		e.RetryAfter, e.Own, e.Why = 1, true,
+			fmt.Sprintf("key %s has all the answers that it may have at once (max_concurrent in keys_file: %d)", r.key.Name, limit)
 		return e
 	}
 }
@@ -203,7 +208,8 @@ func (r *caller) book(n int) *openai.Error {
 func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.Tokens(now, tokens)
 	if !ok {
-		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name, r.key.TPM, tokens), wait)
+		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name,
+			r.key.TPM, tokens), wait)
 	}
 	r.metered = tokens
 	return nil

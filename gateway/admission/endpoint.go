@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Anybody may ask for the page, and it asks the dispatcher. So it is made anew after endpointLasts at the soonest, takes endpointWaits at most,
-// and is no page any more after endpointStale.
+// Anybody may ask for the page, and it asks the dispatcher. So it is made anew after endpointLasts at the soonest, takes endpointWaits at
+// most, and is no page any more after endpointStale.
 const (
 	endpointLasts = 200 * time.Millisecond
 	endpointWaits = time.Second
@@ -28,7 +28,8 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	page := d.endpoint.last.Load()
-	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) { // others get the page of before
+	// others get the page of before
+	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
 		d.look()
 		page = d.endpoint.last.Load()
 	}

@@ -270,8 +270,10 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	switch {
 	case far:
 	case node != nil && (!ok && !(known && node.AllUp()) ||
-		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
-		return req, m, openai.Unavailable("no_region_available", "no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
+		// a model may come back with the region that serves it
+		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()):
+		return req, m, openai.Unavailable("no_region_available",
+			"no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
 	case !ok && known:
 		return req, m, failure.NoSuchModel(req.Model)
 	case !ok || !m.Prefill:
@@ -281,7 +283,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	case !ep.Common() && !engines.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
-		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
+		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
+			ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
 	return req, m, nil
 }
@@ -289,11 +292,13 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 // noRows refuses what no engine of SGLang answers where one prefills and another one decodes.
 var noRows = &openai.Error{
 	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
-	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of a prompt then",
+	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of " +
+		"a prompt then",
 }
 
 // blind is why a request is refused whose answer could be cut short without a word.
-const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this endpoint would not say so; " +
+const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this " +
+	"endpoint would not say so; " +
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
 // unserved refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
@@ -311,7 +316,8 @@ func unserved(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
 	case m.Name != m.Board:
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
 	case m.Whole[ep]:
-		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use /v1/chat/completions"
+		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
+			"/v1/chat/completions"
 	default:
 		return nil
 	}
@@ -499,7 +505,8 @@ func (d *Handler) here(path, model string) *openai.Error {
 	switch {
 	case ok:
 	case d.host.Requests.Node != nil && d.host.Requests.Node.Offered(model):
-		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+" are not sent to other regions; send it to a proxy there", 1)
+		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+
+			" are not sent to other regions; send it to a proxy there", 1)
 	case known:
 		return failure.NoSuchModel(model)
 	}

@@ -32,5 +32,6 @@ func (d *Handler) busy(from *geo.Hop, m fleet.Route) *openai.Error {
 	if d.host.Requests.Node.Accepts(from.Sender(), d.host.Requests.Tier.Waiting(m.Name)) {
 		return nil
 	}
-	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}
+	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region",
+		RetryAfter: 1}
 }

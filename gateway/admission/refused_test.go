@@ -300,7 +300,8 @@ func TestWhatIsServedAtWhichEndpoint(t *testing.T) {
 			h.says(fleet.Decode, decoder, true, "m")
 			require.Equal(t, letIn, h.got(asking("POST", chatPath, chat, by("plain"))), "a chat is served by all of them")
 			regex := strings.Replace(chat, "{", `{"stop_regex":"(a+)+$",`, 1)
-			require.Equal(t, row.prefill.Connector == mooncake.SGLang, h.got(asking("POST", chatPath, regex, by("plain"))) == "400 unsupported_parameter", "only SGLang obeys it")
+			require.Equal(t, row.prefill.Connector == mooncake.SGLang,
+				h.got(asking("POST", chatPath, regex, by("plain"))) == "400 unsupported_parameter", "only SGLang obeys it")
 			for path, ask := range map[string]struct{ body, says string }{
 				responsesPath: {`{"model":"m","input":"hi"}`, row.responses}, messagesPath: {messages, row.messages},
 			} {

@@ -88,7 +88,8 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	locals := local.New(1 << 20)
 	h.fleet = fleet.New(fleet.Host{
 		Context: t.Context(), Serving: t.Context, Started: h.now, Log: log, Registerer: reg, Settings: settings, Client: client,
-		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour, FactsInterval: time.Hour}),
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
+			FactsInterval: time.Hour}),
 		Publish: func(candidates []prefill.Candidate, ranks []local.Rank, _ []board.Worker) {
 			tier.SetCandidates(candidates)
 			locals.Set(ranks)
@@ -101,12 +102,15 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: h.receipts})
 	require.NoError(t, err)
 	requests := request.New(request.Env{
-		Context: t.Context(), Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Engines: func() request.Engines { return h.fleet.Now() },
-		Tier: tier, Locals: locals, Journal: told,
+		Context: t.Context(), Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet,
+		Engines: func() request.Engines { return h.fleet.Now() },
+		Tier:    tier, Locals: locals, Journal: told,
 	})
 	h.Handler = New(Host{
-		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil }, Config: conf, Fleet: h.fleet, Requests: requests,
-		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }}),
+		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil },
+		Config: conf, Fleet: h.fleet, Requests: requests,
+		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 },
+			EndAll: func() int { return 0 }}),
 		Through: passthrough.New(passthrough.Env{
 			Registerer: reg, Settings: settings, Engines: func() passthrough.Engines { return h.fleet.Now() }, Requests: requests,
 		}),
@@ -389,7 +393,8 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 				got += told[0].Outcome
 			}
 			require.Equal(t, c.want, got)
-			require.Equal(t, strings.Contains(c.want, "draining"), ctx.Response.ConnectionClose(), "the next request goes where the load balancer sends it")
+			require.Equal(t, strings.Contains(c.want, "draining"), ctx.Response.ConnectionClose(),
+				"the next request goes where the load balancer sends it")
 			require.Equal(t, []any{"plain", c.path, ctx.Response.StatusCode()}, []any{told[0].Key, told[0].Endpoint, told[0].Status})
 		})
 	}
@@ -562,7 +567,8 @@ func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 	require.Equal(t, http.StatusOK, read("/v1/models/org/m", &one))
 	require.Equal(t, list.Data[1], one)
 	require.Equal(t, []any{"model", h.now.Unix(), "evenkeel"}, []any{one.Object, one.Created, one.OwnedBy})
-	require.Equal(t, []any{"model", "org/m", h.now.UTC().Format(time.RFC3339), "active"}, []any{one.Type, one.DisplayName, one.CreatedAt, one.Lifecycle})
+	require.Equal(t, []any{"model", "org/m", h.now.UTC().Format(time.RFC3339), "active"},
+		[]any{one.Type, one.DisplayName, one.CreatedAt, one.Lifecycle})
 	require.Equal(t, http.StatusNotFound, read("/v1/models/x", nil))
 	require.Equal(t, http.StatusNotFound, read("/v1/models/half", nil), "no decode engine has it")
 }

@@ -88,7 +88,8 @@ func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 		n, err := strconv.ParseInt(string(said), 10, 64)
 		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
 			return openai.NewError(http.StatusBadRequest, "bad_deadline",
-				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader, longestDeadline.Milliseconds()))
+				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader,
+					longestDeadline.Milliseconds()))
 		}
 		r.Deadline = r.Record.Arrival.Add(time.Duration(n) * time.Millisecond)
 	}

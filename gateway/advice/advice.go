@@ -108,7 +108,8 @@ func (a *Advisor) Observe(s Sample) Advice {
 	out := a.seen()
 	if s.At.Sub(a.since) < a.set.Window {
 		out.Steps = []Step{{None, ReasonTooLittleData}}
-		out.Says = fmt.Sprintf("How many ranks are needed is not known yet: both sides have been watched for less than %g s.", a.set.Window.Seconds())
+		out.Says = fmt.Sprintf("How many ranks are needed is not known yet: both sides have been watched for less than %g s.",
+			a.set.Window.Seconds())
 		return out
 	}
 	a.needs = append(keepAfter(a.needs, s.At.Add(-a.set.Calm), func(n need) time.Time { return n.at }), a.mean())
@@ -264,11 +265,13 @@ func (a *Advisor) advise(out *Advice) {
 			out.Steps = append(out.Steps, Step{RemoveDecode, ReasonIdle})
 		}
 	}
-	out.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", count(out.Prefill.Live), are(out.Prefill.Advised), count(out.Decode.Live), are(out.Decode.Advised))
+	out.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", count(out.Prefill.Live), are(out.Prefill.Advised),
+		count(out.Decode.Live), are(out.Decode.Advised))
 	switch {
 	case lost > 0 && len(out.Steps) == 0:
 		out.Steps = []Step{{None, ReasonRanksDown}}
-		out.Says = down(out) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not known until all answer."
+		out.Says = down(out) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not " +
+			"known until all answer."
 	case lost > 0:
 		them := "them"
 		if lost == 1 {

@@ -87,7 +87,8 @@ func TestAdvice(t *testing.T) {
 		},
 		{
 			"both may be short", with(sides(1, 1), func(s *advice.Sample) { s.Prefill.Waiting = 60 }),
-			5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBacklog}, {Kind: advice.AddDecode, Reason: advice.ReasonBusy}}, 7, 10,
+			5 * time.Minute,
+			[]advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBacklog}, {Kind: advice.AddDecode, Reason: advice.ReasonBusy}}, 7, 10,
 		},
 		{"idle ranks stay while the calm is short", sides(0.25, 0.25), 10 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8},
 		{"after it they may go", sides(0.25, 0.25), 12 * time.Minute, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, 2, 3},
@@ -124,11 +125,13 @@ func TestAdvice(t *testing.T) {
 
 func TestAdviceSaysWhatIsNotKnownWhileRanksAreDown(t *testing.T) {
 	s := with(sides(0.5, 0.5), func(s *advice.Sample) { s.Decode.Down, s.Prefill.Down = 4, 1 })
-	require.Equal(t, "1 of 5 prefill ranks and 4 of 12 decode ranks do not answer. Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not known until all answer.", watch().see(s, 5*time.Minute, 5).Says)
+	require.Equal(t, "1 of 5 prefill ranks and 4 of 12 decode ranks do not answer. Those that answer are enough for what comes now. Whether "+
+		"there are enough ranks for what came before is not known until all answer.", watch().see(s, 5*time.Minute, 5).Says)
 	s = with(sides(0.5, 1), func(s *advice.Sample) { s.Decode.Down = 1 })
 	got := watch().see(s, 5*time.Minute, 5)
 	require.Equal(t, advice.AddDecode, got.Steps[0].Kind)
-	require.Equal(t, "Prefill has 4 ranks, and 4 are advised. Decode has 8 ranks, and 10 are advised. 1 of 9 decode ranks does not answer. Mend it first: how many more are needed then is not known.", got.Says)
+	require.Equal(t, "Prefill has 4 ranks, and 4 are advised. Decode has 8 ranks, and 10 are advised. 1 of 9 decode ranks does not answer. "+
+		"Mend it first: how many more are needed then is not known.", got.Says)
 }
 
 func TestBacklogsAreSeconds(t *testing.T) {
@@ -228,7 +231,8 @@ func TestAnOutageForgetsNothing(t *testing.T) {
 	require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonPrefillDown}}, got.Steps)
 	require.Equal(t, 4, got.Prefill.Advised)
 	require.Equal(t, 8, got.Decode.Advised)
-	require.Equal(t, advice.ReasonTooLittleData, w.see(sides(1, 1), 30*time.Second, 5).Steps[0].Reason, "engines that come back are slow at first")
+	require.Equal(t, advice.ReasonTooLittleData, w.see(sides(1, 1), 30*time.Second, 5).Steps[0].Reason,
+		"engines that come back are slow at first")
 }
 
 func BenchmarkObserve(b *testing.B) {
@@ -248,7 +252,8 @@ func TestNoneIsSparedSoonAfterRanksWereDown(t *testing.T) {
 	idle := sides(0.25, 0.25)
 	require.Equal(t, advice.ReasonRanksDown, w.see(with(idle, func(s *advice.Sample) { s.Decode.Down = 4 }), time.Hour, 5).Steps[0].Reason)
 	require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, w.see(idle, settings.Calm, 5).Steps)
-	require.Equal(t, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, w.see(idle, 2*settings.Window, 5).Steps)
+	require.Equal(t, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle},
+		{Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, w.see(idle, 2*settings.Window, 5).Steps)
 }
 
 func TestOneRankIsAdvised(t *testing.T) {

@@ -188,14 +188,22 @@ func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string
 }
 
 var (
-	adviceModel       = []string{"model"}
-	descAdvice        = prometheus.NewDesc("evenkeel_advice", "1 for each kind and reason that is advised now, and 0 for all others. Up to two are advised at once.", []string{"model", "kind", "reason"}, nil)
-	descAdvised       = prometheus.NewDesc("evenkeel_advised_ranks", "Ranks that the side should have. It is the number of ranks while nothing is advised.", []string{"model", "role"}, nil)
-	descLive          = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of the side that answer.", []string{"model", "role"}, nil)
-	descRatio         = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Advised prefill ranks for each advised decode rank.", adviceModel, nil)
-	descPrefillWait   = prometheus.NewDesc("evenkeel_prefill_backlog_seconds", "Time until a prompt that comes now would begin: the arrival queue and the unanswered probes, by the learned prefill times, divided by the number of ranks.", adviceModel, nil)
-	descDecodeWait    = prometheus.NewDesc("evenkeel_decode_backlog_seconds", "Time until a hand-off that comes now would get a slot: the hand-offs in the pool, divided by the answers that end per second.", adviceModel, nil)
-	descUtilisation   = prometheus.NewDesc("evenkeel_utilisation_ratio", "Share in use, a mean of one minute. time: prefill ranks with a probe. slots: decode slots. kv: KV budgets. 1 less the share of slots is the idle share of decode.", []string{"model", "role", "resource"}, nil)
+	adviceModel = []string{"model"}
+	descAdvice  = prometheus.NewDesc("evenkeel_advice",
+		"1 for each kind and reason that is advised now, and 0 for all others. Up to two are advised at once.",
+		[]string{"model", "kind", "reason"}, nil)
+	descAdvised = prometheus.NewDesc("evenkeel_advised_ranks",
+		"Ranks that the side should have. It is the number of ranks while nothing is advised.", []string{"model", "role"}, nil)
+	descLive        = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of the side that answer.", []string{"model", "role"}, nil)
+	descRatio       = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Advised prefill ranks for each advised decode rank.", adviceModel, nil)
+	descPrefillWait = prometheus.NewDesc("evenkeel_prefill_backlog_seconds", "Time until a prompt that comes now would begin: the arrival "+
+		"queue and the unanswered probes, by the learned prefill times, divided by the number of ranks.", adviceModel, nil)
+	descDecodeWait = prometheus.NewDesc("evenkeel_decode_backlog_seconds",
+		"Time until a hand-off that comes now would get a slot: the hand-offs in the pool, divided by the answers that end per second.",
+		adviceModel, nil)
+	descUtilisation = prometheus.NewDesc("evenkeel_utilisation_ratio", "Share in use, a mean of one minute. time: prefill ranks with a "+
+		"probe. slots: decode slots. kv: KV budgets. 1 less the share of slots is the idle share of decode.",
+		[]string{"model", "role", "resource"}, nil)
 	adviceDescriptors = []*prometheus.Desc{descAdvice, descAdvised, descLive, descRatio, descPrefillWait, descDecodeWait, descUtilisation}
 )
 

@@ -39,7 +39,8 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull}}
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.0.0.1:1", Profile: "pull"}, {URL: "http://127.0.0.1:2", Profile: "pull"}}
-	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "pull", Slots: 8}, {URL: "http://127.0.0.1:4", Profile: "pull", Slots: 8}}
+	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "pull", Slots: 8},
+		{URL: "http://127.0.0.1:4", Profile: "pull", Slots: 8}}
 	for _, change := range changes {
 		change(cfg)
 	}
@@ -55,13 +56,15 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	f := fleet.New(fleet.Host{
 		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg,
 		Settings: func() *fleet.Settings { return set }, Client: client,
-		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour, FactsInterval: time.Hour}),
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
+			FactsInterval: time.Hour}),
 		Publish: func(candidates []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
 			tier.SetCandidates(candidates)
 			d.SetWorkers(workers)
 		},
 	})
-	f.Admission, err = owner.New(cfg, owner.Host{Context: t.Context(), Log: log, Registerer: reg, Hold: func() time.Duration { return time.Minute }})
+	f.Admission, err = owner.New(cfg,
+		owner.Host{Context: t.Context(), Log: log, Registerer: reg, Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
 	t.Cleanup(f.Admission.Close)
 	enter, err := f.Load()
@@ -99,7 +102,8 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 		require.Len(t, all, 1, "nothing is advised on a model without ranks")
 		return all["m"]
 	}
-	decode := advice.Decode{Live: 1, Down: 1, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000, Pool: 3, Oldest: 1500 * time.Millisecond, Ended: 18}
+	decode := advice.Decode{Live: 1, Down: 1, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000, Pool: 3, Oldest: 1500 * time.Millisecond,
+		Ended: 18}
 	require.Equal(t, &advice.Sample{At: time.Unix(7, 0), Prefill: advice.Prefill{Live: 2}, Decode: decode}, of())
 
 	m.Workers[1].Up, m.Workers[1].Down, m.Workers[1].Capacity = true, false, 0
@@ -156,7 +160,8 @@ func TestAFullPoolIsTold(t *testing.T) {
 	a := start(t)
 	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	full := func(pooled int) bool {
-		return a.samples(time.Now(), []board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull
+		return a.samples(time.Now(),
+			[]board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull
 	}
 	a.ask("m", 3)
 	require.Equal(t, 2, a.host.Places.Used())

@@ -30,7 +30,8 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 		cfg, err = rest.InClusterConfig()
 	} else {
 		where = "kubeconfig " + kubeconfig
-		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
+		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig},
+			&clientcmd.ConfigOverrides{})
 		cfg, err = file.ClientConfig()
 		own = func() (string, error) {
 			namespace, _, err := file.Namespace()

@@ -139,7 +139,8 @@ func TestAConnectionThatIsDeadAndOpenIsNoticed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		kube.New(kube.Config{Client: client, Namespace: namespace, Selector: "app=vllm", RoleLabel: "role", Port: "80"}).Run(ctx, func(_ []discover.Engine, err error) { told <- err })
+		kube.New(kube.Config{Client: client, Namespace: namespace, Selector: "app=vllm", RoleLabel: "role", Port: "80"}).Run(ctx,
+			func(_ []discover.Engine, err error) { told <- err })
 	})
 	defer wg.Wait()
 	defer cancel()

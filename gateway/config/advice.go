@@ -9,7 +9,8 @@ func (c *Config) checkAdvice(bad report) {
 	case a.Interval == 0:
 		return
 	case a.Window < 2*a.Interval:
-		bad("$.advice.interval", "%v is too long, because the mean of the last %v needs at least two values; write %v or less", a.Interval, a.Window, a.Window/2)
+		bad("$.advice.interval", "%v is too long, because the mean of the last %v needs at least two values; write %v or less", a.Interval,
+			a.Window, a.Window/2)
 	}
 	if a.Target <= 0 || a.Target > 1 {
 		bad("$.advice.target", "%v; write a share above 0, at most 1", a.Target)

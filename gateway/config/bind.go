@@ -73,7 +73,8 @@ func (b *Bind) Allows(a netip.Addr) bool {
 // so that no request waits for a prefill engine.
 func (c *Config) EarlyOnly() bool {
 	used := c.ProfilesInUse("prefill")
-	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 && !slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
+	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
+		!slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
 }
 
 func early(c *Config, profile string) bool {
@@ -100,7 +101,8 @@ func (c *Config) checkBind(bad report) {
 		bad("$.bind.ahead", "%q is no number of requests; write 0 or more, or auto", b.Ahead)
 	}
 	if set := "$.prefill.queue.max"; c.EarlyOnly() && c.source.has(set) {
-		bad(set, "requests of all profiles here wait for a decode rank before their prefill, so none waits for a prefill engine, and pool.size is their limit; remove it")
+		bad(set, "requests of all profiles here wait for a decode rank before their prefill, so none waits for a prefill engine, and pool.size "+
+			"is their limit; remove it")
 	}
 	c.checkPartners(bad)
 }
@@ -111,7 +113,8 @@ func (c *Config) checkMetaserver(bad report) {
 	if b.Listen == "" {
 		for _, name := range c.ProfilesInUse("decode") {
 			if c.Profiles[name].Connector == mooncake.AscendLayerwise {
-				bad("$.profiles."+name+".connector", "decode engines with %s call evenkeel back, and evenkeel does not listen for that; set bind.listen to an address that they reach", mooncake.AscendLayerwise)
+				bad("$.profiles."+name+".connector", "decode engines with %s call evenkeel back, and evenkeel does not listen for that; set "+
+					"bind.listen to an address that they reach", mooncake.AscendLayerwise)
 				return
 			}
 		}
@@ -133,7 +136,8 @@ func (c *Config) checkMetaserver(bad report) {
 		path = "$.bind.listen"
 	} else {
 		u, err := url.Parse(b.Advertise)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" ||
+			u.Fragment != "" || u.User != nil {
 			bad(path, "%q is not a URL of a host and a port alone; write one such as http://10.0.0.2:8010", b.Advertise)
 			return
 		}
@@ -141,7 +145,8 @@ func (c *Config) checkMetaserver(bad report) {
 	}
 	switch {
 	case Wildcard(host):
-		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as http://10.0.0.2:8010", host)
+		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as "+
+			"http://10.0.0.2:8010", host)
 	case Loopback(host):
 		for _, caller := range c.Callers() {
 			if !Loopback(caller) {
@@ -161,7 +166,8 @@ func Wildcard(host string) bool {
 // Callers are the hosts of the decode engines of the file that call back.
 func (c *Config) Callers() (hosts []string) {
 	for _, e := range c.Engines.Decode {
-		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise && !slices.Contains(hosts, u.Hostname()) {
+		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise &&
+			!slices.Contains(hosts, u.Hostname()) {
 			hosts = append(hosts, u.Hostname())
 		}
 	}
@@ -210,8 +216,10 @@ func (c *Config) checkPartners(bad report) {
 				continue
 			}
 			first := side.partners[0]
-			bad(fmt.Sprintf("$.engines.%s[%d].profile", side.role, i), "its connector is %s (profile %s, bind: %s), and no %s engine has the same: %s has %s (profile %s, bind: %s); all engines of one model share one connector",
-				p.Connector, e.Profile, p.Bind, side.other, first.URL, c.Profiles[first.Profile].Connector, first.Profile, c.Profiles[first.Profile].Bind)
+			bad(fmt.Sprintf("$.engines.%s[%d].profile", side.role, i), "its connector is %s (profile %s, bind: %s), and no %s engine has the same: "+
+				"%s has %s (profile %s, bind: %s); all engines of one model share one connector",
+				p.Connector, e.Profile, p.Bind, side.other, first.URL, c.Profiles[first.Profile].Connector, first.Profile,
+				c.Profiles[first.Profile].Bind)
 		}
 	}
 }
@@ -223,7 +231,8 @@ func (c *Config) manner(e Engine) string {
 
 // checkCoordinates looks at where decode engines reach a prefill engine that writes to them.
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
-	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0, "pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
+	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
+		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
 	told := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
 	for key, is := range set {
 		needed := strings.HasPrefix(key, "kv_")
@@ -235,7 +244,8 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 		case is && e.Ranks > 1:
 			bad(path+"."+key, "each of its %d ranks has another one; remove the key, because each rank tells its own with its first answer", e.Ranks)
 		case needed && told && !is:
-			bad(path+"."+key, "kv_engine_id, kv_host and kv_port belong together; write all three, or none, so that evenkeel learns them from the engine's first answer")
+			bad(path+"."+key, "kv_engine_id, kv_host and kv_port belong together; write all three, or none, so that evenkeel learns them from the "+
+				"engine's first answer")
 		}
 	}
 	if e.KVPort < 0 || e.KVPort > 65535 {
@@ -254,5 +264,6 @@ func (e *Engine) Coordinates() *mooncake.Coordinates {
 	if e.KVEngineID == "" {
 		return nil
 	}
-	return &mooncake.Coordinates{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize, DCPSize: e.DCPSize}
+	return &mooncake.Coordinates{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
+		DCPSize: e.DCPSize}
 }

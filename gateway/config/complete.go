@@ -61,7 +61,8 @@ func (c *Config) finish() {
 		p.Name = name
 		c.Profiles[name] = p.WithDefaults()
 	}
-	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated) // `decode: *prefill` gives both sides one array
+	// `decode: *prefill` gives both sides one array
+	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated)
 	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
 		for i := range c.Engines.of(role) {
@@ -110,7 +111,8 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		c.finishEngine(role, &e)
 		for _, other := range like { // a group steps together or not at all
 			if other.Group == e.Group && other.Barrier != e.Barrier {
-				return e, one.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group, other.Barrier, e.Barrier)
+				return e, one.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group,
+					other.Barrier, e.Barrier)
 			}
 		}
 	}

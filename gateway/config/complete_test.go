@@ -84,7 +84,9 @@ func TestInstanceID(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, id)
 	}
-	for _, url := range []string{"", "p0:8100", "tcp://p0:8100", "http://", "http://p0:8100/v1", "http://p0:8100?a=b", "http://p0:8100#f", "http://u@p0:8100", "http://p0:70000", "http://p0:x", "http://$(reboot):80", "http://a;b:80", "http://a&b:80", "http://a'b:80", "http://a\u202eb:80"} {
+	for _, url := range []string{"", "p0:8100", "tcp://p0:8100", "http://", "http://p0:8100/v1", "http://p0:8100?a=b", "http://p0:8100#f",
+		"http://u@p0:8100", "http://p0:70000", "http://p0:x", "http://$(reboot):80", "http://a;b:80", "http://a&b:80", "http://a'b:80",
+		"http://a\u202eb:80"} {
 		_, err := InstanceID(url)
 		require.Error(t, err, url)
 	}

@@ -35,7 +35,8 @@ engines:
 			`engines.prefill[p:2]: "" -> {url: http://p:2, profile: ascend}`,
 			`engines.decode[d:2]: {url: http://d:2, profile: ascend, group: main, barrier: dp, slots: 8, cost: 1} -> ""`,
 		}},
-		{"a profile's key", base, "profiles: {ascend: {kv_hold_timeout: 240s, reject_releases: true}}\n" + base[len("\nprofiles: {ascend: {kv_hold_timeout: 480s}}\n"):], []string{
+		{"a profile's key", base, "profiles: {ascend: {kv_hold_timeout: 240s, reject_releases: true}}\n" +
+			base[len("\nprofiles: {ascend: {kv_hold_timeout: 480s}}\n"):], []string{
 			"profiles.ascend.kv_hold_timeout: 8m0s -> 4m0s", `profiles.ascend.reject_releases: "" -> true`,
 		}},
 		{"what needs a restart is marked", base, base + "listen: \":1\"\nlimits: {body_bytes: 9, probe_timeout: 1m}\n", []string{
@@ -84,7 +85,8 @@ func TestSucceedLosesNothing(t *testing.T) {
 		c.Limits.EventBytes = rapid.IntRange(1, 2).Draw(t, name+"event")
 		c.Pool.Size = rapid.IntRange(1, 2).Draw(t, name+"size")
 		c.Dispatch.Policy = rapid.SampledFrom([]string{"br0", "jsq"}).Draw(t, name+"policy")
-		for _, u := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"http://a:1", "http://b:1", "http://c:1"}), 0, 3, rapid.ID).Draw(t, name+"decode") {
+		for _, u := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"http://a:1", "http://b:1", "http://c:1"}), 0, 3, rapid.ID).Draw(t,
+			name+"decode") {
 			c.Engines.Decode = append(c.Engines.Decode, Engine{URL: u, Slots: rapid.IntRange(1, 2).Draw(t, "slots")})
 		}
 		require.NoError(t, c.Validate())

@@ -18,17 +18,21 @@ func (c *Config) checkDisaggregation(bad report) {
 		bad(path+".threshold_tokens", "%q is no number of tokens; write 1 or more, or auto", d.ThresholdTokens)
 	}
 	if d.MaxLocalTokens < max(1, d.Threshold()) {
-		bad(path+".max_local_tokens_per_rank", "%d is less than one prompt of threshold_tokens %s; write twice that", d.MaxLocalTokens, d.ThresholdTokens)
+		bad(path+".max_local_tokens_per_rank", "%d is less than one prompt of threshold_tokens %s; write twice that", d.MaxLocalTokens,
+			d.ThresholdTokens)
 	}
 	local := func(e Engine) bool { return c.Profiles[e.Profile].AllowLocalPrefill }
 	if d.Mode == prefill.DisaggregateConditional && len(c.Engines.Decode) > 0 && !slices.ContainsFunc(c.Engines.Decode, local) {
-		bad(path+".mode", "no decode engine has a profile with allow_local_prefill: true, so nothing would be computed there; set it, or write mode: always")
+		bad(path+".mode", "no decode engine has a profile with allow_local_prefill: true, so nothing would be computed there; set it, or write "+
+			"mode: always")
 	}
 	seen := map[string]bool{}
 	for _, e := range c.Engines.Decode {
 		p := c.Profiles[e.Profile]
 		if n := p.MaxBatchedTokens; !seen[e.Profile] && p.AllowLocalPrefill && n > 0 && n < d.MaxLocalTokens {
-			bad("$.profiles."+e.Profile+".allow_local_prefill", "its engines compute %d tokens per step (max_num_batched_tokens) and may get %d (prefill.disaggregation.max_local_tokens_per_rank), so decode would wait for several steps; lower the latter, start the engines with more, or write false",
+			bad("$.profiles."+e.Profile+".allow_local_prefill", "its engines compute %d tokens per step (max_num_batched_tokens) and may get %d "+
+				"(prefill.disaggregation.max_local_tokens_per_rank), so decode would wait for several steps; lower the latter, start the engines with "+
+				"more, or write false",
 				n, d.MaxLocalTokens)
 		}
 		seen[e.Profile] = true

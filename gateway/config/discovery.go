@@ -134,7 +134,8 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Misses < 1 {
 		bad(path+".misses", "%d; write the number of answers without an engine after which it is gone", d.Misses)
 	}
-	c.checkFound(path, d.Role, d.Scheme, Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
+	c.checkFound(path, d.Role, d.Scheme,
+		Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
 
 func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report) {
@@ -155,10 +156,12 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 	case "", "both":
 		role = "decode"
 	default:
-		bad(path+".role", "%q is not a role; write prefill, decode, both or aggregated, or leave it out for pods that say it in %s", k.Role, k.RoleLabel)
+		bad(path+".role", "%q is not a role; write prefill, decode, both or aggregated, or leave it out for pods that say it in %s", k.Role,
+			k.RoleLabel)
 		return
 	}
-	c.checkFound(path, role, k.Scheme, Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
+	c.checkFound(path, role, k.Scheme,
+		Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
 }
 
 // checkFound looks at what every engine of a source would be like.
@@ -172,4 +175,5 @@ func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
 	c.checkEngine(path, role, &e, bad)
 }
 
-var errNoEngines = errors.New("the file is empty; write prefill: and decode:, or aggregated:, with [] for a side that is meant to have no engines")
+var errNoEngines = errors.New("the file is empty; write prefill: and decode:, or aggregated:, with [] for a side that is meant to have " +
+	"no engines")

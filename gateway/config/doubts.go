@@ -43,9 +43,11 @@ func (d *doubts) engines(c *Config) {
 		switch {
 		case len(side.list) > 0:
 		case side.role == "prefill" && len(c.Engines.Decode) > 0:
-			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered, so only requests that one engine serves alone work, such as embeddings; list prefill engines under engines.prefill for chats and completions")
+			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered, so only requests that one engine serves alone work, "+
+				"such as embeddings; list prefill engines under engines.prefill for chats and completions")
 		default:
-			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered, so no request is served until one is added; list such engines under engines.%[1]s", side.role)
+			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered, so no request is served until one is added; list such "+
+				"engines under engines.%[1]s", side.role)
 		}
 	}
 }
@@ -57,8 +59,10 @@ func (d *doubts) profiles(c *Config) {
 	}
 	for name := range c.Profiles {
 		named := func(e Engine) bool { return e.Profile == name }
-		if name != DefaultProfile && name != DefaultAggregated && !slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
-			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines that name no profile have the profile %s", name, DefaultProfile)
+		if name != DefaultProfile && name != DefaultAggregated &&
+			!slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
+			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines "+
+				"that name no profile have the profile %s", name, DefaultProfile)
 		}
 	}
 }
@@ -66,7 +70,8 @@ func (d *doubts) profiles(c *Config) {
 // pages of any site reach a proxy that asks for no key, with the browser of anybody inside its network.
 func (d *doubts) pages(c *Config) {
 	if c.KeysFile == "" && slices.Contains(c.CORS.Origins, "*") {
-		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the sites that you mean, or set keys_file")
+		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the "+
+			"sites that you mean, or set keys_file")
 	}
 }
 

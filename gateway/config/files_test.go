@@ -113,7 +113,8 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		switch {
 		case path == "$.discovery" && typ.Kind() == reflect.Slice:
 			// configs/discovery.yaml has them, for there is none to begin with.
-		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ.Kind() == reflect.Map && typ.Elem().Kind() != reflect.Struct:
+		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ.Kind() == reflect.Map &&
+			typ.Elem().Kind() != reflect.Struct:
 			// The user's: there is none to begin with.
 		case typ.Kind() == reflect.Map:
 			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)
@@ -131,7 +132,8 @@ func TestTheDiscoveryExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c, err := Load(filepath.Join(configs, "discovery.yaml"))
 	require.NoError(t, err)
 	keys := slices.Concat(
-		keysBelow(reflect.TypeFor[DiscoveryDNS](), "$.discovery.dns[0]"), keysBelow(reflect.TypeFor[DiscoveryKubernetes](), "$.discovery.kubernetes[0]"))
+		keysBelow(reflect.TypeFor[DiscoveryDNS](), "$.discovery.dns[0]"),
+		keysBelow(reflect.TypeFor[DiscoveryKubernetes](), "$.discovery.kubernetes[0]"))
 	for _, key := range append(keys, "$.discovery.probe", "$.discovery.files[0]") {
 		require.Contains(t, c.source.places, key, "a key is missing")
 	}
@@ -173,7 +175,8 @@ func TestTheAggregatedExampleIsWhatItSays(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.Doubts(), "no prefill or decode engine is missing")
 	require.Equal(t, []Engine{{
-		URL: "http://10.2.0.1:8000", Profile: DefaultAggregated, Group: "10.2.0.1:8000", Barrier: BarrierDP, Cost: 1, Ranks: 8, Slots: 64, Budget: 8192, Interval: 2,
+		URL: "http://10.2.0.1:8000", Profile: DefaultAggregated, Group: "10.2.0.1:8000", Barrier: BarrierDP, Cost: 1, Ranks: 8, Slots: 64,
+		Budget: 8192, Interval: 2,
 	}}, c.Engines.Aggregated)
 	p := c.Profiles[DefaultAggregated]
 	require.Equal(t, mooncake.None, p.Connector)
@@ -183,7 +186,8 @@ func TestTheAggregatedExampleIsWhatItSays(t *testing.T) {
 func TestAFileOfEnginesMayListAggregatedOnes(t *testing.T) {
 	list, err := Default().ParseEngines("e.yaml", []byte("aggregated: [{url: \"http://a:1\", ranks: 2}]"))
 	require.NoError(t, err)
-	require.Equal(t, []Engine{{URL: "http://a:1", Profile: DefaultAggregated, Group: "a:1", Barrier: BarrierDP, Cost: 1, Ranks: 2}}, list.Aggregated)
+	require.Equal(t, []Engine{{URL: "http://a:1", Profile: DefaultAggregated, Group: "a:1", Barrier: BarrierDP, Cost: 1, Ranks: 2}},
+		list.Aggregated)
 	_, err = Default().ParseEngines("e.yaml", []byte("aggregated: []\nprefer: aggregated"))
 	require.ErrorContains(t, err, "prefer: only the config file says")
 }

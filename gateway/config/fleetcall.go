@@ -21,8 +21,8 @@ const (
 )
 
 // ownCalls are there without being written down: of vLLM 0.32 and 0.33, which has them with VLLM_SERVER_DEV_MODE=1 only
-// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py). /pause
-// empties the prefix cache unless its mode is keep.
+// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py).
+// /pause empties the prefix cache unless its mode is keep.
 var ownCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
@@ -40,7 +40,8 @@ func (c *Config) checkFleetCall(bad report) {
 	}
 	for path, does := range c.FleetCall.Paths {
 		at := "$.fleet_call.paths." + path
-		if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?# \t") || strings.Contains(path, "..") || strings.HasPrefix(path, "/v1/") {
+		if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?# \t") || strings.Contains(path, "..") ||
+			strings.HasPrefix(path, "/v1/") {
 			bad(at, "%q is no path of an engine for operators; write one such as /update_weights, without a host and without a query", path)
 		}
 		for _, one := range does {

@@ -24,7 +24,9 @@ func (c *Config) checkGeo(bad report) {
 		switch {
 		case e.Region == "":
 		case !g.Ownership.On() && !g.Leads():
-			bad("$.engines."+side, "%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL, e.Region)
+			bad("$.engines."+side,
+				"%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL,
+				e.Region)
 		case !slices.Contains(regions, e.Region):
 			bad("$.engines."+side, "%s: no proxy is in region %q; see geo.self and geo.peers", e.URL, e.Region)
 		}

@@ -43,19 +43,24 @@ func TestDefaults(t *testing.T) {
 	require.Empty(t, c.KeysFile)
 	require.True(t, c.SelfTest)
 	require.Equal(t, dispatcher.Config{
-		Config:      board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16, Twin: []string{"jsq-kv"}},
+		Config: board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16,
+			Twin: []string{"jsq-kv"}},
 		DecisionLog: dispatcher.DecisionLogConfig{MaxBytes: 256 << 20},
 	}, c.Dispatch)
 	require.Equal(t, board.PredictorConfig{Kind: "survival"}, c.Predictor)
 	require.Equal(t, Pool{Size: 1024, TTL: 0}, c.Pool)
 	require.Equal(t, Log{Level: "info"}, c.Log)
 	require.Equal(t, Limits{
-		Body: 32 << 20, Bodies: 2 << 30, Head: 16 << 10, ClientLag: 5 * time.Minute, ClientBacklog: 256 << 10, Connections: 65536, EventBytes: 8 << 20, AnswerBytes: 64 << 20, ResumeBytes: 256 << 20, Answers: 128, AnswersPerPrompt: 8, StopStrings: 16, PassedThrough: 2048,
-		ReadTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, WriteTimeout: 30 * time.Second, ConnectTimeout: 3 * time.Second,
-		ProbeTimeout: 10 * time.Minute, ProbeGrace: time.Second, EventTimeout: 2 * time.Minute, DrainGrace: 2 * time.Second, DrainTimeout: 5 * time.Minute,
+		Body: 32 << 20, Bodies: 2 << 30, Head: 16 << 10, ClientLag: 5 * time.Minute, ClientBacklog: 256 << 10, Connections: 65536,
+		EventBytes: 8 << 20, AnswerBytes: 64 << 20, ResumeBytes: 256 << 20, Answers: 128, AnswersPerPrompt: 8, StopStrings: 16,
+		PassedThrough: 2048,
+		ReadTimeout:   30 * time.Second, IdleTimeout: 90 * time.Second, WriteTimeout: 30 * time.Second, ConnectTimeout: 3 * time.Second,
+		ProbeTimeout: 10 * time.Minute, ProbeGrace: time.Second, EventTimeout: 2 * time.Minute, DrainGrace: 2 * time.Second,
+		DrainTimeout: 5 * time.Minute,
 	}, c.Limits)
 	require.Equal(t, []Engine{{URL: "http://p0", Profile: "ascend"}}, c.Engines.Prefill)
-	require.Equal(t, []Engine{{URL: "https://d0", Profile: "ascend", Group: "main", Barrier: "dp", Cost: 1}}, c.Engines.Decode, "slots 0: assumed and warned about where it is used")
+	require.Equal(t, []Engine{{URL: "https://d0", Profile: "ascend", Group: "main", Barrier: "dp", Cost: 1}}, c.Engines.Decode,
+		"slots 0: assumed and warned about where it is used")
 	require.Equal(t, map[string]mooncake.Profile{
 		"ascend":     mooncake.Profile{Name: "ascend"}.WithDefaults(),
 		"aggregated": mooncake.Profile{Name: "aggregated", Connector: mooncake.None}.WithDefaults(),
@@ -121,8 +126,10 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 				">    1 | pool: {ttl: 20}",
 		},
 		{
-			"a TTL above the hold budget says which engine keeps how long", "pool:\n  ttl: 20s\nprofiles:\n  n: {connector: nixl-pull}\nengines:\n  prefill: [{url: \"http://p:1\", profile: n}]\n",
-			"f.yaml:2:8: pool.ttl: 20s is longer than prefill engine http://p:1 (profile n) holds a finished prefill for the pool: 15s of its 30s; lower pool.ttl to 15s, or raise the engine's hold timeout and the profile's kv_hold_timeout\n" +
+			"a TTL above the hold budget says which engine keeps how long",
+			"pool:\n  ttl: 20s\nprofiles:\n  n: {connector: nixl-pull}\nengines:\n  prefill: [{url: \"http://p:1\", profile: n}]\n",
+			"f.yaml:2:8: pool.ttl: 20s is longer than prefill engine http://p:1 (profile n) holds a finished prefill for the pool: 15s of its " +
+				"30s; lower pool.ttl to 15s, or raise the engine's hold timeout and the profile's kv_hold_timeout\n" +
 				"     1 | pool:\n" +
 				">    2 |   ttl: 20s\n" +
 				"     3 | profiles:",
@@ -133,8 +140,10 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 				">    1 | listen: \":1",
 		},
 		{
-			"a default that cannot be is told at its parent", "profiles:\n  a:\n    connector: nixl-pull\n    kv_hold_timeout: 10s\n    hold_margin: 10s\n",
-			"f.yaml:2:3: profiles.a: profile \"a\": hold_margin 10s leaves nothing of kv_hold_timeout 10s; lower it or raise the engine's timeout\n" +
+			"a default that cannot be is told at its parent",
+			"profiles:\n  a:\n    connector: nixl-pull\n    kv_hold_timeout: 10s\n    hold_margin: 10s\n",
+			"f.yaml:2:3: profiles.a: profile \"a\": hold_margin 10s leaves nothing of kv_hold_timeout 10s; lower it or raise the engine's " +
+				"timeout\n" +
 				"     1 | profiles:\n" +
 				">    2 |   a:\n" +
 				"     3 |     connector: nixl-pull",
@@ -240,8 +249,10 @@ func TestLoadNamesTheFileItCannotRead(t *testing.T) {
 // that names the file, and what is valid stays so.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
-		"", "keys: !x y", "pool: {ttl: 20}", "a: b: c", "\tx", "- a", "listen: |\n  x", "profiles: {x: &d {connector: nixl-pull}, y: *d}", "<<: *x", "? a\n: b",
-		"engines: {decode: [{url: 'http://d:1', slots: 4, cost: 1e400}]}", "geo: {mode: off}", "limits: {body_bytes: 0x7fffffffffffffff}", "---\n...\n---\n", "%YAML 1.2\n---\n{}",
+		"", "keys: !x y", "pool: {ttl: 20}", "a: b: c", "\tx", "- a", "listen: |\n  x", "profiles: {x: &d {connector: nixl-pull}, y: *d}",
+		"<<: *x", "? a\n: b",
+		"engines: {decode: [{url: 'http://d:1', slots: 4, cost: 1e400}]}", "geo: {mode: off}", "limits: {body_bytes: 0x7fffffffffffffff}",
+		"---\n...\n---\n", "%YAML 1.2\n---\n{}",
 		"&0\n*0", "profiles: {\"\": {}, \"a.b[0]\": {dp_mode: x}}",
 	} {
 		f.Add([]byte(text))

@@ -143,7 +143,8 @@ func unitOf(path string, t reflect.Type) string {
 			longest = end
 		}
 	}
-	if text := t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String; text && longest != "_peer" && longest != "ahead" && longest != "threshold_tokens" && longest != "max_unanswered" {
+	if text := t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String; text && longest != "_peer" &&
+		longest != "ahead" && longest != "threshold_tokens" && longest != "max_unanswered" {
 		return ""
 	}
 	return units[longest]
@@ -266,7 +267,8 @@ func TestTheReferenceIsCurrent(t *testing.T) {
 		default:
 			value = "`" + value + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", path, typeWord(typ), unitOf(d.path, typ), value, reloads(t, d.path), cell(d.sentence))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", path, typeWord(typ), unitOf(d.path, typ), value, reloads(t, d.path),
+			cell(d.sentence))
 		n++
 	}
 	require.Greater(t, n, 200)

@@ -27,7 +27,8 @@ func InstanceID(raw string) (string, error) {
 		return "", fmt.Errorf("%q has a host with other characters than letters, digits and .-_:; write its name or its address", raw)
 	}
 	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the profile's api_key_env)", raw)
+		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the "+
+			"profile's api_key_env)", raw)
 	}
 	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {

@@ -35,7 +35,8 @@ func (c *Config) checkWorkerHosts(bad report) {
 		}
 		if strings.Contains(h, "/") {
 			bad(path, "%q is no range of addresses; write one such as 10.0.0.0/8", h)
-		} else if name := strings.TrimPrefix(h, "*."); name == "" || strings.ContainsAny(name, " *@") || net.ParseIP(name) == nil && strings.Contains(name, ":") {
+		} else if name := strings.TrimPrefix(h, "*."); name == "" || strings.ContainsAny(name, " *@") || net.ParseIP(name) == nil &&
+			strings.Contains(name, ":") {
 			bad(path, "%q is no host; write a name, *.suffix, an address or a range such as 10.0.0.0/8, without a port", h)
 		}
 	}
@@ -79,7 +80,8 @@ func (c *Config) allowWorker(raw string) error {
 	case len(c.Admin.WorkerHosts) > 0:
 		return fmt.Errorf("%s is not among admin.worker_hosts; add it there, or the engine to the file", host)
 	case isAddr && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
-		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or a cloud's metadata address; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
+		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or a cloud's metadata address; no engine is "+
+			"expected there; if there is one, name it in admin.worker_hosts", host)
 	case slices.Contains(metadataNames, host):
 		return fmt.Errorf("%s is a cloud's metadata address; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
 	case isNumber(host):

@@ -26,7 +26,8 @@ func (c *Config) checkListeners(bad report) {
 		return
 	}
 	if c.Admin.TokenFile == "" && !Loopback(host) {
-		bad("$.admin.listen", "%q is reachable from outside this host and has no token; set admin.token_file, or listen on 127.0.0.1", c.Admin.Listen)
+		bad("$.admin.listen", "%q is reachable from outside this host and has no token; set admin.token_file, or listen on 127.0.0.1",
+			c.Admin.Listen)
 	}
 	if c.Admin.Listen == c.Listen && port != "0" {
 		bad("$.admin.listen", "clients and operators need different addresses; both are %q", c.Listen)
@@ -44,9 +45,11 @@ func (c *Config) checkOrigins(bad report) {
 			continue
 		}
 		u, err := url.Parse(origin)
-		if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != origin || strings.ToLower(origin) != origin || strings.Contains(u.Host, "*") ||
+		if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != origin || strings.ToLower(origin) != origin ||
+			strings.Contains(u.Host, "*") ||
 			u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80" {
-			bad(path, "%q is not an origin as browsers send it; write scheme and host in lower case, with the port if it is not the usual one and with nothing behind it, such as https://chat.example, or \"*\" alone for all", origin)
+			bad(path, "%q is not an origin as browsers send it; write scheme and host in lower case, with the port if it is not the usual one and "+
+				"with nothing behind it, such as https://chat.example, or \"*\" alone for all", origin)
 		}
 	}
 }
@@ -101,7 +104,8 @@ func (c *Config) checkEngines(bad report) {
 		}
 		group := role + e.Group
 		if first, ok := barriers[group]; ok && first.Barrier != e.Barrier {
-			bad(path+".barrier", "group %q has barrier %s here and %s at %s; ranks of one group step together or not at all", e.Group, e.Barrier, first.Barrier, first.URL)
+			bad(path+".barrier", "group %q has barrier %s here and %s at %s; ranks of one group step together or not at all", e.Group, e.Barrier,
+				first.Barrier, first.URL)
 		} else if !ok {
 			barriers[group] = *e
 		}
@@ -127,7 +131,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		bad(path+".profile", "no profile is named %q%s; there are %s", e.Profile, spelling.Hint(e.Profile, names), strings.Join(names, ", "))
 	}
 	if known && profile.CAFile+profile.CertFile+profile.ServerName != "" && strings.HasPrefix(e.URL, "http:") {
-		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name",
+		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, "+
+			"cert_file and server_name",
 			e.Profile, e.URL)
 	}
 	if e.Ranks < 0 || e.Ranks > maxRanks {
@@ -135,9 +140,11 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	}
 	switch {
 	case e.First < 0:
-		bad(path+".first_rank", "%d is no number of a DP rank; write the number that the header X-data-parallel-rank must have for the first rank behind this URL", e.First)
+		bad(path+".first_rank", "%d is no number of a DP rank; write the number that the header X-data-parallel-rank must have for the first "+
+			"rank behind this URL", e.First)
 	case known && e.First > 0 && profile.DPMode != mooncake.DPHybrid:
-		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another number than 0; remove it, or set dp_mode: hybrid", e.Profile, profile.DPMode)
+		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another "+
+			"number than 0; remove it, or set dp_mode: hybrid", e.Profile, profile.DPMode)
 	}
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
@@ -151,14 +158,16 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		e.checkCoordinates(path, role, &profile, bad)
 	}
 	if known && profile.Connector == mooncake.None && role != "aggregated" {
-		bad(path+".profile", "its profile %s has connector %s, so it hands no KV over; list it under engines.aggregated, or use a profile with the connector that it was started with", e.Profile, mooncake.None)
+		bad(path+".profile", "its profile %s has connector %s, so it hands no KV over; list it under engines.aggregated, or use a profile with "+
+			"the connector that it was started with", e.Profile, mooncake.None)
 	}
 	for key, n := range map[string]int{"token_budget": e.Budget, "prefill_schedule_interval": e.Interval} {
 		switch {
 		case n != 0 && role != "aggregated":
 			bad(path+"."+key, "only aggregated engines have it; remove it")
 		case n < 0:
-			bad(path+"."+key, "%d is negative; write the engine's --%s", n, map[string]string{"token_budget": "max-num-batched-tokens", "prefill_schedule_interval": "prefill-schedule-interval"}[key])
+			bad(path+"."+key, "%d is negative; write the engine's --%s", n,
+				map[string]string{"token_budget": "max-num-batched-tokens", "prefill_schedule_interval": "prefill-schedule-interval"}[key])
 		}
 	}
 	if role == "prefill" {
@@ -172,7 +181,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		return
 	}
 	if known && e.Ranks == 0 && profile.DPMode != mooncake.DPExternal {
-		bad(path, "its profile %s has dp_mode %s, so this address has several DP ranks; set ranks to their number, or else the engine places requests itself",
+		bad(path, "its profile %s has dp_mode %s, so this address has several DP ranks; set ranks to their number, or else the engine places "+
+			"requests itself",
 			e.Profile, profile.DPMode)
 	}
 	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
@@ -206,7 +216,8 @@ func (c *Config) checkPool(bad report) {
 		if err != nil || c.Pool.TTL <= budget {
 			return false
 		}
-		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) holds a finished prefill for the pool: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
+		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) holds a finished prefill for the pool: %v of its %v; lower pool.ttl "+
+			"to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
 			c.Pool.TTL, engine, profile, budget, p.KVHoldTimeout, budget)
 		return true
 	}

@@ -198,7 +198,8 @@ func TestAFlagIsNamedInPlaceOfTheFile(t *testing.T) {
 	c = Default()
 	c.Engines.Decode = []Engine{{URL: "http://d0:1"}, {URL: "http://d0:1"}}
 	c.Flag("engines.decode", "--decoder-hosts")
-	require.EqualError(t, c.Validate(), "--decoder-hosts: engines.decode[1].url: d0:1 is listed twice, first as engines.decode[0]; remove one, or set ranks if it fronts several DP ranks")
+	require.EqualError(t, c.Validate(), "--decoder-hosts: engines.decode[1].url: d0:1 is listed twice, first as engines.decode[0]; remove "+
+		"one, or set ranks if it fronts several DP ranks")
 }
 
 // TestWhatIsValidHereIsValidThere: the prefill tier refuses nothing at its start
@@ -235,7 +236,8 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 func TestEverySiteWithoutAKeyIsDoubtful(t *testing.T) {
 	const engines = "engines: {aggregated: [{url: \"http://a:1\"}]}\n"
 	for text, doubtful := range map[string]bool{
-		"cors: {origins: [\"*\"]}": true, "cors: {origins: [\"https://chat.example\"]}": false, "cors: {origins: [\"*\"]}\nkeys_file: keys.yaml": false,
+		"cors: {origins: [\"*\"]}": true, "cors: {origins: [\"https://chat.example\"]}": false,
+		"cors: {origins: [\"*\"]}\nkeys_file: keys.yaml": false,
 	} {
 		c, err := Parse("f.yaml", []byte(engines+text))
 		require.NoError(t, err)

@@ -380,7 +380,8 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 
 // came says that an incident was over, came back a moment ago, and that this cause was never of it: so what came back is another outage.
 func (o *open) came(f *member) bool {
-	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect && !slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
+	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect &&
+		!slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
 }
 
 // split makes another incident of what came back, and leaves the first one as it was when it was over.
@@ -399,7 +400,8 @@ func (b *Book) split(o *open, home map[subject]*open, next map[*open][]member) *
 
 // had says that it lasts, and was made of this effect before.
 func (o *open) had(f *member) bool {
-	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load && slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
+	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load &&
+		slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
 }
 
 // has says that one of its members is of the same engine.
@@ -414,7 +416,8 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(seen *open) bool {
-		if seen == o || !seen.lasts() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect || o.since.Sub(seen.again).Abs() > moment {
+		if seen == o || !seen.lasts() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect ||
+			o.since.Sub(seen.again).Abs() > moment {
 			return false
 		}
 		if seen.closed.IsZero() && !kinds[seen.ever[0].Kind].effect {

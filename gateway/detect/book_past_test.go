@@ -230,7 +230,8 @@ func TestStatesOfAnIncident(t *testing.T) {
 		b.Observe(noon.Add(time.Duration(s)*time.Second), f)
 		states[s] = b.Incidents()[0].State
 	}
-	for s, want := range map[int]State{0: New, 30: New, 31: Lasting, 39: Lasting, 40: Paused, 59: Paused, 60: New, 80: Paused, 140: Paused, 141: Over, 299: Over} {
+	for s, want := range map[int]State{0: New, 30: New, 31: Lasting, 39: Lasting, 40: Paused, 59: Paused, 60: New, 80: Paused, 140: Paused,
+		141: Over, 299: Over} {
 		require.Equal(t, want, states[s], "after %d s", s)
 	}
 }
@@ -256,7 +257,8 @@ func TestBooksOfAnySequence(t *testing.T) {
 			for range rapid.IntRange(0, 5).Draw(t, "findings") {
 				kind := rapid.SampledFrom(kindsThere).Draw(t, "kind")
 				found = append(found, Finding{
-					Kind: kind, Severity: kinds[kind].severity(), Of: "decode engine", Where: rapid.SampledFrom([]string{"h:1", "h:2", "g:1", ""}).Draw(t, "where"), What: "It is wrong",
+					Kind: kind, Severity: kinds[kind].severity(), Of: "decode engine",
+					Where: rapid.SampledFrom([]string{"h:1", "h:2", "g:1", ""}).Draw(t, "where"), What: "It is wrong",
 				})
 			}
 			sequence = append(sequence, found)
@@ -300,8 +302,10 @@ func TestAKeyThatFillsPrefillEnginesIsOneIncident(t *testing.T) {
 	})
 	require.Len(t, list, 1)
 	require.Equal(t, GateClosed, list[0].Kind)
-	require.Contains(t, list[0].What, "90 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 100,000 tokens in the mean")
-	require.Equal(t, "Ask who uses API key batch, and lower its max_concurrent or rpm in the key file. Else add prefill engines.", list[0].Next)
+	require.Contains(t, list[0].What,
+		"90 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 100,000 tokens in the mean")
+	require.Equal(t, "Ask who uses API key batch, and lower its max_concurrent or rpm in the key file. Else add prefill engines.",
+		list[0].Next)
 }
 
 // A name that leads to a dead host: health checks, requests and prompts fail in turns, and it stays one incident with one cause.
@@ -321,7 +325,8 @@ func TestAMovedNameIsOneIncident(t *testing.T) {
 		if s >= 10 {
 			e.Moved = &Moved{From: "10.0.0.1", To: "10.0.0.2", AgoS: float64(s)}
 		}
-		f := Facts{Proxy: Proxy{Ready: true}, Engines: []Engine{e, {ID: "q:1", Role: "prefill", State: "up", Ranks: 1}}, Prefill: Prefill{Engines: []PrefillEngine{candidate, {ID: "q:1/0", State: "open"}}}}
+		f := Facts{Proxy: Proxy{Ready: true}, Engines: []Engine{e, {ID: "q:1", Role: "prefill", State: "up", Ranks: 1}},
+			Prefill: Prefill{Engines: []PrefillEngine{candidate, {ID: "q:1/0", State: "open"}}}}
 		return Find(&f, Ended{})
 	})
 	require.Len(t, list, 1)
@@ -333,7 +338,8 @@ func TestAMovedNameIsOneIncident(t *testing.T) {
 func TestHarmInNumbers(t *testing.T) {
 	var w Watch
 	sample := func(s int, ended, failed uint64, ttft float64) Sample {
-		return Sample{At: noon.Add(time.Duration(s) * time.Second), Ended: ended, Failed: failed, TTFT: Latency{P50Ms: ttft, Samples: 9}, TPOT: Latency{P50Ms: 30, Samples: 9}}
+		return Sample{At: noon.Add(time.Duration(s) * time.Second), Ended: ended, Failed: failed, TTFT: Latency{P50Ms: ttft, Samples: 9},
+			TPOT: Latency{P50Ms: 30, Samples: 9}}
 	}
 	look := func(s Sample, state string) []Incident {
 		w.Look(&Facts{At: s.At, Proxy: Proxy{Ready: true}, Engines: []Engine{{ID: "d:1", Role: "decode", State: state}}}, s)
@@ -343,6 +349,8 @@ func TestHarmInNumbers(t *testing.T) {
 		require.Empty(t, look(sample(s, uint64(10*s), 0, 300), "up"))
 	}
 	require.Equal(t, "Since then no request failed", look(sample(30, 300, 0, 310), "down")[0].Harm)
-	require.Equal(t, "Since then 12 of 50 requests failed; and the median time to the first token is 4.2 s, and was 300 ms", look(sample(35, 350, 12, 4200), "down")[0].Harm)
-	require.Equal(t, "Since then 12 of 50 requests failed; and the median time to the first token is 4.2 s, and was 300 ms", look(sample(60, 900, 12, 300), "up")[0].Harm, "as it was when it ended")
+	require.Equal(t, "Since then 12 of 50 requests failed; and the median time to the first token is 4.2 s, and was 300 ms",
+		look(sample(35, 350, 12, 4200), "down")[0].Harm)
+	require.Equal(t, "Since then 12 of 50 requests failed; and the median time to the first token is 4.2 s, and was 300 ms",
+		look(sample(60, 900, 12, 300), "up")[0].Harm, "as it was when it ended")
 }

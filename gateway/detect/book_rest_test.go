@@ -9,7 +9,8 @@ import (
 )
 
 func overloaded(model string) Finding {
-	return Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: model, What: "All 96 decode slots of model " + model + " are taken, and 527 requests wait in the pool"}
+	return Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: model,
+		What: "All 96 decode slots of model " + model + " are taken, and 527 requests wait in the pool"}
 }
 
 // What an engine does once it is back is no part of its outage.

@@ -15,7 +15,8 @@ import (
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func down(where, why string) Finding {
-	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", Of: "decode engine", Where: where, What: "Decode engine " + where + " is down: " + why, Reason: why}
+	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", Of: "decode engine", Where: where,
+		What: "Decode engine " + where + " is down: " + why, Reason: why}
 }
 
 func failing2() Finding {
@@ -23,14 +24,16 @@ func failing2() Finding {
 }
 
 func amiss(where string) Finding {
-	return Finding{Kind: EngineAmiss, Severity: Warn, Panel: "engines", Of: "prefill engine", Where: where, What: "Prefill engine " + where + " is up, but something is amiss: no answer", Reason: "engine " + where + ": no answer"}
+	return Finding{Kind: EngineAmiss, Severity: Warn, Panel: "engines", Of: "prefill engine", Where: where,
+		What: "Prefill engine " + where + " is up, but something is amiss: no answer", Reason: "engine " + where + ": no answer"}
 }
 
 const refused = "dial tcp: connection refused"
 
 func TestOneCauseIsOneIncident(t *testing.T) {
 	slow := func(where string) Finding {
-		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where, What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where,
+			What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
 	}
 	type told struct {
 		at    time.Duration
@@ -43,10 +46,12 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 		"nothing":                            {[]told{{0, nil}}, nil},
 		"one engine is told as it was found": {[]told{{0, []Finding{down("10.0.0.1:8000", refused)}}}, []string{"Decode engine 10.0.0.1:8000 is down: " + refused}},
 		"engines of a host die for different reasons": {
-			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}}, []string{"2 decode engines on host 10.0.0.1 are down: " + refused + " (at the first one)"},
+			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}},
+			[]string{"2 decode engines on host 10.0.0.1 are down: " + refused + " (at the first one)"},
 		},
 		"they are noticed one after the other": {
-			[]told{{0, []Finding{down("h1:8000", refused)}}, {9 * time.Second, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}}, []string{"2 decode engines on host h1 are down: " + refused},
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {9 * time.Second, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}},
+			[]string{"2 decode engines on host h1 are down: " + refused},
 		},
 		"the same reason at one moment on different hosts": {
 			[]told{{0, []Finding{down("h1:8000", "dial tcp h1:8000: connection refused"), down("h2:8000", "dial tcp h2:8000: connection refused")}}},
@@ -57,63 +62,78 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 			[]string{"Decode engine h1:8000 is down: " + refused, "Decode engine h1:8001 is down: " + refused},
 		},
 		"two names that cannot be resolved": {
-			[]told{{0, []Finding{down("decode-a:80", "lookup decode-a on 10.0.0.1:53: no such host"), down("decode-b:80", "lookup decode-b on 10.0.0.1:53: no such host")}}},
+			[]told{{0, []Finding{down("decode-a:80", "lookup decode-a on 10.0.0.1:53: no such host"),
+				down("decode-b:80", "lookup decode-b on 10.0.0.1:53: no such host")}}},
 			[]string{"Decode engines decode-a:80 and decode-b:80 are down: lookup decode-a on 10.0.0.1:53: no such host"},
 		},
 		"another reason on another host": {
-			[]told{{0, []Finding{down("h1:8000", refused), down("h2:8000", "no such host")}}}, []string{"Decode engine h1:8000 is down: " + refused, "Decode engine h2:8000 is down: no such host"},
+			[]told{{0, []Finding{down("h1:8000", refused), down("h2:8000", "no such host")}}},
+			[]string{"Decode engine h1:8000 is down: " + refused, "Decode engine h2:8000 is down: no such host"},
 		},
 		"the metrics of many engines are slow": {[]told{{0, []Finding{slow("p1:1/0"), slow("p2:1/0"), slow("p3:1/0")}}}, []string{"3 prefill engines answer too late when they are asked for their metrics"}},
 		"what clients see belongs to its cause": {
 			[]told{{0, []Finding{failing2(), down("h1:8000", refused)}}}, []string{"Decode engine h1:8000 is down: " + refused},
 		},
 		"it may follow": {
-			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Minute, []Finding{down("h1:8000", refused), failing2()}}}, []string{"Decode engine h1:8000 is down: " + refused},
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Minute, []Finding{down("h1:8000", refused), failing2()}}},
+			[]string{"Decode engine h1:8000 is down: " + refused},
 		},
 		"but not an hour later, and then it harms most": {
 			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Hour, []Finding{down("h1:8000", refused), failing2()}}},
 			[]string{"20 of the 300 requests that ended in the last minute failed", "Decode engine h1:8000 is down: " + refused},
 		},
 		"what clients see at one moment is one incident": {
-			[]told{{0, []Finding{{Kind: QueueWaits, Severity: Bad, What: "9 requests wait"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}}}}, []string{"no prefill engine takes prompts"},
+			[]told{{0, []Finding{{Kind: QueueWaits, Severity: Bad, What: "9 requests wait"},
+				{Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}}}}, []string{"no prefill engine takes prompts"},
 		},
 		"engines that are full are why the queue is": {
-			[]told{{0, []Finding{{Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p2:1/0"}}}},
+			[]told{{0, []Finding{{Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"},
+				{Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p2:1/0"}}}},
 			[]string{"Prefill engines p1:1/0 and p2:1/0 take no prompts, because their KV caches are full"},
 		},
 		"clients see it before the engine counts as down": {
-			[]told{{0, []Finding{failing2()}}, {4 * time.Second, []Finding{failing2(), down("h1:1", refused), down("h1:2", refused)}}}, []string{"2 decode engines on host h1 are down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {4 * time.Second, []Finding{failing2(), down("h1:1", refused), down("h1:2", refused)}}},
+			[]string{"2 decode engines on host h1 are down: " + refused},
 		},
 		"what they saw once more is of this cause": {
-			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {50 * time.Second, []Finding{failing2()}}, {55 * time.Second, []Finding{failing2(), down("h1:1", refused)}}}, []string{"Decode engine h1:1 is down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {50 * time.Second, []Finding{failing2()}},
+				{55 * time.Second, []Finding{failing2(), down("h1:1", refused)}}}, []string{"Decode engine h1:1 is down: " + refused},
 		},
 		"engines that answer late now and then": {
-			[]told{{0, []Finding{amiss("p1:1")}}, {9 * time.Second, nil}, {40 * time.Second, []Finding{amiss("p2:1")}}, {50 * time.Second, nil}, {100 * time.Second, []Finding{amiss("p1:1"), amiss("p3:1")}}},
+			[]told{{0, []Finding{amiss("p1:1")}}, {9 * time.Second, nil}, {40 * time.Second, []Finding{amiss("p2:1")}}, {50 * time.Second, nil},
+				{100 * time.Second, []Finding{amiss("p1:1"), amiss("p3:1")}}},
 			[]string{"3 prefill engines are up, but something is amiss: no answer"},
 		},
 		"an engine drains with its ranks": {
-			[]told{{0, []Finding{{Kind: EngineDrains, Severity: Warn, Where: "d1:1", What: "decode engine drains"}, {Kind: RanksDrain, Severity: Warn, Where: "main", What: "1 rank draining: d1:1"}}}},
+			[]told{{0, []Finding{{Kind: EngineDrains, Severity: Warn, Where: "d1:1", What: "decode engine drains"},
+				{Kind: RanksDrain, Severity: Warn, Where: "main", What: "1 rank draining: d1:1"}}}},
 			[]string{"decode engine drains"},
 		},
 		"clients see of another cause what they saw of the first": {
-			[]told{{0, []Finding{failing2()}}, {20 * time.Second, nil}, {30 * time.Second, []Finding{down("h1:1", refused)}}, {31 * time.Second, []Finding{down("h1:1", refused), failing2()}}},
+			[]told{{0, []Finding{failing2()}}, {20 * time.Second, nil}, {30 * time.Second, []Finding{down("h1:1", refused)}},
+				{31 * time.Second, []Finding{down("h1:1", refused), failing2()}}},
 			[]string{"Decode engine h1:1 is down: " + refused},
 		},
 		"what they saw was over": {
-			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {12 * time.Second, []Finding{down("h1:1", refused)}}}, []string{"Decode engine h1:1 is down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {12 * time.Second, []Finding{down("h1:1", refused)}}},
+			[]string{"Decode engine h1:1 is down: " + refused},
 		},
 		"they saw something else": {
-			[]told{{0, []Finding{failing2()}}, {time.Minute, []Finding{failing2(), down("h1:1", refused)}}}, []string{"20 of the 300 requests that ended in the last minute failed", "Decode engine h1:1 is down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {time.Minute, []Finding{failing2(), down("h1:1", refused)}}},
+			[]string{"20 of the 300 requests that ended in the last minute failed", "Decode engine h1:1 is down: " + refused},
 		},
 		"of two causes the one that harms more": {
-			[]told{{0, []Finding{{Kind: PoolLate, Severity: Bad, Where: "m", What: "one has waited 31 s"}, {Kind: GateClosed, Severity: Warn, Where: "p1:1/0", What: "full"}, down("d1:1", refused)}}},
+			[]told{{0, []Finding{{Kind: PoolLate, Severity: Bad, Where: "m", What: "one has waited 31 s"},
+				{Kind: GateClosed, Severity: Warn, Where: "p1:1/0", What: "full"}, down("d1:1", refused)}}},
 			[]string{"Decode engine d1:1 is down: " + refused, "full"},
 		},
 		"nothing follows from what somebody wants": {
-			[]told{{0, []Finding{failing2(), {Kind: RanksDrain, Severity: Warn, Where: "dp", What: "1 rank draining"}}}}, []string{"20 of the 300 requests that ended in the last minute failed", "1 rank draining"},
+			[]told{{0, []Finding{failing2(), {Kind: RanksDrain, Severity: Warn, Where: "dp", What: "1 rank draining"}}}},
+			[]string{"20 of the 300 requests that ended in the last minute failed", "1 rank draining"},
 		},
 		"it stays with a cause that is gone": {
-			[]told{{0, []Finding{down("h1:8000", refused), failing2()}}, {time.Second, []Finding{failing2()}}}, []string{"20 of the 300 requests that ended in the last minute failed"},
+			[]told{{0, []Finding{down("h1:8000", refused), failing2()}}, {time.Second, []Finding{failing2()}}},
+			[]string{"20 of the 300 requests that ended in the last minute failed"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,9 +158,11 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	old.For = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
-		ID: 1, Kind: EngineDown, State: Lasting, Subject: "10.0.0.1:8000/3", Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
+		ID: 1, Kind: EngineDown, State: Lasting, Subject: "10.0.0.1:8000/3", Severity: Bad, Panel: "engines", Headline: "Engine outage",
+		What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
 		SinceMs: noon.Add(-time.Minute).UnixMilli(), Times: 1, FirstMs: noon.Add(-time.Minute).UnixMilli(),
-		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "engine_down",
+		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next,
+		Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "engine_down",
 	}}, b.Incidents())
 }
 
@@ -195,7 +217,8 @@ func TestResolvedIncidentsStayForAWhile(t *testing.T) {
 // What is over is told as it was at its worst.
 func TestResolvedIncidentsTellTheirPeak(t *testing.T) {
 	var b Book
-	for i, found := range [][]Finding{{down("h1:1", refused)}, {down("h1:1", refused), down("h1:2", refused), down("h1:3", refused)}, {down("h1:3", refused)}, nil} {
+	for i, found := range [][]Finding{{down("h1:1", refused)}, {down("h1:1", refused), down("h1:2", refused), down("h1:3", refused)},
+		{down("h1:3", refused)}, nil} {
 		b.Observe(noon.Add(time.Duration(i)*time.Second), found)
 		if i == 2 {
 			require.Equal(t, "Decode engine h1:3 is down: "+refused, b.Incidents()[0].What, "two are back")
@@ -220,7 +243,8 @@ func TestTheBookIsBounded(t *testing.T) {
 	require.Len(t, in[0].Where, mostListed)
 	require.Equal(t, mostFound, in[0].Count)
 	for i := range 500 { // each by itself
-		b.Observe(noon.Add(time.Duration(i+1)*time.Second), []Finding{down(fmt.Sprintf("h%c%c:1", 'a'+i%26, 'a'+i/26), "reason "+string(rune('a'+i%26)))})
+		b.Observe(noon.Add(time.Duration(i+1)*time.Second),
+			[]Finding{down(fmt.Sprintf("h%c%c:1", 'a'+i%26, 'a'+i/26), "reason "+string(rune('a'+i%26)))})
 	}
 	require.LessOrEqual(t, len(b.Incidents()), mostKept)
 }
@@ -242,19 +266,25 @@ func TestKindsAreWhole(t *testing.T) {
 }
 
 func TestHostsAndReasons(t *testing.T) {
-	for where, want := range map[string]string{"10.0.0.1:8000/3": "10.0.0.1", "h:1": "h", "[::1]:80": "[::1]", "group": "", "file:a.yaml": "", "": "", ":80": "", "h:": ""} {
+	for where, want := range map[string]string{"10.0.0.1:8000/3": "10.0.0.1", "h:1": "h", "[::1]:80": "[::1]", "group": "", "file:a.yaml": "",
+		"": "", ":80": "", "h:": ""} {
 		require.Equal(t, want, hostOf(where), where)
 	}
 	require.Equal(t, "dial tcp connection refused", reasonOf("dial tcp 10.0.0.1:80: connection refused", "10.0.0.1"))
-	require.Equal(t, "engine dial tcp: lookup on no such host", reasonOf("engine decode-a:80: dial tcp: lookup decode-a.ns.svc on 10.0.0.1:53: no such host", "Decode-A"))
+	require.Equal(t, "engine dial tcp: lookup on no such host",
+		reasonOf("engine decode-a:80: dial tcp: lookup decode-a.ns.svc on 10.0.0.1:53: no such host", "Decode-A"))
 }
 
 // A title has words, whatever there is several of.
 func TestTitlesOfTwoOfEachKind(t *testing.T) {
-	alone := map[Kind]bool{NotReady: true, Drains: true, AuditDrift: true, ConfigRefused: true, RequestsFail: true, NoPrefill: true, QueueFull: true, QueueWaits: true, PrefillBusy: true} // of the proxy
+	// of the proxy
+	alone := map[Kind]bool{NotReady: true, Drains: true, AuditDrift: true, ConfigRefused: true, RequestsFail: true, NoPrefill: true,
+		QueueFull: true, QueueWaits: true, PrefillBusy: true}
 	for name, k := range kinds {
 		var b Book
-		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Of: "thing", Where: "a:1", What: "x", Reason: "why"}, {Kind: name, Severity: Bad, Of: "thing", Where: "b:1", What: "y", Reason: "why"}, {Kind: name, Severity: Bad, Of: "thing", Where: "a:1", What: "z", Reason: "why"}})
+		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Of: "thing", Where: "a:1", What: "x", Reason: "why"},
+			{Kind: name, Severity: Bad, Of: "thing", Where: "b:1", What: "y", Reason: "why"},
+			{Kind: name, Severity: Bad, Of: "thing", Where: "a:1", What: "z", Reason: "why"}})
 		require.Equal(t, alone[name] || k.alone, k.many == "", name)
 		switch list := b.Incidents(); {
 		case k.alone:
@@ -275,11 +305,14 @@ func TestTitlesOfTwoOfEachKind(t *testing.T) {
 
 func TestAllThatIsWrongIsTold(t *testing.T) {
 	var b Book
-	b.Observe(noon, []Finding{failing2(), {Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "m", What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "n", What: "one has waited 32 s"}})
+	b.Observe(noon, []Finding{failing2(), {Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"},
+		{Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "m",
+			What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "n", What: "one has waited 32 s"}})
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, "the arrival queue is full", in[0].What)
-	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts. 20 of the 300 requests that ended in the last minute failed. Models m and n have requests in the pool that wait too long for a rank.", in[0].Clients)
+	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts. 20 of the 300 requests that ended in the last minute "+
+		"failed. Models m and n have requests in the pool that wait too long for a rank.", in[0].Clients)
 }
 
 func TestEveryNameIsCountedOnce(t *testing.T) {
@@ -287,7 +320,8 @@ func TestEveryNameIsCountedOnce(t *testing.T) {
 	var found []Finding
 	for i := range 60 {
 		where := fmt.Sprintf("h%d:80", i)
-		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, Of: "prefill engine", Where: where, What: "old"}, Finding{Kind: EngineAmiss, Severity: Warn, Of: "prefill engine", Where: where, What: "slow"})
+		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, Of: "prefill engine", Where: where, What: "old"},
+			Finding{Kind: EngineAmiss, Severity: Warn, Of: "prefill engine", Where: where, What: "slow"})
 	}
 	b.Observe(noon, found)
 	in := b.Incidents()
@@ -383,7 +417,8 @@ func TestWhatCameBackToAnIncidentStaysThere(t *testing.T) {
 func TestAnEngineThatIsOutAndThenDownIsOneIncident(t *testing.T) {
 	var b Book
 	b.Observe(noon, []Finding{{Kind: PrefillOut, Severity: Bad, Where: "h1:80/0", What: "takes no prompts"}})
-	b.Observe(noon.Add(time.Minute), []Finding{{Kind: EngineOut, Severity: Bad, Where: "h1:80", What: "prefill engine is out"}, {Kind: PrefillOut, Severity: Bad, Where: "h1:80/0", What: "takes no prompts"}})
+	b.Observe(noon.Add(time.Minute), []Finding{{Kind: EngineOut, Severity: Bad, Where: "h1:80", What: "prefill engine is out"},
+		{Kind: PrefillOut, Severity: Bad, Where: "h1:80/0", What: "takes no prompts"}})
 	b.Observe(noon.Add(3*time.Minute), []Finding{down("h1:80", refused)})
 	in := b.Incidents()
 	require.Len(t, in, 1)
@@ -395,7 +430,8 @@ func TestAnEngineThatIsOutAndThenDownIsOneIncident(t *testing.T) {
 func TestSlowMetricsAreOneIncidentThatLasts(t *testing.T) {
 	var b Book
 	slow := func(where string) Finding {
-		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where, What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where,
+			What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
 	}
 	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
 	for s := 0; s <= 200; s += 5 {
@@ -441,7 +477,8 @@ func TestAnEngineThatDiedIsNotLate(t *testing.T) {
 }
 
 func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
-	over := Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: "m", What: "All 96 decode slots of model m are taken, and 527 requests wait in the pool"}
+	over := Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: "m",
+		What: "All 96 decode slots of model m are taken, and 527 requests wait in the pool"}
 	full := Finding{Kind: QueueFull, Severity: Bad, What: "Requests are refused, because a queue is full"}
 	late := Finding{Kind: PoolLate, Severity: Bad, Of: "model", Where: "m", What: "A finished prefill has waited 31 s"}
 	gate := Finding{Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1", What: "Prefill engine p1:1 takes no prompts"}

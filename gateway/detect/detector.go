@@ -32,17 +32,18 @@ type Detector struct {
 	Kind    Kind
 	find    func(v *view, say say)
 	harm    harm
-	urgent  bool          // it is bad, though clients see nothing of it yet
-	effect  bool          // it follows from something else, where there is something else
-	load    bool          // an effect of what harms as much, and else the cause of what clients see
-	crowded bool          // many requests wait
-	gone    bool          // the engine gets nothing: one of these may follow the other
-	spare   bool          // other engines may take over: it is bad while requests fail or wait, or more than half of the engines of the role are away
-	wide    bool          // it makes tokens slower: it is bad where it is much and for many
-	vague   bool          // others that harm as much say more
-	family  string        // kinds of one say the same of engines and of ranks
-	alone   bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
-	rests   time.Duration // it comes and goes: it lasts until it was not found for so long
+	urgent  bool // it is bad, though clients see nothing of it yet
+	effect  bool // it follows from something else, where there is something else
+	load    bool // an effect of what harms as much, and else the cause of what clients see
+	crowded bool // many requests wait
+	gone    bool // the engine gets nothing: one of these may follow the other
+	// other engines may take over: it is bad while requests fail or wait, or more than half of the engines of the role are away
+	spare  bool
+	wide   bool          // it makes tokens slower: it is bad where it is much and for many
+	vague  bool          // others that harm as much say more
+	family string        // kinds of one say the same of engines and of ranks
+	alone  bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
+	rests  time.Duration // it comes and goes: it lasts until it was not found for so long
 
 	headline string // the first words of the verdict
 	many     string // what several of them do, after their number and noun; empty where there is one at most

@@ -31,7 +31,8 @@ var gauges = []gauge{
 		return fmt.Sprintf("preempted %s requests between the last two readings, and the middle one of the group %s", whole(v), whole(m))
 	}},
 	{"computed_tokens", 1000, func(g *Gauges) float64 { return g.Computed }, func(v, m float64) string {
-		return fmt.Sprintf("computed %s prompt tokens between the last two readings, because it got no KV for them, and the middle one of the group %s",
+		return fmt.Sprintf("computed %s prompt tokens between the last two readings, because it got no KV for them, and the middle one of the "+
+			"group %s",
 			whole(v), whole(m))
 	}},
 }

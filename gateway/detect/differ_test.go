@@ -14,7 +14,8 @@ func alike(n int) *Group {
 	for i := range n {
 		g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true})
 		g.Said = append(g.Said, &Gauges{
-			Running: 12 + float64(rng.IntN(6)), Waiting: float64(rng.IntN(2)), KVShare: 0.4 + 0.1*rng.Float64(), Preempted: 0, Computed: float64(rng.IntN(300)),
+			Running: 12 + float64(rng.IntN(6)), Waiting: float64(rng.IntN(2)), KVShare: 0.4 + 0.1*rng.Float64(), Preempted: 0,
+			Computed: float64(rng.IntN(300)),
 		})
 	}
 	return g
@@ -77,7 +78,8 @@ func TestSlowStepsNameTheRanksThatDiffer(t *testing.T) {
 	require.Equal(t, slow+". Rank d:5 says that it runs 61 requests, and the middle one of the group 16", Find(&d, Ended{})[0].What)
 	g.Said[5].Running = 14
 	_, d = f.pass(1, nil)
-	require.Contains(t, Find(&d, Ended{})[0].What, ". The metrics of the engines name none of the 8 ranks that has much more to do than the others")
+	require.Contains(t, Find(&d, Ended{})[0].What,
+		". The metrics of the engines name none of the 8 ranks that has much more to do than the others")
 	f.said = nil
 	_, d = f.pass(1, nil)
 	require.NotContains(t, Find(&d, Ended{})[0].What, ".", "nothing is known")

@@ -29,7 +29,8 @@ var engineDetectors = []Detector{
 		command: "getent ahosts {host}; " + workers,
 		clients: "Clients whose requests ran at the old address get the rest from other engines where that is possible, and else an error.",
 		prefill: "Clients wait longer for their first token. Prompts that were computed at the old address are computed again on other engines.",
-		next: "Look why the name leads elsewhere: at its DNS record, or at the endpoints of its service. The engine at the old address may be alive, so do not restart it. " +
+		next: "Look why the name leads elsewhere: at its DNS record, or at the endpoints of its service. The engine at the old address may be " +
+			"alive, so do not restart it. " +
 			"Requests go to the new address once something answers there.",
 	},
 	{
@@ -59,8 +60,10 @@ var engineDetectors = []Detector{
 	{
 		Kind: EngineHalted, find: findEngineHalted, gone: true, spare: true,
 		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "engine_halted", command: workers,
-		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go on elsewhere.",
-		next:    "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that re-forms.",
+		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go " +
+			"on elsewhere.",
+		next: "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that " +
+			"re-forms.",
 	},
 	{
 		Kind: EngineDrains, find: findEngineDrains,
@@ -70,7 +73,8 @@ var engineDetectors = []Detector{
 	},
 	{
 		Kind: EngineAmiss, find: findEngineAmiss,
-		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss", command: workers, runbook: "engine_amiss",
+		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss",
+		command: workers, runbook: "engine_amiss",
 		clients: "Clients may wait longer.",
 		next:    "Read what is amiss, and the engine's own log.",
 	},
@@ -211,7 +215,8 @@ func findEngineAmiss(v *view, say say) {
 func findSourceFails(v *view, say say) {
 	for i := range v.Sources {
 		if s := &v.Sources[i]; s.Error != "" {
-			say(at{"source", s.Name, "engines"}, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name, words.Count(s.Engines, "engine"), firstLine(s.Error))
+			say(at{"source", s.Name, "engines"}, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
+				words.Count(s.Engines, "engine"), firstLine(s.Error))
 		}
 	}
 }
@@ -227,6 +232,7 @@ func findEnginesUnfit(v *view, say say) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"), s.Name, words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
+		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"), s.Name,
+			words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // detectors are all of them, in the order in which they look.
-var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors, rankDetectors, ownerDetectors)
+var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors,
+	rankDetectors, ownerDetectors)
 
 // kinds are the detectors by what they find.
 var kinds = func() map[Kind]*Detector {
@@ -33,7 +34,8 @@ func Find(f *Facts, last Ended) (all []Finding) {
 		d := &detectors[i]
 		d.find(v, func(where at, reason, format string, args ...any) *Finding {
 			all = append(all, Finding{
-				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, Of: where.of, Where: where.where, Reason: reason, What: fmt.Sprintf(format, args...),
+				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, Of: where.of, Where: where.where, Reason: reason,
+				What: fmt.Sprintf(format, args...),
 			})
 			return &all[len(all)-1]
 		})
@@ -55,8 +57,8 @@ const (
 	wideShare = 0.1 // of the requests that run
 )
 
-// spared lowers the severity of engines that are away where the others do their work: no request fails or waits, and at most half of those of
-// their role that serve the model are away. One that hangs and does not count as down yet has requests.
+// spared lowers the severity of engines that are away where the others do their work: no request fails or waits, and at most half of those
+// of their role that serve the model are away. One that hangs and does not count as down yet has requests.
 func (v *view) spared(all []Finding) {
 	type tier struct{ of, model string }
 	of := map[[2]string]tier{} // by what it is, and its name

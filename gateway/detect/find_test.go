@@ -43,8 +43,10 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"more are not": {func(d *detect.Facts) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 },
 			[]told{{detect.Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
 		"how they fail": {func(d *detect.Facts) {
-			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []detect.Failed{{Outcome: "queue_full", Last10S: 9, LastMinute: 300}, {Outcome: "upstream_broken", LastMinute: 900}}
-		}, []told{{detect.Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2,
+				[]detect.Failed{{Outcome: "queue_full", Last10S: 9, LastMinute: 300}, {Outcome: "upstream_broken", LastMinute: 900}}
+		}, []told{{detect.Bad, "traffic", "",
+			"1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
 		"an engine is out, and what is bad comes first": {func(d *detect.Facts) {
 			rank(d, 3).State = detect.RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"
@@ -62,13 +64,17 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			for i := range 5 {
 				rank(d, i).KVTokens = rank(d, i).Capacity
 			}
-		}, []told{{detect.Warn, "ranks", "dp", "5 decode ranks of group dp have full KV caches: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
+		}, []told{{detect.Warn, "ranks", "dp",
+			"5 decode ranks of group dp have full KV caches: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
 		"all of them fail so": {func(d *detect.Facts) {
-			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []detect.Failed{{Outcome: "upstream_broken", LastMinute: 1200, Last5Min: 1200}}
-		}, []told{{detect.Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with upstream_broken"}}},
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2,
+				[]detect.Failed{{Outcome: "upstream_broken", LastMinute: 1200, Last5Min: 1200}}
+		}, []told{{detect.Bad, "traffic", "",
+			"1,200 of the 6,000 requests that ended in the last minute failed, all of them with upstream_broken"}}},
 		"which queue is full": {func(d *detect.Facts) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Proxy.PlacesUsed, d.Prefill.Waiting = 100, 20, 327, 0
-			d.Failures = []detect.Failed{{Outcome: "upstream_broken", LastMinute: 500}, {Outcome: "queue_full", Last10S: 9, LastMinute: 300, Why: "the arrival queue of model m is full (prefill.queue.max: 40)"}}
+			d.Failures = []detect.Failed{{Outcome: "upstream_broken", LastMinute: 500},
+				{Outcome: "queue_full", Last10S: 9, LastMinute: 300, Why: "the arrival queue of model m is full (prefill.queue.max: 40)"}}
 		}, []told{
 			{detect.Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, 500 of them with upstream_broken"},
 			{detect.Bad, "prefill", "", "Requests are refused, because the arrival queue of model m is full (prefill.queue.max: 40). At the last look no requests waited in the arrival queue, and 327 of 400 places of the pool were taken"},
@@ -76,11 +82,18 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"a key at its own limit is no overload, and no full queue": {func(d *detect.Facts) {
 			taken(d, 1)
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 20
-			d.Failures = []detect.Failed{{Outcome: "queue_full", Last10S: 200, LastMinute: 1200, Why: "key a has all the answers that it may have at once", Own: true}}
+			d.Failures = []detect.Failed{{Outcome: "queue_full", Last10S: 200, LastMinute: 1200,
+				Why: "key a has all the answers that it may have at once", Own: true}}
 		},
-			[]told{{detect.Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the last one because key a has all the answers that it may have at once"}}},
+			[]told{{detect.Bad, "traffic", "",
+				"1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the " +
+					"last one because key a has all the answers that it may have at once"}}},
 		"prompts that wait for prefill are no overload of decode": {func(d *detect.Facts) { taken(d, 0); d.Prefill.Waiting = 900 }, []told{}},
-		"with a full pool the arrival queue waits for decode": {func(d *detect.Facts) { taken(d, 0); d.Prefill.Waiting, d.Proxy.PlacesUsed = 900, d.Proxy.Places }, []told{
+		"with a full pool the arrival queue waits for decode": {func(d *detect.Facts) {
+			taken(d, 0)
+			d.Prefill.Waiting, d.Proxy.PlacesUsed = 900,
+				d.Proxy.Places
+		}, []told{
 			{detect.Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 900 requests wait in the arrival queue"},
 		}},
 		"who floods": {func(d *detect.Facts) {
@@ -93,23 +106,29 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS = 114, 34.4, 25
 			d.Waiting = []detect.Waiting{{"agents", 110}, {"chat", 4}}
 			d.Prefill.Hits = &detect.Hits{"agents", 0.012, 0.97}
-		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s: " +
-			"110 of the 114 that wait are of API key agents. Prefix caches had 97 % of the tokens of the prompts of API key agents, and have 1 % since a minute ago: these prompts may begin differently now"}}},
+		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that " +
+			"comes now begins in about 34 s: " +
+			"110 of the 114 that wait are of API key agents. Prefix caches had 97 % of the tokens of the prompts of API key agents, and have 1 % " +
+			"since a minute ago: these prompts may begin differently now"}}},
 		"a few long prompts hold up the short ones": {func(d *detect.Facts) {
-			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Heaviest = 16, 13, 25, &detect.Heaviest{Key: "batch", Share: 0.97, Mean: 100_000}
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Heaviest = 16, 13, 25,
+				&detect.Heaviest{Key: "batch", Share: 0.97, Mean: 100_000}
 			d.Waiting = []detect.Waiting{{"chat", 9}, {"batch", 7}}
-		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 16 requests wait, and a prompt that comes now begins in about 13 s. " +
+		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 16 requests wait, and a prompt that " +
+			"comes now begins in about 13 s. " +
 			"97 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 100,000 tokens in the mean"}}},
 		"prompts wait for prefill, and the caches are as warm as before": {func(d *detect.Facts) {
 			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Hits = 114, 34.4, 25, &detect.Hits{"", 0.5, 0.6}
-		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s"}}},
+		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that " +
+			"comes now begins in about 34 s"}}},
 		"answers hold their slots for longer": {func(d *detect.Facts) {
 			taken(d, 1404)
 			g := &d.Models[0].Groups[0]
 			g.FewS, g.StepTokens, g.UsualTokens, g.TokenMs = 60, 1, 3.1, 32
 		}, []told{
-			{detect.Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue. " +
-				"Answers of group dp hold their slots for longer, because a step gives 1.0 tokens and gave 3.1 before"},
+			{detect.Bad, "pool", "deepseek-r1",
+				"All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue. " +
+					"Answers of group dp hold their slots for longer, because a step gives 1.0 tokens and gave 3.1 before"},
 			{detect.Bad, "balance", "dp", "A step of group dp, all on host 10.0.3.10, gives 1.0 tokens to an answer, and gave 3.1 before, so that a token takes 32 ms"},
 		}},
 		"a slow rank is worth a look": {func(d *detect.Facts) {
@@ -138,7 +157,8 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			{detect.Warn, "proxy", "", "The config file was refused and is not in force: e.yaml:15:10: limits.x: no such key"},
 		}},
 		"certificates end": {func(d *detect.Facts) {
-			for key, left := range map[string]time.Duration{"a": 14 * (24 * time.Hour), "b": 14*(24*time.Hour) - time.Minute, "c": (24 * time.Hour), "d": (24 * time.Hour) - time.Minute, "e": time.Hour, "f": -time.Hour} {
+			for key, left := range map[string]time.Duration{"a": 14 * (24 * time.Hour), "b": 14*(24*time.Hour) - time.Minute, "c": (24 * time.Hour),
+				"d": (24 * time.Hour) - time.Minute, "e": time.Hour, "f": -time.Hour} {
 				d.Proxy.Certificates = append(d.Proxy.Certificates, detect.Certificate{key, left.Seconds()})
 			}
 			slices.SortFunc(d.Proxy.Certificates, func(x, y detect.Certificate) int { return strings.Compare(x.Key, y.Key) })
@@ -187,16 +207,19 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"the metrics of a prefill engine are slow": {func(d *detect.Facts) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
 			[]told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
 		"a prefill engine has never told its load": {func(d *detect.Facts) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, -1 },
-			[]told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 has not told its load since it is up: its metrics cannot be read, or lack it"}}},
+			[]told{{detect.Warn, "prefill", "10.0.1.11:8000",
+				"Prefill engine 10.0.1.11:8000 has not told its load since it is up: its metrics cannot be read, or lack it"}}},
 		"it is up since a moment ago": {func(d *detect.Facts) {
 			d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs, d.Engines[1].SinceS = 500, -1, 3
 		}, []told{}},
 		"an engine hangs, and is not down yet": {func(d *detect.Facts) { d.Engines[12].Hangs, d.Engines[12].Why = true, hung },
-			[]told{{detect.Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
+			[]told{{detect.Bad, "engines", "10.0.3.10:8000",
+				"Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
 		"a hang has its own words when the engine is down": {func(d *detect.Facts) {
 			d.Engines[12].Hangs, d.Engines[12].State, d.Engines[12].Why = true, "down", hung
 		},
-			[]told{{detect.Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
+			[]told{{detect.Bad, "engines", "10.0.3.10:8000",
+				"Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
 		"an engine is up and not well": {func(d *detect.Facts) { d.Engines[1].Why = "engine 10.0.1.11:8000: no answer" },
 			[]told{{detect.Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *detect.Facts) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
@@ -226,8 +249,10 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			e := &d.Engines[12]
 			e.ID, e.State, e.Why = "decode-0.svc:8000", "down", "no connection: i/o timeout"
 			e.Moved = &detect.Moved{From: "10.0.3.10", To: "10.0.9.9", AgoS: 40}
-		}, []told{{detect.Bad, "engines", "decode-0.svc:8000", "Decode engine decode-0.svc:8000 has another address: its name leads to 10.0.9.9 since 40 s ago, and led to 10.0.3.10 before; " +
-			"and nothing answers there: no connection: i/o timeout"}}},
+		}, []told{{detect.Bad, "engines", "decode-0.svc:8000",
+			"Decode engine decode-0.svc:8000 has another address: its name leads to 10.0.9.9 " +
+				"since 40 s ago, and led to 10.0.3.10 before; " +
+				"and nothing answers there: no connection: i/o timeout"}}},
 		"it has moved, and is up": {func(d *detect.Facts) {
 			d.Engines[12].Moved = &detect.Moved{From: "10.0.3.10", To: "10.0.9.9", AgoS: 40}
 		}, []told{}},
@@ -235,13 +260,16 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Engines[12].Moved, d.Engines[12].State = &detect.Moved{From: "10.0.3.10", To: "10.0.9.9", AgoS: 7200}, "down"
 		}, []told{{detect.Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 is down: no reason is known"}}},
 		"a key fills the prefill engines": {func(d *detect.Facts) {
-			d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare, d.Prefill.Heaviest = "closed", 0.93, &detect.Heaviest{Key: "batch", Share: 0.84, Mean: 98_000}
-		}, []told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full: " +
-			"84 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 98,000 tokens in the mean"}}},
+			d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare, d.Prefill.Heaviest = "closed", 0.93,
+				&detect.Heaviest{Key: "batch", Share: 0.84, Mean: 98_000}
+		}, []told{{detect.Warn, "prefill", "10.0.1.11:8000",
+			"Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full: " +
+				"84 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 98,000 tokens in the mean"}}},
 		"nobody prefills": {func(d *detect.Facts) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
-		}, []told{{detect.Bad, "prefill", "", "No prefill engine takes prompts"}, {detect.Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
+		}, []told{{detect.Bad, "prefill", "", "No prefill engine takes prompts"},
+			{detect.Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
 		"ranks that do both prefill, too": {func(d *detect.Facts) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
@@ -251,15 +279,18 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
 			for i := range d.Engines {
-				d.Engines[i].State, d.Engines[i].Paused, d.Engines[i].Why = "halted", true, "paused through POST /admin/fleet/call (/pause) at 2026-11-27T17:00:00Z"
+				d.Engines[i].State, d.Engines[i].Paused, d.Engines[i].Why = "halted", true,
+					"paused through POST /admin/fleet/call (/pause) at 2026-11-27T17:00:00Z"
 			}
 		}, []told{}},
 		"no engine does both any more": {func(d *detect.Facts) {
 			d.Prefill.Engines, d.Prefill.Groups = nil, []detect.PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "down"}}
-		}, []told{{detect.Bad, "prefill", "", "No aggregated engine takes prompts"}, {detect.Bad, "prefill", "", "4 requests wait for an aggregated engine"}}},
+		}, []told{{detect.Bad, "prefill", "", "No aggregated engine takes prompts"},
+			{detect.Bad, "prefill", "", "4 requests wait for an aggregated engine"}}},
 		"a group that fails": {func(d *detect.Facts) {
 			d.Prefill.Groups = []detect.PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "out"}}
-		}, []told{{detect.Bad, "ranks", "main of deepseek-r1 (aggregated)", "Group main of deepseek-r1 (aggregated) takes no prompts, because earlier ones failed"}}},
+		}, []told{{detect.Bad, "ranks", "main of deepseek-r1 (aggregated)",
+			"Group main of deepseek-r1 (aggregated) takes no prompts, because earlier ones failed"}}},
 		"an aggregated engine drains, once for all of its ranks": {func(d *detect.Facts) {
 			d.Models[0].Aggregated, d.Engines[12].Role, d.Engines[12].Draining = true, "aggregated", true
 			for i := range 16 {
@@ -276,14 +307,16 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"the arrival queue is full": {func(d *detect.Facts) { d.Prefill.Waiting = 1000 },
 			[]told{{detect.Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
 		"the pool is old": {func(d *detect.Facts) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 },
-			[]told{{detect.Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
+			[]told{{detect.Bad, "pool", "deepseek-r1",
+				"A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
 		"the policy is too slow": {func(d *detect.Facts) { d.Models[0].Groups[0].FallbackRounds = 9 },
 			[]told{{detect.Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
 		"imbalance costs": {func(d *detect.Facts) { d.Models[0].Groups[0].LostShare = 0.2 },
 			[]told{{detect.Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
 		"a round is never sent": {func(d *detect.Facts) {
 			d.Models[0].Groups[0].Held, d.Models[0].Groups[0].Rounds = 3, &board.RoundStatus{HeldS: 10.4, MaxHoldS: 5}
-		}, []told{{detect.Bad, "ranks", "dp", "3 requests of group dp are held for a round for 10 s, although none may be held for longer than 5 s"}}},
+		}, []told{{detect.Bad, "ranks", "dp",
+			"3 requests of group dp are held for a round for 10 s, although none may be held for longer than 5 s"}}},
 		"one that is late is sent soon": {func(d *detect.Facts) {
 			d.Models[0].Groups[0].Held, d.Models[0].Groups[0].Rounds = 3, &board.RoundStatus{HeldS: 9.9, MaxHoldS: 5}
 		}, []told{}},

@@ -19,7 +19,8 @@ const (
 var groupDetectors = []Detector{
 	{
 		Kind: PoolLate, find: findPoolLate,
-		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "pool_late", command: workers,
+		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank",
+		runbook: "pool_late", command: workers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},
@@ -53,7 +54,8 @@ var groupDetectors = []Detector{
 	{
 		Kind: TokensFew, find: findTokensFew, wide: true,
 		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "tokens_few",
-		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for longer.",
+		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for " +
+			"longer.",
 		next: "Look whether speculative decoding is on in all engines of the group, and what share of its draft tokens is accepted. " +
 			"The steps themselves are as fast as before, so no GPU is slow, and more prefill engines do not help.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
@@ -81,7 +83,8 @@ func findPoolLate(v *view, say say) {
 				what = "request"
 			}
 			_, rank := m.words()
-			say(at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS, rank, waits(m.Pool.Entries))
+			say(at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS,
+				rank, waits(m.Pool.Entries))
 		}
 	}
 }
@@ -108,7 +111,8 @@ func (v *view) ofGroup(panel string, tell func(m *Model, g *Group, where at)) {
 func findRoundStuck(v *view, say say) {
 	v.ofGroup("ranks", func(_ *Model, g *Group, where at) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
-			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s", words.Capital(requests(g.Held)), where, words.Are(g.Held), r.HeldS, r.MaxHoldS)
+			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s",
+				words.Capital(requests(g.Held)), where, words.Are(g.Held), r.HeldS, r.MaxHoldS)
 		}
 	})
 }
@@ -132,7 +136,8 @@ func findImbalance(v *view, say say) {
 func findStepsSlow(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
-			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g))
+			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs,
+				whatDiffers(g))
 			f.slows(g.running(), g.StepMs/g.UsualMs).For = seconds(g.SlowS)
 			for _, d := range g.Differ[:min(differSaid, len(g.Differ))] {
 				f.Ranks = append(f.Ranks, d.Rank)

@@ -15,9 +15,12 @@ const (
 var loadDetectors = []Detector{
 	{
 		Kind: Overload, find: findOverload, sender: floods,
-		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "overload", command: advised,
-		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
-		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload",
+		many: "are overloaded: their slots are taken, and many requests wait", runbook: "overload", command: advised,
+		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a " +
+			"queue is full.",
+		next: "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets " +
+			"more clients wait.",
 	},
 	{
 		Kind: KVFull, find: findKVFull, sender: floods,
@@ -116,7 +119,8 @@ func findOverload(v *view, say say) {
 func findKVFull(v *view, say say) {
 	v.loaded(KVFull, func(m *Model, l *load, key, floods string) {
 		slot, rank := m.words()
-		say(at{"model", m.Name, "ranks"}, "", "The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
+		say(at{"model", m.Name, "ranks"}, "",
+			"The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
 			rank, m.Name, 100*float64(l.kvTokens)/float64(l.capacity), stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slot,
 			waits(l.waiting), l.where, floods).Key = key
 	})
@@ -136,9 +140,11 @@ func slowed(m *Model) string {
 		g := &m.Groups[i]
 		switch {
 		case g.FewS > 0:
-			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step gives %.1f tokens and gave %.1f before", g.Name, g.StepTokens, g.UsualTokens)
+			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step gives %.1f tokens and gave %.1f before", g.Name,
+				g.StepTokens, g.UsualTokens)
 		case g.SlowS > 0:
-			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step takes %.0f ms and took %.0f ms before", g.Name, g.StepMs, g.UsualMs)
+			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step takes %.0f ms and took %.0f ms before", g.Name,
+				g.StepMs, g.UsualMs)
 		}
 	}
 	return ""

@@ -40,7 +40,8 @@ func reasonOf(why, host string) string {
 	kept := words[:0]
 	for _, w := range words {
 		name := strings.Trim(w, `:;,."'()`)
-		if !strings.ContainsAny(w, "0123456789") && (host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
+		if !strings.ContainsAny(w, "0123456789") &&
+			(host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
 			kept = append(kept, w)
 		}
 	}

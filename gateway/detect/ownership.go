@@ -31,7 +31,8 @@ func findPeerDown(v *view, say say) {
 	}
 	for _, peer := range v.Geo.Peers {
 		if !peer.Up {
-			say(at{"peer", peer.ID, "geo"}, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, cmp.Or(peer.Fault, "it answered no probe"))
+			say(at{"peer", peer.ID, "geo"}, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region,
+				cmp.Or(peer.Fault, "it answered no probe"))
 		}
 	}
 }

@@ -24,21 +24,25 @@ const (
 var prefillDetectors = []Detector{
 	{
 		Kind: GateClosed, find: findGateClosed,
-		harm: slower, rests: gates, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "gate_closed", command: workers,
+		harm: slower, rests: gates, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full",
+		runbook: "gate_closed", command: workers,
 		clients: "Clients wait longer for their first token.",
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	{
 		Kind: PrefillOut, find: findPrefillOut, gone: true, spare: true, vague: true,
-		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "engine_out", command: workers,
+		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "engine_out",
+		command: workers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
 		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
 	},
 	{
 		Kind: MetricsOld, find: findMetricsOld,
-		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "metrics_old",
+		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics",
+		many: "answer too late when they are asked for their metrics", runbook: "metrics_old",
 		clients: "Clients notice nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
-		next:    "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise prefill.scrape.timeout.",
+		next: "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise " +
+			"prefill.scrape.timeout.",
 		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
 	},
 	{
@@ -55,9 +59,10 @@ var prefillDetectors = []Detector{
 	},
 	{
 		Kind: PrefillBusy, find: findPrefillBusy,
-		sender: "Ask who uses API key {key} what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the beginning " +
-			"makes each prompt a new one for every prefix cache. Else add prefill engines.",
-		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "prefill_busy", command: advised,
+		sender: "Ask who uses API key {key} what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the " +
+			"beginning makes each prompt a new one for every prefix cache. Else add prefill engines.",
+		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "prefill_busy",
+		command: advised,
 		clients: "All clients wait for their first token, whether their own prompts are long or short.",
 		next: "Limit the key that sends most, or add prefill engines. If its prompts were in the prefix caches before, " +
 			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
@@ -187,7 +192,8 @@ func (v *view) queue() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
 	switch f := v.refused(); {
-	case v.fails() && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1: // it is the sum over all models
+	// it is the sum over all models
+	case v.fails() && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1:
 		return QueueFull
 	case p.BusyS > 0 && !v.overloaded():
 		return PrefillBusy
@@ -213,11 +219,13 @@ func findQueueFull(v *view, say say) {
 	}
 	p := &v.Prefill
 	if f := v.refused(); v.fails() && f != nil && f.Why != "" {
-		say(proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken",
+		say(proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of "+
+			"the pool were taken",
 			f.Why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
 		return
 	}
-	say(proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), stats.Grouped(p.QueueMax))
+	say(proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting),
+		stats.Grouped(p.QueueMax))
 }
 
 func findPrefillBusy(v *view, say say) {
@@ -226,7 +234,8 @@ func findPrefillBusy(v *view, say say) {
 		if heavy, says := v.Prefill.heaviest(); heavy != "" {
 			key, floods = heavy, ". "+words.Capital(says)
 		}
-		say(proxyAt("prefill"), "", "Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
+		say(proxyAt("prefill"), "",
+			"Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
 			waits(v.Prefill.Waiting), v.Prefill.BacklogS, floods, lostHits(v.Prefill.Hits)).Key = key
 	}
 }
@@ -247,7 +256,8 @@ const hitsLost = 0.3
 // heaviest names the key of which most prompt tokens are that prefill engines hold, and says so. Both are empty where there is none.
 func (p *Prefill) heaviest() (key, says string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
-		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
+		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
+			"the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
 	}
 	return "", ""
 }
@@ -261,5 +271,6 @@ func lostHits(h *Hits) string {
 	if h.Key != "" {
 		whose = "the prompts of API key " + h.Key
 	}
-	return fmt.Sprintf(". Prefix caches had %.0f %% of the tokens of %s, and have %.0f %% since a minute ago: these prompts may begin differently now", 100*h.Before, whose, 100*h.Share)
+	return fmt.Sprintf(". Prefix caches had %.0f %% of the tokens of %s, and have %.0f %% since a minute ago: these prompts may begin "+
+		"differently now", 100*h.Before, whose, 100*h.Share)
 }

@@ -22,8 +22,9 @@ var proxyDetectors = []Detector{
 	{
 		Kind: Drains, find: findDrains,
 		harm: nothing, alone: true, headline: "The proxy drains", runbook: "drains", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
-		clients: "Clients that are served get their answers to the end. New requests get a 503, unless a load balancer sends them to another proxy.",
-		next:    "Wait until the last request has ended, or take the drain back.",
+		clients: "Clients that are served get their answers to the end. New requests get a 503, unless a load balancer sends them to another " +
+			"proxy.",
+		next: "Wait until the last request has ended, or take the drain back.",
 	},
 	{
 		Kind: NotReady, find: findNotReady,

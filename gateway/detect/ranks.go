@@ -95,12 +95,15 @@ func findRankEmpty(v *view, say say) {
 		}
 		where := at{"model", m.Name, "ranks"}
 		if all := sum.Answers + rest.Answers; len(bad) == 1 {
-			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other ranks; "+
-				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all),
+			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other "+
+				"ranks; "+
+				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others,
+				stats.Grouped(all),
 				100*float64(sum.Answers)/float64(all)).Ranks = bad
 			continue
 		}
-		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of the other ranks: %s",
+		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of "+
+			"the other ranks: %s",
 			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, words.FirstOf(bad)).Ranks = bad
 	}
 }
@@ -121,7 +124,8 @@ func findRankSlow(v *view, say say) {
 		switch n := len(slow); n {
 		case 0:
 		case 1:
-			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs).slows(running, times).Ranks = slow
+			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
+				worst.OthersMs).slows(running, times).Ranks = slow
 		default:
 			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
 				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).slows(running, times)

@@ -52,7 +52,8 @@ func findRequestsFail(v *view, say say) {
 	if host := v.Traffic.FailedOn; host != "" {
 		how += ", and attempts of nearly all of them failed on host " + host
 	}
-	f := say(proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", stats.Grouped(v.last.Failed), stats.Grouped(v.last.All), how)
+	f := say(proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", stats.Grouped(v.last.Failed),
+		stats.Grouped(v.last.All), how)
 	if v.ownLimits() {
 		f.Severity = Warn
 	}

@@ -284,12 +284,14 @@ func (r *Ring) failures() []Failed {
 	for o, n := range last.Failures {
 		in := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
 		list = append(list, Failed{
-			Outcome: o.Name, Status: o.Status, Last10S: in(seconds), LastMinute: in(minute), Last5Min: in(minutes), LastHour: in(hour), SinceStart: n,
-			Why: last.Whys[o].Text, Own: last.Whys[o].Own,
+			Outcome: o.Name, Status: o.Status, Last10S: in(seconds), LastMinute: in(minute), Last5Min: in(minutes), LastHour: in(hour),
+			SinceStart: n,
+			Why:        last.Whys[o].Text, Own: last.Whys[o].Own,
 		})
 	}
 	slices.SortFunc(list, func(a, b Failed) int {
-		return cmp.Or(cmp.Compare(b.Last10S, a.Last10S), cmp.Compare(b.LastMinute, a.LastMinute), cmp.Compare(b.Last5Min, a.Last5Min), cmp.Compare(b.LastHour, a.LastHour),
+		return cmp.Or(cmp.Compare(b.Last10S, a.Last10S), cmp.Compare(b.LastMinute, a.LastMinute), cmp.Compare(b.Last5Min, a.Last5Min),
+			cmp.Compare(b.LastHour, a.LastHour),
 			cmp.Compare(b.SinceStart, a.SinceStart), cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
 	})
 	return list

@@ -20,8 +20,10 @@ func TestFailuresStay(t *testing.T) {
 		r.Add(Sample{At: noon.Add(at), Failures: f})
 		return r.failures()
 	}
-	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, SinceStart: 3}}, add(0, map[Outcome]uint64{broken: 3}), "when they failed is not known")
-	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, Last10S: 2, LastMinute: 2, Last5Min: 2, LastHour: 2, SinceStart: 5}}, add(6*time.Second, map[Outcome]uint64{broken: 5}))
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, SinceStart: 3}}, add(0, map[Outcome]uint64{broken: 3}),
+		"when they failed is not known")
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, Last10S: 2, LastMinute: 2, Last5Min: 2, LastHour: 2, SinceStart: 5}},
+		add(6*time.Second, map[Outcome]uint64{broken: 5}))
 	for s := range 360 {
 		add(time.Duration(7+s)*time.Second, map[Outcome]uint64{broken: 5})
 	}

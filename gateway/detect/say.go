@@ -38,7 +38,8 @@ func (o *open) say(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel,
+		Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
@@ -119,7 +120,8 @@ func before(ever, now []member) string {
 	var causes []*member
 	for i := range ever {
 		m := &ever[i]
-		if !kinds[m.Kind].effect && m.Kind == ever[0].Kind && !slices.ContainsFunc(now, func(n member) bool { return n.subject() == m.subject() }) {
+		if !kinds[m.Kind].effect && m.Kind == ever[0].Kind &&
+			!slices.ContainsFunc(now, func(n member) bool { return n.subject() == m.subject() }) {
 			causes = append(causes, m)
 		}
 	}
@@ -209,7 +211,8 @@ func nounOf(same []*member) string {
 
 // command is what an operator may copy into a shell, so an odd name has none.
 func command(text string, lead *member) string {
-	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"), "{rank}": ""}
+	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
+		"{rank}": ""}
 	if len(lead.Ranks) > 0 {
 		names["{rank}"] = lead.Ranks[0]
 	}

@@ -28,7 +28,8 @@ const (
 	fewTimes   = 1.3           // as long as a token took, at least: else only the engine's chunks changed
 )
 
-// OnlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no fault.
+// OnlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no
+// fault.
 func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
 // well says that its steps may be taken for usual ones.

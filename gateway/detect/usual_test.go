@@ -43,7 +43,8 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 			each(s)
 		}
 		f.now = f.now.Add(time.Second)
-		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs, Law: f.law}
+		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs,
+			Law: f.law}
 		if f.unknown {
 			g.ModelMs, g.Law = 0, Law{}
 		}
@@ -54,7 +55,8 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 				f.answers[i] += later / float64(f.length-1)
 				f.outputs[i] += later / float64(f.length-1)
 			}
-			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i]), Answers: uint64(f.answers[i])})
+			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i],
+				Output: int64(f.outputs[i]), Answers: uint64(f.answers[i])})
 			if f.said != nil {
 				g.Said = append(g.Said, f.said(i))
 			}
@@ -92,7 +94,8 @@ func TestASlowRankIsFound(t *testing.T) {
 	require.Equal(t, "Rank d:5 gives a token in 205 ms, and the middle one of group main in 43 ms", Find(&d, Ended{})[0].What)
 	f.tokenMs[6] = 180
 	_, d = f.pass(30, nil)
-	require.Contains(t, Find(&d, Ended{})[0].What, "2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
+	require.Contains(t, Find(&d, Ended{})[0].What,
+		"2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
 	f.tokenMs[5], f.tokenMs[6] = 43, 43
 	kinds, _ = f.pass(50, nil)
 	require.Empty(t, kinds)
@@ -222,7 +225,8 @@ func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
 	require.Empty(t, kinds, "not yet")
 	kinds, d = f.pass(30, nil)
 	require.Equal(t, []Kind{TokensFew}, kinds)
-	require.Contains(t, Find(&d, Ended{})[0].What, "A step of group main, all on host d, gives 1.0 tokens to an answer, and gave 3.0 before, so that a token takes 43 ms")
+	require.Contains(t, Find(&d, Ended{})[0].What,
+		"A step of group main, all on host d, gives 1.0 tokens to an answer, and gave 3.0 before, so that a token takes 43 ms")
 	pace(43. / 3)
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds)

@@ -157,7 +157,8 @@ func (e *Entry) sglang(body []byte) bool {
 			e.Slots /= max(1, ranks)
 		}
 	}
-	e.is(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode], "its disaggregation_mode is "+clean(told.Mode))
+	e.is(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode],
+		"its disaggregation_mode is "+clean(told.Mode))
 	if e.Role != "aggregated" {
 		e.Bootstrap = e.whole(told.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
 		return true
@@ -194,7 +195,8 @@ func (e *Entry) vllm(body []byte) {
 	} else if role := vllmSays(body, "kv_role"); role != "" {
 		e.is(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
 		if role == "kv_both" {
-			e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with kv_consumer.")
+			e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with " +
+				"kv_consumer.")
 		}
 	}
 	if name := vllmSays(body, "kv_connector"); name != "" {
@@ -206,7 +208,8 @@ func (e *Entry) vllm(body []byte) {
 		e.Budget = e.whole(scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
 		e.Interval = e.whole(scheduler.Interval, "prefill_schedule_interval", engine.MostStep)
 		if e.Interval == 0 {
-			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval. From vLLM 0.33 on it acts with one rank, too.")
+			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval. From vLLM 0.33 " +
+				"on it acts with one rank, too.")
 		}
 	}
 }

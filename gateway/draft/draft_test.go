@@ -43,7 +43,8 @@ func TestSlotsOfAPerson(t *testing.T) {
 		`{"disaggregation_mode":"decode"}`:                           16,
 		`{"disaggregation_mode":"decode","max_running_requests":48}`: 48,
 	} {
-		list := []Entry{{Engine: config.Engine{URL: stub(t, map[string]string{"/health": "", "/server_info": server}), Slots: 16}, Role: "decode"}}
+		list := []Entry{{Engine: config.Engine{URL: stub(t, map[string]string{"/health": "", "/server_info": server}), Slots: 16},
+			Role: "decode"}}
 		Ask(t.Context(), list, "")
 		require.Equal(t, want, list[0].Slots, server)
 	}
@@ -70,7 +71,8 @@ func TestAsk(t *testing.T) {
 		{
 			"an SGLang that does both", map[string]string{"/health": "", "/server_info": `{"version":"0.5.23","disaggregation_mode":"null","max_running_requests":128,"dp_size":4,"enable_dp_attention":true,"chunked_prefill_size":2048,"enable_prefill_delayer":true}`}, "",
 			Entry{Engine: config.Engine{Ranks: 4, Slots: 32, Budget: 2048}, Role: "aggregated", Connector: mooncake.SGLang},
-			[]string{"It is an aggregated engine: its disaggregation_mode is null.", "It holds prompts back itself (--enable-prefill-delayer). One hold is enough"},
+			[]string{"It is an aggregated engine: its disaggregation_mode is null.",
+				"It holds prompts back itself (--enable-prefill-delayer). One hold is enough"},
 		},
 		{
 			"an SGLang that waits for free slots", map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"null","max_running_requests":64,"dp_size":4,"min_free_slots_delay":4}`}, "",
@@ -80,7 +82,8 @@ func TestAsk(t *testing.T) {
 		{
 			"an SGLang with DFlash, which waits for free slots by itself", map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"null","max_running_requests":64,"min_free_slots_delay":null,"speculative_algorithm":"DFLASH"}`}, "",
 			Entry{Engine: config.Engine{Slots: 64}, Role: "aggregated", Connector: mooncake.SGLang},
-			[]string{"It holds prompts back itself (--speculative-algorithm DFLASH, which turns --min-free-slots-delay on). One hold is enough: start it with --min-free-slots-delay 1."},
+			[]string{"It holds prompts back itself (--speculative-algorithm DFLASH, which turns --min-free-slots-delay on). One hold is enough: " +
+				"start it with --min-free-slots-delay 1."},
 		},
 		{
 			"numbers of SGLang that cannot be right", map[string]string{"/health": "", "/v1/models": `{"data":[{"id":"m","max_model_len":-3}]}`, "/metrics": "sglang:token_usage +Inf\n",
@@ -90,7 +93,8 @@ func TestAsk(t *testing.T) {
 				`The engine's page cannot be right: max_model_len says "-3".`, `It serves "m".`, "The engine's page cannot be right: sglang:token_usage says +Inf."},
 		},
 		{
-			"numbers of vLLM that cannot be right", map[string]string{"/health": "", "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"99999999999999999999\",block_size=\"16\"} 1\n",
+			"numbers of vLLM that cannot be right",
+			map[string]string{"/health": "", "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"99999999999999999999\",block_size=\"16\"} 1\n",
 				"/server_info": `{"vllm_config":{"kv_transfer_config":null,"scheduler_config":{"max_num_seqs":1e30,"max_num_batched_tokens":-5,"prefill_schedule_interval":2.5}}}`}, "",
 			Entry{Role: "aggregated"},
 			[]string{`max_num_seqs says "1e30".`, `max_num_batched_tokens says "-5".`, `prefill_schedule_interval says "2.5".`, `The engine's page cannot be right: vllm:cache_config_info num_gpu_blocks says "99999999999999999999".`},
@@ -101,11 +105,13 @@ func TestAsk(t *testing.T) {
 		},
 		{
 			"vLLM in developer mode without a connector", map[string]string{"/health": "", "/version": `{"version":"0.32.0"}`, "/v1/models": models, "/server_info": `{"vllm_config":{"kv_transfer_config":null,"scheduler_config":{"max_num_seqs":64,"max_num_batched_tokens":8192,"prefill_schedule_interval":2}}}`}, "",
-			Entry{Engine: config.Engine{Slots: 64, Budget: 8192, Interval: 2}, Role: "aggregated"}, []string{"It is an aggregated engine: it has no KV connector."},
+			Entry{Engine: config.Engine{Slots: 64, Budget: 8192, Interval: 2}, Role: "aggregated"},
+			[]string{"It is an aggregated engine: it has no KV connector."},
 		},
 		{
 			"vLLM that hands nothing over", map[string]string{"/health": "", "/version": `{"version":"0.32.0"}`, "/v1/models": models, "/v1/completions": `{"choices":[{"text":"b"}],"kv_transfer_params":null}`}, "",
-			Entry{Role: "aggregated"}, []string{"It is an aggregated engine: when it was asked to hand a prompt over, it handed nothing over.", "MooncakeConnector", "It does not tell its --prefill-schedule-interval."},
+			Entry{Role: "aggregated"}, []string{"It is an aggregated engine: when it was asked to hand a prompt over, it handed nothing over.",
+				"MooncakeConnector", "It does not tell its --prefill-schedule-interval."},
 		},
 		{
 			"vLLM that hands its prompts over", map[string]string{"/health": "", "/version": `{"version":"0.32.0"}`, "/v1/models": models, "/v1/completions": `{"choices":[{"text":"b"}],"kv_transfer_params":{"transfer_mode":"push"}}`}, "",
@@ -113,7 +119,8 @@ func TestAsk(t *testing.T) {
 		},
 		{
 			"an engine that a person calls aggregated", map[string]string{"/health": "", "/v1/models": models, "/server_info": `{"kv_transfer_config":{"kv_connector":"NixlConnector","kv_role":"kv_producer"}}`}, "aggregated",
-			Entry{Role: "aggregated", Connector: mooncake.NIXLPull}, []string{"You call it an aggregated engine, but its kv_role is kv_producer, which makes it a prefill engine."},
+			Entry{Role: "aggregated", Connector: mooncake.NIXLPull},
+			[]string{"You call it an aggregated engine, but its kv_role is kv_producer, which makes it a prefill engine."},
 		},
 		{
 			"vLLM tells neither", map[string]string{"/health": "", "/version": `{"version":"0.27.1"}`, "/v1/models": models, "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"10\",block_size=\"16\",engine=\"0\"} 1\n"}, "decode",
@@ -125,14 +132,17 @@ func TestAsk(t *testing.T) {
 		},
 		{
 			"vLLM with both roles", map[string]string{"/health": "", "/server_info": `{"kv_transfer_config":{"kv_connector":"MyConnector","kv_role":"kv_both"}}`}, "",
-			Entry{}, []string{"Its version is unknown.", "Nothing that it answers says", "Its kv_role is kv_both, which vLLM deprecates for NIXL.", "Its kv_connector is MyConnector, for which there is no profile"},
+			Entry{}, []string{"Its version is unknown.", "Nothing that it answers says", "Its kv_role is kv_both, which vLLM deprecates for NIXL.",
+				"Its kv_connector is MyConnector, for which there is no profile"},
 		},
 		{
 			"another role than a person gave", map[string]string{"/health": "", "/server_info": `{"version":"0.5.4","disaggregation_mode":"decode"}`}, "prefill",
-			Entry{Role: "prefill", Connector: mooncake.SGLang}, []string{"You call it a prefill engine, but its disaggregation_mode is decode, which makes it a decode engine."},
+			Entry{Role: "prefill", Connector: mooncake.SGLang},
+			[]string{"You call it a prefill engine, but its disaggregation_mode is decode, which makes it a decode engine."},
 		},
 		{
-			"several ranks in the metrics", map[string]string{"/health": "", "/metrics": "vllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0\n"}, "decode",
+			"several ranks in the metrics", map[string]string{"/health": "",
+				"/metrics": "vllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0\n"}, "decode",
 			Entry{Engine: config.Engine{Ranks: 2}, Role: "decode"}, []string{"Its metrics name 2 DP ranks."},
 		},
 		{
@@ -219,7 +229,8 @@ func TestAskEndsWithItsContext(t *testing.T) {
 }
 
 func TestConnectorsThatDiffer(t *testing.T) {
-	entries := []Entry{{Engine: config.Engine{URL: "http://p:1"}, Role: "prefill", Connector: mooncake.NIXLPull}, {Engine: config.Engine{URL: "http://d:1"}, Role: "decode", Connector: mooncake.NIXLPush}}
+	entries := []Entry{{Engine: config.Engine{URL: "http://p:1"}, Role: "prefill", Connector: mooncake.NIXLPull},
+		{Engine: config.Engine{URL: "http://d:1"}, Role: "decode", Connector: mooncake.NIXLPush}}
 	text, err := File(config.Default(), entries)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "The engines have several connectors (nixl-pull, nixl-push).")
@@ -248,7 +259,8 @@ func TestTheFileSpeaksOfTheseEngines(t *testing.T) {
 		{mooncake.AscendMooncakeV1, "http://d:1", 0, "ascend", "Write its --max-num-seqs: "},
 		{mooncake.Opaque, "http://d:1", 0, "opaque", ""},
 	} {
-		entries := []Entry{{Engine: config.Engine{URL: "http://p:1"}, Role: "prefill"}, {Engine: config.Engine{URL: tt.url, Slots: tt.slots}, Role: "decode"}}
+		entries := []Entry{{Engine: config.Engine{URL: "http://p:1"}, Role: "prefill"},
+			{Engine: config.Engine{URL: tt.url, Slots: tt.slots}, Role: "decode"}}
 		if tt.url == told {
 			Ask(t.Context(), entries[1:], "")
 		}
@@ -270,11 +282,13 @@ func TestTheFileSpeaksOfTheseEngines(t *testing.T) {
 func TestWhatIsTrueOfAllRanksIsSaidOnce(t *testing.T) {
 	var entries []Entry
 	for i := range 144 {
-		entries = append(entries, Entry{Engine: config.Engine{URL: fmt.Sprintf("http://d:%d", 8000+i)}, Role: "decode", Notes: []string{"Its version is 0.32.0.", "It serves \"m\"."}})
+		entries = append(entries, Entry{Engine: config.Engine{URL: fmt.Sprintf("http://d:%d", 8000+i)}, Role: "decode",
+			Notes: []string{"Its version is 0.32.0.", "It serves \"m\"."}})
 	}
 	text, err := File(config.Default(), entries)
 	require.NoError(t, err)
-	for _, once := range []string{"Its version is 0.32.0.", "Nothing tells how many requests", "Ranks of one DP deployment step together and have one group."} {
+	for _, once := range []string{"Its version is 0.32.0.", "Nothing tells how many requests",
+		"Ranks of one DP deployment step together and have one group."} {
 		require.Equal(t, 1, strings.Count(string(text), once), once)
 	}
 	require.Less(t, strings.Count(string(text), "\n"), 3*144+40)
@@ -294,7 +308,8 @@ func TestChatsOfAscendGoOn(t *testing.T) {
 		{mooncake.NIXLPull, "0.30.0", ""},
 	} {
 		url := stub(t, map[string]string{"/health": "", "/version": `{"version":"` + tc.version + `"}`})
-		list := []Entry{{Engine: config.Engine{URL: url}, Role: "prefill", Connector: tc.connector}, {Engine: config.Engine{URL: url}, Role: "decode", Connector: tc.connector}}
+		list := []Entry{{Engine: config.Engine{URL: url}, Role: "prefill", Connector: tc.connector},
+			{Engine: config.Engine{URL: url}, Role: "decode", Connector: tc.connector}}
 		Ask(t.Context(), list, "")
 		text, err := File(config.Default(), list)
 		require.NoError(t, err)

@@ -32,7 +32,8 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	w.key("listen", quote(cfg.Listen), clients)
 	w.line("")
 	w.line("admin:")
-	w.key("  listen", quote(cfg.Admin.Listen), "Operators find /metrics, /readyz and the live page here. Another address than loopback needs token_file.")
+	w.key("  listen", quote(cfg.Admin.Listen),
+		"Operators find /metrics, /readyz and the live page here. Another address than loopback needs token_file.")
 	w.profiles(cfg, entries)
 	w.engines(entries)
 	w.rest(cfg, len(ofRole(entries, "aggregated")) > 0)
@@ -124,9 +125,11 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 		connector = told[0]
 	case given == "":
 		connector = mooncake.AscendMooncakeV1
-		sentence = "No engine told its connector, and this is the default. Write the one that the engines were started with: " + strings.Join(mooncake.Connectors(), ", ") + "."
+		sentence = "No engine told its connector, and this is the default. Write the one that the engines were started with: " +
+			strings.Join(mooncake.Connectors(), ", ") + "."
 		if len(told) > 1 {
-			sentence = "The engines have several connectors (" + strings.Join(told, ", ") + "). Give each kind a profile of its own, and name it in the engines' profile key."
+			sentence = "The engines have several connectors (" + strings.Join(told, ", ") +
+				"). Give each kind a profile of its own, and name it in the engines' profile key."
 		}
 	case len(told) > 0 && !slices.Equal(told, []string{given}):
 		sentence = "You chose this connector, but the engines say that they have " + strings.Join(told, ", ") + "."
@@ -150,11 +153,13 @@ func (w *writer) chatResume(connector string, entries []Entry) {
 	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
 		return
 	}
-	how, sentence := mooncake.ChatResumeAscend, "A chat that a decode engine gives back in its middle goes on by token ids. For vllm-ascend before 0.26, write continue_final_message."
+	how, sentence := mooncake.ChatResumeAscend, "A chat that a decode engine gives back in its middle goes on by token ids. For vllm-ascend "+
+		"before 0.26, write continue_final_message."
 	for _, e := range entries {
 		var minor int
 		if n, _ := fmt.Sscanf(e.version, "0.%d.", &minor); n == 1 && minor < 26 && e.Role != "aggregated" {
-			how, sentence = mooncake.ChatResumeContinue, "A chat that a decode engine gives back in its middle goes on by its text. From vllm-ascend 0.26 on, write ascend_private, which is exact."
+			how, sentence = mooncake.ChatResumeContinue, "A chat that a decode engine gives back in its middle goes on by its text. From "+
+				"vllm-ascend 0.26 on, write ascend_private, which is exact."
 		}
 	}
 	w.key("    chat_resume", how, sentence)
@@ -178,7 +183,8 @@ func (w *writer) callbacks(cfg *config.Config, connector string) {
 	}
 	listen, sentence := cfg.Bind.Listen, "Decode engines call back here, and nobody else may reach it."
 	if listen == "" {
-		listen, sentence = "127.0.0.1:8010", "Decode engines call back here. Write an address of this machine that they reach, and nobody else does."
+		listen, sentence = "127.0.0.1:8010",
+			"Decode engines call back here. Write an address of this machine that they reach, and nobody else does."
 	}
 	w.line("\nbind:")
 	w.key("  listen", quote(listen), sentence)
@@ -250,12 +256,14 @@ func (w *writer) entry(indent, role string, e Entry) {
 	sentence := "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."
 	switch {
 	case e.Slots == 0:
-		sentence = "Nothing tells how many requests the rank runs at once. Write " + flag + ": with more, requests wait inside the engine; with less, it idles."
+		sentence = "Nothing tells how many requests the rank runs at once. Write " + flag +
+			": with more, requests wait inside the engine; with less, it idles."
 	case e.slotsTold:
 		sentence = "The rank runs so many requests at once: " + flag + "."
 	}
 	if role == "decode" || e.Ranks == 0 { // else the address is a group of its own
-		w.key(indent+"  group", "main", w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
+		w.key(indent+"  group", "main",
+			w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
 	}
 	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.once(sentence))
 	switch {
@@ -263,7 +271,8 @@ func (w *writer) entry(indent, role string, e Entry) {
 	case e.Budget > 0:
 		w.key(indent+"  token_budget", strconv.Itoa(e.Budget), w.once("A step of the rank computes so many tokens at most."))
 	default:
-		w.key(indent+"  # token_budget", "8192", w.once("Nothing tells how many tokens a step of the rank computes at most. Write its --max-num-batched-tokens, which is often 8192 or 16384 on large GPUs and 2048 elsewhere."))
+		w.key(indent+"  # token_budget", "8192", w.once("Nothing tells how many tokens a step of the rank computes at most. Write its "+
+			"--max-num-batched-tokens, which is often 8192 or 16384 on large GPUs and 2048 elsewhere."))
 	}
 	if e.Interval > 1 {
 		w.key(indent+"  prefill_schedule_interval", strconv.Itoa(e.Interval), w.once("The rank computes prompts in every so many steps."))
@@ -294,7 +303,8 @@ func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	if cfg.Log != d.Log {
 		w.line("\nlog:")
 		w.key("  level", cfg.Log.Level, "Or debug, info, warn, error.")
-		w.key("  requests", quote(cfg.Log.Requests), "A file for one JSON line for each request, without the text of prompts; \"-\" is stdout, \"\" is none.")
+		w.key("  requests", quote(cfg.Log.Requests),
+			"A file for one JSON line for each request, without the text of prompts; \"-\" is stdout, \"\" is none.")
 	}
 	w.line("")
 	w.comment("", "What most proxies need sooner or later. Take the # away to use it.")

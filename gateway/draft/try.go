@@ -26,7 +26,8 @@ const (
 func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	asked, _ := json.Marshal(map[string]any{"model": e.model, "prompt": "a", "max_tokens": 1, "stream": false}) // text and numbers always marshal
+	// text and numbers always marshal
+	asked, _ := json.Marshal(map[string]any{"model": e.model, "prompt": "a", "max_tokens": 1, "stream": false})
 	body, err := mooncake.ScanBody(asked, 0)
 	if err != nil {
 		return // it is ours, and can be read
@@ -62,7 +63,8 @@ func settle(entries []Entry) {
 		case e.Role != "" || e.handed == unreached:
 		case e.handed == nothing && !parted:
 			e.is("aggregated", "when it was asked to hand a prompt over, it handed nothing over")
-			e.note("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init again with its role before the address.")
+			e.note("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init " +
+				"again with its role before the address.")
 			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
 		default:
 			e.note("Nothing that it answers says whether it prefills or decodes.")

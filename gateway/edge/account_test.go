@@ -25,12 +25,13 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 	bodies := NewBodies(limit)
 	inside, leave := make(chan struct{}, 8), make(chan struct{})
 	refused := make(chan Refusal, 8)
-	s := serve(t, Options{Bodies: bodies, Caller: named, Refused: func(_ *fasthttp.RequestHeader, r Refusal) { refused <- r }, Handler: func(ctx *fasthttp.RequestCtx) {
-		_, charge := AcquireBody(ctx)
-		defer charge.Give()
-		inside <- struct{}{}
-		<-leave
-	}}, ListenOptions{})
+	s := serve(t, Options{Bodies: bodies, Caller: named, Refused: func(_ *fasthttp.RequestHeader, r Refusal) { refused <- r },
+		Handler: func(ctx *fasthttp.RequestCtx) {
+			_, charge := AcquireBody(ctx)
+			defer charge.Give()
+			inside <- struct{}{}
+			<-leave
+		}}, ListenOptions{})
 	post := func(who string, size int, body string) *client {
 		c := s.dial(t)
 		c.send(t, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nWho: %s\r\nContent-Length: %d\r\n\r\n%s", who, size, body))
@@ -77,7 +78,8 @@ func TestNoCallerHoldsMoreThanItsShare(t *testing.T) {
 	const limit, size = 8 << 20, 1 << 20
 	bodies := NewBodies(limit)
 	var served atomic.Int32
-	s := serve(t, Options{Bodies: bodies, MaxBody: size, Caller: named, Handler: func(ctx *fasthttp.RequestCtx) { served.Add(1) }}, ListenOptions{})
+	s := serve(t, Options{Bodies: bodies, MaxBody: size, Caller: named, Handler: func(ctx *fasthttp.RequestCtx) { served.Add(1) }},
+		ListenOptions{})
 	head := func(who string) string {
 		return fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nWho: %s\r\nContent-Length: %d\r\n\r\n", who, size)
 	}
@@ -136,7 +138,8 @@ func TestAHandlerThatPanicsKeepsNothingCharged(t *testing.T) {
 // method: nothing stays charged.
 func TestBrokenUploadsLeaveNothingCharged(t *testing.T) {
 	const uploads = 10_000
-	chunked := "Transfer-Encoding: chunked\r\n\r\n1000\r\n" + strings.Repeat("x", 4096) + "\r\n5;a=b\r\nhello\r\n2000\r\n" + strings.Repeat("y", 8192) + "\r\n0\r\nT: v\r\nU: w\r\n\r\n"
+	chunked := "Transfer-Encoding: chunked\r\n\r\n1000\r\n" + strings.Repeat("x", 4096) + "\r\n5;a=b\r\nhello\r\n2000\r\n" +
+		strings.Repeat("y", 8192) + "\r\n0\r\nT: v\r\nU: w\r\n\r\n"
 	announced := "Content-Length: 9000\r\n\r\n" + strings.Repeat("x", 9000)
 	for _, tls := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls %v", tls), func(t *testing.T) {

@@ -26,7 +26,8 @@ func RaiseFileLimit(log *zap.Logger, want uint64) (uint64, error) {
 	}
 	now := uint64(lim.Cur)
 	if now < want {
-		log.Warn("the limit of open files is low; raise the hard limit with ulimit -Hn or LimitNOFILE", zap.Uint64("limit", now), zap.Uint64("wanted", want))
+		log.Warn("the limit of open files is low; raise the hard limit with ulimit -Hn or LimitNOFILE", zap.Uint64("limit", now),
+			zap.Uint64("wanted", want))
 	} else {
 		log.Info("the limit of open files is high enough", zap.Uint64("limit", now), zap.Uint64("at_start", before))
 	}

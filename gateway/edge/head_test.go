@@ -41,7 +41,8 @@ func TestParseHeadAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkParseHead(b *testing.B) {
-	protocol, raw := []byte("HTTP/1.1"), []byte("Host: api.example.com\r\nAuthorization: Bearer ek-0123456789abcdef0123456789abcdef\r\nContent-Type: application/json\r\nContent-Length: 2\r\nUser-Agent: OpenAI/Python\r\n\r\n")
+	protocol, raw := []byte("HTTP/1.1"), []byte("Host: api.example.com\r\nAuthorization: Bearer "+
+		"ek-0123456789abcdef0123456789abcdef\r\nContent-Type: application/json\r\nContent-Length: 2\r\nUser-Agent: OpenAI/Python\r\n\r\n")
 	b.ReportAllocs()
 	for b.Loop() {
 		parseHead(protocol, raw)

@@ -60,7 +60,8 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 	}
 	k := &KeepAlive{
 		span: span, comment: comment, log: log, client: w.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: w.server,
-		plain: !ctx.Request.Header.IsHTTP11(), closes: !ctx.Request.Header.IsHTTP11() || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose(),
+		plain: !ctx.Request.Header.IsHTTP11(), closes: !ctx.Request.Header.IsHTTP11() || ctx.IsTLS() || ctx.Request.Header.ConnectionClose() ||
+			ctx.Response.ConnectionClose(),
 	}
 	w.alive = k
 	k.wait(time.Until(since.Add(span)))

@@ -45,7 +45,8 @@ func TestWhatComesBehindComments(t *testing.T) {
 	for _, row := range []struct {
 		name, request string
 		tls           bool
-	}{{"HTTP/1.1", get, false}, {"over TLS", get, true}, {"HTTP/1.0", "GET / HTTP/1.0\r\n\r\n", false}, {"HTTP/1.0 over TLS", "GET / HTTP/1.0\r\n\r\n", true}} {
+	}{{"HTTP/1.1", get, false}, {"over TLS", get, true}, {"HTTP/1.0", "GET / HTTP/1.0\r\n\r\n", false},
+		{"HTTP/1.0 over TLS", "GET / HTTP/1.0\r\n\r\n", true}} {
 		t.Run(row.name, func(t *testing.T) {
 			heard, parts := make(chan struct{}), make(chan string)
 			s := serve(t, Options{Handler: waits(heard, func(ctx *fasthttp.RequestCtx) {

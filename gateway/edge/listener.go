@@ -162,7 +162,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 // pause waits before the next accept; false: closed meanwhile.
 func (l *Listener) pause(err error, d time.Duration) bool {
 	l.acceptErrors.Add(1)
-	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d), zap.Stringer("listen", l.Addr()))
+	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d),
+		zap.Stringer("listen", l.Addr()))
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -252,7 +253,8 @@ func (l *Listener) logRefusal(why error) {
 	l.mu.Unlock()
 	if again {
 		s := l.Stats()
-		l.log.Warn("connections are refused, because their limit is reached; raise limits.connections or limits.connections_per_ip, or find out who opens them", zap.Error(why),
+		l.log.Warn("connections are refused, because their limit is reached; raise limits.connections or limits.connections_per_ip, or find out "+
+			"who opens them", zap.Error(why),
 			zap.Int("open", s.Open), zap.Uint64("refused_total", s.RefusedTotal), zap.Uint64("refused_by_address", s.RefusedByAddr))
 	}
 }

@@ -93,7 +93,8 @@ func TestAFrameIsAChunk(t *testing.T) {
 		require.Equal(t, "\r\n", string(rest[size:]))
 	}
 	o := &Outlet{head: []byte("HTTP/1.1 200 OK\r\n\r\n")}
-	require.Equal(t, "HTTP/1.1 200 OK\r\n\r\n2\r\nab\r\n", string(o.Frame(append(make([]byte, ChunkRoom), "ab"...))), "the head goes with the first chunk")
+	require.Equal(t, "HTTP/1.1 200 OK\r\n\r\n2\r\nab\r\n", string(o.Frame(append(make([]byte, ChunkRoom), "ab"...))),
+		"the head goes with the first chunk")
 	require.Equal(t, "1\r\nc\r\n", string(o.Frame(append(make([]byte, ChunkRoom), "c"...))))
 }
 

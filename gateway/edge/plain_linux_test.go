@@ -19,7 +19,8 @@ func TestAnOldClientGetsItsAnswerWithoutChunks(t *testing.T) {
 		name string
 		tls  bool
 		fail error
-	}{{"whole", false, nil}, {"whole, over TLS", true, nil}, {"broken", false, errors.New("the engine is gone")}, {"broken, over TLS", true, errors.New("the engine is gone")}} {
+	}{{"whole", false, nil}, {"whole, over TLS", true, nil}, {"broken", false, errors.New("the engine is gone")},
+		{"broken, over TLS", true, errors.New("the engine is gone")}} {
 		t.Run(row.name, func(t *testing.T) {
 			ended, next := make(chan error, 1), make(chan struct{})
 			large := strings.Repeat("x", 100_000)
@@ -68,7 +69,8 @@ func TestAnOldClientGetsItsAnswerWithoutChunks(t *testing.T) {
 func TestAnOldClientThatLeavesEndsItsAnswer(t *testing.T) {
 	ended := make(chan error, 1)
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
-		NewPull(readFunc(func(b []byte) (int, error) { return copy(b, "data: x\n\n"), nil }), func(err error) { ended <- err }, zap.NewNop()).Answer(ctx)
+		NewPull(readFunc(func(b []byte) (int, error) { return copy(b, "data: x\n\n"), nil }), func(err error) { ended <- err },
+			zap.NewNop()).Answer(ctx)
 	}}, ListenOptions{})
 	c := s.dial(t)
 	c.send(t, "GET / HTTP/1.0\r\n\r\n")

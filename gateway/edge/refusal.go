@@ -64,9 +64,11 @@ type Refusal struct {
 var (
 	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see parseHead
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
-	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time; send it faster, or in smaller parts"}
-	refusedBodies  = Refusal{fasthttp.StatusServiceUnavailable, "overloaded", "request bodies, of all callers or of you alone, take all the memory that they may use; retry later"}
-	refusedPanic   = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
+	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout",
+		"the request did not arrive in time; send it faster, or in smaller parts"}
+	refusedBodies = Refusal{fasthttp.StatusServiceUnavailable, "overloaded",
+		"request bodies, of all callers or of you alone, take all the memory that they may use; retry later"}
+	refusedPanic = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )
 
 // refusalOf says what to answer to a request that fasthttp could not read.

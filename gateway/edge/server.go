@@ -45,7 +45,8 @@ func NewServer(o Options) *Server {
 		IdleTimeout:    o.IdleTimeout,
 		Concurrency:    o.Concurrency,
 
-		MaxIdleWorkerDuration: time.Second, // else ten: a goroutine, and its stack, for each connection of a burst whose answers loops carry since
+		// else ten: a goroutine, and its stack, for each connection of a burst whose answers loops carry since
+		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
 		KeepHijackedConns:     true, // an Outlet has them
 		ReduceMemoryUsage:     true, // a stream holds no 16 KiB read buffer while it runs

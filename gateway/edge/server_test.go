@@ -168,7 +168,8 @@ func TestABodyTooBigIsNotAStrangersBody(t *testing.T) {
 		return &Refusal{Status: 401, Code: "invalid_api_key", Message: "who are you"}
 	}
 	s := serve(t, Options{Handler: hello, MaxBody: 64 << 10, Stranger: known}, ListenOptions{})
-	for _, head := range []string{"Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("400\r\n"+strings.Repeat("a", 1024)+"\r\n", 100), "Content-Length: 65537\r\n\r\n"} {
+	for _, head := range []string{"Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("400\r\n"+strings.Repeat("a", 1024)+"\r\n", 100),
+		"Content-Length: 65537\r\n\r\n"} {
 		c := s.dial(t)
 		c.send(t, post+"Authorization: Bearer ek-known\r\n"+head)
 		status, code := c.errorOf(t)
@@ -335,7 +336,8 @@ func TestAClientThatNeverReadsIsLetGo(t *testing.T) {
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 		c, _ := ConnOf(ctx)
 		c.OnGone(func() { close(gone) })
-		ctx.SetBodyStream(NewPull(readFunc(func(p []byte) (int, error) { return len(p), nil }), func(err error) { ended <- err }, zap.NewNop()), -1)
+		ctx.SetBodyStream(NewPull(readFunc(func(p []byte) (int, error) { return len(p), nil }), func(err error) { ended <- err }, zap.NewNop()),
+			-1)
 	}}, ListenOptions{WriteTimeout: 200 * time.Millisecond})
 	c := s.dial(t)
 	c.send(t, get)

@@ -211,7 +211,8 @@ func lookZstd(packed []byte) (says announced, err error) {
 }
 
 func openZstd(packed []byte, says announced) (io.ReadCloser, error) {
-	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(says.window))
+	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(says.window))
 	if err != nil {
 		return nil, err
 	}

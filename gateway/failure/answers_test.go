@@ -120,7 +120,8 @@ func answers(t *testing.T, status int, header http.Header, body string) *engine.
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	wait := 10 * time.Second
-	resp, err := client.NewCall(&engine.Target{ID: at.Host, URL: at, Rank: -1}).Do(http.MethodPost, "/", nil, nil, engine.Deadlines{Connect: wait, FirstByte: wait, Idle: wait})
+	resp, err := client.NewCall(&engine.Target{ID: at.Host, URL: at, Rank: -1}).Do(http.MethodPost, "/", nil, nil,
+		engine.Deadlines{Connect: wait, FirstByte: wait, Idle: wait})
 	require.NoError(t, err)
 	t.Cleanup(resp.Close)
 	return resp

@@ -41,7 +41,8 @@ var (
 	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
 		"the decode engine was silent for so long that its answer could be made of another prompt's KV; send the request again")
 	// NoRoute is that of a request which is passed through, and whose endpoint no engine has.
-	NoRoute   = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
+	NoRoute = openai.NewError(http.StatusNotFound, "no_such_route",
+		"no engine that serves the model has this endpoint; it is one of another kind of model")
 	noneAlone = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
 )
 
@@ -62,8 +63,8 @@ func BadGateway(side, why string) *openai.Error {
 // Engine is the side of an engine that serves a request alone.
 const Engine = "engine"
 
-// Unserved says that no engine of a side is up for a model, and in which states they are. If alone is set, each engine of the model computes
-// prompts and writes answers, so there are no sides.
+// Unserved says that no engine of a side is up for a model, and in which states they are. If alone is set, each engine of the model
+// computes prompts and writes answers, so there are no sides.
 func Unserved(side, model string, alone bool, states string) *openai.Error {
 	who := side + " engine"
 	if alone {
@@ -206,7 +207,8 @@ func Withheld(side string, why error) *openai.Error {
 func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		log.Error("ALARM: an engine refuses the API key that the proxy sends; check api_key_env of its profile", zap.String("engine", id), zap.Int("status", status))
+		log.Error("ALARM: an engine refuses the API key that the proxy sends; check api_key_env of its profile", zap.String("engine", id),
+			zap.Int("status", status))
 		return BadGateway(side, "it refused the proxy's credential")
 	case status/100 == 4:
 		return Relayed(status, resp, body)
@@ -307,7 +309,8 @@ func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
 
 // Useless is a leg whose engine has answered with status 200, and whose answer cannot be used.
 func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err error) *Fault {
-	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
+	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK,
+		Err: err}
 }
 
 // Said is a leg whose engine refused the request in an answer with status 200; nil: err is none of those, or the engine's own failure.
@@ -321,7 +324,8 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	if answer.Status != f.Status {
 		return nil
 	}
-	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status, Err: err}
+	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status,
+		Err: err}
 }
 
 // OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive is either engine's fault.

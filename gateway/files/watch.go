@@ -30,7 +30,8 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	var events chan fsnotify.Event
 	var errs chan error
 	if n, err := fsnotify.NewWatcher(); err != nil {
-		log.Warn("the system cannot tell the proxy when files change, so the proxy looks at them from time to time; raise fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
+		log.Warn("the system cannot tell the proxy when files change, so the proxy looks at them from time to time; raise "+
+			"fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
 	} else {
 		w.notify, events, errs = n, n.Events, n.Errors
 		defer func() { _ = n.Close() }() // only watched

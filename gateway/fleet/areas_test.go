@@ -43,7 +43,8 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	own.Engine, own.Etcd.Endpoints = geo.OwnEtcd, []string{"http://127.0.0.1:1"} // which no claim asks
 	set := NewSettings(cfg)
 	f := empty(t, func() *Settings { return set })
-	scopes, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
+	scopes, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(),
+		Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
 	defer scopes.Close()
 	f.Admission = scopes

@@ -22,7 +22,8 @@ import (
 func TestBatchBesideOnline(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	refclient.KeyFile(t, file, "night ek-night , batch: true", "ops ek-ops , trusted: true", "nightops ek-nightops , trusted: true, batch: true")
+	refclient.KeyFile(t, file, "night ek-night , batch: true", "ops ek-ops , trusted: true",
+		"nightops ek-nightops , trusted: true, batch: true")
 	keyed := func(cfg *config.Config) { cfg.KeysFile = file }
 	for name, begin := range map[string]func(*testing.T) *bed{
 		"pairs": func(t *testing.T) *bed {
@@ -53,7 +54,8 @@ func TestBatchBesideOnline(t *testing.T) {
 			require.Len(t, waits, 1)
 			require.Equal(t, "batch", waits[0].Class, "whoever looks at one that waits is told why")
 			require.Zero(t, waits[0].Deadline)
-			online := b.Post(refclient.ChatPath, body, "Authorization", "Bearer ek-ops", "X-Request-Id", "soon", "X-Evenkeel-Deadline-Ms", "60000", "X-Evenkeel-Priority", "3")
+			online := b.Post(refclient.ChatPath, body, "Authorization", "Bearer ek-ops", "X-Request-Id", "soon", "X-Evenkeel-Deadline-Ms", "60000",
+				"X-Evenkeel-Priority", "3")
 			require.Equal(t, 200, online.Status, "an online request finds a slot")
 			soon := b.receipt("soon")
 			require.Equal(t, 60_000., soon.Deadline)

@@ -68,8 +68,9 @@ type options struct {
 	configure       func(*config.Config)
 	discover        func(b *bed) []discover.Source // finds the engines, in place of the config
 	partly          bool                           // not all engines come up at the start
-	late            bool                           // decode engines may pull KV that was given away: the test says that no answer is made of it
-	dirty           bool                           // the engines may end with pins or counted faults: the test says which
+	// decode engines may pull KV that was given away: the test says that no answer is made of it
+	late  bool
+	dirty bool // the engines may end with pins or counted faults: the test says which
 }
 
 // A bed is a fleet whose engines are watched, with what serves requests there: no operator, no page, no peer and no owner.
@@ -103,7 +104,8 @@ func start(t *testing.T, o options) *bed {
 		T: t, HTTP: refclient.NewHTTP(), RequestLog: filepath.Join(t.TempDir(), "requests.jsonl"),
 		Page: b.page, Open: func() int64 { return b.requests.Open() },
 	}
-	b.cfg.Dispatch.Window, b.cfg.Prefill.Retry.Base, b.cfg.Prefill.Scrape.Interval = 200*time.Microsecond, time.Millisecond, 50*time.Millisecond
+	b.cfg.Dispatch.Window, b.cfg.Prefill.Retry.Base, b.cfg.Prefill.Scrape.Interval = 200*time.Microsecond, time.Millisecond,
+		50*time.Millisecond
 	b.cfg.Health.Canary = 0                                                      // a fault would strike it, too
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	b.cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}
@@ -160,13 +162,15 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	require.NoError(b, err)
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
 	serving := service.New(service.Host{
-		Context: ctx, Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return b.fleet.Move(func(fleet.Place) bool { return true }) },
+		Context: ctx, Log: log, Grace: func() time.Duration { return 0 },
+		EndAll: func() int { return b.fleet.Move(func(fleet.Place) bool { return true }) },
 	})
 	told, err := journal.New(journal.Config{File: b.RequestLog, Receipts: b.receipts, Registerer: b.reg, Log: log})
 	require.NoError(b, err)
 	b.locals, b.places = local.New(b.cfg.Prefill.Index.MaxBytes), pool.NewPlaces(b.cfg.Pool.Size)
 	b.monitor = engine.NewMonitor(engine.MonitorConfig{
-		Client: client, Registerer: b.reg, Log: log, HealthInterval: b.cfg.Health.Interval, FactsInterval: 10 * b.cfg.Health.Interval, Canary: b.cfg.Health.Canary,
+		Client: client, Registerer: b.reg, Log: log, HealthInterval: b.cfg.Health.Interval, FactsInterval: 10 * b.cfg.Health.Interval,
+		Canary: b.cfg.Health.Canary,
 	})
 	if b.cfg.Bind.Listen != "" {
 		b.meta = metaserver.New(metaserver.Config{
@@ -175,7 +179,8 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 		})
 	}
 	b.fleet = fleet.New(fleet.Host{
-		Context: ctx, Serving: serving.Context, Started: started, Log: log, Registerer: b.reg, Settings: settings, Client: client, Monitor: b.monitor,
+		Context: ctx, Serving: serving.Context, Started: started, Log: log, Registerer: b.reg, Settings: settings, Client: client,
+		Monitor:  b.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return b.dispatcher.Status(ctx) },
 		Publish: func(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
 			b.tier.SetCandidates(candidates)
@@ -198,7 +203,8 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	require.NoError(b, err)
 	b.places.OnFree(b.tier.Wake)
 	decision := b.cfg.Decision()
-	decision.TTL, decision.Registerer, decision.Places, decision.OnRoom, decision.Log = b.conf.Settings().PoolTTL(), b.reg, b.places, b.tier.Wake, log
+	decision.TTL, decision.Registerer, decision.Places, decision.OnRoom, decision.Log = b.conf.Settings().PoolTTL(), b.reg, b.places,
+		b.tier.Wake, log
 	b.dispatcher, err = dispatcher.Start(ctx, decision)
 	require.NoError(b, err)
 	loops := &loop.Set{}
@@ -208,10 +214,12 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 		Tier: b.tier, Locals: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Meta: b.meta, Loops: loops,
 	})
 	door := admission.New(admission.Host{
-		Started: started, Ready: func() (bool, string) { return b.ready(), "" }, Loads: func(context.Context) []admission.ModelLoad { return nil },
+		Started: started, Ready: func() (bool, string) { return b.ready(), "" },
+		Loads:  func(context.Context) []admission.ModelLoad { return nil },
 		Config: b.conf, Service: serving, Fleet: b.fleet, Requests: b.requests,
 		Through: passthrough.New(passthrough.Env{
-			Registerer: b.reg, Settings: settings, Engines: func() passthrough.Engines { return b.fleet.Now() }, Requests: b.requests, Bodies: bodies,
+			Registerer: b.reg, Settings: settings, Engines: func() passthrough.Engines { return b.fleet.Now() }, Requests: b.requests,
+			Bodies: bodies,
 		}),
 	})
 	enter, err := b.fleet.Load()
@@ -227,8 +235,10 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	})
 	require.NoError(b, err)
 	srv := edge.NewServer(edge.Options{
-		Handler: door.Handle, Log: log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1, ReadTimeout: limits.ReadTimeout,
-		IdleTimeout: limits.IdleTimeout, Stranger: door.Stranger, Caller: door.Caller, Bodies: bodies, Refused: door.Refused, Answer: door.TurnAway,
+		Handler: door.Handle, Log: log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
+		ReadTimeout: limits.ReadTimeout,
+		IdleTimeout: limits.IdleTimeout, Stranger: door.Stranger, Caller: door.Caller, Bodies: bodies, Refused: door.Refused,
+		Answer: door.TurnAway,
 	})
 	require.NoError(b, b.meta.Start())
 	require.NoError(b, loops.Start(max(0, loop.Default()), log))
@@ -325,7 +335,8 @@ func (b *bed) now() status {
 // account is what the parts say of themselves.
 func (b *bed) account() refclient.Account {
 	return refclient.Account{
-		Callbacks: b.meta.Expected(), Open: b.requests.Open(), Places: b.places.Used(), Dispatch: b.dispatcher.Status(context.Background()), Prefill: b.tier.Status(),
+		Callbacks: b.meta.Expected(), Open: b.requests.Open(), Places: b.places.Used(), Dispatch: b.dispatcher.Status(context.Background()),
+		Prefill: b.tier.Status(),
 	}
 }
 

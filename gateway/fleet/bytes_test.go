@@ -92,7 +92,8 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 	require.True(t, json.Valid([]byte(body)))
 	require.Greater(t, len(body), 400_000)
 
-	r := b.Post(refclient.ChatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization", "Bearer mine")
+	r := b.Post(refclient.ChatPath, body, "X-Data-Parallel-Rank", "3", "X-Request-Id", "mine", "x-evenkeel-policy", "jsq", "Authorization",
+		"Bearer mine")
 	require.Equal(t, 200, r.Status, r.Body)
 	ours := map[string]map[string]string{
 		"probe":  {"stream": "false", "max_tokens": "1", "min_tokens": "1", "return_token_ids": "true"},

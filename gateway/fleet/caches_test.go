@@ -103,7 +103,8 @@ func TestKVEventsTellWhatIsCached(t *testing.T) {
 	for _, encoding := range []string{"array", "map"} {
 		t.Run(encoding, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, options{prefill: []refengine.Config{publisher(func(e *refengine.Config) { e.KVEventsEncoding = encoding })}, configure: followed})
+			b := start(t, options{prefill: []refengine.Config{publisher(func(e *refengine.Config) { e.KVEventsEncoding = encoding })},
+				configure: followed})
 			b.caughtUp()
 			b.Hits([]int32{1, 2, 3}) // the first scrape may still be due, and with it the size of a block
 			b.Eventually("the size of a block is known", func() bool { return b.tier.BlockTokens(model) == 128 })

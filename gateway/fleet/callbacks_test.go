@@ -14,7 +14,8 @@ import (
 // mixed has a prefill and a decode engine of two connectors each.
 func mixed(t *testing.T) *Fleet {
 	cfg := config.Default()
-	cfg.Profiles = map[string]mooncake.Profile{"lw": {Connector: mooncake.AscendLayerwise}, "sgl": {Connector: mooncake.SGLang}, "pull": {Connector: mooncake.NIXLPull}, "ascend": {}}
+	cfg.Profiles = map[string]mooncake.Profile{"lw": {Connector: mooncake.AscendLayerwise}, "sgl": {Connector: mooncake.SGLang},
+		"pull": {Connector: mooncake.NIXLPull}, "ascend": {}}
 	cfg.Bind.Listen = "127.0.0.1:1"
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.0.0.1:1", Profile: "lw"}, {URL: "http://127.0.0.1:2", Profile: "sgl"}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "lw"}, {URL: "http://127.0.0.1:4", Profile: "sgl"}}

@@ -10,8 +10,9 @@ import (
 func EngineOf(e discover.Engine) config.Engine {
 	a := e.Attributes
 	return config.Engine{
-		URL: e.URL, Profile: a.Profile, Ranks: a.Ranks, First: a.FirstRank, Region: a.Region, KVEventsPort: a.KVEventsPort, KVReplayPort: a.KVReplayPort,
-		Group: a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost, Budget: a.Budget, Interval: a.Interval,
+		URL: e.URL, Profile: a.Profile, Ranks: a.Ranks, First: a.FirstRank, Region: a.Region, KVEventsPort: a.KVEventsPort,
+		KVReplayPort: a.KVReplayPort,
+		Group:        a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost, Budget: a.Budget, Interval: a.Interval,
 	}
 }
 

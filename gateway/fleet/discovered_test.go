@@ -83,7 +83,8 @@ func TestARolloutLosesNothing(t *testing.T) {
 		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
 		discover: func(b *bed) []discover.Source {
 			for i := range b.Prefill {
-				o.Say(refclient.Found(b.Prefill[i], "prefill", fmt.Sprintf("p%d", i), ""), refclient.Found(b.Decode[i], "decode", fmt.Sprintf("d%d", i), ""))
+				o.Say(refclient.Found(b.Prefill[i], "prefill", fmt.Sprintf("p%d", i), ""),
+					refclient.Found(b.Decode[i], "decode", fmt.Sprintf("d%d", i), ""))
 			}
 			return []discover.Source{o}
 		},
@@ -254,7 +255,8 @@ func TestAnEngineMustProveItselfFirst(t *testing.T) {
 	}))
 	defer silent.Close()
 	o.Say(discover.Engine{Role: "prefill", Address: strings.TrimPrefix(silent.URL, "http://"), URL: silent.URL})
-	b.Eventually("one without hand-offs is unfit, too", func() bool { return b.seen(strings.TrimPrefix(silent.URL, "http://")).State == discover.Unfit })
+	b.Eventually("one without hand-offs is unfit, too",
+		func() bool { return b.seen(strings.TrimPrefix(silent.URL, "http://")).State == discover.Unfit })
 	require.Contains(t, b.seen(strings.TrimPrefix(silent.URL, "http://")).Why, "kv_transfer_params")
 }
 

@@ -54,7 +54,8 @@ func (f *Fleet) Sources() (sources []discover.Source, err error) {
 	for _, c := range from.DNS {
 		sources = append(sources, dns.New(dns.Config{
 			Host: c.Name, Type: c.Type, Role: c.Role, Scheme: c.Scheme, Port: c.Port, Interval: c.Interval, Misses: c.Misses,
-			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier, Slots: c.Slots},
+			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier,
+				Slots: c.Slots},
 		}))
 	}
 	for i, c := range from.Kubernetes {
@@ -69,7 +70,8 @@ func (f *Fleet) Sources() (sources []discover.Source, err error) {
 		sources = append(sources, kube.New(kube.Config{
 			Client: client, Namespace: namespace, Selector: c.Selector, Role: c.Role, RoleLabel: c.RoleLabel, Port: c.Port, Scheme: c.Scheme,
 			Slices: *c.Slices, Log: f.host.Log,
-			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier, Slots: c.Slots},
+			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier,
+				Slots: c.Slots},
 		}))
 	}
 	return sources, nil
@@ -144,7 +146,8 @@ func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, f.host.Callbacks)
 	for _, found := range findings {
 		if found.Level == selftest.Warn {
-			f.host.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine), zap.String("finding", found.Msg))
+			f.host.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine),
+				zap.String("finding", found.Msg))
 		}
 	}
 	return err

@@ -68,11 +68,14 @@ func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	in := &roster.Engine{ID: id, Role: role, Target: target, Conf: e, Profile: profileOf(role, profile)}
 	if in.Decodes() && e.Slots == 0 {
 		in.Conf.Slots = defaultSlots
-		h.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs", aOrAn(role), role),
+		h.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs",
+			aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
 	if role == Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
-		h.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to false",
+		h.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
+			"computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to "+
+			"false",
 			zap.String("engine", id), zap.String("profile", e.Profile))
 	}
 	return in, nil

@@ -23,7 +23,8 @@ func empty(t testing.TB, set func() *Settings) *Fleet {
 	t.Cleanup(client.Close)
 	f := New(Host{
 		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set, Client: client,
-		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second, FactsInterval: time.Second}),
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second,
+			FactsInterval: time.Second}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Serving: t.Context,
 	})
 	f.Admission = (*owner.Set)(nil)

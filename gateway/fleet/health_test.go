@@ -79,7 +79,8 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 	}
 	before := held()
 
-	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Hang, Leg: refengine.LegDecode}, refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegPlain}))
+	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Hang, Leg: refengine.LegDecode},
+		refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegPlain}))
 	within(3 * time.Second)
 	for i := 0; b.engineStatus(bad).State != "wedged"; i++ {
 		require.Less(t, i, 50)
@@ -181,7 +182,8 @@ func TestAPairThatFailsIsAvoided(t *testing.T) {
 	o.configure = func(cfg *config.Config) { configure(cfg); cfg.Dispatch.Policy = "prandom" }
 	b := start(t, o)
 	b.Eventually("all are up", func() bool { return b.Sum("evenkeel_engine_up") == 4 })
-	require.NoError(t, b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, From: strings.TrimPrefix(b.Prefill[0].URLs()[0], "http://")}))
+	require.NoError(t,
+		b.Decode[0].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, From: strings.TrimPrefix(b.Prefill[0].URLs()[0], "http://")}))
 	burst := func(n int) {
 		var wg sync.WaitGroup
 		for i := range n {
@@ -249,7 +251,8 @@ func TestRequestsWaitForTheOnlyPrefillEngineThatStandsStill(t *testing.T) {
 	left := make(chan struct{})
 	go func() { // half a minute of prefill, so that the engine has work and its pages are slow
 		defer close(left)
-		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.URL+refclient.CompletionPath, strings.NewReader(completion(reftext.MakePrompt(1, 3000), "")))
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.URL+refclient.CompletionPath,
+			strings.NewReader(completion(reftext.MakePrompt(1, 3000), "")))
 		if resp, err := b.HTTP.Do(req); err == nil {
 			_ = resp.Body.Close()
 		}
@@ -274,7 +277,8 @@ func TestRequestsWaitForTheOnlyPrefillEngineThatStandsStill(t *testing.T) {
 func TestARankThatFailsAtOnceDrawsNoTraffic(t *testing.T) {
 	t.Parallel()
 	var struck atomic.Int64
-	b := start(t, options{dirty: true, decode: []refengine.Config{{Slots: 1}, {Slots: 1, OnStrike: func(uint64, refengine.Rule) { struck.Add(1) }}, {Slots: 1}}})
+	b := start(t, options{dirty: true,
+		decode: []refengine.Config{{Slots: 1}, {Slots: 1, OnStrike: func(uint64, refengine.Rule) { struck.Add(1) }}, {Slots: 1}}})
 	bad := b.Decode[1]
 	stop := b.KeepAsking(8) // every answer must be right
 	b.Eventually("all are busy", func() bool {

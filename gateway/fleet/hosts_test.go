@@ -41,7 +41,8 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.NoError(t, f.Remove(Prefill, "10.0.0.2:80"))
 	forgotten("10.1.0.2")
 
-	pod := discover.Engine{Role: Prefill, Address: "10.0.0.4:80", URL: "http://10.0.0.4:80", Incarnation: "u1", Attributes: discover.Attributes{Profile: "b"}}
+	pod := discover.Engine{Role: Prefill, Address: "10.0.0.4:80", URL: "http://10.0.0.4:80", Incarnation: "u1",
+		Attributes: discover.Attributes{Profile: "b"}}
 	d := Discovered{f}
 	require.NoError(t, d.Put(pod))
 	require.True(t, f.KnownHost("10.0.0.4"))

@@ -81,7 +81,8 @@ func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 		case !ok || ctx.Err() == nil:
 			return nil, err
 		default: // it is slow: the work goes on with its last answer, for as long again
-			l.host.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID), zap.Error(err))
+			l.host.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),
+				zap.Error(err))
 		}
 		known.at = time.Now()
 		l.exchanges.Store(c.ID, known)

@@ -60,5 +60,6 @@ func TestThousandStreams(t *testing.T) {
 	b.settled(false)
 	require.Len(t, b.Records(), got.Sent, "one line a request")
 	require.EqualValues(t, got.Sent, b.Metric(`evenkeel_requests_total{outcome="ok"}`))
-	t.Logf("%d streams, %.0f tokens/s, TTFT p50 %.0f ms, TPOT p50 %.1f ms p99 %.1f ms", streams, got.All.TokensPerS, got.All.TTFT.P50, got.All.TPOT.P50, got.All.TPOT.P99)
+	t.Logf("%d streams, %.0f tokens/s, TTFT p50 %.0f ms, TPOT p50 %.1f ms p99 %.1f ms", streams, got.All.TokensPerS, got.All.TTFT.P50,
+		got.All.TPOT.P50, got.All.TPOT.P99)
 }

@@ -310,7 +310,8 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 		t.Parallel()
 		one, other := pooling(), pooling()
 		one.Adapters = []string{adapter}
-		b := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{one, other}, configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }})
+		b := start(t, options{prefill: []refengine.Config{}, decode: []refengine.Config{one, other},
+			configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }})
 		ask := func() reply { return b.Post("/v1/embeddings", named(`{"model":"MODEL","input":"one two"}`)) }
 		for range 10 {
 			require.Equal(t, http.StatusOK, ask().Status)

@@ -16,7 +16,8 @@ func drawConfig(t *rapid.T, name string) *config.Config {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{}
 	for _, p := range []string{"ascend", "other"} {
-		cfg.Profiles[p] = mooncake.Profile{MaxModelLen: rapid.IntRange(0, 2).Draw(t, name+p), MaxNumSeqs: rapid.IntRange(0, 2).Draw(t, name+p+"slots")}
+		cfg.Profiles[p] = mooncake.Profile{MaxModelLen: rapid.IntRange(0, 2).Draw(t, name+p),
+			MaxNumSeqs: rapid.IntRange(0, 2).Draw(t, name+p+"slots")}
 	}
 	engines := func(side string) (list []config.Engine) {
 		ports := rapid.SliceOfNDistinct(rapid.IntRange(1, 5), 0, 5, rapid.ID).Draw(t, name+side)

@@ -122,7 +122,8 @@ func TestRecordedEnginesServe(t *testing.T) {
 	require.Contains(t, lost.Body, `"error"`)
 
 	for _, r := range all {
-		if r.Status < 400 || r.Status >= 500 || !strings.HasPrefix(r.Name, "error-") || r.Ask.Method != http.MethodPost || !strings.Contains(r.Ask.Path, "completions") {
+		if r.Status < 400 || r.Status >= 500 || !strings.HasPrefix(r.Name, "error-") || r.Ask.Method != http.MethodPost ||
+			!strings.Contains(r.Ask.Path, "completions") {
 			continue
 		}
 		p.next.Store(r)

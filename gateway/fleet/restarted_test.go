@@ -60,7 +60,8 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 			b.settled(true)
 			require.Zero(t, b.Decode[0].Stats().Unknown, "no decode engine was sent for KV that is gone")
 			require.Zero(t, b.Prefill[0].Stats().Unknown)
-			require.EqualValues(t, row.restarts, b.logs.FilterMessageSnippet("restarted; prompts whose KV").Len(), "signs of one restart are one restart")
+			require.EqualValues(t, row.restarts, b.logs.FilterMessageSnippet("restarted; prompts whose KV").Len(),
+				"signs of one restart are one restart")
 			require.Equal(t, 1, b.logs.FilterMessageSnippet("tried again").Len(), "what was prefilled after the restart is used")
 		})
 	}

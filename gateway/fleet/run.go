@@ -232,13 +232,15 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 			log.Info("an engine is back or new; its share of the load grows step by step",
 				zap.String("engine", in.Key()), zap.Duration("over", f.host.Settings().Health.SlowStart))
 		case roster.GroupBroke:
-			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step together; "+
+			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step "+
+				"together; "+
 				"if these ranks do not, give them groups of their own, or write barrier: none",
 				zap.String("engine", in.ID), zap.String("group", in.Conf.Group))
 		case roster.Refused:
 			log.Error("an engine is refused: "+e.Text, zap.String("engine", in.Key()), zap.String("beside", e.Beside))
 		case roster.GaveBackAnyway:
-			log.Error("ALARM: a decode engine gave a request back, although its profile has gives_back: false; its responses and messages may have been "+
+			log.Error("ALARM: a decode engine gave a request back, although its profile has gives_back: false; its responses and messages may have "+
+				"been "+
 				"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
 				zap.String("decode", in.ID))
 		case roster.DrainOverdue:
@@ -253,7 +255,8 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 func watched(engines []*roster.Engine) (list []engine.Instance) {
 	for _, in := range engines {
 		watched := engine.Instance{
-			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()), Held: in.Held(),
+			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
+			Held: in.Held(),
 		}
 		if in.Decodes() { // the prefill tier tries its own with requests
 			watched.Slots = in.Conf.Slots

@@ -169,7 +169,8 @@ func TestWhatIsLoggedOfEngines(t *testing.T) {
 	f.up("decode 127.0.0.1:5", "m")
 	require.Equal(t, 1, logs.FilterMessageSnippet("an engine is refused: its connector is sglang").Len())
 	for _, port := range []string{"6", "7"} {
-		require.NoError(t, f.Add(Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a", Slots: 1, Group: "g", Barrier: config.BarrierDP}))
+		require.NoError(t,
+			f.Add(Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a", Slots: 1, Group: "g", Barrier: config.BarrierDP}))
 		f.up("aggregated 127.0.0.1:"+port, "m")
 	}
 	f.OnStatus("aggregated 127.0.0.1:6", engine.Status{})
@@ -181,7 +182,8 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	start, reads := "1", 0
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		reads++
-		_, _ = w.Write([]byte("process_start_time_seconds " + start + "\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:num_requests_running{engine=\"0\"} 3\n"))
+		_, _ = w.Write([]byte("process_start_time_seconds " + start +
+			"\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:num_requests_running{engine=\"0\"} 3\n"))
 	}))
 	defer page.Close()
 	cfg := config.Default()
@@ -216,7 +218,8 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
 	d := Discovered{f}
-	pod := discover.Engine{Role: Decode, Address: "127.0.0.1:8", URL: "http://127.0.0.1:8", Source: "s", Attributes: discover.Attributes{Profile: "a", Slots: 3}}
+	pod := discover.Engine{Role: Decode, Address: "127.0.0.1:8", URL: "http://127.0.0.1:8", Source: "s",
+		Attributes: discover.Attributes{Profile: "a", Slots: 3}}
 	require.NoError(t, d.Put(pod))
 	require.Equal(t, "s", f.Now().Engine(pod.Key()).Source)
 	pod.Away = "not ready"

@@ -29,7 +29,8 @@ func TestAnEngineThatStandsStillForLongerThanTheLease(t *testing.T) {
 	const lease = 8 * time.Second
 	e := refengine.Config{Connector: refengine.NIXLPull, KVHoldTimeout: lease, PrefixCache: 1000}
 	b := start(t, options{
-		dirty: true, prefill: []refengine.Config{e}, decode: []refengine.Config{e, e}, profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: lease},
+		dirty: true, prefill: []refengine.Config{e}, decode: []refengine.Config{e, e},
+		profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: lease},
 		configure: func(cfg *config.Config) {
 			cfg.Health.Interval, cfg.Health.Canary = 100*time.Millisecond, config.Default().Health.Canary
 		},

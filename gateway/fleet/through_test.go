@@ -138,7 +138,8 @@ func TestRequestsOfOneEngine(t *testing.T) {
 				if row.kind == "" {
 					row.kind = "application/json"
 				}
-				conn := b.raw(fmt.Sprintf("%s %s HTTP/1.0\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", row.method, row.path, row.kind, len(row.body), row.body))
+				conn := b.raw(fmt.Sprintf("%s %s HTTP/1.0\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", row.method, row.path, row.kind,
+					len(row.body), row.body))
 				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 				require.NoError(t, err)
 				defer resp.Body.Close()

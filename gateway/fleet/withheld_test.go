@@ -62,10 +62,11 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			two := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 2 * time.Millisecond}
-			o := options{dirty: true, decode: []refengine.Config{two}, prefill: []refengine.Config{{Version: row.version}}, configure: func(cfg *config.Config) {
-				quickHealth(cfg)
-				cfg.Prefill.Retry.Base = 500 * time.Millisecond // a busy machine sees the first refusal late
-			}}
+			o := options{dirty: true, decode: []refengine.Config{two}, prefill: []refengine.Config{{Version: row.version}},
+				configure: func(cfg *config.Config) {
+					quickHealth(cfg)
+					cfg.Prefill.Retry.Base = 500 * time.Millisecond // a busy machine sees the first refusal late
+				}}
 			begin := func() *bed { return start(t, o) }
 			switch {
 			case row.mixed:
@@ -179,7 +180,8 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 		t.Run(string(connector), func(t *testing.T) {
 			t.Parallel()
 			o := options{
-				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", C0: 20 * time.Millisecond, Connector: connector}}, prefill: []refengine.Config{{Connector: connector}},
+				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", C0: 20 * time.Millisecond, Connector: connector}},
+				prefill: []refengine.Config{{Connector: connector}},
 				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: retrying,
 			}
 			b := start(t, o)

@@ -1,9 +1,9 @@
-// Package fleetcall has one call go to all engines, or to those of a group: to pause them, to empty their caches, to resume. What a call of a path
-// does is part of the config, so that the proxy does its part, too: it sends nothing to engines that are paused, and believes nothing of what
-// was in a cache that is empty.
+// Package fleetcall has one call go to all engines, or to those of a group: to pause them, to empty their caches, to resume. What a call of
+// a path does is part of the config, so that the proxy does its part, too: it sends nothing to engines that are paused, and believes
+// nothing of what was in a cache that is empty.
 //
-// The pause of a group is a value of the roster. A restart of the proxy forgets it: engines of vLLM then say themselves that they are paused, see
-// engine.ErrPaused. Others are to be paused, or resumed, once more.
+// The pause of a group is a value of the roster. A restart of the proxy forgets it: engines of vLLM then say themselves that they are
+// paused, see engine.ErrPaused. Others are to be paused, or resumed, once more.
 package fleetcall
 
 import (
@@ -56,8 +56,8 @@ func New(h Host) *Caller { return &Caller{host: h} }
 // mostBody is how much of an engine's answer is kept, in bytes.
 const mostBody = 16 << 10
 
-// Do makes a call for somebody, who is named in the log. It returns once every engine has answered, or fleet_call.timeout is over. A call that has begun
-// goes on without a caller: half of the engines would be paused otherwise.
+// Do makes a call for somebody, who is named in the log. It returns once every engine has answered, or fleet_call.timeout is over. A call
+// that has begun goes on without a caller: half of the engines would be paused otherwise.
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
 	s := c.host.Settings()
 	p, wrong := call.planned(s.FleetCall.Paths, c.host.Fleet.Now())
@@ -98,10 +98,11 @@ func (c *Caller) end() {
 	c.runs = ""
 }
 
-// make makes a call. All engines get it at once: the ranks of vLLM that step together pause together, and each answers only once all of them
-// were told (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
+// make makes a call. All engines get it at once: the ranks of vLLM that step together pause together, and each answers only once all of
+// them were told (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
 func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
-	log, began := c.host.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by)), time.Now()
+	log, began := c.host.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group),
+		zap.String("by", by)), time.Now()
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
 	was := c.host.Fleet.Now().Pauses()
 	if p.is(config.CallPauses) {
@@ -137,7 +138,8 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 	if tell := log.With(zap.Int("engines", len(answers)), zap.Duration("took", time.Since(began)), zap.Strings("paused", r.Paused)); r.Done {
 		tell.Info("all engines did what an operator called for")
 	} else {
-		tell.Warn("some engines did not do what an operator called for", zap.Int("failed", len(failed)), zap.Strings("why", failed[:min(len(failed), mostTold)]))
+		tell.Warn("some engines did not do what an operator called for", zap.Int("failed", len(failed)),
+			zap.Strings("why", failed[:min(len(failed), mostTold)]))
 	}
 	return r
 }

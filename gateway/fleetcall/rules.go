@@ -83,7 +83,8 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 		c.Method = http.MethodPost
 	}
 	if !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete}, c.Method) {
-		return nil, &Refusal{http.StatusBadRequest, "bad_body", fmt.Sprintf("%q is not a method of these; write GET, POST, PUT or DELETE", c.Method)}
+		return nil, &Refusal{http.StatusBadRequest, "bad_body",
+			fmt.Sprintf("%q is not a method of these; write GET, POST, PUT or DELETE", c.Method)}
 	}
 	if len(c.Body) == 0 && c.Method != http.MethodGet {
 		c.Body = json.RawMessage("{}") // SGLang's /pause_generation wants a body, and nothing minds one
@@ -96,8 +97,9 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 	switch {
 	case !listed:
 		names := slices.Sorted(maps.Keys(paths))
-		return nil, &Refusal{http.StatusNotFound, "not_found", fmt.Sprintf("%q is not among the paths that may be called%s; there are %s, and fleet_call.paths of the config adds others",
-			path, spelling.Hint(path, names), strings.Join(names, ", "))}
+		return nil, &Refusal{http.StatusNotFound, "not_found",
+			fmt.Sprintf("%q is not among the paths that may be called%s; there are %s, and fleet_call.paths of the config adds others",
+				path, spelling.Hint(path, names), strings.Join(names, ", "))}
 	case strings.ContainsFunc(query, func(r rune) bool { return r <= ' ' || r > '~' || r == '#' }):
 		return nil, &Refusal{http.StatusBadRequest, "bad_body", fmt.Sprintf("the query of %q has what no query has; encode it", path)}
 	}
@@ -116,16 +118,20 @@ func (c Call) planned(paths map[string][]string, engines *roster.Published) (*pl
 		return nil, &Refusal{http.StatusNotFound, "not_found", "there is no engine to call; GET /workers lists those that there are"}
 	}
 	if len(p.places) == 0 {
-		return nil, &Refusal{http.StatusNotFound, "not_found", fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
+		return nil, &Refusal{http.StatusNotFound, "not_found",
+			fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
 	}
-	if p.is(config.CallResumes) && c.Group != "" && slices.ContainsFunc(engines.Pauses(), func(o roster.Pause) bool { return o.Group == "" && o.Left == nil }) {
-		return nil, &Refusal{http.StatusConflict, "call_refused", fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
+	if p.is(config.CallResumes) && c.Group != "" &&
+		slices.ContainsFunc(engines.Pauses(), func(o roster.Pause) bool { return o.Group == "" && o.Left == nil }) {
+		return nil, &Refusal{http.StatusConflict, "call_refused",
+			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
 	}
 	return p, nil
 }
 
-// judge fills in whether an engine did what it was asked for. vLLM answers 200 with success false where a cache stays as it is, because requests or
-// hand-offs hold its blocks (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py). SGLang answers 400 (0.5.23, entrypoints/http_server.py).
+// judge fills in whether an engine did what it was asked for. vLLM answers 200 with success false where a cache stays as it is, because
+// requests or hand-offs hold its blocks (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py). SGLang answers 400 (0.5.23,
+// entrypoints/http_server.py).
 func (a *Answer) judge() {
 	var told struct {
 		Success *bool `json:"success"`
@@ -138,7 +144,8 @@ func (a *Answer) judge() {
 	case a.Status/100 != 2:
 		a.Error = fmt.Sprintf("the engine answered %d", a.Status)
 	case told.Success != nil && !*told.Success:
-		a.Error = "the engine says that it did not do it; requests or hand-offs may still hold what was to be freed, so pause first, or call again"
+		a.Error = "the engine says that it did not do it; requests or hand-offs may still hold what was to be freed, so pause first, or call " +
+			"again"
 	default:
 		a.Done = true
 	}
@@ -152,8 +159,8 @@ func (a *Answer) mayHaveActed() bool {
 // refused says that the engine did not do it, and will not.
 func (a *Answer) refused() bool { return !a.Done && (!a.sent || a.Status != 0) }
 
-// then is what follows from the answers for the pause of the plan's group. end: it is over, but for the engines that are left. was are the pauses
-// before the call.
+// then is what follows from the answers for the pause of the plan's group. end: it is over, but for the engines that are left. was are the
+// pauses before the call.
 func (p *plan) then(answers []Answer, was []roster.Pause) (end bool, left []string) {
 	did := func(a Answer) bool { return a.Done }
 	switch {

@@ -82,7 +82,10 @@ type Discarder struct {
 // NewDiscarder makes the one of a proxy.
 func NewDiscarder(c Config) *Discarder {
 	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_drains_total", Help: "Hand-offs that no client waits for any more, by what became of them. drained: a decode engine pulled the KV and the answer was thrown away, so that the prefill engine frees the KV. The others wait for the engine's hold timeout: unplaced found no rank in time, crowded had too many others before them, expired came too late, failed and refused ended so on a decode engine.",
+		Name: "evenkeel_drains_total", Help: "Hand-offs that no client waits for any more, by what became of them. drained: a decode engine " +
+			"pulled the KV and the answer was thrown away, so that the prefill engine frees the KV. The others wait for the engine's hold " +
+			"timeout: unplaced found no rank in time, crowded had too many others before them, expired came too late, failed and refused " +
+			"ended so on a decode engine.",
 	}, []string{"outcome"})}
 	for _, outcome := range []string{discardDone, discardUnplaced, discardCrowded, discardExpired, discardFailed, discardRefused} {
 		d.outcomes.WithLabelValues(outcome)
@@ -105,7 +108,8 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 		d.outcomes.WithLabelValues(outcome).Inc()
 		if err != nil {
 			h.Lease.Orphan()
-			d.Log.Warn("no decode engine fetches a hand-off, so its prefill engine keeps the KV until the hold timeout", zap.Inline(h.Request), zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
+			d.Log.Warn("no decode engine fetches a hand-off, so its prefill engine keeps the KV until the hold timeout", zap.Inline(h.Request),
+				zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
 		}
 	}
 	// Each keeps its request's body: no more of them than the pool has places.
@@ -136,7 +140,8 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		}
 		c := h.Lease.Candidate
 		r := <-d.Dispatcher.Enqueue(&pool.Entry{
-			ID: d.NextID(), Model: engines.BoardFor(c, h.Model.Name, engines.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
+			ID: d.NextID(), Model: engines.BoardFor(c, h.Model.Name, engines.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt,
+			Arrival: h.Arrival, Entered: time.Now(),
 			Deadline:  h.PulledBy(),
 			Prefiller: c.Instance,
 			Avoid:     h.Avoid,
@@ -147,7 +152,8 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 			return discardUnplaced, errors.Join(r.Err, err)
 		}
 		var again bool
-		if outcome, again, err = d.discardOn(r.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" && outcome == discardFailed {
+		if outcome, again, err = d.discardOn(r.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" &&
+			outcome == discardFailed {
 			return outcome, err
 		}
 		select { // a moment for the monitor to hear of it
@@ -165,7 +171,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	end := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, end) }()
 	now := time.Now()
-	if !now.Before(h.PulledBy()) { // the pull needs some time before the prefiller frees the blocks by itself; so does one that comes back from another rank
+	// the pull needs some time before the prefiller frees the blocks by itself; so does one that comes back from another rank
+	if !now.Before(h.PulledBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
@@ -179,7 +186,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
 	call := upstream.Call{
-		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Leg: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope, Path: h.Endpoint.Path(), Beyond: slot.Beyond,
+		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Leg: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
+		Path: h.Endpoint.Path(), Beyond: slot.Beyond,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it
@@ -188,7 +196,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		defer rank.Traffic.Beyond(-1)
 	}
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
-	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil), nil, d.Settings().Limits.EventBytes, now.Add(silence))
+	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil), nil,
+		d.Settings().Limits.EventBytes, now.Add(silence))
 	if f != nil {
 		h.Avoid = d.Engines().Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
 	}

@@ -94,7 +94,8 @@ func leased(t *testing.T) (*prefill.Tier, *prefill.Lease) {
 	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
 	tier, err := prefill.New(c)
 	require.NoError(t, err)
-	tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
+	tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
+		Profile: &mooncake.Profile{}}})
 	lease, err := tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
@@ -112,7 +113,8 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 	}
 	answer := func(w http.ResponseWriter) { _, _ = io.WriteString(w, `{"choices":[]}`) }
 	refuse := func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }
-	cancelled, failed, lost := board.Outcome{Kind: board.Cancelled}, board.Outcome{Kind: board.Failed}, board.Outcome{Kind: board.Failed, Lost: true}
+	cancelled, failed, lost := board.Outcome{Kind: board.Cancelled}, board.Outcome{Kind: board.Failed},
+		board.Outcome{Kind: board.Failed, Lost: true}
 	answered := board.Outcome{Kind: board.Cancelled, Kept: true} // where engines keep the KV of answers
 	for _, row := range []struct {
 		name    string
@@ -244,8 +246,9 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			r := &ranks{rank: &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, Rank: -1}, Profile: &profile, Traffic: &engine.Traffic{}}}
 			id := uint64(0)
 			d := NewDiscarder(Config{
-				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor, Engines: func() Engines { return r },
-				Places: pool.NewPlaces(1), Dispatcher: s,
+				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor,
+				Engines: func() Engines { return r },
+				Places:  pool.NewPlaces(1), Dispatcher: s,
 				NextID: func() uint64 { id++; return id }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
 			})
 			tier, lease := leased(t)

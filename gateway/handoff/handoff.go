@@ -94,7 +94,8 @@ func (h *Handoff) BindBy() time.Time {
 var ErrOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")
 
 // ErrLate ends an answer whose KV was perhaps another prompt's when it was read.
-var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began its answer after that: it may be made of another prompt's KV")
+var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began " +
+	"its answer after that: it may be made of another prompt's KV")
 
 // BlockTokens is the largest block of KV that engines use. A pull may end with the
 // last whole block, so that an engine computes less than one block of a prompt that

@@ -31,35 +31,42 @@ func New(c Config) (*Journal, error) {
 		return nil, err
 	}
 	g.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_requests_total", Help: "Client requests, by how they ended: ok, client_closed (the client left), engine_refused (an engine's own 4xx), engine_error (an engine's error event), or the error.code that the client saw.",
+		Name: "evenkeel_requests_total", Help: "Client requests, by how they ended: ok, client_closed (the client left), engine_refused (an " +
+			"engine's own 4xx), engine_error (an engine's error event), or the error.code that the client saw.",
 	}, []string{"outcome"})
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
 		g.requests.WithLabelValues(outcome)
 	}
 	g.whole = g.requests.WithLabelValues("ok")
 	g.spans = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_trace_spans_total", Help: "Spans of traced requests that have ended. exported: sent to the collector. dropped: the queue was full. failed: the collector did not take them within tracing.timeout.",
+		Name: "evenkeel_trace_spans_total", Help: "Spans of traced requests that have ended. exported: sent to the collector. dropped: the " +
+			"queue was full. failed: the collector did not take them within tracing.timeout.",
 	}, []string{"outcome"})
 	for _, outcome := range []string{tracing.Exported, tracing.Dropped, tracing.Failed} {
 		g.spans.WithLabelValues(outcome)
 	}
 	spent := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_stage_seconds", Help: "Time that a request spent in each stage. parse: it is read and checked. choose: it waits for a place and a prefill engine. probe: the prefill runs. pool_wait: it waits in the pool. decide: the tick that decided, as a part of pool_wait. transfer: from the decode request to its first event. relay: from the first event to the end.", Buckets: c.Buckets,
+		Name: "evenkeel_stage_seconds", Help: "Time that a request spent in each stage. parse: it is read and checked. choose: it waits for a " +
+			"place and a prefill engine. probe: the prefill runs. pool_wait: it waits in the pool. decide: the tick that decided, as a part of " +
+			"pool_wait. transfer: from the decode request to its first event. relay: from the first event to the end.", Buckets: c.Buckets,
 	}, []string{"stage"})
 	for s, name := range stageNames {
 		g.stages[s] = spent.WithLabelValues(name)
 	}
 	cancels := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_cancels_total", Help: "Requests whose client left, by how far they were. Each answer of a request counts, also answers that end because another one failed.",
+		Name: "evenkeel_cancels_total", Help: "Requests whose client left, by how far they were. Each answer of a request counts, also answers " +
+			"that end because another one failed.",
 	}, []string{"phase"})
 	released := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_cancel_release_seconds", Help: "Time from a client's leaving until its request held nothing any more: no slot, no KV, no hand-off. Hand-offs that wait for a hold timeout are only in evenkeel_drains_total.", Buckets: c.Buckets,
+		Name: "evenkeel_cancel_release_seconds", Help: "Time from a client's leaving until its request held nothing any more: no slot, no KV, " +
+			"no hand-off. Hand-offs that wait for a hold timeout are only in evenkeel_drains_total.", Buckets: c.Buckets,
 	}, []string{"phase"})
 	for _, p := range phases {
 		g.cancels[p], g.released[p] = cancels.WithLabelValues(string(p)), released.WithLabelValues(string(p))
 	}
 	ttft := prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "evenkeel_ttft_seconds", Help: "Time from a request's arrival to the first event of its answer. An answer that its engine sends in one piece has no such time.", Buckets: c.Buckets,
+		Name: "evenkeel_ttft_seconds", Help: "Time from a request's arrival to the first event of its answer. An answer that its engine sends " +
+			"in one piece has no such time.", Buckets: c.Buckets,
 	})
 	tpot := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "evenkeel_tpot_seconds", Help: "Mean time per token after the first token. Each complete answer is one sample.", Buckets: c.Buckets,

@@ -52,7 +52,8 @@ func watching(tb testing.TB) map[string]*Journal {
 	for name, sample := range map[string]float64{"off": -1, "receipts": -1, "traces, not sampled": 0, "traces": 1} {
 		g := &Journal{}
 		if sample >= 0 {
-			t, err := tracing.New(tracing.Config{Endpoint: c.URL, Sample: sample, Timeout: time.Second, Log: zap.NewNop(), Count: func(string, int) {}})
+			t, err := tracing.New(tracing.Config{Endpoint: c.URL, Sample: sample, Timeout: time.Second, Log: zap.NewNop(),
+				Count: func(string, int) {}})
 			require.NoError(tb, err)
 			tb.Cleanup(func() { require.NoError(tb, t.Shutdown(context.Background())) })
 			g.trace(t)

@@ -46,7 +46,8 @@ func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 	counts, _ := r.fails()
 	require.Empty(t, counts)
 	for _, fail := range []*openai.Error{
-		nil, {Status: http.StatusBadRequest, Code: "invalid_json"}, {Status: http.StatusTooManyRequests, Code: "queue_full", Why: "it takes 40"}, {Status: http.StatusTooManyRequests, Code: "queue_full"},
+		nil, {Status: http.StatusBadRequest, Code: "invalid_json"}, {Status: http.StatusTooManyRequests, Code: "queue_full", Why: "it takes 40"},
+		{Status: http.StatusTooManyRequests, Code: "queue_full"},
 		{Status: http.StatusServiceUnavailable, Code: "an engine wrote this"},
 	} {
 		r.end(fail)
@@ -71,7 +72,8 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
 	r := g.Recent()
 	require.Equal(t, []uint64{2, 2}, []uint64{r.Ended, r.Failed})
-	require.Equal(t, map[detect.Outcome]uint64{{Name: "overloaded", Status: 503}: 1, {Name: "rate_limit_exceeded", Status: 429}: 1}, r.Failures)
+	require.Equal(t, map[detect.Outcome]uint64{{Name: "overloaded", Status: 503}: 1, {Name: "rate_limit_exceeded", Status: 429}: 1},
+		r.Failures)
 }
 
 // A key at its own limit must not hide which queue is full for all.

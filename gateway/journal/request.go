@@ -26,7 +26,8 @@ func (r *Request) Witness(header func(name string) string, trusted bool, path st
 	r.TraceID = r.span.TraceID()
 	if r.journal.Receipts != nil {
 		r.live = r.journal.Receipts.Open(&receipt.Receipt{
-			ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: path, Arrival: r.Arrival, Origin: r.Origin, State: stageNames[parse],
+			ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: path, Arrival: r.Arrival, Origin: r.Origin,
+			State:    stageNames[parse],
 			Attempts: make([]receipt.Attempt, 0, 1),
 		})
 	}

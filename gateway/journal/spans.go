@@ -37,7 +37,8 @@ func spanArrived(r *Request) {
 		attribute.String("url.path", r.path),
 		attribute.String("evenkeel.request.id", r.ID),
 	)
-	for name, value := range map[string]string{"evenkeel.client.request.id": r.ClientID, "evenkeel.key": r.Key, "evenkeel.geo.origin": r.Origin} {
+	for name, value := range map[string]string{"evenkeel.client.request.id": r.ClientID, "evenkeel.key": r.Key,
+		"evenkeel.geo.origin": r.Origin} {
 		if value != "" {
 			r.span.Set(attribute.String(name, value))
 		}

@@ -41,7 +41,8 @@ func open(t *testing.T) *sinks {
 	t.Helper()
 	s := &sinks{t: t, registry: prometheus.NewRegistry(), file: filepath.Join(t.TempDir(), "requests.jsonl")}
 	var err error
-	s.Journal, err = New(Config{File: s.file, Receipts: receipt.NewRing(100, 1<<20), Registerer: s.registry, Buckets: []float64{1}, Log: zap.NewNop()})
+	s.Journal, err = New(Config{File: s.file, Receipts: receipt.NewRing(100, 1<<20), Registerer: s.registry, Buckets: []float64{1},
+		Log: zap.NewNop()})
 	require.NoError(t, err)
 	return s
 }
@@ -112,9 +113,10 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		r.Report(Event{What: Attempted})
 		r.Report(Event{What: Entered, Phase: Queued})
 		r.Report(Event{What: Waited, Took: pass(2)})
-		r.Report(Event{What: Chose, Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Trace: &prefill.Trace{
-			Reason: "policy", Eligible: 4, Best: []policy.Row{{Candidate: "p0", Score: number(1.5), Chosen: true}, {Candidate: "p1"}},
-		}}})
+		r.Report(Event{What: Chose,
+			Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Trace: &prefill.Trace{
+				Reason: "policy", Eligible: 4, Best: []policy.Row{{Candidate: "p0", Score: number(1.5), Chosen: true}, {Candidate: "p1"}},
+			}}})
 		r.Report(Event{What: Entered, Phase: Prefill})
 		r.Report(Event{What: Probed, Took: pass(4)})
 		r.Report(Event{What: Prefilled, Tokens: 100, Cached: 32})
@@ -135,7 +137,8 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		pass(32)
 
 		r.Report(Event{What: Attempted})
-		r.Report(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}}, Tokens: 16})
+		r.Report(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}},
+			Tokens: 16})
 		r.Report(Event{What: Entered, Phase: Prefill})
 		pass(64)
 		r.Report(Event{What: Prefilled, Tokens: 123, Cached: -1, Resumed: true})
@@ -151,7 +154,8 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		want := Facts{
 			ID: "r", ClientID: "theirs", Key: "k", Model: "m", Arrival: arrived, Prefill: "p0", Rank: "d2", Policy: "rr",
 			PromptTokens: 100, CachedTokens: 32,
-			Route: Local, LocalTokens: 84, OutputTokens: 11, ProbeBS: 3, QueueMs: 2, ProbeMs: 4, WaitMs: 8, TransferMs: 64, TTFTMs: 127, Bind: Late, TotalMs: 255,
+			Route: Local, LocalTokens: 84, OutputTokens: 11, ProbeBS: 3, QueueMs: 2, ProbeMs: 4, WaitMs: 8, TransferMs: 64, TTFTMs: 127, Bind: Late,
+			TotalMs:  255,
 			Attempts: 2, Outcome: "ok",
 		}
 		lines := s.log()
@@ -181,7 +185,8 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 			}},
 		}, receipts[0])
 
-		for stage, want := range map[string]float64{"parse": 1, "choose": 2, "probe": 4, "pool_wait": 8, "decide": 1, "transfer": 64, "relay": 128} {
+		for stage, want := range map[string]float64{"parse": 1, "choose": 2, "probe": 4, "pool_wait": 8, "decide": 1, "transfer": 64,
+			"relay": 128} {
 			n, sum := s.observed("evenkeel_stage_seconds", stage)
 			require.Equal(t, uint64(1), n, stage)
 			require.InDelta(t, want, sum, 0.001, stage)
@@ -301,7 +306,8 @@ func TestTheLegsOfARequestAddUp(t *testing.T) {
 	got := r.Facts
 	got.ID, got.ClientID, got.Key, got.Arrival, got.TotalMs = "", "", "", time.Time{}, 0
 	require.Equal(t, Facts{
-		PromptTokens: 35, CachedTokens: 4, OutputTokens: 8, ProbeBS: 2, ProbeMs: 9, WaitMs: 2, TransferMs: 6, TTFTMs: 30, Attempts: 4, Inexact: true,
+		PromptTokens: 35, CachedTokens: 4, OutputTokens: 8, ProbeBS: 2, ProbeMs: 9, WaitMs: 2, TransferMs: 6, TTFTMs: 30, Attempts: 4,
+		Inexact:     true,
 		LocalTokens: 5, Route: Disaggregated, BindMs: 2, Prefill: "p2", Rank: "d2", Outcome: "ok",
 	}, got)
 	legs := ""

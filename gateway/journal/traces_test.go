@@ -40,7 +40,8 @@ func TestASpanStandsWithinTheCallItIsPartOf(t *testing.T) {
 	r.Report(Event{What: Parsed, Req: &openai.Request{Model: "m", Stream: true, MaxTokens: 9}})
 	r.Report(Event{What: Attempted})
 	r.Report(Event{What: Entered, Phase: Queued})
-	r.Report(Event{What: Chose, Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", Trace: &prefill.Trace{Reason: "only", Eligible: 1}}})
+	r.Report(Event{What: Chose,
+		Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", Trace: &prefill.Trace{Reason: "only", Eligible: 1}}})
 	r.Report(Event{What: Entered, Phase: Prefill})
 	probe := r.Carry([]engine.Header{{Name: "A"}})
 	r.Report(Event{What: Prefilled, Tokens: 100, Cached: 32})
@@ -86,7 +87,8 @@ func TestASpanStandsWithinTheCallItIsPartOf(t *testing.T) {
 	require.Contains(t, parent(probe), of["probe"].ID)
 	require.Contains(t, parent(first), of["decode"].ID)
 	require.Equal(t, "engine d1: connection reset", of["decode"].Error)
-	require.Equal(t, map[string]any{"gen_ai.usage.input_tokens": int64(100), "gen_ai.usage.cache_read.input_tokens": int64(32)}, of["probe"].Attributes)
+	require.Equal(t, map[string]any{"gen_ai.usage.input_tokens": int64(100), "gen_ai.usage.cache_read.input_tokens": int64(32)},
+		of["probe"].Attributes)
 	require.Equal(t, []string{"choose"}, of["queue"].Events)
 	require.Equal(t, "d1", of["pool_wait"].EventAttributes["admit"]["evenkeel.decode.rank"])
 	require.Equal(t, "p0", of["queue"].EventAttributes["choose"]["evenkeel.prefill.engine"])

@@ -79,7 +79,8 @@ func Parse(path string, src []byte) (*Set, error) {
 			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[j].Name)
 		}
 		names[e.Name], hashes[sum] = i, i
-		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, Batch: e.Batch, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM, use: new(use)}
+		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, Batch: e.Batch, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM,
+			use: new(use)}
 		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
 	}
 	return s, nil
@@ -108,7 +109,8 @@ func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	raw, err := hex.DecodeString(e.SHA256)
 	if err != nil || len(raw) != len(sum) {
 		// The value is not quoted: it may be the key itself, pasted here.
-		return sum, fmt.Errorf("%q: sha256 must be 64 hex digits, the SHA-256 of the key, not the key itself; `printf %%s \"$KEY\" | sha256sum` prints it", e.Name)
+		return sum, fmt.Errorf("%q: sha256 must be 64 hex digits, the SHA-256 of the key, not the key itself; `printf %%s \"$KEY\" | sha256sum` "+
+			"prints it", e.Name)
 	}
 	for _, limit := range []struct {
 		key string
@@ -158,5 +160,6 @@ func redact(err error) error {
 		return err
 	}
 	pos := y.GetToken().Position
-	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted, priority, batch, max_concurrent, rpm and tpm", pos.Line, pos.Column, y.GetMessage())
+	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted, priority, batch, max_concurrent, rpm and tpm", pos.Line,
+		pos.Column, y.GetMessage())
 }

@@ -189,7 +189,8 @@ func TestAChangedFileKeepsWhatRuns(t *testing.T) {
 	gone, _ := old.Authenticate([]byte("Bearer g"))
 	require.True(t, gone.Acquire(1))
 
-	s := parse(t, "keys:\n"+entryOf("lab", "k2", "    max_concurrent: 3\n")+entryOf("late", "g", "    max_concurrent: 1\n")+entryOf("ops", "o", "    max_concurrent: 1\n"))
+	s := parse(t, "keys:\n"+entryOf("lab", "k2", "    max_concurrent: 3\n")+entryOf("late", "g", "    max_concurrent: 1\n")+entryOf("ops", "o",
+		"    max_concurrent: 1\n"))
 	s.Succeed(old)
 	_, ok := s.Authenticate([]byte("Bearer k"))
 	require.False(t, ok, "the old key of that name")

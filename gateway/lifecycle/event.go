@@ -103,50 +103,52 @@ type Do uint8
 
 // What is to be done. Those from TryAlone on are waited for: the next event tells how they ended. They are in the order of the states.
 const (
-	Question     Do = iota // it is asked about, whether another dispatcher should have it, with its next turn
-	Attempt                // an attempt begins
-	Settle                 // a thing is given back
-	Restart                // engines that failed before may be tried again
-	Drop                   // what another dispatcher was to be sent is not
-	Shun                   // next attempts keep off the decode rank
-	Condemn                // an engine's failure is held against it; of a prefill engine, which answers for itself with its lease, only a 500 until it is known whose it is
-	Acclaim                // the decode engine served the request
-	Find                   // it is known whose a 500 was
-	Remember               // the engine does not have the endpoint, and is not asked for it for a while
-	Recall                 // the failure that counts is the one before
-	Complain               // the log tells of an engine that did not answer
-	EndDecode              // the call of the decode leg is ended
-	AbortDecode            // the decode engine is told to abort the request
-	AbortPrefill           // the prefill engine is
-	HangUp                 // the call of the prefill leg is ended, if there is one
-	SendBeside             // the prefill leg is sent, beside the decode leg
-	Seek                   // another prefill engine is looked for
-	AwaitFirst             // the time for the first event begins
-	AwaitPrefill           // whoever told of the event waits for the end of the prefill leg before anything else is done
-	StopWaiting            // and ends
-	Forget                 // no callback is expected any more
-	DrainBeside            // a prefill is run only because its end frees blocks
-	CountLoss              // the rank was lost before the first event
-	Strand                 // the decode engine may keep blocks for ever
-	WaitGone               // ClientWaited comes a moment after the abort, or after the grace
-	TryAlone               // Placing
-	Queue                  // Queued
-	Forward                // Forwarded
-	SendProbe              // Probing
-	Enqueue                // Pooled
-	SendDecode             // Opening
-	SendBoth               // Coupled
-	Pause                  // Pausing
-	Offer                  // Offering
-	AnswerIt               // Answering: the client gets the answer
-	Confirm                // Confirming
-	GoOn                   // Lost
-	Choose                 // Choosing
-	SendOver               // Calling
-	SendAnew               // Redialing
-	Fail                   // the client gets an error
-	EndWhole               // the client gets the end of its answer
-	BreakOff               // its answer ends with an error
+	Question Do = iota // it is asked about, whether another dispatcher should have it, with its next turn
+	Attempt            // an attempt begins
+	Settle             // a thing is given back
+	Restart            // engines that failed before may be tried again
+	Drop               // what another dispatcher was to be sent is not
+	Shun               // next attempts keep off the decode rank
+	// an engine's failure is held against it; of a prefill engine, which answers for itself with its lease, only a 500 until it is known whose
+	// it is
+	Condemn
+	Acclaim      // the decode engine served the request
+	Find         // it is known whose a 500 was
+	Remember     // the engine does not have the endpoint, and is not asked for it for a while
+	Recall       // the failure that counts is the one before
+	Complain     // the log tells of an engine that did not answer
+	EndDecode    // the call of the decode leg is ended
+	AbortDecode  // the decode engine is told to abort the request
+	AbortPrefill // the prefill engine is
+	HangUp       // the call of the prefill leg is ended, if there is one
+	SendBeside   // the prefill leg is sent, beside the decode leg
+	Seek         // another prefill engine is looked for
+	AwaitFirst   // the time for the first event begins
+	AwaitPrefill // whoever told of the event waits for the end of the prefill leg before anything else is done
+	StopWaiting  // and ends
+	Forget       // no callback is expected any more
+	DrainBeside  // a prefill is run only because its end frees blocks
+	CountLoss    // the rank was lost before the first event
+	Strand       // the decode engine may keep blocks for ever
+	WaitGone     // ClientWaited comes a moment after the abort, or after the grace
+	TryAlone     // Placing
+	Queue        // Queued
+	Forward      // Forwarded
+	SendProbe    // Probing
+	Enqueue      // Pooled
+	SendDecode   // Opening
+	SendBoth     // Coupled
+	Pause        // Pausing
+	Offer        // Offering
+	AnswerIt     // Answering: the client gets the answer
+	Confirm      // Confirming
+	GoOn         // Lost
+	Choose       // Choosing
+	SendOver     // Calling
+	SendAnew     // Redialing
+	Fail         // the client gets an error
+	EndWhole     // the client gets the end of its answer
+	BreakOff     // its answer ends with an error
 )
 
 // An Effect is something to do.
@@ -187,7 +189,8 @@ const (
 // limitKeys are the keys of the config that have the limits, as the docs name them, or the limits themselves.
 var limitKeys = [limits]string{
 	ByProbe: "`limits.probe_timeout`", ByFirstEvent: "`first_event_timeout`", ByHold: "`first_event_timeout`, but only until the lease ends",
-	ByWhole:    "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for each token that it may have",
+	ByWhole: "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for " +
+		"each token that it may have",
 	ByCallback: "`bind.callback_timeout`", ByGrace: "5 s", ByConfirm: "100 ms", ByAbort: "200 ms",
 }
 
@@ -226,11 +229,12 @@ const (
 
 // More ways to settle a thing, beside those of verdict.go.
 const (
-	Back      How = Spent + 1 + iota // a place is free again
-	Pass                             // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease, an answer its memory
-	Failing                          // the slot of an answer that its engine did not begin, or broke
-	Cancelled                        // the slot of an answer that is not wanted any more, or that was never sent
-	Finish                           // the slot of an answer that is whole
+	Back How = Spent + 1 + iota // a place is free again
+	// somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease, an answer its memory
+	Pass
+	Failing   // the slot of an answer that its engine did not begin, or broke
+	Cancelled // the slot of an answer that is not wanted any more, or that was never sent
+	Finish    // the slot of an answer that is whole
 )
 
 // A Breach is a connection that broke under a request as that of an engine that dies.
@@ -271,8 +275,9 @@ const (
 // Dialect is what the connectors differ in that bind a decode rank before the prefill.
 type Dialect struct {
 	CallsBack bool // the decode engine says where the KV goes, and before that there is nothing to prefill
-	Aborts    bool // engines are told to abort a request by its id, and give its blocks away at once. And KV may be incomplete although both legs answer well
-	Keeps     bool // the prefill engine keeps the KV until the decode engine has it, or until the lease on it ends
+	// engines are told to abort a request by its id, and give its blocks away at once. And KV may be incomplete although both legs answer well
+	Aborts bool
+	Keeps  bool // the prefill engine keeps the KV until the decode engine has it, or until the lease on it ends
 	// Strands: the decode engine keeps blocks for a prefill that never comes, and nobody can free them. vLLM's watchdog for
 	// registrations only writes a log line (nixl/push_scheduler.py, vLLM issue 46283). A request of vllm-ascend that was aborted
 	// while it waited keeps its blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a

@@ -15,8 +15,10 @@ var histories = []history{arrived, servedHere, stranded, triedHere, unowned, ret
 
 // The table in the comment is what the code does: each row and column of it is walked.
 func TestTheHistoryOfARequestMovesAsItsTableSays(t *testing.T) {
-	names := map[string]history{"arrived": arrived, "servedHere": servedHere, "stranded": stranded, "triedHere": triedHere, "unowned": unowned, "returned": returned, "strandedLast": strandedLast}
-	by := map[string]move{"turned": turned, "gaveBack": gaveBack, "askAgain": askAgain, "lostRanks": lostRanks, "lostGroup": lostGroup, "failed": failed}
+	names := map[string]history{"arrived": arrived, "servedHere": servedHere, "stranded": stranded, "triedHere": triedHere, "unowned": unowned,
+		"returned": returned, "strandedLast": strandedLast}
+	by := map[string]move{"turned": turned, "gaveBack": gaveBack, "askAgain": askAgain, "lostRanks": lostRanks, "lostGroup": lostGroup,
+		"failed": failed}
 	file, err := parser.ParseFile(gotoken.NewFileSet(), "history.go", nil, parser.ParseComments)
 	require.NoError(t, err)
 	var columns []string

@@ -104,7 +104,8 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		p.prefill = gone
 		return p.settle(Free, dst)
 	case ProbeDue:
-		if p.prefill == gone || p.dialect.Aborts && (p.Closed() || p.Left) || p.dialect.Keeps && p.Closed() { // the decode leg has ended before anything was sent
+		// the decode leg has ended before anything was sent
+		if p.prefill == gone || p.dialect.Aborts && (p.Closed() || p.Left) || p.dialect.Keeps && p.Closed() {
 			p.prefill = gone
 			return p.settle(Free, dst)
 		}
@@ -305,7 +306,8 @@ func (p *Pair) fell(how EndReason, dst []Effect) []Effect {
 	if how != Declined && !p.Left {
 		dst = append(dst, Effect{Do: CountLoss})
 	}
-	if !p.Failed && how == Died && p.dialect.Aborts { // the decode leg is closed then, and its pages must not be given away while they are written
+	// the decode leg is closed then, and its pages must not be given away while they are written
+	if !p.Failed && how == Died && p.dialect.Aborts {
 		dst = append(dst, Effect{Do: AwaitPrefill, Until: p.aborted()})
 	}
 	if p.prefill == answered {

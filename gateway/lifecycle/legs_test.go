@@ -11,7 +11,8 @@ import (
 )
 
 // dialects are all of them, by short names.
-var dialects = map[string]Dialect{"layerwise": Dialects[mooncake.AscendLayerwise], "sglang": Dialects[mooncake.SGLang], "push": Dialects[mooncake.NIXLPush]}
+var dialects = map[string]Dialect{"layerwise": Dialects[mooncake.AscendLayerwise], "sglang": Dialects[mooncake.SGLang],
+	"push": Dialects[mooncake.NIXLPush]}
 
 // Each connector with two engines that may bind before the prefill has a dialect, and no other.
 func TestConnectorsThatHaveADialect(t *testing.T) {
@@ -165,7 +166,8 @@ func (w *twoLegs) last() (e Event, more bool) {
 }
 
 func (w *twoLegs) drawn(t *rapid.T) Event {
-	e := Event{What: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"), Again: rapid.Bool().Draw(t, "again"), Expired: rapid.IntRange(0, 5).Draw(t, "late") == 0}
+	e := Event{What: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"),
+		Again: rapid.Bool().Draw(t, "again"), Expired: rapid.IntRange(0, 5).Draw(t, "late") == 0}
 	e.Reason = rapid.SampledFrom([]EndReason{Refused, Declined, Died}).Draw(t, "parting")
 	switch e.What {
 	case PrefillFell, NotFound:
@@ -254,7 +256,8 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
 	l := newPair(dialects["push"], false, false)
-	for _, e := range []Event{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}}, {What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
+	for _, e := range []Event{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}},
+		{What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
 		l.step(e, nil)
 	}
 	require.Contains(t, l.step(Event{What: PrefillDone}, nil), Effect{Do: Settle, Thing: Lease, How: Free})

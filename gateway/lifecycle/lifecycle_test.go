@@ -55,7 +55,8 @@ func legs(l *Lifecycle) (all []Ended) {
 		case Probing:
 			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Why)
 		case Pooled:
-			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == (l.script == Late) && (e.Far == Unsent) == (l.script != Late)
+			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == (l.script == Late) &&
+				(e.Far == Unsent) == (l.script != Late)
 		case Opening:
 			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Why)
 		case Answering:
@@ -328,7 +329,8 @@ func mixed() Lifecycle {
 // engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
 func TestTheLeaseOfAMixedRequest(t *testing.T) {
 	l := mixed()
-	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}},
+		l.Step(Event{What: First}, nil))
 	ends(func(e Ended, said How) {
 		if e.Leg != Decode || said == unsaid {
 			return
@@ -416,7 +418,8 @@ func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	step(Event{What: NoRankTakes})
 	require.Contains(t, step(Event{What: Turn}), SendProbe)
 	require.True(t, l.Reserved())
-	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back}, {Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back},
+		{Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
 	require.False(t, l.Reserved())
 	require.Equal(t, []Do{EndWhole}, step(Event{What: Ends}))
 }

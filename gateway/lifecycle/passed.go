@@ -66,7 +66,8 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
-	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved: // it may have died of the request, over the first connection or over the second
+	// it may have died of the request, over the first connection or over the second
+	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved:
 		v.Next = Elsewhere
 		dst = append(dst, Effect{Do: Recall})
 	case v.Next == Same:

@@ -13,8 +13,10 @@ import (
 // soleEnds are the ends that a Sole leg may have.
 var soleEnds = func() (all []Ended) {
 	for why, far := range map[Why][]Far{
-		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed}, Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
-		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed}, Odd: {Headed}, Unlisted: {Headed},
+		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed},
+		Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
+		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed},
+		Odd: {Headed}, Unlisted: {Headed},
 	} {
 		for _, far := range far {
 			for flags := range 4 {

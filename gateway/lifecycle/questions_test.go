@@ -23,12 +23,14 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the decode engine resets after its 200, and the client is leaving",
 			opening + "Fell End.Leg=Decode End.Far=Headed End.Why=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Discard, Settle Thing=Holder How=Back, Fail Error=OfClient",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Discard, " +
+				"Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"the same, where a second request for the hand-off would have the id of the first",
 			probing + "HandedOver Named; Bound; Fell End.Leg=Decode End.Far=Headed End.Why=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Orphan, Settle Thing=Holder How=Back, Fail Error=OfClient",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Orphan, " +
+				"Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"the client leaves while the prefill engine computes",

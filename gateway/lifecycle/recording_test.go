@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var recordings = flag.String("recording", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote: their lives are driven, and with -update they become testdata/recording.txt")
+var recordings = flag.String("recording", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote: their lives are "+
+	"driven, and with -update they become testdata/recording.txt")
 
 // The lives of real requests, as chaos runs recorded them, do again what they did, and so does a copy taken in the middle of each.
 // testdata/recording.txt has each distinct life once; `make recording` makes it anew. Where lives are meant to do something else than they
@@ -95,7 +96,8 @@ func (w *words) drive(t *testing.T, p played, seen *met) (texts []string) {
 		s.do = take(t, &l, s, i == 0)
 		text := where + " | " + w.step(s)
 		if !slices.Equal(s.do, did.do) {
-			require.True(t, *update && *recordings == "", "a life does not do what it did\nafter  %s\nit did %s\nnow    %s", strings.Join(texts, "\n       "), w.step(did), w.step(s))
+			require.True(t, *update && *recordings == "", "a life does not do what it did\nafter  %s\nit did %s\nnow    %s",
+				strings.Join(texts, "\n       "), w.step(did), w.step(s))
 		}
 		if i >= half {
 			require.Equal(t, s.do, take(t, &twin, s, i == 0), "a copy from the middle")
@@ -197,7 +199,8 @@ func rename(steps []step) {
 	}
 }
 
-const between = "--\n" // the parts of the file: where it comes from, the steps, and the lives as numbers of steps, behind how often each came
+// the parts of the file: where it comes from, the steps, and the lives as numbers of steps, behind how often each came
+const between = "--\n"
 
 func write(head []string, distinct map[string]int) []byte {
 	all := map[string]int{}

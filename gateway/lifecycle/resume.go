@@ -89,7 +89,8 @@ func (l *Loss) Plan() Plan {
 	if !l.Seen && !mooncake.ByText(l.How) {
 		said.Cut()
 	}
-	if said.Guessed && mooncake.ByText(l.How) { // the engine would have ended an answer that has no token left; where all ids are known, so is the count
+	// the engine would have ended an answer that has no token left; where all ids are known, so is the count
+	if said.Guessed && mooncake.ByText(l.How) {
 		said.Completed = min(said.Completed, max(0, l.Most-1))
 	}
 	if said.Completed >= l.Most {

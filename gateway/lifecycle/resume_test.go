@@ -91,10 +91,12 @@ func TestAPlanFitsWhatWasSaid(t *testing.T) {
 		l, is := lost(), func(name string) bool { return rapid.Bool().Draw(t, name) }
 		n := rapid.IntRange(0, 5).Draw(t, "ids")
 		l.Said.IDs, l.Said.Completed = make([]int32, n), rapid.IntRange(0, 5).Draw(t, "tokens")
-		l.Said.Shown, l.Said.Content, l.Said.Prompt = rapid.IntRange(0, n).Draw(t, "shown"), is("content"), rapid.SampledFrom([]int{0, 2, 3}).Draw(t, "prompt")
+		l.Said.Shown, l.Said.Content, l.Said.Prompt = rapid.IntRange(0, n).Draw(t, "shown"), is("content"),
+			rapid.SampledFrom([]int{0, 2, 3}).Draw(t, "prompt")
 		l.Said.Guessed, l.Said.Unread, l.Said.MoreThan = is("guessed"), is("unread"), is("more")
 		l.Streamed, l.Seen, l.Plain, l.Tools, l.Finished, l.Text = is("streamed"), is("seen"), is("plain"), is("tools"), is("finished"), []byte(`""`)
-		l.How = rapid.SampledFrom([]string{"", mooncake.ResumePrompt, mooncake.ResumeText, mooncake.ChatResumeVLLM, mooncake.ChatResumeContinue}).Draw(t, "how")
+		l.How = rapid.SampledFrom([]string{"", mooncake.ResumePrompt, mooncake.ResumeText, mooncake.ChatResumeVLLM,
+			mooncake.ChatResumeContinue}).Draw(t, "how")
 		l.Most = rapid.IntRange(1, 6).Draw(t, "most")
 		p := l.Plan()
 		if p.Tier == Broken {

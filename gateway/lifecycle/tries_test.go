@@ -13,7 +13,8 @@ func faulty(engine string) Event {
 }
 
 func broken(engine string, down ...string) Event {
-	return Event{What: Fell, Engine: engine, Breach: Breach{Engine: engine}, Down: down, End: Ended{Leg: Decode, Far: Through, Why: Broke, Open: true}}
+	return Event{What: Fell, Engine: engine, Breach: Breach{Engine: engine}, Down: down,
+		End: Ended{Leg: Decode, Far: Through, Why: Broke, Open: true}}
 }
 
 // A request is stopped when two engines failed at it, or died under it, and not before.

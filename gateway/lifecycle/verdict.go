@@ -76,7 +76,8 @@ const (
 	Odd       // any other status
 	GivenBack // the engine ran out of KV memory and gave the request back
 	Withheld  // the engine takes no requests while its group re-forms, or none for this rank any more: it read nothing of the request
-	Unlisted  // 404, because the engine does not have the model that the request names, though its list had it: it read nothing else of the request
+	// 404, because the engine does not have the model that the request names, though its list had it: it read nothing else of the request
+	Unlisted
 
 	whys // how many there are
 )
@@ -161,7 +162,8 @@ type row struct {
 // so whom is only the question of a 500.
 var prefills = [whys]row{
 	//              Unsent  Sent    Headed  Through
-	Left:      {[...]How{Free, Free, Orphan, Discard}, Over, Nobody}, // the engine ends a prefill with its connection, and pins one that it answers
+	// the engine ends a prefill with its connection, and pins one that it answers
+	Left:      {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
 	Leaving:   {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
 	Moved:     {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
 	HungUp:    {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
@@ -223,7 +225,8 @@ var decodes = [whys]row{
 	Stuck:       {[...]How{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
 	Unusable:    {[...]How{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
 
-	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody}, // a status may also come from a proxy in front of the engine, or after the KV was read
+	// a status may also come from a proxy in front of the engine, or after the KV was read
+	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody},
 	Throttled: {[...]How{unsaid, unsaid, Doubt, Free}, Again, Nobody},
 	Busy:      {[...]How{unsaid, unsaid, Doubt, Free}, Again, Engine},
 	Failed:    {[...]How{unsaid, unsaid, Doubt, Free}, Again, Disputed},
@@ -331,5 +334,6 @@ func (e Ended) Refused() bool {
 
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.
 func (e Ended) Untaken() bool {
-	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld || e.Why == Unlisted
+	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld ||
+		e.Why == Unlisted
 }

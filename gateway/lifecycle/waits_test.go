@@ -83,7 +83,8 @@ func (w wait) row(state string) string {
 var passing = []wait{
 	{State: Calling, For: "the connection", Most: "`limits.connect_timeout`", Early: "client, the engine is drained, shutdown", Then: "another engine"},
 	{
-		State: Calling, When: "answered in one piece", For: "the whole answer", Most: "{}, and `limits.event_timeout` between two arrivals", Until: []Limit{ByProbe},
+		State: Calling, When: "answered in one piece", For: "the whole answer", Most: "{}, and `limits.event_timeout` between two arrivals",
+		Until: []Limit{ByProbe},
 		Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
 	},
 	{
@@ -123,7 +124,8 @@ var waits = []wait{
 	{State: Done, When: "with a hand-off that is not used", For: "a rank that pulls it and throws it away", Most: "the hold", Early: "shutdown", Then: "the engine frees it at the hold timeout"},
 }
 
-var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering", "answering", "confirming", "lost", "choosing", "calling", "redialing", "done"}
+var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering",
+	"answering", "confirming", "lost", "choosing", "calling", "redialing", "done"}
 
 // saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
 // run beside each other wait for counts as the state in which both are under way.
@@ -135,7 +137,8 @@ func saidLimits(t *testing.T) map[State]map[Limit]bool {
 		said[Calling][x.Until] = true
 	}
 	w := readWords(t)
-	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts", "Early Dialect.Keeps Dialect.Strands", "Mixed"} {
+	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts",
+		"Early Dialect.Keeps Dialect.Strands", "Mixed"} {
 		for _, whole := range []string{"", " Whole", " Whole Deaf"} {
 			turn := "Begun; NoRankTakes; Turn Script=" + script
 			for _, rest := range []string{

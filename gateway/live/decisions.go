@@ -100,7 +100,8 @@ func decoded(d *receipt.Decode) []string {
 	if d.Able == 0 { // nobody asked for the trace
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
-	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
+	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy,
+		words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
 	if d.Stage == "guard" {
 		s = append([]string{"It had waited longest."}, s...)
 	}

@@ -9,7 +9,8 @@ import (
 
 // historyOf is the samples of the last minutes as readers get them.
 func historyOf(kept []detect.Sample) History {
-	out := History{Form: Form, EveryMs: detect.Every.Milliseconds(), AtMs: make([]int64, len(kept)), Ranks: []RankLine{}, Lines: []NumbersLine{}}
+	out := History{Form: Form, EveryMs: detect.Every.Milliseconds(), AtMs: make([]int64, len(kept)), Ranks: []RankLine{},
+		Lines: []NumbersLine{}}
 	lines := map[int32]int{} // of a rank, in out.Ranks
 	for i := range kept {
 		out.AtMs[i] = kept[i].At.UnixMilli()
@@ -44,6 +45,7 @@ func numbers(s *detect.Sample) [len(lineNames)]int64 {
 		return int64(1000 * ms)
 	}
 	return [...]int64{
-		int64(s.Pool), int64(1000 * s.RequestsPerS), int64(s.TokensPerS), us(s.TPOT.P50Ms, s.TPOT), us(s.TPOT.P99Ms, s.TPOT), us(s.TTFT.P50Ms, s.TTFT), us(s.TTFT.P99Ms, s.TTFT),
+		int64(s.Pool), int64(1000 * s.RequestsPerS), int64(s.TokensPerS), us(s.TPOT.P50Ms, s.TPOT), us(s.TPOT.P99Ms, s.TPOT),
+		us(s.TTFT.P50Ms, s.TTFT), us(s.TTFT.P99Ms, s.TTFT),
 	}
 }

@@ -177,7 +177,8 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	watcher, ok := l.join(time.Now())
 	if !ok {
-		refuse(w, openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "too many callers watch already; close another page, come back in a minute, or use /live?once"))
+		refuse(w, openai.NewError(http.StatusServiceUnavailable, "too_many_watchers",
+			"too many callers watch already; close another page, come back in a minute, or use /live?once"))
 		return
 	}
 	defer l.unwatch(watcher)
@@ -204,7 +205,8 @@ func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	if query.Has("width") {
 		var err error
 		if width, err = strconv.Atoi(query.Get("width")); err != nil || width < leastWidth || width > mostWidth {
-			refuse(w, openai.NewError(http.StatusBadRequest, "bad_query", fmt.Sprintf("width is a number of columns from %d to %d", leastWidth, mostWidth)))
+			refuse(w, openai.NewError(http.StatusBadRequest, "bad_query",
+				fmt.Sprintf("width is a number of columns from %d to %d", leastWidth, mostWidth)))
 			return
 		}
 	}

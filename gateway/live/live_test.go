@@ -283,7 +283,8 @@ func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
 	require.Len(t, d.Incidents, 1)
 	require.Equal(t, "Decode engine 10.0.3.10:8000 is down: connection refused", d.Incidents[0].What)
 	require.Positive(t, d.Incidents[0].UntilMs)
-	require.Equal(t, []detect.Failed{{Outcome: "upstream_broken", Status: 502, LastMinute: 7, Last5Min: 7, LastHour: 7, SinceStart: 7}}, d.Failures)
+	require.Equal(t, []detect.Failed{{Outcome: "upstream_broken", Status: 502, LastMinute: 7, Last5Min: 7, LastHour: 7, SinceStart: 7}},
+		d.Failures)
 	var kinds []string
 	for _, e := range l.strip().Events {
 		kinds = append(kinds, e.Kind)

@@ -23,14 +23,16 @@ func roundsOf(g *detect.Group) *Rounds {
 	case t.PrefillSteps == 0:
 		r.Says = "No step had a prefill since the start."
 	default:
-		r.Says = fmt.Sprintf("Since the start %.0f %% of steps had a prefill, and %.0f %% of ranks were empty in them.", 100*r.PrefillShare, 100*r.EmptyShare)
+		r.Says = fmt.Sprintf("Since the start %.0f %% of steps had a prefill, and %.0f %% of ranks were empty in them.", 100*r.PrefillShare,
+			100*r.EmptyShare)
 	}
 	if g.Held > 0 {
 		long := fmt.Sprintf("%.1f s", r.HeldS)
 		if r.HeldS < 1 {
 			long = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
 		}
-		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", words.Capital(words.Count(g.Held, "request")), words.Are(g.Held), long)
+		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", words.Capital(words.Count(g.Held, "request")), words.Are(g.Held),
+			long)
 	}
 	return r
 }

@@ -54,7 +54,8 @@ const (
 
 // stripOf is made of the bins of the ring, of which the first one is only what the second one is compared with.
 func stripOf(bins []detect.Sample) Strip {
-	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{}, Lines: []GroupLine{}, Events: []Event{}}
+	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
+		Lines: []GroupLine{}, Events: []Event{}}
 	begins := func(b *detect.Sample) int64 { return b.At.Truncate(detect.Bin).UnixMilli() }
 	from := 0
 	if n := len(bins); n > 0 && begins(&bins[n-1])-begins(&bins[0]) >= detect.BinsFor.Milliseconds() {

@@ -28,7 +28,8 @@ func TestTheStripHasAQuarterOfAnHour(t *testing.T) {
 	var r detect.Ring
 	require.Empty(t, stripOf(r.Bins()).AtMs)
 	for i := range 2 * 900 {
-		r.Add(seen(detect.Sample{Ended: uint64(10 * i), Groups: []detect.GroupAt{line("m", "dp", int64(1000+i%5))}}, noon.Add(time.Duration(i)*time.Second)))
+		r.Add(seen(detect.Sample{Ended: uint64(10 * i), Groups: []detect.GroupAt{line("m", "dp", int64(1000+i%5))}},
+			noon.Add(time.Duration(i)*time.Second)))
 	}
 	s := stripOf(r.Bins())
 	require.Len(t, s.AtMs, stripBins)
@@ -45,7 +46,8 @@ func TestTheStripHasAQuarterOfAnHour(t *testing.T) {
 func TestEvents(t *testing.T) {
 	type states = map[detect.EngineName]string
 	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
-	base := detect.Sample{Policy: "evenkeel", Engines: states{{Role: "decode", Name: "a:1"}: "up", {Role: "decode", Name: "b:1"}: "up", {Role: "decode", Name: "c:1"}: "up", {Role: "prefill", Name: "c:1"}: "up"}}
+	base := detect.Sample{Policy: "evenkeel", Engines: states{{Role: "decode", Name: "a:1"}: "up", {Role: "decode", Name: "b:1"}: "up",
+		{Role: "decode", Name: "c:1"}: "up", {Role: "prefill", Name: "c:1"}: "up"}}
 	change := func(f func(*detect.Sample)) detect.Sample {
 		n := base
 		n.Engines = maps.Clone(base.Engines)
@@ -143,7 +145,8 @@ func TestHistory(t *testing.T) {
 	var r detect.Ring
 	require.Empty(t, historyOf(r.Seconds()).Lines)
 	for i := range 3 {
-		s := detect.Sample{At: noon.Add(time.Duration(i) * time.Second), Pool: 4, Tokens: int64(70 * i), Ended: uint64(2 * i), Ranks: []detect.RankAt{{ID: 7, KVTokens: int64(i)}}}
+		s := detect.Sample{At: noon.Add(time.Duration(i) * time.Second), Pool: 4, Tokens: int64(70 * i), Ended: uint64(2 * i),
+			Ranks: []detect.RankAt{{ID: 7, KVTokens: int64(i)}}}
 		if i == 1 {
 			s.TTFT = detect.Latency{P50Ms: 5, P99Ms: 9, Samples: 1}
 			s.Ranks = []detect.RankAt{{ID: 3, KVTokens: 9}}

@@ -61,7 +61,8 @@ func (s *sheet) proxy(d *Document) {
 	case !p.Ready:
 		state = "NOT READY: " + p.Why
 	}
-	who := strings.Join(slices.DeleteFunc([]string{p.ID + " " + p.Version, p.Region, p.Role}, func(word string) bool { return word == "" }), ", ")
+	who := strings.Join(slices.DeleteFunc([]string{p.ID + " " + p.Version, p.Region, p.Role}, func(word string) bool { return word == "" }),
+		", ")
 	s.say(0, fmt.Sprintf("%s, up %s, %s: %s", who, lasted(p.UptimeS), clock(d.AtMs), state))
 }
 
@@ -122,13 +123,15 @@ func (s *sheet) over(d *Document) {
 // traffic is what clients get.
 func (s *sheet) traffic(d *Document) {
 	t, p := &d.Traffic, &d.Proxy
-	s.say(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS, short(p.Open), short(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
+	s.say(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS, short(p.Open),
+		short(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
 	s.say(0, fmt.Sprintf("TTFT %s; TPOT %s (last minute)", percentiles(t.TTFT), percentiles(t.TPOT)))
 	for _, f := range d.Failures {
 		if f.LastHour == 0 {
 			continue
 		}
-		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, short(f.Last10S), short(f.Last5Min), short(f.LastHour), short(f.SinceStart))
+		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, short(f.Last10S), short(f.Last5Min), short(f.LastHour),
+			short(f.SinceStart))
 	}
 	for _, a := range d.Advice {
 		s.say(0, "advice for "+a.Model+": "+advised(&a, d.Incidents))
@@ -146,7 +149,8 @@ func advised(a *advice.Advice, incidents []detect.Incident) string {
 
 // prefill is a line for each prefill engine, those that take no prompts first.
 func (s *sheet) prefill(p *detect.Prefill) {
-	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting, p.QueueMax, 100*p.HitShare)
+	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
+		p.QueueMax, 100*p.HitShare)
 	if b := p.Batch; b.Waiting > 0 || b.Ran > 0 {
 		text += fmt.Sprintf("; batch: %s, %s ran", words.Count(b.Waiting, "request")+" wait", short(int64(b.Ran)))
 		if b.Ran > 0 {
@@ -167,7 +171,8 @@ func (s *sheet) prefill(p *detect.Prefill) {
 			s.row("  %d more prefill engines", len(list)-i)
 			break
 		}
-		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padded(tail(e.ID, name), name), e.State, 100*e.KVShare, 100*e.GateShare, e.Inflight, short(e.NewTokens), 100*e.HitShare, e.Why)
+		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padded(tail(e.ID, name), name), e.State, 100*e.KVShare,
+			100*e.GateShare, e.Inflight, short(e.NewTokens), 100*e.HitShare, e.Why)
 	}
 }
 
@@ -237,7 +242,8 @@ func (s *sheet) decisions(all []Decision) {
 		if d.Rank != "" || d.WaitMs > 0 {
 			waited = "waited " + lasted(d.WaitMs/1000) + ", "
 		}
-		s.row("  %s %s%s → %s, %s%s  %s", clock(d.AtMs), prompt, cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited, cmp.Or(d.Outcome, "runs"), d.Why)
+		s.row("  %s %s%s → %s, %s%s  %s", clock(d.AtMs), prompt, cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited, cmp.Or(d.Outcome, "runs"),
+			d.Why)
 	}
 }
 

@@ -30,7 +30,8 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.SteppingRanks < len(g.Ranks) {
 		ranks = fmt.Sprintf("%d of %s step", g.SteppingRanks, ranks)
 	}
-	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, short(g.ImbalanceTokens), 100*g.IdleShare)
+	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, short(g.ImbalanceTokens),
+		100*g.IdleShare)
 	if g.ModelMs > 0 {
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
@@ -83,7 +84,8 @@ func (s *sheet) ranks(g *Group) {
 	} else {
 		s.picture(g)
 	}
-	s.say(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", short(int64(g.MeanTokens)), short(load(fullest)), fullest.Name, short(load(emptiest)), emptiest.Name))
+	s.say(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", short(int64(g.MeanTokens)), short(load(fullest)), fullest.Name,
+		short(load(emptiest)), emptiest.Name))
 	for _, state := range []string{detect.RankDown, detect.RankOut, detect.RankDraining, detect.RankForeign, detect.RankRemoved} {
 		var names []string
 		for i := range g.Ranks {
@@ -174,7 +176,8 @@ const (
 	bandLines = 2
 )
 
-// picture is a column for each rank, as high as its load is beside the fullest one. At the foot of those that are not up stands the letter of their state.
+// picture is a column for each rank, as high as its load is beside the fullest one. At the foot of those that are not up stands the letter
+// of their state.
 func (s *sheet) picture(g *Group) {
 	const axis = 6 // its labels
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis)

@@ -22,16 +22,20 @@ func shown(ranks int) *Document {
 	d := &Document{
 		AtMs: 1_767_225_600_000,
 		Facts: detect.Facts{
-			Proxy:    detect.Proxy{ID: "proxy-a", Version: "v1.2.3", UptimeS: 7300, Ready: true, Policy: "evenkeel", Places: 1024, PlacesUsed: 17, Open: 512},
-			Traffic:  detect.Traffic{Rates: detect.Rates{RequestsPerS: 14.2, TokensPerS: 12_345}, TTFT: detect.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
-			Failures: []detect.Failed{{Outcome: "queue_full", Last5Min: 12, LastHour: 1200, SinceStart: 34_000}, {Outcome: "internal_error", SinceStart: 3}},
-			Advice:   []advice.Advice{{Model: "big-moe", Says: "Decode has 2 ranks, and 4 are advised."}},
+			Proxy: detect.Proxy{ID: "proxy-a", Version: "v1.2.3", UptimeS: 7300, Ready: true, Policy: "evenkeel", Places: 1024, PlacesUsed: 17,
+				Open: 512},
+			Traffic: detect.Traffic{Rates: detect.Rates{RequestsPerS: 14.2, TokensPerS: 12_345},
+				TTFT: detect.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
+			Failures: []detect.Failed{{Outcome: "queue_full", Last5Min: 12, LastHour: 1200, SinceStart: 34_000},
+				{Outcome: "internal_error", SinceStart: 3}},
+			Advice: []advice.Advice{{Model: "big-moe", Says: "Decode has 2 ranks, and 4 are advised."}},
 			Prefill: detect.Prefill{Policy: "finish", Waiting: 3, QueueMax: 1000, HitShare: .41, Engines: []detect.PrefillEngine{
 				{ID: "p1:8100", State: "open", KVShare: .5, GateShare: .9, Inflight: 2, NewTokens: 4096, HitShare: .4}, {ID: "p2:8100", State: "out", GateShare: .9, Why: "refused"},
 			}},
-			Engines: []detect.Engine{{ID: "p1:8100", Role: "prefill", State: "up"}, {ID: "p2:8100", Role: "prefill", State: "down", Why: "connection refused", SinceS: 12}},
-			Geo:     &detect.Geo{Peers: []detect.Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 81.2, InFlight: 3}}},
-			Scopes:  []detect.Scope{{Group: "main", Phase: "owns", Holder: "proxy-a", Epoch: 7}},
+			Engines: []detect.Engine{{ID: "p1:8100", Role: "prefill", State: "up"},
+				{ID: "p2:8100", Role: "prefill", State: "down", Why: "connection refused", SinceS: 12}},
+			Geo:    &detect.Geo{Peers: []detect.Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 81.2, InFlight: 3}}},
+			Scopes: []detect.Scope{{Group: "main", Phase: "owns", Holder: "proxy-a", Epoch: 7}},
 		},
 		Incidents: []detect.Incident{
 			{Severity: "bad", Headline: "Engine outage", What: "Prefill engine p2:8100 is down: connection refused", SinceMs: 1_767_225_588_000, Clients: "Prompts go elsewhere.", Next: "Look at its log.", Runbook: "EvenkeelEngineDown", Command: "curl -sm 3 -i http://p2:8100/health"},
@@ -41,9 +45,11 @@ func shown(ranks int) *Document {
 			Model: detect.Model{Name: "big-moe", Pool: detect.Pool{Entries: 17, OldestS: 2.8}},
 			Groups: []Group{{
 				Group: detect.Group{
-					GroupLoads: board.GroupLoads{Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054}, StepMs: 9.48, ModelMs: 9.2, LostShare: .051,
+					GroupLoads: board.GroupLoads{Name: "main", Barrier: true, Policy: "evenkeel", ImbalanceTokens: 9744, IdleShare: .054}, StepMs: 9.48,
+					ModelMs: 9.2, LostShare: .051,
 				},
-				Twin: Twin{Says: []string{"against jsq-kv: 3.1 ms of every 44 ms step saved, 2.6 rank-hours saved today"}, Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step."},
+				Twin: Twin{Says: []string{"against jsq-kv: 3.1 ms of every 44 ms step saved, 2.6 rank-hours saved today"},
+					Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step."},
 			}},
 		}},
 		Decisions: []Decision{
@@ -53,7 +59,8 @@ func shown(ranks int) *Document {
 	}
 	g := &d.Models[0].Groups[0]
 	for i := range ranks {
-		r := detect.Rank{Name: fmt.Sprintf("d%d:8200/%d", i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: int64(50_000 + 100*i), Capacity: 100_000, Used: 20, Slots: 32, TokenMs: 31}
+		r := detect.Rank{Name: fmt.Sprintf("d%d:8200/%d", i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: int64(50_000 + 100*i),
+			Capacity: 100_000, Used: 20, Slots: 32, TokenMs: 31}
 		switch i {
 		case 1:
 			r.State = detect.RankDraining
@@ -213,7 +220,8 @@ func TestIncidentsOfThePageOfText(t *testing.T) {
 	d.Incidents = nil
 	require.Contains(t, textOf(d, 100), "\nNo incident: nothing is wrong that can be seen from here.\n14.2 requests/s")
 	for i := range 12 {
-		d.Incidents = append(d.Incidents, detect.Incident{Severity: "bad", Headline: "Outage " + strconv.Itoa(i), What: "A thing is wrong", SinceMs: d.AtMs - 9000, LastMs: d.AtMs - 3000})
+		d.Incidents = append(d.Incidents, detect.Incident{Severity: "bad", Headline: "Outage " + strconv.Itoa(i), What: "A thing is wrong",
+			SinceMs: d.AtMs - 9000, LastMs: d.AtMs - 3000})
 	}
 	page := textOf(d, 100)
 	require.Contains(t, page, "\n! bad, for 9 s, not found for 3 s and over if it stays so: Outage 2\n    A thing is wrong.\n")

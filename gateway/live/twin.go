@@ -20,7 +20,8 @@ func twinOf(m *detect.Model, g *detect.Group, on bool) Twin {
 		for _, a := range v.Against {
 			t.Says = append(t.Says, a.Says)
 		}
-		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds), 100*v.ErrorRatio)
+		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds),
+			100*v.ErrorRatio)
 	case !on:
 		t.Note = "The twin is off: dispatch.twin lists no policy."
 	case slices.ContainsFunc(m.Groups, func(o detect.Group) bool { return !o.Barrier }):

@@ -12,7 +12,8 @@ import (
 
 func TestTheTwinInWords(t *testing.T) {
 	said := func(against ...verdict.Against) *verdict.Twin {
-		return &verdict.Twin{AgeSeconds: 12.4, WindowSeconds: 240, Policy: "evenkeel", StepMs: 44, TwinStepMs: 43.6, ErrorRatio: 0.008, Against: against}
+		return &verdict.Twin{AgeSeconds: 12.4, WindowSeconds: 240, Policy: "evenkeel", StepMs: 44, TwinStepMs: 43.6, ErrorRatio: 0.008,
+			Against: against}
 	}
 	for name, c := range map[string]struct {
 		g    detect.Group
@@ -21,11 +22,13 @@ func TestTheTwinInWords(t *testing.T) {
 		note string
 	}{
 		"a verdict": {
-			detect.Group{Source: "learned", Twin: said(verdict.Against{Says: "against jsq-kv: 3.1 ms"}, verdict.Against{Says: "against br0: none"})}, false,
+			detect.Group{Source: "learned", Twin: said(verdict.Against{Says: "against jsq-kv: 3.1 ms"}, verdict.Against{Says: "against br0: none"})},
+			false,
 			[]string{"against jsq-kv: 3.1 ms", "against br0: none"}, "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
 		},
 		"only the policy in force is listed": {
-			detect.Group{Source: "learned", Twin: said()}, false, []string{}, "The twin replayed no other policy: dispatch.twin lists only evenkeel, which is in force.",
+			detect.Group{Source: "learned", Twin: said()}, false, []string{},
+			"The twin replayed no other policy: dispatch.twin lists only evenkeel, which is in force.",
 		},
 		"nothing was replayed yet":    {detect.Group{Source: "learned"}, false, []string{}, "The twin has replayed nothing yet."},
 		"the step is not learned yet": {detect.Group{}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
@@ -34,7 +37,8 @@ func TestTheTwinInWords(t *testing.T) {
 			"The twin has replayed nothing yet, because there is no step model: step time does not follow the fullest rank: are these one group?",
 		},
 		"what a prompt costs is not known yet": {
-			detect.Group{Source: "learned", Rounds: &board.RoundStatus{}}, false, []string{}, "The twin has replayed nothing yet: what a prompt costs is not known.",
+			detect.Group{Source: "learned", Rounds: &board.RoundStatus{}}, false, []string{},
+			"The twin has replayed nothing yet: what a prompt costs is not known.",
 		},
 		"it is off": {detect.Group{Source: "learned"}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
 	} {

@@ -166,7 +166,8 @@ func (l *Loop) rearm() {
 // poll asks which sockets are ready and calls their handlers, and after them the handlers that had not finished in their last
 // turn. It returns true if there may be more to do. Posted functions and expired timers then have their turn first.
 func (l *Loop) poll(uintptr) bool {
-	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0, 0, 0)
+	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
+		0, 0)
 	if errno != 0 && errno != unix.EINTR {
 		panic("loop: epoll_wait: " + errno.Error()) // the descriptor is ours alone: a bug
 	}

@@ -71,13 +71,16 @@ const (
 func New(c Config) *Server {
 	s := &Server{Config: c, desk: newDesk(), served: make(chan struct{}), results: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_bind_callbacks_total",
-		Help: "Callbacks of layerwise decode engines, where bind.listen is set. duplicate: a second callback of one request. unknown: of no request, or of one that is over. bad: refused for its content, its size or its sender. late: its request was given up, and the prefill only frees the blocks.",
+		Help: "Callbacks of layerwise decode engines, where bind.listen is set. duplicate: a second callback of one request. unknown: of no " +
+			"request, or of one that is over. bad: refused for its content, its size or its sender. late: its request was given up, and the " +
+			"prefill only frees the blocks.",
 	}, []string{"result"})}
 	for _, result := range []string{resultOK, resultDuplicate, resultUnknown, resultBad, resultLate} {
 		s.results.WithLabelValues(result)
 	}
 	c.Registerer.MustRegister(s.results, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "evenkeel_bind_callbacks_expected", Help: "Callbacks of layerwise decode engines that the proxy would accept now: one for each bound request, until a moment after it has ended. It is 0 while no request runs.",
+		Name: "evenkeel_bind_callbacks_expected", Help: "Callbacks of layerwise decode engines that the proxy would accept now: one for each " +
+			"bound request, until a moment after it has ended. It is 0 while no request runs.",
 	}, func() float64 { return float64(s.Expected()) }))
 	errorLog, err := zap.NewStdLogAt(c.Log, zap.DebugLevel)
 	if err != nil { // there is such a level
@@ -207,7 +210,8 @@ func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 		s.results.WithLabelValues(resultOK).Inc()
 	}
 	if got.ShortID && s.desk.first(e.wanted.Rank) {
-		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but the proxy could not tell two requests with the same id apart",
+		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but "+
+			"the proxy could not tell two requests with the same id apart",
 			zap.String("engine", e.wanted.Rank))
 	}
 	s.warnOfKeys(e.wanted.Rank, got.Unknown)
@@ -219,7 +223,8 @@ func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 func (s *Server) warnOfKeys(rank string, keys []string) {
 	named, last := s.desk.newKeys(keys)
 	for _, key := range named {
-		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; its value is no address, and the prefill engine gets it unchanged", zap.String("engine", rank), zap.String("key", key))
+		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; its value is no address, and the prefill engine gets "+
+			"it unchanged", zap.String("engine", rank), zap.String("key", key))
 	}
 	if last {
 		s.Log.Warn("callbacks had many keys that this evenkeel does not know; the log names no more of them", zap.Int("keys", mostKeys))
@@ -234,7 +239,8 @@ func (s *Server) spoilt(w http.ResponseWriter, e *Expectation, status int, err e
 		return
 	}
 	if errors.Is(err, mooncake.ErrUnknownHost) {
-		s.Log.Error("ALARM: a decode engine's callback names a host that does not belong to it; the prefill is not sent there", zap.String("engine", e.wanted.Rank), zap.Error(err))
+		s.Log.Error("ALARM: a decode engine's callback names a host that does not belong to it; the prefill is not sent there",
+			zap.String("engine", e.wanted.Rank), zap.Error(err))
 	} else {
 		s.Log.Warn("a callback is refused, and its request is tried again", zap.String("engine", e.wanted.Rank), zap.Error(err))
 	}
@@ -254,7 +260,8 @@ func (s *Server) unwanted(w http.ResponseWriter, why error) {
 func (s *Server) stranger(peer string) {
 	now := time.Now().UnixNano()
 	if last := s.warned.Load(); now-last >= int64(warnEvery) && s.warned.CompareAndSwap(last, now) {
-		s.Log.Warn("a callback is refused, because it came from an address of no decode engine; if a decode engine has this address, add it to bind.allow", zap.String("peer", peer))
+		s.Log.Warn("a callback is refused, because it came from an address of no decode engine; if a decode engine has this address, add it to "+
+			"bind.allow", zap.String("peer", peer))
 	}
 }
 

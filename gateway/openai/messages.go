@@ -36,7 +36,8 @@ func (p *parser) message() *Error {
 	case p.maxTokens == 0:
 		return bad(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
 	case p.thinking >= p.maxTokens: // the decode engine would refuse it, after a whole prefill
-		return bad(CodeInvalidValue, "thinking.budget_tokens", "\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d", p.thinking, p.maxTokens)
+		return bad(CodeInvalidValue, "thinking.budget_tokens", "\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d",
+			p.thinking, p.maxTokens)
 	}
 	return nil
 }

@@ -47,7 +47,8 @@ func TestLeadsTellPromptsApart(t *testing.T) {
 
 func TestErrorsOfMessagesHaveAnthropicsShape(t *testing.T) {
 	for status, kind := range map[int]string{
-		400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large", 415: "invalid_request_error",
+		400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+		415: "invalid_request_error",
 		429: "rate_limit_error", 500: "api_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 	} {
 		e := NewError(status, "x", "no")

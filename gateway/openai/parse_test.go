@@ -17,7 +17,8 @@ import (
 func TestImportsArePure(t *testing.T) { // reading a request needs no clock and no network
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	pure := []string{"bytes", "cmp", "encoding/json", "errors", "fmt", "io", "math", "mime", "mime/multipart", "net/http", "net/url", "slices", "strconv", "strings", "evenkeel/mooncake", "evenkeel/internal/rawjson"}
+	pure := []string{"bytes", "cmp", "encoding/json", "errors", "fmt", "io", "math", "mime", "mime/multipart", "net/http", "net/url", "slices",
+		"strconv", "strings", "evenkeel/mooncake", "evenkeel/internal/rawjson"}
 	require.Subset(t, pure, pkg.Imports, "let the gateway do it and pass the value in") // net/http: names of statuses
 }
 

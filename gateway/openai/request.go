@@ -44,8 +44,9 @@ type Request struct {
 	ContinuousUsage bool // stream_options.continuous_usage_stats, which counts only with the former
 	ReturnTokenIDs  bool
 
-	N            int               // answers for each prompt, 1 or more
-	Likeliest    int               // how many tokens beside each of the answer it has, with their probabilities; AllTokens: as many as the model knows
+	N int // answers for each prompt, 1 or more
+	// how many tokens beside each of the answer it has, with their probabilities; AllTokens: as many as the model knows
+	Likeliest    int
 	Prompts      []json.RawMessage // of a list of several prompts; nil: one prompt, in the body
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key it came from
@@ -175,7 +176,8 @@ func (p *parser) together() *Error {
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
 	if prompts, most := max(1, len(r.Prompts)), unbounded(p.lim.Answers); r.N > most/prompts { // a product could overflow
-		return bad(CodeInvalidValue, d.prompt, "%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"", prompts, r.N, most)
+		return bad(CodeInvalidValue, d.prompt, "%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
+			prompts, r.N, most)
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
 	r.PromptRows = p.promptLogprobs || p.echo && (p.logprobs || r.Endpoint == mooncake.Chat)
@@ -184,7 +186,8 @@ func (p *parser) together() *Error {
 	}
 	if p.beams {
 		if r.Stream {
-			return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
+			return bad(CodeUnsupported, "use_beam_search",
+				"\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
 		}
 		r.Beams, r.N = r.N, 1 // one engine makes all of them
 	}

@@ -97,7 +97,8 @@ func functions(_ *parser, key string, v json.RawMessage) *Error {
 				return wrong(at+".type", kind, isString, "a string")
 			}
 			if name := rawjson.Unquote(kind); name != "function" && name != "custom" {
-				return bad(CodeUnsupported, at+".type", "a tool of type %q is not supported: only tools of type function or custom, which the client runs", shorten(name))
+				return bad(CodeUnsupported, at+".type",
+					"a tool of type %q is not supported: only tools of type function or custom, which the client runs", shorten(name))
 			}
 		}
 		return nil

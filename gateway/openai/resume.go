@@ -66,7 +66,8 @@ func HasTools(b *mooncake.Body) bool {
 // there (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both.
 func asksBeside(b *mooncake.Body) bool {
 	for key, v := range b.All() {
-		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) && string(v) != "false" {
+		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) &&
+			string(v) != "false" {
 			return true
 		}
 	}

@@ -23,7 +23,8 @@ const sglangLikeliest = 20
 
 // ForSGLang refuses what a request must not say to engines of SGLang, whose vocabulary has so many tokens; 0: that is unknown.
 func (r *Request) ForSGLang(vocabulary int) *Error {
-	if most := cmp.Or(vocabulary, sglangLikeliest); r.Likeliest < 0 || r.Likeliest > most { // its scheduler would ask for them unchecked, and end (0.5.23, layers/sampler.py)
+	// its scheduler would ask for them unchecked, and end (0.5.23, layers/sampler.py)
+	if most := cmp.Or(vocabulary, sglangLikeliest); r.Likeliest < 0 || r.Likeliest > most {
 		key := "top_logprobs"
 		switch r.Endpoint {
 		case mooncake.Completions:
@@ -43,13 +44,15 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 		return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" is not supported: the engines of this model have no beam search")
 	}
 	if v, there := r.Body.Get("prompt_logprobs"); there && !isNull(v) {
-		return bad(CodeUnsupported, "prompt_logprobs", "\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
+		return bad(CodeUnsupported, "prompt_logprobs",
+			"\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
 	}
 	if r.Endpoint == mooncake.Chat {
 		r.PromptRows = false // they know no echo there
 	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {
-		return bad(CodeUnsupported, "return_token_ids", "\"return_token_ids\" is not supported for chats by the engines of this model, which have no place for token ids in a stream; completions have one")
+		return bad(CodeUnsupported, "return_token_ids", "\"return_token_ids\" is not supported for chats by the engines of this model, which "+
+			"have no place for token ids in a stream; completions have one")
 	}
 	return nil
 }

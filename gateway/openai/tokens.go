@@ -123,7 +123,8 @@ func (p *parser) tokensTogether() *Error {
 	}
 	if p.req.Stream && p.promptLogprobs {
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
-			return bad(CodeInvalidValue, "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
+			return bad(CodeInvalidValue, "prompt_logprob_token_ids",
+				"\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
 		}
 		p.req.Body.Set("prompt_logprobs", []byte("null"))
 		p.promptLogprobs = false

@@ -36,13 +36,17 @@ func newMetrics(s *Set) *metrics {
 	}
 	return &metrics{
 		set: s, admits: desc("evenkeel_ha_owner", "1 while this proxy admits requests to the decode group."),
-		epoch:   desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
-		away:    desc("evenkeel_ha_lease_store_away", away),
-		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over (ha.members), and the store of the lease confirms nothing."),
-		differs: desc("evenkeel_ha_members_differ", "1 while the holder of the decode group's lease has another list in ha.members than this proxy. While that is so, no owner goes on when the store of the lease is away."),
-		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
+		epoch: desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
+		away:  desc("evenkeel_ha_lease_store_away", away),
+		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over "+
+			"(ha.members), and the store of the lease confirms nothing."),
+		differs: desc("evenkeel_ha_members_differ", "1 while the holder of the decode group's lease has another list in ha.members than this "+
+			"proxy. While that is so, no owner goes on when the store of the lease is away."),
+		taken: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total",
+			Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
 		after: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.host.Buckets,
+			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to " +
+				"the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.host.Buckets,
 		}),
 	}
 }

@@ -29,7 +29,8 @@ func New(c *config.Config, host Host) (*Set, error) {
 		}
 		s.times = ha.Times()
 		if self := c.Geo.Self.ID; len(s.members) > 0 && !slices.Contains(s.members, self) {
-			s.log.Warn("this proxy is not in ha.members: it never owns a decode group, and forwards all requests", zap.String("id", self), zap.Strings("members", s.members))
+			s.log.Warn("this proxy is not in ha.members: it never owns a decode group, and forwards all requests", zap.String("id", self),
+				zap.Strings("members", s.members))
 		}
 		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
 		if _, err := s.open(""); err != nil { // groups come with engines, and later: what is wrong here is said now

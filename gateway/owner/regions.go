@@ -60,7 +60,8 @@ func (n *neighbours) enter() error {
 	}
 	s.all.Store(&all)
 	if c.Ownership.Engine == geo.OwnStatic {
-		s.log.Warn("ownership is static: if the network between regions breaks, a region can have two owners, because no lease prevents it; a proxy that takes over uses only a share of the slots",
+		s.log.Warn("ownership is static: if the network between regions breaks, a region can have two owners, because no lease prevents it; a "+
+			"proxy that takes over uses only a share of the slots",
 			zap.Float64("max_share", c.Ownership.MaxShare))
 	}
 	return nil

@@ -115,7 +115,8 @@ func (s *Set) bar(name string, err error, now time.Time) {
 	b := s.barred[name]
 	if why := fmt.Sprintf("ha: %v", err); b.why != why {
 		b.why = why
-		s.log.Error("this proxy cannot own a decode group, and admits nothing to it; the next line about it comes when the error is another one", zap.String("group", name), zap.String("error", why))
+		s.log.Error("this proxy cannot own a decode group, and admits nothing to it; the next line about it comes when the error is another one",
+			zap.String("group", name), zap.String("error", why))
 	}
 	b.pause = min(max(2*b.pause, standEvery), s.times.Duration)
 	b.until = now.Add(b.pause)

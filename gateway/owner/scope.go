@@ -72,7 +72,8 @@ const sendPatience = time.Second
 // before is on its way.
 func (s *Set) changed(a *Scope, v lease.View) {
 	was := a.view.Load() // each scope has one caller at a time
-	log := s.log.With(zap.String(string(s.kind), a.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder), zap.Int64("epoch", v.Epoch))
+	log := s.log.With(zap.String(string(s.kind), a.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder),
+		zap.Int64("epoch", v.Epoch))
 	if was.Admits == v.Admits {
 		a.mu.Lock()
 		if v.Admits {

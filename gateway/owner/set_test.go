@@ -68,12 +68,14 @@ func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
 		poke: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, left: map[string]*Scope{},
-		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute }, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
+		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
+			Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
 	a := s.scope("us")
 	a.home = true
-	a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, store, lease.Hooks{OnChange: func(v lease.View) { s.changed(a, v) }}, zap.NewNop())
+	a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, store,
+		lease.Hooks{OnChange: func(v lease.View) { s.changed(a, v) }}, zap.NewNop())
 	s.all.Store(&map[string]*Scope{"us": a})
 	return s, a
 }
@@ -176,7 +178,8 @@ func TestTheNextEpochIsAboveWhatAPeerHasSeen(t *testing.T) {
 				s.OnProbe(geo.ProbeReport{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 41, "other": 99}}})
 				s.OnProbe(geo.ProbeReport{Peer: "us-3", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 7}}})
 				if kind == Groups {
-					s.OnProbe(geo.ProbeReport{Peer: "eu-1", Region: "eu", Tenure: geo.Tenure{Seen: map[string]int64{"us": 77}}}) // of a group there that has this name
+					// of a group there that has this name
+					s.OnProbe(geo.ProbeReport{Peer: "eu-1", Region: "eu", Tenure: geo.Tenure{Seen: map[string]int64{"us": 77}}})
 				}
 				require.EqualValues(t, 41, a.claim.Seen())
 				ctx, stop := context.WithCancel(t.Context())
@@ -262,7 +265,8 @@ evenkeel_ha_members_differ{group="us"} 1
 func TestPromisesAreForWhoAsksInItsOwnName(t *testing.T) {
 	s, a := setOf(t, Groups, &lent{})
 	list := []string{"us-1", "us-2"}
-	a.Claim(lease.Config{Self: "us-1_x", Times: lease.DefaultTimes, Members: list}, &lent{}, lease.Hooks{OnChange: func(lease.View) {}}, zap.NewNop())
+	a.Claim(lease.Config{Self: "us-1_x", Times: lease.DefaultTimes, Members: list}, &lent{}, lease.Hooks{OnChange: func(lease.View) {}},
+		zap.NewNop())
 	ask := geo.Vote{Region: "us", Group: "us", Vote: lease.Vote{Holder: "us-2_y", Epoch: 3, Members: list}}
 	require.NoError(t, s.Promise("us-2", ask))
 	require.ErrorIs(t, s.Promise("us-3", ask), lease.ErrNoVote)
@@ -468,7 +472,8 @@ func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
 		running.Go(func() { s.Run(ctx) })
 		time.Sleep(50*time.Second + standEvery/2) // between two looks
 		most := s.times.Duration
-		require.Equal(t, []time.Duration{standEvery, 2 * standEvery, 4 * standEvery, 8 * standEvery, 16 * standEvery, 32 * standEvery, most, most}, pauses())
+		require.Equal(t,
+			[]time.Duration{standEvery, 2 * standEvery, 4 * standEvery, 8 * standEvery, 16 * standEvery, 32 * standEvery, most, most}, pauses())
 		require.Equal(t, 1, logs.Len(), "the same is said once")
 
 		change(func() { delete(groups, "g") })

@@ -47,7 +47,8 @@ type GroupStatus struct {
 }
 
 func statusOf(v *lease.View, r Reach) ScopeStatus {
-	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All, Away: v.Away}
+	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All,
+		Away: v.Away}
 }
 
 // RegionsStatus lists the regions whose engines this proxy may serve, its own
@@ -82,7 +83,8 @@ func (s *Set) GroupsStatus() *HAStatus {
 		if v.Admits {
 			h.Role = "owner"
 		}
-		h.Groups = append(h.Groups, GroupStatus{Group: name, ScopeStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Voted, Differs: v.Differs})
+		h.Groups = append(h.Groups,
+			GroupStatus{Group: name, ScopeStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Voted, Differs: v.Differs})
 	}
 	return h
 }
@@ -106,7 +108,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, a := range *m.set.all.Load() {
 		v := a.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
-			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Voted], m.differs: bit[v.Differs],
+			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Voted],
+			m.differs: bit[v.Differs],
 		} {
 			if desc != nil {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)

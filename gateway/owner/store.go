@@ -30,7 +30,8 @@ type leases struct {
 	client *clientv3.Client // of etcd; nil: not needed yet
 }
 
-func newLeases(engine string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string, log *zap.Logger) *leases {
+func newLeases(engine string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
+	log *zap.Logger) *leases {
 	var boot [6]byte
 	_, _ = rand.Read(boot[:]) // never fails, by its documentation
 	return &leases{

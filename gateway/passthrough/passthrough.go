@@ -43,7 +43,8 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		return s.full()
 	}
 	p := &request.Passed{
-		Engines: s, Path: path, Kind: "application/json", Estimate: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body), Took: s.took.WithLabelValues(path),
+		Engines: s, Path: path, Kind: "application/json", Estimate: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
+		Took: s.took.WithLabelValues(path),
 	}
 	if hears(path) {
 		p.Kind, p.Body = string(ctx.Request.Header.ContentType()), [][]byte{raw}
@@ -60,11 +61,13 @@ func (s *Server) full() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.seats.Full(),
 		Message: "too many requests are passed through to engines already; retry later",
-		Why:     fmt.Sprintf("as many requests are passed through to engines as limits.passed_through allows: %d", s.Settings().Limits.PassedThrough),
+		Why: fmt.Sprintf("as many requests are passed through to engines as limits.passed_through allows: %d",
+			s.Settings().Limits.PassedThrough),
 	}
 	if e.Own {
 		e.Message = "too many of your requests are passed through to engines already; send the next when some have ended"
-		e.Why = fmt.Sprintf("one caller has its share of the requests that may be passed through at once (limits.passed_through: %d): as many as are free beside it", s.Settings().Limits.PassedThrough)
+		e.Why = fmt.Sprintf("one caller has its share of the requests that may be passed through at once (limits.passed_through: %d): as many "+
+			"as are free beside it", s.Settings().Limits.PassedThrough)
 	}
 	return e
 }
@@ -103,10 +106,13 @@ const lackMemory = time.Minute
 
 // New makes the server of a proxy.
 func New(env Env) *Server {
-	s := &Server{Env: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{}, lacks: map[lack]time.Time{}}
+	s := &Server{Env: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{},
+		lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds",
-		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
+		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not " +
+			"count.",
+		Buckets: env.Buckets,
 	}, []string{"endpoint"})
 	for _, path := range Paths {
 		s.took.WithLabelValues(path)
@@ -225,5 +231,6 @@ func (s *Server) Without(instance, path string) {
 var errPaired = &openai.Error{
 	Status: http.StatusNotFound, Type: "invalid_request_error", Code: "no_such_route",
 	Message: "no engine of this model computes what this endpoint asks for: each of its engines does one half of the work for completions",
-	Why:     "all engines of the model are prefill engines, or decode engines beside prefill engines; pass_through: true in the profile lets them compute such requests, but not with connector sglang",
+	Why: "all engines of the model are prefill engines, or decode engines beside prefill engines; pass_through: true in the profile lets " +
+		"them compute such requests, but not with connector sglang",
 }

@@ -372,7 +372,8 @@ func TestAClientThatLeavesPaysForWhatMayBeComputed(t *testing.T) {
 func TestNoCallerHoldsAllTheMemoryOfAnswers(t *testing.T) {
 	t.Parallel()
 	o := &odd{}
-	p := start(t, func(cfg *config.Config) { cfg.Limits.Bodies, cfg.Limits.AnswerBytes = 257<<10, 256<<10 }, o) // a KiB for the requests' own bodies
+	// a KiB for the requests' own bodies
+	p := start(t, func(cfg *config.Config) { cfg.Limits.Bodies, cfg.Limits.AnswerBytes = 257<<10, 256<<10 }, o)
 	ask := func(caller string) reply { return p.post(t.Context(), "/v1/embeddings", embedding, caller, caller) }
 	text := func(n int) string { return `"` + strings.Repeat("x", n) + `"` }
 	sent, ended := make(chan struct{}), make(chan struct{})

@@ -141,11 +141,13 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		t.Cleanup(server.Close)
 		at, err := url.Parse(server.URL)
 		require.NoError(t, err)
-		p.engines.list = append(p.engines.list, fleet.Whole{Instance: "decode " + at.Host, ID: at.Host, Target: &engine.Target{ID: at.Host, URL: at, Rank: -1}, Traffic: &engine.Traffic{}})
+		p.engines.list = append(p.engines.list, fleet.Whole{Instance: "decode " + at.Host, ID: at.Host,
+			Target: &engine.Target{ID: at.Host, URL: at, Rank: -1}, Traffic: &engine.Traffic{}})
 	}
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: p.receipts})
 	require.NoError(t, err)
-	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Serving: t.Context, Journal: told, Client: client, Monitor: monitor, Fleet: p.engines}}
+	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Serving: t.Context, Journal: told, Client: client,
+		Monitor: monitor, Fleet: p.engines}}
 	bodies := edge.NewBodies(int64(cfg.Limits.Bodies))
 	p.Server = New(Env{Registerer: reg, Settings: settings, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
 
@@ -182,7 +184,8 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		p.eventually("nothing is held", func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return len(p.busy) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 && p.engines.Move(func(fleet.Place) bool { return true }) == 0
+			return len(p.busy) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 &&
+				p.engines.Move(func(fleet.Place) bool { return true }) == 0
 		})
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel() // nobody waits for what a test left open

@@ -88,7 +88,8 @@ func New(h Host) (*Peers, error) {
 	r := &Peers{host: h}
 	var err error
 	limits, cfg := &set.Limits, *c
-	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, limits.AnswerBytes, limits.EventBytes
+	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout,
+		limits.AnswerBytes, limits.EventBytes
 	cfg.Tier, cfg.Running, cfg.Draining = h.Tier, r.running, h.Service.Draining
 	cfg.Registerer, cfg.Log = h.Registerer, h.Log
 	if h.Owner != nil {
@@ -157,7 +158,8 @@ func (r *Peers) Start() error {
 	if h.Owner != nil {
 		h.Go(func() { h.Owner.Run(h.Context) })
 	}
-	h.Log.Info("listening for other proxies", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(set.Geo.Peers)))
+	h.Log.Info("listening for other proxies", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()),
+		zap.Int("peers", len(set.Geo.Peers)))
 	return nil
 }
 

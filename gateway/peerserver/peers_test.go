@@ -130,7 +130,8 @@ func wingBeside(t *testing.T, peer string) *wing {
 func (w *wing) hop(from, body, boot string) geo.Hop {
 	now := time.Now()
 	return geo.Hop{
-		N: 1, Max: 1, Origin: from, Via: []string{from}, RID: "r", Time: now.UnixMilli(), Nonce: fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()),
+		N: 1, Max: 1, Origin: from, Via: []string{from}, RID: "r", Time: now.UnixMilli(),
+		Nonce:    fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()),
 		Deadline: now.Add(time.Minute).UnixMilli(), To: "us-1", Boot: boot, Digest: geo.DigestOf([]byte(body)),
 	}
 }
@@ -279,7 +280,8 @@ func TestWhatIsDecodedHereGoesByName(t *testing.T) {
 		_, n := w.running(model)
 		return n
 	}
-	workers := []board.Worker{{ID: 0, Name: "d/0", Model: "m", Slots: 4, Up: true, Lists: base}, {ID: 1, Name: "e/0", Model: "m", Slots: 3, Up: true, Lists: both}}
+	workers := []board.Worker{{ID: 0, Name: "d/0", Model: "m", Slots: 4, Up: true, Lists: base},
+		{ID: 1, Name: "e/0", Model: "m", Slots: 3, Up: true, Lists: both}}
 	w.dispatcher.SetWorkers(workers)
 	require.Equal(t, []int{7, 3}, []int{slots("m"), slots("x")})
 	require.Len(t, w.decodes(), 2)

@@ -59,7 +59,8 @@ func (r *Peers) rejected(reason string) {
 // turnedAway answers what no handler saw.
 func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
 	r.host.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
-	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}, x.Code) {
+	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient},
+		x.Code) {
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
 	}
 }
@@ -77,7 +78,8 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	ep := mooncake.Completions
 	switch {
 	case string(ctx.Method()) != http.MethodPost:
-		r.host.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "only POST is allowed here; other proxies call this listener"))
+		r.host.Fail(ctx,
+			openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "only POST is allowed here; other proxies call this listener"))
 		return
 	case path == geo.ProbePath:
 		answer, refusal := r.node.Answer(ctx.PostBody(), came)
@@ -97,7 +99,8 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	case path == mooncake.Chat.Path():
 		ep = mooncake.Chat
 	case path != mooncake.Completions.Path():
-		r.reject(ctx, &geo.Refusal{Status: http.StatusNotFound, Reject: geo.RejectVersion, Message: "there is no such path between proxies: " + path})
+		r.reject(ctx, &geo.Refusal{Status: http.StatusNotFound, Reject: geo.RejectVersion,
+			Message: "there is no such path between proxies: " + path})
 		return
 	}
 	r.receive(ctx, ep, from, came)
@@ -159,10 +162,12 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 	left := time.UnixMilli(from.Deadline).Sub(came)
 	switch {
 	case r.refusing():
-		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining, Message: "this region takes no new requests"})
+		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining,
+			Message: "this region takes no new requests"})
 		return
 	case left <= 0:
-		r.reject(ctx, &geo.Refusal{Status: http.StatusGatewayTimeout, Reject: geo.RejectDeadline, Message: "the deadline of this request has passed, so its caller does not wait any more"})
+		r.reject(ctx, &geo.Refusal{Status: http.StatusGatewayTimeout, Reject: geo.RejectDeadline,
+			Message: "the deadline of this request has passed, so its caller does not wait any more"})
 		return
 	}
 	if conn, ok := edge.ConnOf(ctx); ok { // the origin has gone on without us by then

@@ -46,7 +46,8 @@ func Beyond(m fleet.Route, req *openai.Request, tokens, answered int) *openai.Er
 	if m.MaxLen == 0 || m.Clamps || req.MaxTokensKey == "" || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
 	}
-	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens, req.MaxTokensKey, req.MaxTokens))
+	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens,
+		req.MaxTokensKey, req.MaxTokens))
 }
 
 func tooLong(req *openai.Request, message string) *openai.Error {

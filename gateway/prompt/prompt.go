@@ -83,7 +83,8 @@ type Reader struct {
 // NewReader makes a reader.
 func NewReader(c Config) *Reader {
 	r := &Reader{Config: c, asked: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were needed. cached: an engine had told them before. engine: an engine was asked. failed: no engine answered, so the prompt is looked up by its bytes.",
+		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were needed. cached: an engine had told them before. engine: an " +
+			"engine was asked. failed: no engine answered, so the prompt is looked up by its bytes.",
 	}, []string{"outcome"})}
 	for _, outcome := range []string{tokenizeKnown, tokenizeAsked, tokenizeFailed} {
 		r.asked.WithLabelValues(outcome)
@@ -157,7 +158,8 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
-	if Bytes(p.Req, p.Leg) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) { // engines count the tokens of the others
+	// engines count the tokens of the others
+	if Bytes(p.Req, p.Leg) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) {
 		return 0, false
 	}
 	body, _ := p.templated(index.Key{})

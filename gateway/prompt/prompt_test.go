@@ -89,7 +89,8 @@ func newReader(t *testing.T, change func(*prefill.IndexConfig)) (*Reader, *tells
 	tier, err := prefill.New(prefill.Config{Policy: cfg.Prefill.Policy, Log: zap.NewNop()})
 	require.NoError(t, err)
 	return NewReader(Config{
-		Client: client, Fleet: e, Tier: tier, Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
+		Client: client, Fleet: e, Tier: tier, Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(),
+		Log: zap.NewNop(),
 	}), e
 }
 
@@ -184,7 +185,8 @@ func TestAnEngineIsAskedOnceForAPrompt(t *testing.T) {
 	require.Len(t, first.Keys, first.Tokens/first.BlockTokens)
 	require.Zero(t, first.Bytes)
 
-	require.Equal(t, first, r.Recognize(parts(t, mooncake.Chat, strings.Replace(chat, "0.5", "0.7", 1))), "the temperature makes no other prompt")
+	require.Equal(t, first, r.Recognize(parts(t, mooncake.Chat, strings.Replace(chat, "0.5", "0.7", 1))),
+		"the temperature makes no other prompt")
 	require.Len(t, e.asked(), 1)
 	r.Recognize(parts(t, mooncake.Chat, strings.Replace(chat, "Hello", "Good evening", 1)))
 	require.Len(t, e.asked(), 2)

@@ -112,7 +112,8 @@ func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	ids, err := r.postTokenize(target, body)
 	switch began, ended := r.tokenizer.answered(turn, time.Now(), err); {
 	case began:
-		r.Log.Warn("an engine did not answer with the token ids of a prompt; engines are asked only from time to time until one answers again", zap.String("engine", target.ID), zap.Error(err))
+		r.Log.Warn("an engine did not answer with the token ids of a prompt; engines are asked only from time to time until one answers again",
+			zap.String("engine", target.ID), zap.Error(err))
 	case ended:
 		r.Log.Info("an engine answers with token ids again; engines are asked for every prompt again", zap.String("engine", target.ID))
 	}

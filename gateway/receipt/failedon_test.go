@@ -18,7 +18,8 @@ func TestTheHostOnWhichRequestsFail(t *testing.T) {
 	}
 	on := func(names ...string) (list []Attempt) {
 		for _, name := range names {
-			list = append(list, Attempt{Cause: "status 500", FailedOn: name, Prefill: &Prefill{Candidate: "p:7000/0"}, Decode: &Decode{Rank: "d:8000"}})
+			list = append(list,
+				Attempt{Cause: "status 500", FailedOn: name, Prefill: &Prefill{Candidate: "p:7000/0"}, Decode: &Decode{Rank: "d:8000"}})
 		}
 		return list
 	}

@@ -50,7 +50,8 @@ func TestFilter(t *testing.T) {
 
 func TestRequestsThatRunAreSlowSinceTheyCame(t *testing.T) {
 	g := NewRing(10, 1<<20)
-	for id, r := range map[string]Receipt{"stuck": {Arrival: time.Now().Add(-time.Hour)}, "new": {Arrival: time.Now()}, "answered": {Arrival: time.Now().Add(-time.Hour), TTFT: 90}} {
+	for id, r := range map[string]Receipt{"stuck": {Arrival: time.Now().Add(-time.Hour)}, "new": {Arrival: time.Now()},
+		"answered": {Arrival: time.Now().Add(-time.Hour), TTFT: 90}} {
 		r.ID = id
 		g.Open(&r)
 	}

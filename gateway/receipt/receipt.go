@@ -188,7 +188,8 @@ const (
 
 // size is what a receipt takes in memory, about.
 func (r *Receipt) size() int64 {
-	n := sizeReceipt + len(r.ID) + len(r.ClientID) + len(r.TraceID) + len(r.Model) + len(r.Key) + len(r.Peer) + len(r.Origin) + sizeAttempt*cap(r.Attempts)
+	n := sizeReceipt + len(r.ID) + len(r.ClientID) + len(r.TraceID) + len(r.Model) + len(r.Key) + len(r.Peer) + len(r.Origin) +
+		sizeAttempt*cap(r.Attempts)
 	choices := func(list []Choice) {
 		for i := range list {
 			n += sizeChoice + len(list[i].Name)

@@ -160,7 +160,8 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 				open = open[1:]
 				continue
 			}
-			l := g.Open(&Receipt{ID: fmt.Sprint(i), ClientID: rapid.SampledFrom([]string{"", "p", "q"}).Draw(t, "name"), Model: strings.Repeat("m", rapid.IntRange(0, 200).Draw(t, "model"))})
+			l := g.Open(&Receipt{ID: fmt.Sprint(i), ClientID: rapid.SampledFrom([]string{"", "p", "q"}).Draw(t, "name"),
+				Model: strings.Repeat("m", rapid.IntRange(0, 200).Draw(t, "model"))})
 			for range rapid.IntRange(0, 4).Draw(t, "attempts") {
 				l.Edit(func(r *Receipt) {
 					r.At(r.Begin(Attempt{})).Decode = &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}

@@ -24,7 +24,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-var rostersOf = flag.String("rosters", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote beside FILE: what was told there is told again, and with -update they become testdata/rosters.jsonl.gz")
+var rostersOf = flag.String("rosters", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote beside FILE: what was "+
+	"told there is told again, and with -update they become testdata/rosters.jsonl.gz")
 
 var update = flag.Bool("update", false, "write the recording that is kept")
 
@@ -174,7 +175,8 @@ func engineOf(t *testing.T, d described) *roster.Engine {
 	at, err := url.Parse(d.Conf.URL)
 	require.NoError(t, err)
 	return &roster.Engine{
-		ID: d.ID, Role: d.Role, Conf: d.Conf, Profile: d.Profile, Hosts: d.Hosts, Found: d.Found, Own: d.Own, Target: &engine.Target{ID: d.ID, URL: at, Rank: -1},
+		ID: d.ID, Role: d.Role, Conf: d.Conf, Profile: d.Profile, Hosts: d.Hosts, Found: d.Found, Own: d.Own,
+		Target: &engine.Target{ID: d.ID, URL: at, Rank: -1},
 	}
 }
 
@@ -189,7 +191,8 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 	})
 	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 	known := func(role string, port string) *roster.Engine {
-		return engineOf(t, described{ID: "e:" + port, Role: role, Profile: &p, Conf: config.Engine{URL: "http://e:" + port, Slots: 4, Group: "g"}})
+		return engineOf(t,
+			described{ID: "e:" + port, Role: role, Profile: &p, Conf: config.Engine{URL: "http://e:" + port, Slots: 4, Group: "g"}})
 	}
 	up := engine.Status{Up: true, StartTime: 1, Models: []engine.Model{{ID: "m"}}}
 	failed := up

@@ -66,7 +66,8 @@ func (r *Reloader) reloadFit() (bool, error) {
 		err = r.host.SetFit(fit)
 	}
 	if err == nil {
-		r.host.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path), zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
+		r.host.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
+			zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
 		r.doubtFit(r.Settings().Config)
 	}
 	return err == nil, err

@@ -66,7 +66,8 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 		return nil, fmt.Errorf("predictor.secret_file: %w", err)
 	}
 	if text = bytes.TrimSpace(text); len(text) < leastSecret {
-		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes; write at least %d random bytes, as `head -c 32 /dev/urandom | base64 > %[1]s` does", p.SecretFile, len(text), leastSecret)
+		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes; write at least %d random bytes, as `head -c 32 /dev/urandom | base64 > "+
+			"%[1]s` does", p.SecretFile, len(text), leastSecret)
 	}
 	return text, nil
 }
@@ -77,8 +78,9 @@ const leastSecret = 16
 // readSecrets reads every secret a config names.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // digests first, so that no change falls between
-		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile), cfg.Predictor.SecretFile: digestOf(cfg.Predictor.SecretFile)},
-		ca:   map[string]digest{},
+		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
+			cfg.Predictor.SecretFile: digestOf(cfg.Predictor.SecretFile)},
+		ca: map[string]digest{},
 	}
 	for _, p := range cfg.Profiles {
 		s.ca[p.CAFile] = digestOf(p.CAFile)
@@ -159,7 +161,8 @@ func (r *Reloader) warnOfReaders(files ...privateFile) {
 	for _, f := range files {
 		info, err := os.Stat(f.path) // the code that needs the file reports a missing one
 		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
-			r.host.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: 0440 where Kubernetes mounts it",
+			r.host.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: "+
+				"0440 where Kubernetes mounts it",
 				zap.String("config", f.key), zap.String("file", f.path))
 		}
 	}

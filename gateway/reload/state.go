@@ -194,15 +194,19 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	m := &metrics{
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "evenkeel_reloads_total", Help: "Files that changed while the proxy ran, by what became of the new version. If it was refused, the version before stays in force, and the log says why.",
+			Name: "evenkeel_reloads_total", Help: "Files that changed while the proxy ran, by what became of the new version. If it was refused, " +
+				"the version before stays in force, and the log says why.",
 		}, []string{"key", "outcome"}),
 		certEnd: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "evenkeel_certificate_expiry_timestamp_seconds", Help: "Unix time at which the certificate that the listener presents now ends.",
 		}, []string{"key"}),
-		ok:   gauge("evenkeel_config_last_reload_successful", "0 if the last config file that was read was refused. /status says where it is wrong."),
-		hash: gauge("evenkeel_config_hash", "The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
+		ok: gauge("evenkeel_config_last_reload_successful",
+			"0 if the last config file that was read was refused. /status says where it is wrong."),
+		hash: gauge("evenkeel_config_hash",
+			"The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
 	}
-	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS, keyGeoCA, keyGeoKeys} {
+	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS,
+		keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{used, refused} {
 			m.reloads.WithLabelValues(key, outcome)
 		}

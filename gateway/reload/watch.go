@@ -28,7 +28,8 @@ func (r *Reloader) Watch(ctx context.Context) {
 func (r *Reloader) fileList() []string {
 	cfg := r.Settings()
 	all := []string{
-		r.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile, cfg.Predictor.File, cfg.Predictor.SecretFile,
+		r.source.file, cfg.KeysFile, cfg.Admin.TokenFile, cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.Admin.TLS.CertFile, cfg.Admin.TLS.KeyFile,
+		cfg.Predictor.File, cfg.Predictor.SecretFile,
 		cfg.Geo.TLS.Cert, cfg.Geo.TLS.Key, cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile,
 	}
 	all = append(all, cfg.Discovery.Files...)
@@ -56,7 +57,8 @@ func (r *Reloader) lookAtSecrets() {
 		switch changed, err := w.reload(); {
 		case err != nil:
 			r.metrics.reloads.WithLabelValues(w.key, refused).Inc()
-			r.host.Log.Error("a changed file is not used, and its content before the change stays in force; correct the file", zap.String("key", w.key), zap.Error(err))
+			r.host.Log.Error("a changed file is not used, and its content before the change stays in force; correct the file",
+				zap.String("key", w.key), zap.Error(err))
 		case changed:
 			r.metrics.reloads.WithLabelValues(w.key, used).Inc()
 			r.host.Log.Info("a changed file is in force now", zap.String("key", w.key))

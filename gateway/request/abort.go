@@ -75,7 +75,8 @@ func (a *aborting) end(srv *Server) {
 	}
 	time.AfterFunc(abortWait, a.leave)
 	if err := a.abortAt(srv, rank, id); err != nil {
-		srv.Log.Warn("an engine was not told to end a request that its client has ended, so that the engine is left instead", zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
+		srv.Log.Warn("an engine was not told to end a request that its client has ended, so that the engine is left instead",
+			zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
 		a.leave()
 	}
 }

@@ -201,7 +201,8 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 	refused := s.fault != nil && s.firstAt.IsZero() && s.fault.Refused()
 	_, told := s.answer.Mirror.Usage()
 	unsaid := kind == board.Finished && (s.untold || !told)
-	return board.Outcome{Kind: kind, Generated: s.answer.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard, Orphaned: s.stranded, Kept: kind == board.Finished && !s.local && s.answer.Mirror.Kept()}
+	return board.Outcome{Kind: kind, Generated: s.answer.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard,
+		Orphaned: s.stranded, Kept: kind == board.Finished && !s.local && s.answer.Mirror.Kept()}
 }
 
 // avoided are engines that a request keeps off, because they failed at it, or refused it.

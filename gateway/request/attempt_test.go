@@ -29,7 +29,8 @@ func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
 // out of service, however often it does.
 func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 	srv := newServer(t)
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
+		Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
 	kid := edge.NewDisconnect(zap.NewNop())
 	kid.Leave()
 	for range 6 {

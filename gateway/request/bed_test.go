@@ -84,12 +84,15 @@ type setup struct {
 	profile         mooncake.Profile
 	configure       func(*config.Config, *Env)
 	route           fleet.Route
-	pins            bool                                                              // ranks behind one address heed their name at each endpoint
-	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
-	late            bool                                                              // decode engines may pull KV that was given away: the test says that no answer is made of it
-	gauged          bool                                                              // the gauges of decode engines are read, all the time
-	address         func(at string) string                                            // where an engine is reached instead; nil: where it is
-	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands in front of each engine; nil: nothing does
+	// ranks behind one address heed their name at each endpoint
+	pins bool
+	// requests wait for a free slot; else each goes on to a rank at once
+	waits bool
+	// decode engines may pull KV that was given away: the test says that no answer is made of it
+	late    bool
+	gauged  bool                                                              // the gauges of decode engines are read, all the time
+	address func(at string) string                                            // where an engine is reached instead; nil: where it is
+	front   func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands in front of each engine; nil: nothing does
 }
 
 const refModel = "ref"
@@ -150,7 +153,8 @@ func start(t *testing.T, o setup) *bed {
 		b.engines.prefills = e.Config().DPSize
 		for rank := range b.engines.prefills {
 			c := prefill.Candidate{
-				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
+				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o), Profile: &p,
+				Models: []string{refModel}, Board: refModel, Live: true,
 				Second: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
 			}
 			if e.Config().DPSize > 1 {
@@ -166,7 +170,8 @@ func start(t *testing.T, o setup) *bed {
 			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Keeps: profile.Keeps(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
 		}, o)
 	}
-	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume, FirstEventTimeout: profile.FirstEventTimeout}.WithDefaults()
+	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume,
+		FirstEventTimeout: profile.FirstEventTimeout}.WithDefaults()
 	for i, c := range o.mixed {
 		c.Role = refengine.Aggregated
 		e, group := b.engine(c, &mooncake.Profile{}), "main"
@@ -180,7 +185,8 @@ func start(t *testing.T, o setup) *bed {
 		if known := func(c prefill.Candidate) bool { return c.ID == group }; !slices.ContainsFunc(candidates, known) {
 			first := b.engines.ranks[b.workers[len(b.workers)-1].ID]
 			candidates = append(candidates, prefill.Candidate{
-				ID: group, Instance: group, Target: first.Target, Profile: &alone, Models: []string{refModel}, Board: mixedBoard, Live: true, Mixed: true, Second: o.prefill != nil && o.second != config.PreferPD,
+				ID: group, Instance: group, Target: first.Target, Profile: &alone, Models: []string{refModel}, Board: mixedBoard, Live: true,
+				Mixed: true, Second: o.prefill != nil && o.second != config.PreferPD,
 			})
 		}
 	}
@@ -192,7 +198,8 @@ func start(t *testing.T, o setup) *bed {
 	if profile.AllowLocalPrefill || profile.PullsLacking() || o.mixed != nil {
 		var ranks []local.Rank
 		for _, w := range b.workers {
-			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill || w.Mixed})
+			ranks = append(ranks,
+				local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill || w.Mixed})
 		}
 		b.Locals.Set(ranks)
 	}
@@ -369,7 +376,8 @@ func (b *bed) settle() {
 	}
 }
 
-// clean settles what no engine was to spoil: no hand-off was lost, and no engine keeps or computed anything that the proxy does not know of.
+// clean settles what no engine was to spoil: no hand-off was lost, and no engine keeps or computed anything that the proxy does not know
+// of.
 func (b *bed) clean() {
 	b.t.Helper()
 	b.settle()
@@ -389,9 +397,9 @@ func (b *bed) clean() {
 
 var verdicts = [...]string{engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}
 
-// fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with prefills, and who
-// was reported, or failed at a prefill, only with blame, and what is left to prefill engines only with holds. Of two legs that run at once, either may
-// end first, so that these may differ.
+// fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with
+// prefills, and who was reported, or failed at a prefill, only with blame, and what is left to prefill engines only with holds. Of two legs
+// that run at once, either may end first, so that these may differ.
 func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string {
 	words := []string{got}
 	note := func(n int, format string, args ...any) {
@@ -473,7 +481,8 @@ func (b *bed) discarded() (all []string) {
 
 // readGauges has a monitor read the gauges of decode engines. What it says of them otherwise is not heard.
 func (b *bed) readGauges() {
-	m := engine.NewMonitor(engine.MonitorConfig{Client: b.Client, Registerer: b.registry, HealthInterval: 20 * time.Millisecond, FactsInterval: 50 * time.Millisecond})
+	m := engine.NewMonitor(engine.MonitorConfig{Client: b.Client, Registerer: b.registry, HealthInterval: 20 * time.Millisecond,
+		FactsInterval: 50 * time.Millisecond})
 	var list []engine.Instance
 	for _, r := range b.engines.ranks {
 		list = append(list, engine.Instance{ID: r.Instance, Role: fleet.Decode, Target: r.Target, Canaries: []*engine.Target{r.Target}})

@@ -45,7 +45,8 @@ func (j *job) echoed() int {
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.leg)) // no engine has counted the prompt; a token of text has at least one byte
 }
 
-// mayTake is how many bytes a stream of so many tokens may have, each with so many likeliest ones and none with more than an event may have.
+// mayTake is how many bytes a stream of so many tokens may have, each with so many likeliest ones and none with more than an event may
+// have.
 func mayTake(tokens, likeliest, event int) int64 {
 	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
 		likeliest = anyVocabulary
@@ -84,7 +85,8 @@ func (s *source) limits(first time.Duration) sse.Limits {
 	if s.muffled {
 		gap = max(gap, l.ProbeTimeout)
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, s.job.req.Likeliest, l.EventBytes), First: max(1, first), Gap: gap}
+	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, s.job.req.Likeliest, l.EventBytes), First: max(1, first),
+		Gap: gap}
 }
 
 // waitAtMost is the time that a limit stands for.
@@ -109,17 +111,18 @@ func waitAtMost(l lifecycle.Limit, set *fleet.Settings, p *mooncake.Profile) tim
 
 const abortTime = 200 * time.Millisecond
 
-// manyTimes is how many times as long as predicted a rank that prefills and decodes may take for a prompt, on top of the first_event_timeout
-// of its profile, before its core is asked for signs of life.
+// manyTimes is how many times as long as predicted a rank that prefills and decodes may take for a prompt, on top of the
+// first_event_timeout of its profile, before its core is asked for signs of life.
 const manyTimes = 16
 
-var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it takes to compute it: there was no event on any of its streams, and no gauge moved")
+var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it " +
+	"takes to compute it: there was no event on any of its streams, and no gauge moved")
 
 // watchCore ends a call that waits for its first event, if the core of the rank stands still: its prompt takes far longer than it
 // should, and for first_event_timeout there was no event on any stream of the rank, and no gauge of it moved. A core that is only slow
 // gives such signs, and keeps the request. The request also stays if no rank of another group, or of another engine, takes requests, and
-// as long as prefill.retry says no: many requests wait there at once, and the other group is not to get all of them in one moment. A prompt that
-// brings cores to a stand meets so many of them, and not all.
+// as long as prefill.retry says no: many requests wait there at once, and the other group is not to get all of them in one moment. A prompt
+// that brings cores to a stand meets so many of them, and not all.
 // limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
 	if s.slot.ComputeMs <= 0 || s.whole || s.muffled || s.job.in.ToDecode != nil {

@@ -123,8 +123,8 @@ func (b *bed) eventually(what string, ok func() bool) {
 	}
 }
 
-// judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be right, too.
-// Two answers have the seeds 5 and 6.
+// judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be
+// right, too. Two answers have the seeds 5 and 6.
 func (b *bed) judge(prompt, more string) string {
 	b.t.Helper()
 	seeds := []string{""}

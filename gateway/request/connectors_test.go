@@ -44,7 +44,8 @@ func TestConnectors(t *testing.T) {
 			t.Parallel()
 			decode := row.engine
 			decode.DPSize = 2
-			b := start(t, setup{waits: true, prefill: []refengine.Config{row.engine}, decode: []refengine.Config{decode}, profile: mooncake.Profile{Connector: row.config}})
+			b := start(t, setup{waits: true, prefill: []refengine.Config{row.engine}, decode: []refengine.Config{decode},
+				profile: mooncake.Profile{Connector: row.config}})
 			before := b.decodes()
 			for _, more := range shapes {
 				require.Equal(t, "right", b.judge("one two three "+more, more))
@@ -124,7 +125,8 @@ func TestRoomsBelongToRanks(t *testing.T) {
 func TestRanksThatAreNotNamedMayFail(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "round_robin"}}, decode: []refengine.Config{{DPSize: 2, DPMode: "internal"}}, waits: true,
+		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "round_robin"}},
+		decode:  []refengine.Config{{DPSize: 2, DPMode: "internal"}}, waits: true,
 		profile: mooncake.Profile{Connector: mooncake.SGLang, NameRanks: new(false)},
 	})
 	b.says(append(b.p, b.d...), refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)})

@@ -37,7 +37,8 @@ func TestNoChatBreaksOnAscend(t *testing.T) {
 			e := []refengine.Config{{Version: row.version}}
 			b := start(t, setup{prefill: e, decode: e, profile: mooncake.Profile{Connector: row.connector}.WithDefaults()})
 			for range 30 {
-				require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, Leg: refengine.LegDecode, AfterTokens: 7, Count: mostGivenBack}))
+				require.NoError(t,
+					b.d[0].SetFaults(refengine.Rule{Fault: refengine.Recomputed, Leg: refengine.LegDecode, AfterTokens: 7, Count: mostGivenBack}))
 				require.Equal(t, map[string]int{"right": mostGivenBack}, <-b.judgeAll(mostGivenBack))
 			}
 			b.settle()
@@ -139,9 +140,10 @@ func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
 
 // boundFaults are what engines of a connector can do wrong besides.
 var boundFaults = map[string][]refengine.Fault{
-	mooncake.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
-	mooncake.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
-	mooncake.NIXLPush:        {refengine.DoneLost},
+	mooncake.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost,
+		refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
+	mooncake.SGLang:   {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
+	mooncake.NIXLPush: {refengine.DoneLost},
 }
 
 // Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id or room is used twice, and nothing is
@@ -153,7 +155,8 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 			t.Parallel()
 			fills := refengine.Config{PrefillConcurrency: 8, BootstrapTimeout: time.Second}
 			b := start(t, setup{
-				prefill: []refengine.Config{fills, fills}, decode: []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, waits: true,
+				prefill: []refengine.Config{fills, fills},
+				decode:  []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, waits: true,
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: 2 * time.Second},
 				configure: func(c *config.Config, _ *Env) {
 					c.Limits.ProbeTimeout = 3 * time.Second
@@ -179,7 +182,8 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 				}
 			}
 			faults(b.p, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Reset, refengine.Reject}, boundFaults[connector]...))
-			faults(b.d, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Throttle, refengine.Reset, refengine.ErrorEvent, refengine.SilentEnd}, boundFaults[connector]...))
+			faults(b.d, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Throttle, refengine.Reset, refengine.ErrorEvent,
+				refengine.SilentEnd}, boundFaults[connector]...))
 			lives := int64(300)
 			if race.Enabled {
 				lives = 100
@@ -224,13 +228,15 @@ func conversation(n int) []trace.Request {
 func TestManyThatLeave(t *testing.T) {
 	t.Parallel()
 	fills := refengine.Config{PrefillConcurrency: 4}
-	b := start(t, setup{prefill: []refengine.Config{fills, fills}, decode: []refengine.Config{{DPSize: 4, Slots: 8, C0: 4 * time.Millisecond}}, waits: true})
+	b := start(t, setup{prefill: []refengine.Config{fills, fills}, decode: []refengine.Config{{DPSize: 4, Slots: 8, C0: 4 * time.Millisecond}},
+		waits: true})
 	requests := 600
 	if race.Enabled {
 		requests = 200
 	}
 	got, err := load.Run(t.Context(), load.Config{
-		URLs: []string{b.url}, Requests: conversation(requests), Concurrency: 64, Chat: 0.5, Stream: 0.7, Seed: 3, Model: refModel, Cancel: load.Cancel{Share: 0.35},
+		URLs: []string{b.url}, Requests: conversation(requests), Concurrency: 64, Chat: 0.5, Stream: 0.7, Seed: 3, Model: refModel,
+		Cancel: load.Cancel{Share: 0.35},
 	})
 	require.NoError(t, err)
 	require.Zero(t, got.Failed, "%v %v", got.Kinds, got.Failures)

@@ -88,11 +88,13 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 			if sure {
 				why = lifecycle.Outlived
 			}
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: why}, failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: why},
+				failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 		}
 		var err error
 		if kv, err = h.Params(s.began); err != nil {
-			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired}, failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired},
+				failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 		}
 		h.Lease.Dispatched()
 	}
@@ -164,7 +166,8 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 		s.slot.Unheard(s.mayHave)
 	}
 	call := upstream.Call{
-		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond, Alone: s.rank.Group != "",
+		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
+		Alone:  s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	j.abort.sent(s.rank, headers)
@@ -176,7 +179,8 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 
 // disbelieved is the end of a decode leg whose KV may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late, handoff.ErrLate)
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late,
+		handoff.ErrLate)
 }
 
 // openBeside sends the decode leg of a request whose prefill leg runs beside it, and reads up to its first data event.
@@ -224,7 +228,8 @@ func (s *stream) openBeside() *failure.Fault {
 // engine counts, up to the decode engine's count, which its first event may lack.
 func (s *stream) firstBeside() error {
 	err := s.first(time.Now().Add(handoff.Forever))
-	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.answer.Mirror.Prompt() == 0 && s.stage == flows {
+	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.answer.Mirror.Prompt() == 0 &&
+		s.stage == flows {
 		err = s.fill()
 	}
 	if err == nil && s.broken != nil {
@@ -318,9 +323,10 @@ func (p *partner) arrange() *failure.Fault {
 			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
 	case p.dialect.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.expect = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
-			return rank.Profile.ReadCallback(body, p.meeting.RequestID, longest, leastBlock, known)
-		}})
+		p.expect = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
+			Read: func(body []byte) (mooncake.Callback, error) {
+				return rank.Profile.ReadCallback(body, p.meeting.RequestID, longest, leastBlock, known)
+			}})
 		p.meeting.Metaserver = p.expect.URL
 	case p.dialect.Keeps:
 		if p.meeting.Coordinates = srv.Fleet.Coordinates(c); p.meeting.Coordinates == nil {

@@ -111,7 +111,8 @@ func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 			}
 			for i, rule := range fault.Forms() {
 				for _, side := range []string{"prefill", "decode"} {
-					if o.profile.Connector == mooncake.SGLang && d.path == "/v1/messages" && side == "decode" && (fault == refengine.FinishError || fault == refengine.MissingFinish) {
+					if o.profile.Connector == mooncake.SGLang && d.path == "/v1/messages" && side == "decode" &&
+						(fault == refengine.FinishError || fault == refengine.MissingFinish) {
 						continue // SGLang says there that the answer came to its end
 					}
 					t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
@@ -206,7 +207,8 @@ func TestAnAbortedTransferOfADialectIsNotBelieved(t *testing.T) {
 func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
-		decode: []refengine.Config{{C0: 20 * time.Millisecond}}, profile: mooncake.Profile{Connector: mooncake.SGLang, FirstEventTimeout: 200 * time.Millisecond},
+		decode:    []refengine.Config{{C0: 20 * time.Millisecond}},
+		profile:   mooncake.Profile{Connector: mooncake.SGLang, FirstEventTimeout: 200 * time.Millisecond},
 		configure: func(c *config.Config, _ *Env) { c.Limits.EventTimeout = 200 * time.Millisecond },
 	})
 	began := time.Now()
@@ -224,7 +226,8 @@ func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
 func TestADecodeOutlivesAPrefillThatCannotBeAborted(t *testing.T) {
 	t.Parallel()
 	const grace = 2 * time.Second
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) { c.Bind.Grace = grace }})
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang},
+		configure: func(c *config.Config, _ *Env) { c.Bind.Grace = grace }})
 	require.NoError(t, b.p[0].SetFaults(standing))
 	leave, wait := b.sendTo(dialects[0].path, dialects[0].body(short, ""))
 	b.eventually("both legs run", func() bool { return b.p[0].Stats().Requests == 1 && b.d[0].Stats().Waiting+b.d[0].Stats().Running == 1 })
@@ -303,23 +306,24 @@ func TestAnAnswerThatIsLostBeforeItsFirstTokenBeginsOnce(t *testing.T) {
 			t.Parallel()
 			var spoke atomic.Bool
 			var b *bed
-			b = start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
-				body, _ := io.ReadAll(r.Body)
-				r.Body = io.NopCloser(strings.NewReader(string(body)))
-				if !strings.Contains(string(body), "do_remote_prefill") || !strings.Contains(string(body), `"stream":true`) || spoke.Swap(true) {
-					engine.ServeHTTP(w, r)
-					return
-				}
-				w.Header().Set("Content-Type", "text/event-stream")
-				for _, event := range row.sent {
-					_, _ = io.WriteString(w, event)
-					w.(http.Flusher).Flush()
-					time.Sleep(10 * time.Millisecond) // nothing tells that the proxy has read an event by itself
-				}
-				if row.want != "right" { // it ends once the client has what came, however busy the machine is
-					b.eventually("the client has it", func() bool { return b.begun() > 0 })
-				}
-			}})
+			b = start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull},
+				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+					body, _ := io.ReadAll(r.Body)
+					r.Body = io.NopCloser(strings.NewReader(string(body)))
+					if !strings.Contains(string(body), "do_remote_prefill") || !strings.Contains(string(body), `"stream":true`) || spoke.Swap(true) {
+						engine.ServeHTTP(w, r)
+						return
+					}
+					w.Header().Set("Content-Type", "text/event-stream")
+					for _, event := range row.sent {
+						_, _ = io.WriteString(w, event)
+						w.(http.Flusher).Flush()
+						time.Sleep(10 * time.Millisecond) // nothing tells that the proxy has read an event by itself
+					}
+					if row.want != "right" { // it ends once the client has what came, however busy the machine is
+						b.eventually("the client has it", func() bool { return b.begun() > 0 })
+					}
+				}})
 			require.Equal(t, row.want, row.of.judge(b, "a prompt", true))
 			require.True(t, spoke.Load())
 			b.settle()

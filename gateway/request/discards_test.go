@@ -19,7 +19,8 @@ import (
 func TestADiscardLeavesNothingInAPrefixCache(t *testing.T) {
 	t.Parallel()
 	e := refengine.Config{PrefixCache: 64}
-	b := start(t, setup{decode: []refengine.Config{e, e, e}, waits: true, configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = "prr" }})
+	b := start(t, setup{decode: []refengine.Config{e, e, e}, waits: true,
+		configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = "prr" }})
 	for i := range 5 {
 		prompt := reftext.MakePrompt(uint64(i), 300)
 		require.NoError(t, b.d[i%3].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, Leg: refengine.LegDecode, Count: 1}))

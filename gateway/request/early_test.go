@@ -165,9 +165,10 @@ func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 	for _, connector := range earlyConnectors {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{decode: []refengine.Config{{Slots: 2}}, profile: mooncake.Profile{Connector: connector}, configure: func(c *config.Config, _ *Env) {
-				c.Bind.Grace = 300 * time.Millisecond
-			}})
+			b := start(t, setup{decode: []refengine.Config{{Slots: 2}}, profile: mooncake.Profile{Connector: connector},
+				configure: func(c *config.Config, _ *Env) {
+					c.Bind.Grace = 300 * time.Millisecond
+				}})
 			require.NoError(t, b.p[0].SetFaults(standing))
 			for range 2 {
 				leave, wait := b.send(chat(short, `"stream":true,`))
@@ -279,12 +280,14 @@ var standing = refengine.Rule{Fault: refengine.Standstill, DelayMS: int(time.Hou
 // A request waits for a prefill engine that can begin before it takes a slot: here one request at a time.
 func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{Slots: 8}}, profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
-		c.Prefill.Push.MaxUnanswered, c.Bind.Lead = 1, 0
-	}})
+	b := start(t, setup{decode: []refengine.Config{{Slots: 8}}, profile: mooncake.Profile{Connector: mooncake.SGLang},
+		configure: func(c *config.Config, _ *Env) {
+			c.Prefill.Push.MaxUnanswered, c.Bind.Lead = 1, 0
+		}})
 	require.NoError(t, b.p[0].SetFaults(standing))
 	done := b.judgeAll(4)
-	b.eventually("one is bound, and the others wait", func() bool { return b.d[0].Stats().Requests > 0 && b.Open() == 4 && b.Tier.Waiting(refModel) == 3 })
+	b.eventually("one is bound, and the others wait",
+		func() bool { return b.d[0].Stats().Requests > 0 && b.Open() == 4 && b.Tier.Waiting(refModel) == 3 })
 	require.EqualValues(t, 1, b.d[0].Stats().Requests)
 	require.NoError(t, b.p[0].SetFaults())
 	b.eventually("all are answered", func() bool { // the decode engine first: what it has meanwhile does not count

@@ -82,7 +82,8 @@ func (s *stream) step(e lifecycle.Event) {
 	}
 }
 
-var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled, lifecycle.Finish: board.Finished}
+var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
+	lifecycle.Finish: board.Finished}
 
 // finish closes the stream's contents: whole when fail is nil, else with an error event, never as if whole.
 func (s *stream) finish(fail *openai.Error) {

@@ -264,7 +264,8 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					t.Parallel()
 					rule, known := ends[row.leg]
 					require.True(t, known, row.leg)
-					o := setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}}, profile: mooncake.Profile{Connector: table.connector}}
+					o := setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
+						profile: mooncake.Profile{Connector: table.connector}}
 					hangs := rule.Fault == refengine.Hang || rule.Fault == refengine.NoCallback // nothing else ends it
 					if hangs {
 						o.profile.FirstEventTimeout = limit
@@ -319,7 +320,8 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					if result := callbackOf[row.leg]; result != "" && table.connector == mooncake.AscendLayerwise {
 						require.EqualValues(t, 1, b.metric(t, "evenkeel_bind_callbacks_total", result))
 					}
-					require.Equal(t, want, b.fate(got, b.asked[0], leads || table.connector == mooncake.AscendLayerwise, leads, leads || table.connector != mooncake.NIXLPush))
+					require.Equal(t, want,
+						b.fate(got, b.asked[0], leads || table.connector == mooncake.AscendLayerwise, leads, leads || table.connector != mooncake.NIXLPush))
 				})
 			}
 		}

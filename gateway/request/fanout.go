@@ -74,16 +74,19 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
-	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), mode: openai.OutputMode(&whole.body), stop: make(chan struct{})}
+	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), mode: openai.OutputMode(&whole.body),
+		stop: make(chan struct{})}
 	if whole.ask.ID != nil {
 		f.id = whole.ask.ID
 	}
 	for i := range legs {
 		kid, name := edge.NewDisconnect(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, in: in, record: in.Record.Leg(name),
+			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, in: in,
+			record: in.Record.Leg(name),
 			ask: sse.Ask{
-				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs || req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
+				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs ||
+					req.Endpoint == mooncake.Tokens, Cached: -1, Form: sse.FormOf(req.Endpoint.Path()),
 				ID: f.nameOf(i), Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})

@@ -28,10 +28,13 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	kid := edge.NewDisconnect(srv.Log)
 	kid.Leave()
 	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record}
+	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
+		record: in.Record}
 	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
-		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, record: in.Record.Leg(letters(i))}})
+		f.legs = append(f.legs,
+			branch{kid: kid,
+				job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, record: in.Record.Leg(letters(i))}})
 	}
 	f.legs[0].job.local.slot = r.Slot
 
@@ -54,7 +57,8 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		req := &openai.Request{Stream: stream}
 		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
-			f.legs = append(f.legs, branch{kid: edge.NewDisconnect(srv.Log), job: &job{srv: srv.Server, req: req, in: in, record: in.Record.Leg(letters(i))}})
+			f.legs = append(f.legs,
+				branch{kid: edge.NewDisconnect(srv.Log), job: &job{srv: srv.Server, req: req, in: in, record: in.Record.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

@@ -38,13 +38,15 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	set := fleet.NewSettings(config.Default())
 	engines := &engines{frees: true, calls: calls(t)}
 	srv := &Server{Env: Env{
-		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: engines, Engines: func() Engines { return engines },
+		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: engines,
+		Engines:  func() Engines { return engines },
 		Settings: func() *fleet.Settings { return set },
 	}}
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())}, in: &Incoming{}}
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())},
+		in: &Incoming{}}
 	j.record = new(journal.Journal).Request(journal.Facts{})
 	s := &stream{source: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
 	return s.open(nil, lifecycle.ByFirstEvent)
@@ -60,7 +62,8 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	handshake.VerifyConnection = func(tls.ConnectionState) error {
 		return claim.GiveBack(2, func() {})
 	}
-	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Scope: a})
+	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake},
+		Profile: &mooncake.Profile{}, Scope: a})
 	require.ErrorIs(t, fault.Err, owner.ErrNotOwner)
 	require.Equal(t, lifecycle.Anew, fault.Verdict().Next, "it goes to who has the group now")
 	require.Equal(t, lifecycle.Keep, fault.Verdict().KV, "with its hand-off, if the group is ours again")

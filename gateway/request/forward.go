@@ -40,7 +40,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, 
 		held = j.srv.Settings().Prefill.Queue.BatchTimeout
 	}
 	whole, failure := f.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
+		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
 		Dials: j.ran > 0, // it was lost once, perhaps with a connection that had been kept alive
 	})
@@ -97,7 +98,9 @@ func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 	if x.Sibling {
 		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
-			return lifecycle.PeerRefuses, openai.Unavailable("owner_lost", "the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
+			return lifecycle.PeerRefuses,
+				openai.Unavailable("owner_lost",
+					"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
 		}
 		if x.Ran {
 			j.ran++
@@ -119,7 +122,8 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.in.Stays && !j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.in.Stays &&
+			!j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
 	}
 	if from := j.in.From; from != nil {
 		a.Came = from

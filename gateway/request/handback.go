@@ -15,8 +15,8 @@ import (
 
 // How a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back: fetched).
 
-// ownTurns says whose turns a request may go on from, and how its prompt goes. ok is false for a prompt whose token ids nobody has said, for
-// one that the engine changes, and if the engine must compute it.
+// ownTurns says whose turns a request may go on from, and how its prompt goes. ok is false for a prompt whose token ids nobody has said,
+// for one that the engine changes, and if the engine must compute it.
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	cut, _ := j.body.Get("truncate_prompt_tokens")
@@ -85,6 +85,7 @@ func (s *stream) keepTurn() {
 	}
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
-		Scope: scope, IDs: all[:tokens:tokens], Params: bytes.Clone(said.HandBack), Made: made, Came: now, Until: now.Add(p.Keeps() - p.Keeps()/4),
+		Scope: scope, IDs: all[:tokens:tokens], Params: bytes.Clone(said.HandBack), Made: made, Came: now,
+		Until: now.Add(p.Keeps() - p.Keeps()/4),
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

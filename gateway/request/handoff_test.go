@@ -35,15 +35,18 @@ func (l *late) Gone() <-chan struct{} {
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	srv := newServer(t)
 	<-srv.discards.Close() // none begins
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
+		Profile: &mooncake.Profile{}}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	used := func() int { return srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used }
 	for range 20 { // either may be seen first
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{edge.NewDisconnect(srv.Log), func() bool { return used() == 1 }}
-		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, record: srv.Journal.Request(journal.Facts{}), prompt: 7}
-		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease, Origin: handoff.Origin{Request: j, Prompt: 7}}
+		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{},
+			record: srv.Journal.Request(journal.Facts{}), prompt: 7}
+		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease,
+			Origin: handoff.Origin{Request: j, Prompt: 7}}
 		slot, f := j.wait(h)
 		if f == nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})

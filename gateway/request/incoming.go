@@ -52,7 +52,8 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.keep(ctx, in, in.Record.Arrival)
 	}
 	j.leg = &legs[0].Leg
-	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
+	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
+		Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	switch req.Endpoint {
 	case mooncake.Tokens:
 		j.ask.TokenIDs, j.ask.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
@@ -149,7 +150,8 @@ func (srv *Server) Broken(in *Incoming) {
 // Score asks every prefill policy where a request would go, without sending it.
 func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
 	legs := req.Legs()
-	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, record: srv.Journal.Request(journal.Facts{})}
+	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{},
+		record: srv.Journal.Request(journal.Facts{})}
 	return srv.Tier.Score(j.arrival())
 }
 
@@ -225,7 +227,8 @@ func (srv *Server) expose(ctx *fasthttp.RequestCtx, in *Incoming) {
 	}
 	h := &ctx.Response.Header
 	h.Set(decodeHeader, told.Rank)
-	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", told.QueueMs, told.ProbeMs, told.WaitMs, told.TransferMs))
+	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", told.QueueMs, told.ProbeMs, told.WaitMs,
+		told.TransferMs))
 	if told.Route == journal.Disaggregated {
 		h.Set(prefillHeader, told.Prefill)
 		h.Set(PolicyHeader, told.PrefillPolicy)

@@ -76,7 +76,8 @@ func TestAClientThatWaitsGetsComments(t *testing.T) {
 		for _, loops := range []int{2, 0} {
 			t.Run(fmt.Sprintf("%s %s %s local %t loops %d", row.connector, row.path, row.more, row.local, loops), func(t *testing.T) {
 				t.Parallel()
-				o := setup{profile: mooncake.Profile{Connector: row.connector}, prefill: []refengine.Config{{PrefillBase: slowly}}, decode: []refengine.Config{{PrefillBase: slowly}}}
+				o := setup{profile: mooncake.Profile{Connector: row.connector}, prefill: []refengine.Config{{PrefillBase: slowly}},
+					decode: []refengine.Config{{PrefillBase: slowly}}}
 				if row.local {
 					o = alone(o)
 				}
@@ -136,7 +137,8 @@ func TestNothingComesBeforeTheFirstComment(t *testing.T) {
 	for _, after := range []time.Duration{0, time.Hour} {
 		t.Run(after.String(), func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{prefill: []refengine.Config{{PrefillBase: slowly}}, configure: func(c *config.Config, _ *Env) { c.Limits.KeepAlive = after }})
+			b := start(t, setup{prefill: []refengine.Config{{PrefillBase: slowly}},
+				configure: func(c *config.Config, _ *Env) { c.Limits.KeepAlive = after }})
 			r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
 			require.Equal(t, http.StatusOK, r.status)
 			require.Zero(t, comments(&r, mooncake.Chat.Path()))
@@ -259,7 +261,8 @@ func TestAClientThatLeavesBehindComments(t *testing.T) {
 
 // post is a request for a chat as it stands on the wire.
 func post(body, protocol string) string {
-	return fmt.Sprintf("POST %s %s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", mooncake.Chat.Path(), protocol, len(body), body)
+	return fmt.Sprintf("POST %s %s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", mooncake.Chat.Path(),
+		protocol, len(body), body)
 }
 
 // The connection is used again behind an answer with comments, whole or failed, and one of HTTP/1.0 has no chunks and ends.

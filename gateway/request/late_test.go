@@ -195,7 +195,8 @@ func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
 	o.configure = func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 10 }
 	b := start(t, o)
 	leave := b.endless()
-	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode, Count: 1}))
+	require.NoError(t,
+		b.d[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode, Count: 1}))
 	got := b.judging("a prompt", `"stream":true,`)
 	b.eventually("it is in the engine's queue", func() bool { return b.decodes() > 1 })
 	tokens := b.d[0].Stats().Tokens

@@ -163,7 +163,8 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 	for _, p := range []parting{
 		{
 			name: "in prefill", phase: journal.Prefill,
-			o:       setup{decode: []refengine.Config{once}, prefill: []refengine.Config{{Faults: []refengine.Rule{{Fault: refengine.Hang, Skip: 1}}}}},
+			o: setup{decode: []refengine.Config{once},
+				prefill: []refengine.Config{{Faults: []refengine.Rule{{Fault: refengine.Hang, Skip: 1}}}}},
 			here:    func(b *bed, _ int64) { b.eventually("it is prefilled again", func() bool { return b.probes() == 2 }) },
 			engines: work{probes: 2, decodes: 1, pulls: 1},
 		},

@@ -81,7 +81,8 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	if len(rule.Ranks) == 0 {
 		return nil
 	}
-	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
+	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
+		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	r := <-j.srv.Dispatcher.EnqueueLocal(e, rule)
 	if r.Err != nil {
 		j.srv.metrics.localDeclined.Inc()
@@ -203,7 +204,8 @@ func (s *stream) reportLocal() {
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: s.rank.Board}
 		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached, s.began); turned {
-			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
+			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+
+				"more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
 		}
 	}

@@ -25,7 +25,8 @@ import (
 func TestARankThatFailsAtAPromptLeavesItToPrefill(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
-		"is refused with 503", "is refused with 500", "is reset before the head", "is reset after the 200", "is garbage", "is an error beneath a 200",
+		"is refused with 503", "is refused with 500", "is reset before the head", "is reset after the 200", "is garbage",
+		"is an error beneath a 200",
 		"is given back at the first token", "begins with an error event", "ends before the first token",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -188,17 +189,18 @@ func TestAPromptThatHandsNothingOff(t *testing.T) {
 		t.Run(fmt.Sprint(allowed), func(t *testing.T) {
 			t.Parallel()
 			var probes atomic.Int64
-			b := start(t, setup{profile: mooncake.Profile{AllowLocalPrefill: allowed}, front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
-				body, _ := io.ReadAll(r.Body)
-				if r.Body = io.NopCloser(bytes.NewReader(body)); !bytes.Contains(body, []byte(`"do_remote_decode":true`)) {
-					engine.ServeHTTP(w, r)
-					return
-				}
-				probes.Add(1)
-				w.Header().Set("Content-Type", "application/json")
-				_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],`+
-					`"usage":{"prompt_tokens":900,"completion_tokens":1,"total_tokens":901},"kv_transfer_params":null}`)
-			}})
+			b := start(t, setup{profile: mooncake.Profile{AllowLocalPrefill: allowed},
+				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+					body, _ := io.ReadAll(r.Body)
+					if r.Body = io.NopCloser(bytes.NewReader(body)); !bytes.Contains(body, []byte(`"do_remote_decode":true`)) {
+						engine.ServeHTTP(w, r)
+						return
+					}
+					probes.Add(1)
+					w.Header().Set("Content-Type", "application/json")
+					_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],`+
+						`"usage":{"prompt_tokens":900,"completion_tokens":1,"total_tokens":901},"kv_transfer_params":null}`)
+				}})
 			body := talk(`"stream":true,`, reftext.MakePrompt(6, 900))
 			if !allowed {
 				require.Equal(t, http.StatusBadGateway, b.post(mooncake.Chat.Path(), body).status)
@@ -257,9 +259,10 @@ func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 // of a session nothing is remembered.
 func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{}, {}}, waits: true, configure: func(c *config.Config, _ *Env) {
-		c.Dispatch.Policy = "evenkeel"
-	}})
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{}, {}}, waits: true,
+		configure: func(c *config.Config, _ *Env) {
+			c.Dispatch.Policy = "evenkeel"
+		}})
 	on := func(body string) string {
 		text, finished, fail := read(t, b.post(mooncake.Chat.Path(), body))
 		require.Empty(t, fail)
@@ -284,9 +287,10 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 // engines' caches.
 func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, PrefixCache: 4096}}, waits: true, configure: func(c *config.Config, _ *Env) {
-		c.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
-	}}))
+	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, PrefixCache: 4096}}, waits: true,
+		configure: func(c *config.Config, _ *Env) {
+			c.Prefill.Index.TokenizeTimeout = patience // a busy machine counts the prompt, too
+		}}))
 	first := reftext.MakePrompt(1, 3000)
 	require.Equal(t, journal.Disaggregated, b.say(talk(`"stream":true,`, first)), "3000 new tokens")
 	was := b.asked[0].Record.Rank

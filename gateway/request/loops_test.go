@@ -38,7 +38,8 @@ func eachDriver(t *testing.T, configure func(*config.Config), f func(t *testing.
 // streamed is a request for an answer of so many tokens, as it stands on the wire.
 func streamed(prompt string, tokens int, header string) string {
 	body := completion(prompt, fmt.Sprintf(`"stream":true,"ignore_eos":true,"max_tokens":%d,`, tokens))
-	return fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s", header, len(body), body)
+	return fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s", header,
+		len(body), body)
 }
 
 // wire is a connection of a client that writes its own bytes, these first, and has room for so many.
@@ -175,17 +176,18 @@ func TestAShutdownWaitsForTheAnswerOnly(t *testing.T) {
 
 // A client that reads a little now and then is within write_timeout for ever, and is cut in the end.
 func TestAClientThatSipsIsCutInTheEnd(t *testing.T) {
-	eachDriver(t, func(c *config.Config) { c.Limits.ClientLag, c.Limits.ClientBacklog = 500*time.Millisecond, 4096 }, func(t *testing.T, b *bed) {
-		_, br := b.wire(streamed("a story", 100_000, ""), 4096)
-		p := make([]byte, 64)
-		var err error
-		for err == nil { // a read for every few tokens, until it is cut
-			_, err = br.Read(p)
-			tokens := b.d[0].Stats().Tokens
-			b.eventually("it is decoded", func() bool { st := b.d[0].Stats(); return st.Tokens >= tokens+20 || st.Running == 0 })
-		}
-		b.eventually("it is counted", func() bool { return b.ln.Stats().CutLagging == 1 })
-		b.clean()
-		require.Equal(t, "client_closed", b.asked[0].Record.Outcome)
-	})
+	eachDriver(t, func(c *config.Config) { c.Limits.ClientLag, c.Limits.ClientBacklog = 500*time.Millisecond, 4096 },
+		func(t *testing.T, b *bed) {
+			_, br := b.wire(streamed("a story", 100_000, ""), 4096)
+			p := make([]byte, 64)
+			var err error
+			for err == nil { // a read for every few tokens, until it is cut
+				_, err = br.Read(p)
+				tokens := b.d[0].Stats().Tokens
+				b.eventually("it is decoded", func() bool { st := b.d[0].Stats(); return st.Tokens >= tokens+20 || st.Running == 0 })
+			}
+			b.eventually("it is counted", func() bool { return b.ln.Stats().CutLagging == 1 })
+			b.clean()
+			require.Equal(t, "client_closed", b.asked[0].Record.Outcome)
+		})
 }

@@ -64,7 +64,8 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			l := &listens{}
 			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
 			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
-			kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
+			kid, in := edge.NewDisconnect(zap.NewNop()),
+				&Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
 			in.Record.Arrival = arrive
 			if row.deadline > 0 {
 				in.Deadline = arrive.Add(row.deadline)
@@ -76,8 +77,9 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			body, err := mooncake.ScanBody([]byte(`{"prompt":"`+string(text)+`"}`), 0)
 			require.NoError(t, err)
 			j := &job{
-				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}}, model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
-				in: in, record: in.Record, prompt: row.prompt,
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
+				model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
+				in:    in, record: in.Record, prompt: row.prompt,
 			}
 			srv.Places.Reserve()
 			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})

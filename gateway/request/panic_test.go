@@ -31,7 +31,8 @@ func withEngines(t *testing.T) *server {
 	srv := newServer(t)
 	p := (&mooncake.Profile{}).WithDefaults()
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
-	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}}
+	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
+		Signs: engine.NewSigns()}}
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	return srv
@@ -43,7 +44,8 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	srv := withEngines(t)
 
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record}
+	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
+		record: in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -85,19 +87,24 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record, prompt: 7}
+	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
+		record: in.Record, prompt: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
-	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(), Deadline: time.Now().Add(time.Minute)})
+	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(),
+		Deadline: time.Now().Add(time.Minute)})
 	require.NoError(t, bound.Err)
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn}, {What: lifecycle.HandedOver}, {What: lifecycle.Bound}} {
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn},
+		{What: lifecycle.HandedOver}, {What: lifecycle.Bound}} {
 		j.tell(e, nil)
 	}
 	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
-	r := &runner{job: j, lease: lease, held: held, slot: bound.Slot, stream: j.newStream(bound.Slot)} // without the fault, so that it cannot be judged
+	// without the fault, so that it cannot be judged
+	r := &runner{job: j, lease: lease, held: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 	require.Panics(t, func() {
-		_, _ = r.run(lifecycle.Event{What: lifecycle.Fell, End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Broke}})
+		_, _ = r.run(lifecycle.Event{What: lifecycle.Fell,
+			End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Broke}})
 	})
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "an engine may have read it")
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
@@ -109,7 +116,8 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
+		record: in.Record}
 	waits := func(enqueue func(*pool.Entry) <-chan dispatcher.Result) {
 		srv.Places.Reserve()
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, enqueue) })
@@ -136,7 +144,8 @@ func early(t *testing.T, to client) (*server, *runner) {
 	srv := newServer(t)
 	p := (&mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}).WithDefaults()
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
-	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}}
+	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
+		Signs: engine.NewSigns()}}
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
 	srv.engines.at = map[string]*mooncake.Coordinates{"p/0": {EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}}
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
@@ -144,15 +153,17 @@ func early(t *testing.T, to client) (*server, *runner) {
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{
-		srv: srv.Server, body: body, leg: &mooncake.Leg{}, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, client: reader{to},
-		model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
+		srv: srv.Server, body: body, leg: &mooncake.Leg{}, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
+		client: reader{to},
+		model:  fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
 	}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes},
+		{What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
 		j.tell(e, nil)
 	}
 	return srv, &runner{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
@@ -212,7 +223,8 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	require.True(t, seat.Acquire(1))
 	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Limits: unlimited{}}
 	srv.open.Add(1)
-	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil), Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
+	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
+		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
 	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{edge.NewDisconnect(zap.NewNop())}, in: in, record: in.Record, passed: p}
 	for _, e := range []lifecycle.Event{{What: lifecycle.Begun, Script: lifecycle.Passed}, {What: lifecycle.Chosen}, {What: lifecycle.First}} {
 		j.tell(e, nil)

@@ -66,12 +66,13 @@ type partner struct {
 
 // Why the legs of a request did not come together.
 var (
-	errUnknown     = errors.New("it is not known yet at which address decode engines reach the prefill engine")
-	errUnheard     = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
-	errNoCallback  = errors.New("the decode engine did not say in time where the KV goes")
-	errRestarted   = errors.New("the prefill engine restarted after the decode engine had got its address")
-	errSilent      = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
-	errLate        = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; a later answer could be made of another prompt's KV")
+	errUnknown    = errors.New("it is not known yet at which address decode engines reach the prefill engine")
+	errUnheard    = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
+	errNoCallback = errors.New("the decode engine did not say in time where the KV goes")
+	errRestarted  = errors.New("the prefill engine restarted after the decode engine had got its address")
+	errSilent     = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
+	errLate       = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; a later answer " +
+		"could be made of another prompt's KV")
 	errUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
 	errBroken      = errors.New("the prefill engine broke off while it handed the KV over")
 	errLeft        = errors.New("the client left")

@@ -86,7 +86,8 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	var all []prefill.Candidate
 	c.srv.engines.at = map[string]*mooncake.Coordinates{}
 	for _, id := range []string{"a", "b"} {
-		all = append(all, prefill.Candidate{ID: id + "/0", Instance: "prefill " + id, Target: p, Models: []string{"m"}, Live: true, Profile: &profile})
+		all = append(all,
+			prefill.Candidate{ID: id + "/0", Instance: "prefill " + id, Target: p, Models: []string{"m"}, Live: true, Profile: &profile})
 		c.srv.engines.at[id+"/0"] = &mooncake.Coordinates{EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}
 	}
 	c.srv.Tier.SetCandidates(all)
@@ -96,7 +97,8 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{
-		srv: c.srv.Server, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, body: body, id: "1", record: c.srv.Journal.Request(journal.Facts{}),
+		srv: c.srv.Server, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, body: body, id: "1",
+		record: c.srv.Journal.Request(journal.Facts{}),
 		client: reader{edge.NewDisconnect(zap.NewNop())},
 	}
 	var until lifecycle.Limit
@@ -106,7 +108,8 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		todo := j.tell(e, nil)
 		until = todo[len(todo)-1].Until
 	}
-	s := &stream{source: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, call: c.srv.Client.NewCall(d)}}
+	s := &stream{source: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile},
+		call: c.srv.Client.NewCall(d)}}
 	require.Nil(t, s.meet(lease, 1, until))
 	c.partner = s.partner
 	go func() {
@@ -512,10 +515,12 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			defer c.mu.Unlock()
 			require.ElementsMatch(t, strings.Fields(row.aborted), c.aborted)
 			for _, cause := range []string{causeDecode, causePrefill, causeCallback, causeSilent} {
-				require.EqualValues(t, map[bool]int{true: 1}[cause == row.rebind], testutil.ToFloat64(c.srv.metrics.rebinds.WithLabelValues(cause)), cause)
+				require.EqualValues(t, map[bool]int{true: 1}[cause == row.rebind], testutil.ToFloat64(c.srv.metrics.rebinds.WithLabelValues(cause)),
+					cause)
 			}
 			for _, cause := range []string{drainLeft, drainLate} {
-				require.EqualValues(t, map[bool]int{true: 1}[cause == row.drain], testutil.ToFloat64(c.srv.metrics.drains.WithLabelValues(cause)), cause)
+				require.EqualValues(t, map[bool]int{true: 1}[cause == row.drain], testutil.ToFloat64(c.srv.metrics.drains.WithLabelValues(cause)),
+					cause)
 			}
 		})
 	}

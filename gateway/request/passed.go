@@ -140,7 +140,8 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 		s.resp.SetDeadline(s.began.Add(call.Limits.FirstByte))
 		return takePiece(s, call, limits.AnswerBytes)
 	}
-	s.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte, Gap: limits.EventTimeout})
+	s.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
+		Gap: limits.EventTimeout})
 	for !s.answer.Mirror.Started() && s.stage == flows {
 		_ = s.fill() // its error is in s.fault, too
 	}
@@ -162,10 +163,12 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	whole, err := p.readAll(s.resp, limit)
 	switch {
 	case errors.Is(err, errNoRoom):
-		full := openai.Unavailable("overloaded", "requests and answers, of all callers or of you alone, take all the memory that they may use; retry later", 1)
+		full := openai.Unavailable("overloaded",
+			"requests and answers, of all callers or of you alone, take all the memory that they may use; retry later", 1)
 		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, full, err)
 	case errors.Is(err, engine.ErrTooLarge):
-		large := failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")
+		large := failure.BadGateway(failure.Engine,
+			"its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")
 		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, large, err)
 	case err != nil:
 		return call.Broke(err)

@@ -142,7 +142,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 }
 
 // accept makes a hand-off of a probe's answer.
-func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *failure.Fault) {
+func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff,
+	*failure.Fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
 	switch engines := j.srv.Engines(); {
@@ -178,8 +179,10 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	prefilled(j, &got, c.Profile)
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
-	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID)}
-	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.record.Attempts}
+	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease,
+		Born: j.srv.Fleet.Made(born, c, got.EngineID)}
+	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body,
+		Leg: j.leg, Prompt: j.prompt, Attempt: j.record.Attempts}
 	if got.Coordinates != nil {
 		j.srv.Fleet.Learn(c, born, got.Coordinates)
 	}
@@ -263,7 +266,8 @@ func (p *partner) probe() (again bool) {
 		call.by())
 	answered := time.Now()
 	hungUp := f != nil && f.Why == lifecycle.HungUp
-	if hungUp && deaf(p.whole, p.rank.Profile, j.req.Endpoint) { // the engine may write all the same, and the end of this leg ends the decode leg
+	// the engine may write all the same, and the end of this leg ends the decode leg
+	if hungUp && deaf(p.whole, p.rank.Profile, j.req.Endpoint) {
 		select {
 		case <-time.After(p.limit(lifecycle.ByGrace)):
 		case <-j.srv.Serving().Done():
@@ -343,7 +347,8 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	if !j.req.Stream {
 		ask.ContinuousUsage, ask.Whole = true, true
 	}
-	s := slotless(j, &fleet.Rank{Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}, ask)
+	s := slotless(j,
+		&fleet.Rank{Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}, ask)
 	if err := takeAll(s, answer); err != nil {
 		s.settle(0)
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),

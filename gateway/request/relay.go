@@ -49,7 +49,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		assembler = newAssembler(j)
 	}
-	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local // the first event of a whole answer is its last
+	// the first event of a whole answer is its last
+	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local
 	s.run = j.srv.Fleet.Track(at, call, safe)
 	if s.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != lifecycle.KeepNothing {
 		s.answer.Trail.KeepPrompt = s.local || rank.Profile.Early()

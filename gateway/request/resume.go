@@ -17,7 +17,8 @@ import (
 	"evenkeel/sse"
 )
 
-var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its profile, or upgrade the engine")
+var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
+	"profile, or upgrade the engine")
 
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
 // what the client has, and spliced so that the client reads one answer.
@@ -58,7 +59,8 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != lifecycle.Broken:
-		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier),
+		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code),
+			zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone)
@@ -228,7 +230,8 @@ func (j *job) forget() {
 // stay for a long answer.
 func (s *stream) shed() {
 	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart && s.answer.Mirror.Tokens() == 0 {
+	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart &&
+		s.answer.Mirror.Tokens() == 0 {
 		return
 	}
 	s.answer.Mirror.Untrack()

@@ -153,7 +153,8 @@ func ask(t *testing.T, ofChat bool, more string) (path, body, prompt string, ren
 	if ofChat {
 		path, bodyOf = mooncake.Chat.Path(), chat
 	}
-	for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 || reftext.NaturalLength(rendered.Answer) < 12; seed++ {
+	for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 ||
+		reftext.NaturalLength(rendered.Answer) < 12; seed++ {
 		prompt = reftext.MakePrompt(seed, 40)
 		body = bodyOf(prompt, more)
 		var err error
@@ -237,9 +238,10 @@ func TestALostAnswerGoesOn(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			o := setup{profile: mooncake.Profile{ChatResume: row.resume}, prefill: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
-				c.Bind.Confirm = patience // the prefill's answer decides, however busy the machine is
-			}}
+			o := setup{profile: mooncake.Profile{ChatResume: row.resume}, prefill: []refengine.Config{{PrefixCache: 4096}},
+				configure: func(c *config.Config, _ *Env) {
+					c.Bind.Confirm = patience // the prefill's answer decides, however busy the machine is
+				}}
 			switch {
 			case row.way == isLocal:
 				o = alone(o)
@@ -405,7 +407,8 @@ func TestLegsGoOn(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM}})
 	for i, more := range []string{`"stream":true,"stream_options":{"include_usage":true},"n":3,"seed":5,`, `"n":3,"seed":5,`} {
-		require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 4, Count: 3}, slow))
+		require.NoError(t,
+			b.d[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 4, Count: 3}, slow))
 		prompt, total := reftext.MakePrompt(uint64(11+i), 30), 0
 		r := b.post(mooncake.Chat.Path(), chat(prompt, more))
 		require.Equal(t, http.StatusOK, r.status, r.body)
@@ -460,7 +463,8 @@ func TestAnswersThatDoNotFitGoOn(t *testing.T) {
 			prompt := reftext.MakePrompt(uint64(i), 60)
 			r := b.post(mooncake.Completions.Path(), completion(prompt, fmt.Sprintf(`"stream":%v,"max_tokens":300,`, i%3 > 0)))
 			got, key := readSeamless(t, r), reftext.Of(prompt).Answer
-			if n, err := reftext.Check(key, 0, got.texts[0]); r.status != http.StatusOK || n != reftext.NaturalLength(key) || err != nil || got.fail != "" {
+			if n, err := reftext.Check(key, 0, got.texts[0]); r.status != http.StatusOK || n != reftext.NaturalLength(key) || err != nil ||
+				got.fail != "" {
 				t.Errorf("%d: %d tokens of %d, %v %s", r.status, n, reftext.NaturalLength(key), err, got.fail)
 			}
 		})

@@ -30,7 +30,8 @@ func refused(t *testing.T, r reply, status int) string {
 // Hand-offs that no decode rank fetches fill a prefill engine's KV cache: new prompts wait, and are refused when that takes too long.
 func TestPrefillMemoryIsTaken(t *testing.T) {
 	t.Parallel()
-	b, free := full(t, setup{prefill: []refengine.Config{{KVTokens: 2048}}, configure: func(c *config.Config, _ *Env) { c.Prefill.Queue.Timeout = 200 * time.Millisecond }})
+	b, free := full(t, setup{prefill: []refengine.Config{{KVTokens: 2048}},
+		configure: func(c *config.Config, _ *Env) { c.Prefill.Queue.Timeout = 200 * time.Millisecond }})
 	leave, wait := b.send(chat(reftext.MakePrompt(1, 1900), ""))
 	pooled(b, 1)
 	require.Equal(t, "prefill_kv_exhausted", refused(t, b.post(mooncake.Chat.Path(), chat("one two", "")), http.StatusServiceUnavailable))
@@ -120,7 +121,8 @@ func TestBeyondTheContext(t *testing.T) {
 					before := b.probes()
 					path, request := body(stream + `"max_tokens":50,"ignore_eos":true,`)
 					r := b.post(path, request)
-					if !row.ok && r.status == http.StatusOK && row.probes > 0 && name == "two prompts" && stream != "" { // the other one's answer had begun before an engine refused this one
+					// the other one's answer had begun before an engine refused this one
+					if !row.ok && r.status == http.StatusOK && row.probes > 0 && name == "two prompts" && stream != "" {
 						_, _, fail := readAll(t, r)
 						require.Contains(t, []string{"engine_refused", "context_length_exceeded"}, fail)
 						continue
@@ -164,7 +166,8 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 					asked.Add(1)
 				}
 			}}
-			b := start(t, setup{prefill: append(e, count), decode: e, configure: func(c *config.Config, _ *Env) { c.Prefill.Index.TokenizeTimeout = patience }})
+			b := start(t, setup{prefill: append(e, count), decode: e,
+				configure: func(c *config.Config, _ *Env) { c.Prefill.Index.TokenizeTimeout = patience }})
 			b.route.MaxLen, b.route.Clamps, b.engines.counts = 200, clamps, b.fill[1]
 			for _, more := range []string{`"max_tokens":201,`, `"max_completion_tokens":201,`} {
 				require.Equal(t, "context_length_exceeded", refused(t, b.post(mooncake.Chat.Path(), chat("hello", more)), http.StatusBadRequest))
@@ -184,7 +187,8 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 // The end of a proxy waits until the hand-off of a request that was refused after its prefill is discarded.
 func TestTheEndWaitsForDiscards(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}}, configure: func(c *config.Config, _ *Env) { c.Limits.DrainTimeout = time.Second }})
+	b := start(t, setup{decode: []refengine.Config{{TransferBase: 200 * time.Millisecond}},
+		configure: func(c *config.Config, _ *Env) { c.Limits.DrainTimeout = time.Second }})
 	b.route.MaxLen = 131072
 	r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":131072,`))
 	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")

@@ -244,7 +244,8 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 }
 
 func (r *runner) begin() {
-	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) }) // before the request's life knows of it
+	// before the request's life knows of it
+	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) })
 	r.stream = r.job.newStream(r.slot)
 }
 

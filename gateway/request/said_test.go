@@ -40,7 +40,8 @@ func TestWhatMessagesAndResponsesSay(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				prefill: []refengine.Config{{PrefixCache: 4096, Version: row.version}}, decode: []refengine.Config{{DPSize: 2, Version: row.version}}, profile: row.profile,
+				prefill: []refengine.Config{{PrefixCache: 4096, Version: row.version}}, decode: []refengine.Config{{DPSize: 2, Version: row.version}},
+				profile: row.profile,
 			})
 			ofMessage := func(more string) string { return dialects[0].body(prompt, more) }
 			post := func(path, body string) reply {
@@ -72,7 +73,8 @@ func TestWhatMessagesAndResponsesSay(t *testing.T) {
 			require.Equal(t, "end_turn", got.Stop)
 			require.Equal(t, answertest.Spent{Input: 300}, got.First, "no engine tells of cached tokens there")
 			if row.cached {
-				require.Equal(t, answertest.Spent{Input: 44, Output: natural, Cached: 256}, got.Usage, "two blocks that the first request left in prefill's prefix cache")
+				require.Equal(t, answertest.Spent{Input: 44, Output: natural, Cached: 256}, got.Usage,
+					"two blocks that the first request left in prefill's prefix cache")
 				require.Equal(t, 256, last().CachedTokens)
 			} else {
 				require.Equal(t, answertest.Spent{Output: natural}, got.Usage)
@@ -107,7 +109,8 @@ func TestWhatMessagesAndResponsesSay(t *testing.T) {
 			post(responses, respond(""))
 			said := answertest.ReadResponse(t, post(responses, respond(`"stream":true,"store":false,`)).body)
 			require.Empty(t, said.Fail)
-			require.Equal(t, []string{"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added", "response.output_text.delta"}, said.Kinds[:5])
+			require.Equal(t, []string{"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+				"response.output_text.delta"}, said.Kinds[:5])
 			require.Equal(t, natural, right(t, key, said.Text))
 			require.Equal(t, said.Text, said.Last.Output[0].Content[0].Text)
 			require.Equal(t, []int{300, natural}, []int{last().PromptTokens, last().OutputTokens})
@@ -253,7 +256,8 @@ func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
 // What opens a response, and what ends it, repeats what the client sent.
 func TestAnEventOfAResponseThatIsTooLarge(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, configure: func(c *config.Config, _ *Env) { c.Limits.EventBytes = 1 << 10 }})
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull},
+		configure: func(c *config.Config, _ *Env) { c.Limits.EventBytes = 1 << 10 }})
 	prompt := reftext.MakePrompt(5, 30)
 	r := b.post("/v1/responses", dialects[1].body(prompt, `"stream":true,"ignore_eos":true,"max_output_tokens":2000,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)

@@ -55,7 +55,8 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 		change(cfg, &env)
 	}
 	set := fleet.NewSettings(cfg)
-	env.Settings, env.Locals, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes), pool.NewPlaces(set.Pool.Size)
+	env.Settings, env.Locals, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes),
+		pool.NewPlaces(set.Pool.Size)
 	var err error
 	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log, Receipts: receipt.NewRing(1000, 1<<20)})
 	require.NoError(t, err)
@@ -71,7 +72,8 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	require.NoError(t, err)
 	s.Dispatcher, err = dispatcher.Start(t.Context(), dispatcher.Config{
 		Config: board.Config{
-			Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL(), Predictor: set.Predictor,
+			Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL(),
+			Predictor: set.Predictor,
 		},
 		Registerer: reg, Places: env.Places, OnRoom: env.Tier.Wake, Log: log,
 	})

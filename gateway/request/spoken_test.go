@@ -106,7 +106,8 @@ func TestAFailedPrefillDoesNotMakeItsPairSuspect(t *testing.T) {
 		for _, fault := range []refengine.Fault{refengine.Reset, refengine.Internal} {
 			t.Run(fmt.Sprint(connector, " ", fault), func(t *testing.T) {
 				t.Parallel()
-				b := start(t, setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}}, profile: mooncake.Profile{Connector: connector}})
+				b := start(t, setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
+					profile: mooncake.Profile{Connector: connector}})
 				r := &releases{Dispatcher: b.Server.Dispatcher}
 				b.Server.Dispatcher = r
 				require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: fault, Count: 1}))
@@ -126,12 +127,14 @@ func TestAnAnswerThatCameAtOnceHoldsNoSlot(t *testing.T) {
 		for _, nonStream := range []string{"", mooncake.NonStreamPassthrough} {
 			t.Run(more+nonStream, func(t *testing.T) {
 				t.Parallel()
-				b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang, NonStream: nonStream}, configure: func(c *config.Config, _ *Env) {
-					c.Bind.Grace, c.Bind.Confirm = time.Minute, time.Millisecond
-				}})
+				b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang, NonStream: nonStream},
+					configure: func(c *config.Config, _ *Env) {
+						c.Bind.Grace, c.Bind.Confirm = time.Minute, time.Millisecond
+					}})
 				r := &releases{Dispatcher: b.Server.Dispatcher}
 				b.Server.Dispatcher = r
-				require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseMidStream, Leg: refengine.LegProbe, Count: 1}))
+				require.NoError(t,
+					b.p[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseMidStream, Leg: refengine.LegProbe, Count: 1}))
 				done := make(chan reply, 1)
 				go func() { done <- b.post(mooncake.Chat.Path(), chat(short, more)) }()
 				var kind board.Kind
@@ -173,10 +176,12 @@ func (p *panicky) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 // An answer that was lost, and whose way on panics, is not accounted for as whole.
 func TestAPanicOnTheWayOnIsNoWholeAnswer(t *testing.T) {
 	for _, more := range []string{`"stream":true,`, ``} {
-		b := start(t, setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}}, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}})
+		b := start(t, setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}},
+			profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}})
 		b.Server.Fleet = &panicky{Fleet: b.Server.Fleet}
 		require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: half, Count: 1}))
-		resp, err := http.Post(b.url+mooncake.Chat.Path(), "application/json", strings.NewReader(chat(long, more))) //nolint:noctx // the bed ends it
+		said := strings.NewReader(chat(long, more))
+		resp, err := http.Post(b.url+mooncake.Chat.Path(), "application/json", said) //nolint:noctx // the bed ends it
 		if err == nil {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()

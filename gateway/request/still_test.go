@@ -35,7 +35,8 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 				t.Parallel()
 				e := []refengine.Config{{KVHoldTimeout: promise, BootstrapTimeout: promise, WaitingTimeout: promise, PrefixCache: 1000}}
 				o := setup{
-					prefill: e, decode: e, late: true, gauged: true, profile: mooncake.Profile{Connector: row.connector, Bind: row.bind, FirstEventTimeout: 2 * promise},
+					prefill: e, decode: e, late: true, gauged: true,
+					profile: mooncake.Profile{Connector: row.connector, Bind: row.bind, FirstEventTimeout: 2 * promise},
 					configure: func(c *config.Config, _ *Env) {
 						c.Limits.ProbeTimeout, c.Bind.CallbackTimeout, c.Bind.Grace = 2*promise, promise, promise/2
 					},
@@ -60,13 +61,14 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 	}
 }
 
-// A decode engine stands still again and again, while callers ask for the same few prompts. Requests are under way under one cache_salt then
-// while others have the next one. No answer is made of wrong KV, neither theirs nor a later one: settle looks.
+// A decode engine stands still again and again, while callers ask for the same few prompts. Requests are under way under one cache_salt
+// then while others have the next one. No answer is made of wrong KV, neither theirs nor a later one: settle looks.
 func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
 	e := []refengine.Config{{KVHoldTimeout: lease, PrefixCache: 1000}}
-	b := start(t, setup{prefill: e, decode: e, late: true, gauged: true, profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease}})
+	b := start(t, setup{prefill: e, decode: e, late: true, gauged: true,
+		profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease}})
 	const callers, prompts = 12, 3
 	over, done := make(chan struct{}), make(chan map[string]int, callers)
 	for i := range callers {
@@ -100,8 +102,8 @@ func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	b.settle()
 }
 
-// A prefill engine that broke off may have written: no other one goes on for the same decode leg, whose blocks may be lost. They stay on the
-// rank's account until another process has its number.
+// A prefill engine that broke off may have written: no other one goes on for the same decode leg, whose blocks may be lost. They stay on
+// the rank's account until another process has its number.
 func TestNoSecondPrefillForABrokenOne(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: both, profile: mooncake.Profile{Connector: mooncake.AscendLayerwise}})

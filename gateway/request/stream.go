@@ -111,7 +111,8 @@ func (s *source) contentType() []byte {
 // slotless is the stream of an answer whose engine has no slot for it.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
-	s := &stream{source: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens, answer: buffersPool.Get().(*buffers)}}
+	s := &stream{source: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens,
+		answer: buffersPool.Get().(*buffers)}}
 	s.answer.Trail.Reset(false)
 	s.answer.Answer.Reset(ask)
 	s.answer.out = s.answer.out[:0]

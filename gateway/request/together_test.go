@@ -55,7 +55,8 @@ func TestClientsThatLeaveARankThatDoesBoth(t *testing.T) {
 	slow := does(1)
 	slow.PrefillBase = 300 * time.Millisecond
 	for _, stream := range []string{`"stream":true,`, ""} {
-		for name, o := range map[string]setup{"in its prompt": {mixed: []refengine.Config{slow}}, "in its answer": {mixed: []refengine.Config{does(1)}}} {
+		for name, o := range map[string]setup{"in its prompt": {mixed: []refengine.Config{slow}},
+			"in its answer": {mixed: []refengine.Config{does(1)}}} {
 			t.Run(name+" "+stream, func(t *testing.T) {
 				t.Parallel()
 				b := start(t, o)
@@ -78,7 +79,8 @@ func TestAnswersGoOnWhenAGroupDies(t *testing.T) {
 	t.Parallel()
 	slow := does(2)
 	slow.C0 = 20 * time.Millisecond
-	b := start(t, setup{mixed: []refengine.Config{slow, does(2)}, groups: []string{"one", "other"}, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}})
+	b := start(t, setup{mixed: []refengine.Config{slow, does(2)}, groups: []string{"one", "other"},
+		profile: mooncake.Profile{ChatResume: mooncake.ChatResumeContinue}})
 	done := b.judgeAll(16)
 	b.eventually("both have begun", func() bool { return b.d[0].Stats().Tokens > 20 && b.d[1].Stats().Running+b.d[1].Stats().Finished > 0 })
 	b.d[0].Kill()
@@ -217,7 +219,8 @@ func TestWhoIsHeldForARound(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T, policy string) (b *bed, asks func(client, n int), held func(name string, load func()) float64) {
 		b = start(t, setup{
-			mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}}, waits: true,
+			mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}},
+			waits: true,
 			configure: func(c *config.Config, _ *Env) {
 				c.Dispatch.Policy, c.Dispatch.Window = policy, config.Default().Dispatch.Window
 				c.Dispatch.TickLimit = time.Minute // on a busy machine no other policy stands in

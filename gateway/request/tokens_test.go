@@ -21,7 +21,8 @@ import (
 // tokensOf is the body of a request for token ids, and its prompt, whose answer has between 12 and 40 tokens.
 func tokensOf(t *testing.T, params, more string) (body string, rendered reftext.Prompt) {
 	t.Helper()
-	for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 || reftext.NaturalLength(rendered.Answer) < 12; seed++ {
+	for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 ||
+		reftext.NaturalLength(rendered.Answer) < 12; seed++ {
 		rendered = reftext.OfIDs(reftext.Of(reftext.MakePrompt(seed, 40)).IDs, nil)
 	}
 	ids, err := json.Marshal(rendered.IDs)

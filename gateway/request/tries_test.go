@@ -91,7 +91,8 @@ func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
 // rank get the hand-off it came with: who answered 503 is not known for sure, and what became of the KV neither.
 func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{}, {}}, configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = config.Default().Dispatch.Policy }})
+	b := start(t, setup{decode: []refengine.Config{{}, {}},
+		configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = config.Default().Dispatch.Policy }})
 	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
 	for range 20 {
 		require.Equal(t, "right", b.judge(short, `"stream":true,`))
@@ -174,7 +175,8 @@ func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
 	b.settle()
 	require.Equal(t, 2, b.asked[0].Record.Attempts)
 	require.EqualValues(t, 1, b.p[0].Stats().NullHandoffs)
-	require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"), "it is the prompt's doing, and no client may take engines out with it")
+	require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"),
+		"it is the prompt's doing, and no client may take engines out with it")
 }
 
 // Whatever is logged of a failed attempt is true of one that the client never heard of.

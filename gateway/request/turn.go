@@ -103,9 +103,11 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 // arrival.
 func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.record.Arrival,
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) &&
+			j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.record.Arrival,
 		Session: j.in.Session, Ends: j.in.Ends, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
-		Key: cmp.Or(j.in.Flow, j.record.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill, Returned: j.life.Waited(),
+		Key: cmp.Or(j.in.Flow, j.record.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill,
+		Returned: j.life.Waited(),
 	}
 	if !j.life.Resumed() {
 		r.Deadline = j.in.Deadline

@@ -382,7 +382,8 @@ func TestARefusalIsCut(t *testing.T) {
 func TestRetryAfterIsClamped(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]string{"99999999999": "3600", "99999999999999999999999": "3600", "17": "17", "-3": "1", "soon": "1"} {
-		for status, code := range map[int]int{http.StatusTooManyRequests: http.StatusTooManyRequests, http.StatusServiceUnavailable: http.StatusServiceUnavailable} {
+		for status, code := range map[int]int{http.StatusTooManyRequests: http.StatusTooManyRequests,
+			http.StatusServiceUnavailable: http.StatusServiceUnavailable} {
 			u := &unruly{change: func(cfg *config.Config) { cfg.Prefill.Retry.Attempts = 1 }}
 			u.decode = func(w *script, _ *http.Request) {
 				w.Header().Set("Retry-After", said)
@@ -466,7 +467,8 @@ func TestTokensPerChunkAreLearned(t *testing.T) {
 	got := make(chan reply, 1)
 	go func() { got <- b.post(mooncake.Chat.Path(), chat("a", `"stream":true,`)) }()
 	<-held
-	b.eventually("the rank has the prompt and 12 tokens", func() bool { return b.Dispatcher.Status(t.Context()).Models[0].Workers[0].KVTokens == 7+12 })
+	b.eventually("the rank has the prompt and 12 tokens",
+		func() bool { return b.Dispatcher.Status(t.Context()).Models[0].Workers[0].KVTokens == 7+12 })
 	close(free)
 	require.Equal(t, http.StatusOK, (<-got).status)
 	b.settle()

@@ -116,7 +116,8 @@ func TestAnAnswerInOnePieceIsNotWaitedForOnARankThatStandsStill(t *testing.T) {
 					c.Limits.ProbeTimeout, c.Limits.EventTimeout, c.Prefill.Retry.Attempts = 500*time.Millisecond, 100*time.Millisecond, 1
 				},
 			})
-			require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseBeforeHeaders, Leg: refengine.LegDecode}))
+			require.NoError(t,
+				b.d[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseBeforeHeaders, Leg: refengine.LegDecode}))
 			got := b.post(mooncake.Chat.Path(), chat("one two three", callsTool))
 			require.Equal(t, http.StatusGatewayTimeout, got.status, got.body)
 		})

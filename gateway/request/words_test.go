@@ -44,7 +44,8 @@ func TestEngineRefusalsReachTheClientAsTheyCame(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{decode: []refengine.Config{{RejectReleases: true}}, configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 }})
+			b := start(t, setup{decode: []refengine.Config{{RejectReleases: true}},
+				configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 }})
 			b.engines.frees = true
 			for _, stream := range []string{"true", "false"} {
 				for side, e := range map[string]*refengine.Engine{"prefill": b.p[0], "decode": b.d[0]} {

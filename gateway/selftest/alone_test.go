@@ -151,21 +151,25 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 			"vLLM has larger steps, and an interval", `{"vllm_config":{"scheduler_config":{"max_num_seqs":32,"max_num_batched_tokens":8192,"prefill_schedule_interval":2}}}`, noConnector(),
 			[]string{
 				"aggregated: was started with --max-num-batched-tokens 8192, and the config says token_budget: 2048; write 8192",
-				"aggregated: was started with --prefill-schedule-interval 2, and the config says prefill_schedule_interval: 1; write 2, but not for a rank that steps alone and is older than vLLM 0.33: it ignores this flag",
+				"aggregated: was started with --prefill-schedule-interval 2, and the config says prefill_schedule_interval: 1; write 2, but not for " +
+					"a rank that steps alone and is older than vLLM 0.33: it ignores this flag",
 			},
 		},
 		{"SGLang holds nothing", `{"enable_prefill_delayer":false}`, sglang, nil},
 		{
 			"SGLang holds prompts itself", `{"enable_prefill_delayer":true}`, sglang,
-			[]string{"aggregated: holds prompts back itself (--enable-prefill-delayer). evenkeel holds them, too, and one hold is enough; start it without this flag"},
+			[]string{"aggregated: holds prompts back itself (--enable-prefill-delayer). evenkeel holds them, too, and one hold is enough; start " +
+				"it without this flag"},
 		},
 		{
 			"SGLang waits for free slots", `{"min_free_slots_delay":4}`, sglang,
-			[]string{"aggregated: holds prompts back itself (--min-free-slots-delay 4). evenkeel holds them, too, and one hold is enough; start it with --min-free-slots-delay 1"},
+			[]string{"aggregated: holds prompts back itself (--min-free-slots-delay 4). evenkeel holds them, too, and one hold is enough; start " +
+				"it with --min-free-slots-delay 1"},
 		},
 		{
 			"SGLang with DSpark waits for free slots by itself", `{"min_free_slots_delay":null,"speculative_algorithm":"DSPARK"}`, sglang,
-			[]string{"aggregated: holds prompts back itself (--speculative-algorithm DSPARK, which turns --min-free-slots-delay on). evenkeel holds them, too, and one hold is enough; start it with --min-free-slots-delay 1"},
+			[]string{"aggregated: holds prompts back itself (--speculative-algorithm DSPARK, which turns --min-free-slots-delay on). evenkeel " +
+				"holds them, too, and one hold is enough; start it with --min-free-slots-delay 1"},
 		},
 		{"SGLang with DFlash that was told not to wait", `{"min_free_slots_delay":1,"speculative_algorithm":"DFLASH"}`, sglang, nil},
 		{"SGLang without speculation", `{"min_free_slots_delay":null,"speculative_algorithm":null}`, sglang, nil},
@@ -184,8 +188,9 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 
 func TestADecodeEngineThatKeepsTheKVOfAnswersIsTold(t *testing.T) {
 	const (
-		costs   = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s"
-		counts  = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as taken for 8m0s"
+		costs  = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s"
+		counts = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as taken " +
+			"for 8m0s"
 		none    = "keeps the KV of no answer, although its profile has hand_back: counted"
 		another = "was started with decoder_kv_blocks_ttl 60, and its profile says 8m0s; write decoder_kv_blocks_ttl: 60s"
 	)
@@ -223,7 +228,8 @@ func TestADecodeEngineThatKeepsTheKVOfAnswersIsTold(t *testing.T) {
 			if tc.settings != "" {
 				url = told(t, url, tc.settings)
 			}
-			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: tc.handBack}, p.URLs(), []string{url}), Options{Resumes: tc.whole})
+			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: tc.handBack}, p.URLs(), []string{url}),
+				Options{Resumes: tc.whole})
 			require.Empty(t, pick(found, Bad))
 			said := slices.DeleteFunc(pick(found, tc.level), func(s string) bool { return tc.level == OK && !strings.Contains(s, "the KV of") })
 			require.Len(t, said, len(tc.says), "%v", said)
@@ -241,7 +247,8 @@ func TestAnEngineThatIsBothIsTold(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull})
 	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull})
 	role := `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_both"}}}`
-	found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull}, []string{told(t, p.URLs()[0], role)}, []string{told(t, d.URLs()[0], role)}), Options{})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull}, []string{told(t, p.URLs()[0], role)},
+		[]string{told(t, d.URLs()[0], role)}), Options{})
 	require.Empty(t, pick(found, Bad))
 	said := pick(found, Warn)
 	require.Len(t, said, 2)

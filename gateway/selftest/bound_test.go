@@ -132,7 +132,8 @@ func TestWhatIsWrongBetweenEnginesThatWorkTogether(t *testing.T) {
 			found := Run(t.Context(), c, Options{})
 			require.Len(t, pick(found, Bad), 1, "%v", found)
 			require.Contains(t, pick(found, Bad)[0], row.want)
-			require.Eventually(t, func() bool { return p.Stats().Running+p.Stats().Waiting+d.Stats().Running+d.Stats().Waiting == 0 }, 30*time.Second, 5*time.Millisecond, "neither leg is left alone")
+			require.Eventually(t, func() bool { return p.Stats().Running+p.Stats().Waiting+d.Stats().Running+d.Stats().Waiting == 0 },
+				30*time.Second, 5*time.Millisecond, "neither leg is left alone")
 		})
 	}
 }

@@ -9,13 +9,19 @@ import (
 	"evenkeel/mooncake"
 )
 
-// What a decode engine does with the KV of answers, and what the profile says. Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py, request_finished.
+// What a decode engine does with the KV of answers, and what the profile says. Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py,
+// request_finished.
 const (
-	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless decoder_kv_blocks_ttl says otherwise. " +
-		"evenkeel fetches none of it and takes that room for free, so that requests will wait or be preempted in a busy engine; start it without bidirectional_kv_xfer, or write hand_back: counted or fetched in its profile"
-	handBackCounts = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as taken for %v (hand_back: %s)"
-	fetchesNone    = "was started without bidirectional_kv_xfer, and its profile has hand_back: fetched: a prompt whose KV it is told to fetch would wait in it for ever; start it with bidirectional_kv_xfer in kv_connector_extra_config, or write hand_back: counted"
-	handsNoneBack  = "keeps the KV of no answer, although its profile has hand_back: %s, so that evenkeel takes free room for taken; remove hand_back from the profile"
+	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless " +
+		"decoder_kv_blocks_ttl says otherwise. " +
+		"evenkeel fetches none of it and takes that room for free, so that requests will wait or be preempted in a busy engine; start it " +
+		"without bidirectional_kv_xfer, or write hand_back: counted or fetched in its profile"
+	handBackCounts = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as " +
+		"taken for %v (hand_back: %s)"
+	fetchesNone = "was started without bidirectional_kv_xfer, and its profile has hand_back: fetched: a prompt whose KV it is told to " +
+		"fetch would wait in it for ever; start it with bidirectional_kv_xfer in kv_connector_extra_config, or write hand_back: counted"
+	handsNoneBack = "keeps the KV of no answer, although its profile has hand_back: %s, so that evenkeel takes free room for taken; remove " +
+		"hand_back from the profile"
 )
 
 // keeps reports whether a decode engine keeps the KV of answers, where that matters.
@@ -41,10 +47,12 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 	n := 0
 	for _, round := range partners(engines(prefills), engines(decodes)) {
 		for _, p := range round {
-			if d := p.decode; ctx.Err() != nil || d.profile.Connector != mooncake.NIXLPull || known(d) || t.recordOf(p.prefill).failed+t.recordOf(d).failed > 0 {
+			if d := p.decode; ctx.Err() != nil || d.profile.Connector != mooncake.NIXLPull || known(d) ||
+				t.recordOf(p.prefill).failed+t.recordOf(d).failed > 0 {
 				continue
 			}
-			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil { // else another finding says what is wrong
+			// else another finding says what is wrong
+			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil {
 				t.keeps(p.decode, does)
 			}
 			n++

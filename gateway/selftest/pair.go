@@ -57,11 +57,13 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 		return answer, err
 	}
 	if is := mooncake.ConnectorOf(text); is != "" && is != p.profile.Connector && p.profile.Connector != mooncake.Opaque {
-		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both sides' engines", p.profile.Name, p.profile.Connector, is)
+		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both "+
+			"sides' engines", p.profile.Name, p.profile.Connector, is)
 	}
 	answer, err = p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
 	if errors.Is(err, mooncake.ErrNoHandoff) {
-		err = fmt.Errorf("%w; or is %s the wrong connector? Engines of %s and %s hand nothing off", err, p.profile.Connector, mooncake.VLLMMooncake, mooncake.AscendLayerwise)
+		err = fmt.Errorf("%w; or is %s the wrong connector? Engines of %s and %s hand nothing off", err, p.profile.Connector,
+			mooncake.VLLMMooncake, mooncake.AscendLayerwise)
 	}
 	if errors.Is(err, mooncake.ErrUnknownHost) {
 		err = fmt.Errorf("%w; add it to the profile's kv_hosts if it is right", err)
@@ -172,7 +174,9 @@ func (t *tester) judge(d subject, s *stream) error {
 		t.keeps(d, true)
 	}
 	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
-		t.report(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)
+		t.report(d.name, Warn,
+			"only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage,
+			s.events)
 	}
 	if on(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
 		t.report(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
@@ -243,7 +247,8 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 }
 
 // boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
-func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
+func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mooncake.Meeting,
+	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {
 		case came := <-callback:
@@ -251,11 +256,13 @@ func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mo
 				return none, fmt.Errorf("%w is of no use: %w", errCallback, came.Err)
 			}
 			for _, key := range came.Unknown {
-				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine gets it as it is", key)
+				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine "+
+					"gets it as it is", key)
 			}
 			m.Callback = came.KV
 		case <-time.After(t.cfg.Bind.CallbackTimeout):
-			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout, t.callbacks.URL())
+			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout,
+				t.callbacks.URL())
 		case <-ctx.Done():
 			return none, context.Cause(ctx)
 		}

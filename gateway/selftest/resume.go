@@ -66,11 +66,15 @@ func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 	case works == "" && wrong == nil:
 		t.report(d.name, OK, "a chat that breaks off ends with an error: it goes on in no way that chat_resume has")
 	case works == "":
-		t.report(d.name, Warn, "a chat that breaks off ends with an error: chat_resume is %s, and with it %v. No other way works either; upgrade the engines", is, wrong)
+		t.report(d.name, Warn,
+			"a chat that breaks off ends with an error: chat_resume is %s, and with it %v. No other way works either; upgrade the engines", is,
+			wrong)
 	case is == mooncake.ChatResumeNone:
-		t.report(d.name, OK, "a chat that breaks off ends with an error, because chat_resume is none; these engines go on with chat_resume: %s", works)
+		t.report(d.name, OK, "a chat that breaks off ends with an error, because chat_resume is none; these engines go on with chat_resume: %s",
+			works)
 	default:
-		t.report(d.name, Warn, "a chat that breaks off ends with an error: chat_resume is %s, and with it %v; set chat_resume: %s in its profile", is, wrong, works)
+		t.report(d.name, Warn, "a chat that breaks off ends with an error: chat_resume is %s, and with it %v; set chat_resume: %s in its profile",
+			is, wrong, works)
 	}
 }
 
@@ -114,7 +118,8 @@ func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string,
 	}{{"prefill", first.PromptTokens, now.PromptTokens}, {"decode", first.decoded, now.decoded}} {
 		more := side.now - side.alone
 		if side.alone > 0 && side.now > 0 && (more <= 0 || byIDs && more != soFarTokens) { // 0: it does not tell
-			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name, side.now, side.alone)
+			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name, side.now,
+				side.alone)
 		}
 	}
 	return nil

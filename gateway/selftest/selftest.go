@@ -144,7 +144,8 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s su
 		t.report(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
 	}
 	if _, known := sample.CacheTokens(s.target.Rank); !known && s.profile.KVTokensPerRank == 0 && e.KV == 0 {
-		t.report(s.name, Warn, "its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
+		t.report(s.name, Warn,
+			"its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
 	}
 	return sample
 }
@@ -203,7 +204,8 @@ const partnersTried = 2
 // there is none, a short prompt of its own. One that works on a request at the same time as the other side must do so
 // with a partner, and where there is none, or nothing hears its callback, it must only answer. An engine that prefills and
 // decodes must answer a short prompt.
-func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine, callbacks *metaserver.Server) ([]Finding, error) {
+func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine,
+	callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
 	defer t.client.Close()
 	s, err := t.subject(ctx, role, e)

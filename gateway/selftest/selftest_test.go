@@ -187,7 +187,8 @@ func TestTwoModelsAreTestedApart(t *testing.T) {
 	pb := start(t, refengine.Config{Role: refengine.Prefill, Model: "b"})
 	da := start(t, refengine.Config{Role: refengine.Decode, Model: "a"})
 	db := start(t, refengine.Config{Role: refengine.Decode, Model: "b"})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}), Options{})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}),
+		Options{})
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
 	require.Len(t, pick(found, OK), 4)
@@ -203,7 +204,8 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 	}{
 		{
 			name: "models differ", prefill: refengine.Config{Model: "a"}, decode: refengine.Config{Model: "b"},
-			level: Bad, want: []string{"prefill: serves a, and no engine of the other side does", "decode: serves b, and no engine of the other side does"},
+			level: Bad, want: []string{"prefill: serves a, and no engine of the other side does",
+				"decode: serves b, and no engine of the other side does"},
 		},
 		{
 			name: "no continuous usage", decode: refengine.Config{NoContinuousUsage: true},
@@ -215,7 +217,8 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		},
 		{
 			name: "a prefill engine that hands nothing off", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.NullHandoff}}},
-			level: Bad, want: []string{"kv_transfer_params", "or is ascend-mooncake-v1 the wrong connector? Engines of vllm-mooncake and ascend-layerwise hand nothing off"},
+			level: Bad, want: []string{"kv_transfer_params",
+				"or is ascend-mooncake-v1 the wrong connector? Engines of vllm-mooncake and ascend-layerwise hand nothing off"},
 		},
 		{
 			name: "a hand-off that points elsewhere", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.WrongHost}}},
@@ -226,12 +229,14 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 			level: Bad, want: []string{"remote_block_ids"},
 		},
 		{
-			name: "a probe that is refused", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Internal, Leg: refengine.LegProbe}}},
-			level: Bad, want: []string{"prefill: a probe was answered with 500"},
+			name:    "a probe that is refused",
+			prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Internal, Leg: refengine.LegProbe}}},
+			level:   Bad, want: []string{"prefill: a probe was answered with 500"},
 		},
 		{
-			name: "a decode engine that refuses", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}},
-			level: Bad, want: []string{"decode: with the hand-off of prefill ", "the decode request was answered with 400"},
+			name:   "a decode engine that refuses",
+			decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}},
+			level:  Bad, want: []string{"decode: with the hand-off of prefill ", "the decode request was answered with 400"},
 		},
 		{
 			name: "an error inside the stream", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.ErrorEvent, AfterTokens: 1}}},
@@ -318,13 +323,18 @@ func TestWhatMetricsLack(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode})
 	none := func([]byte) []byte { return nil }
 
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), Options{})
-	require.Equal(t, []string{"decode: its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given"}, pick(found, Warn))
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}),
+		Options{})
+	require.Equal(t,
+		[]string{"decode: its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given"},
+		pick(found, Warn))
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), Options{})
+	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(),
+		[]string{between(t, d, "/metrics", without("cache_config_info"))}), Options{})
 	require.Empty(t, pick(found, Warn), "who sets the capacity need not be told")
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()), Options{})
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()),
+		Options{})
 	require.Equal(t, []string{"prefill: no KV usage under a known metric name; set the profile's metrics.kv_usage"}, pick(found, Warn))
 
 	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", none)}, d.URLs()), Options{})
@@ -426,11 +436,13 @@ func TestEveryPairIsTried(t *testing.T) {
 func TestTooManyPairsAreNotTried(t *testing.T) {
 	ranks := func(role string, n int) (list []subject) {
 		for i := range n {
-			list = append(list, subject{name: fmt.Sprint(role, i), target: &engine.Target{Rank: -1}, profile: &mooncake.Profile{Connector: mooncake.NIXLPull}, models: []string{"m"}})
+			list = append(list, subject{name: fmt.Sprint(role, i), target: &engine.Target{Rank: -1},
+				profile: &mooncake.Profile{Connector: mooncake.NIXLPull}, models: []string{"m"}})
 		}
 		return list
 	}
-	for _, tc := range []struct{ prefills, decodes, rounds, left int }{{1, 1, 1, 0}, {8, 144, 144, 0}, {144, 8, 144, 0}, {65, 64, 65, 64}, {20, 1000, 1000, 20*1000 - mostPairs}, {0, 3, 3, 0}, {3, 0, 3, 0}} {
+	for _, tc := range []struct{ prefills, decodes, rounds, left int }{{1, 1, 1, 0}, {8, 144, 144, 0}, {144, 8, 144, 0}, {65, 64, 65, 64},
+		{20, 1000, 1000, 20*1000 - mostPairs}, {0, 3, 3, 0}, {3, 0, 3, 0}} {
 		rounds, left := everyPair(ranks("p", tc.prefills), ranks("d", tc.decodes))
 		require.Equal(t, tc.left, left)
 		met, tried := map[string]bool{}, 0
@@ -458,10 +470,12 @@ func TestAnEngineThatFailsIsLeftAlone(t *testing.T) {
 		prefills = append(prefills, start(t, refengine.Config{Role: refengine.Prefill}).URLs()...)
 	}
 	good := start(t, refengine.Config{Role: refengine.Decode})
-	bad := start(t, refengine.Config{Role: refengine.Decode, Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}})
+	bad := start(t, refengine.Config{Role: refengine.Decode,
+		Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}})
 	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, []string{good.URLs()[0], bad.URLs()[0]}), Options{EveryPair: true})
 	require.Len(t, pick(found, Bad), mostFails, "%v", found)
-	require.Equal(t, []string{"decode: its first 3 pairs failed, so 3 others were not tried; mend it, and run the check again"}, pick(found, Warn))
+	require.Equal(t, []string{"decode: its first 3 pairs failed, so 3 others were not tried; mend it, and run the check again"},
+		pick(found, Warn))
 	require.EqualValues(t, mostFails, bad.Stats().Requests)
 	require.EqualValues(t, 6, good.Stats().Requests)
 }
@@ -503,7 +517,8 @@ func TestAWrongConnectorIsNamed(t *testing.T) {
 		{refengine.AscendMooncake, mooncake.NIXLPull, "has connector nixl-pull, but its hand-off is that of ascend-mooncake-v1; set connector: ascend-mooncake-v1"},
 	} {
 		t.Run(string(tc.engines)+" as "+tc.profile, func(t *testing.T) {
-			p, d := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.engines}), start(t, refengine.Config{Role: refengine.Decode, Connector: tc.engines, DPSize: 5})
+			p, d := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.engines}),
+				start(t, refengine.Config{Role: refengine.Decode, Connector: tc.engines, DPSize: 5})
 			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: tc.profile}, p.URLs(), d.URLs()), Options{EveryPair: true})
 			require.Len(t, pick(found, Bad), mostFails, "%v", found)
 			require.Contains(t, pick(found, Bad)[0], tc.want)

@@ -30,7 +30,8 @@ func (t *tester) settings(ctx context.Context, role string, s subject, e config.
 func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	status, body, err := t.client.Get(ctx, s.target, "/server_info?config_format=json", answerBytes) // vLLM would answer with a text without this query
+	// vLLM would answer with a text without this query
+	status, body, err := t.client.Get(ctx, s.target, "/server_info?config_format=json", answerBytes)
 	return err == nil && status == http.StatusOK && json.Unmarshal(body, into) == nil
 }
 
@@ -48,7 +49,8 @@ func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 	}
 	answered := t.serverInfo(ctx, s, &told)
 	if told.Backend != "" && named {
-		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank ends the whole server; set name_ranks: false in its profile")
+		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank "+
+			"ends the whole server; set name_ranks: false in its profile")
 	}
 	if told.Backend != "" && !named && told.Balance != "" && told.Balance != "round_robin" {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, "+
@@ -57,7 +59,8 @@ func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 	switch {
 	case !s.profile.Aggregated():
 	case !answered:
-		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer, --min-free-slots-delay): GET /server_info gives no answer")
+		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer, --min-free-slots-delay): GET "+
+			"/server_info gives no answer")
 	default:
 		flags, remedies := told.Flags(e.Slots)
 		for i := range flags {
@@ -99,8 +102,10 @@ func (t *tester) apart(ctx context.Context, role string, s subject, e config.Eng
 	if !t.serverInfo(ctx, s, &told) {
 		return
 	}
-	if nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush; nixl && told.Config.Transfer.Role == "kv_both" {
-		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and decode engines with kv_consumer")
+	if nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush; nixl &&
+		told.Config.Transfer.Role == "kv_both" {
+		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and "+
+			"decode engines with kv_consumer")
 	}
 	if role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched && told.Config.Transfer.Extra.HandsBack != "true" {
 		t.report(s.name, Bad, fetchesNone) // get_num_new_matched_tokens promises the tokens, and update_state_after_alloc fetches none
@@ -108,8 +113,10 @@ func (t *tester) apart(ctx context.Context, role string, s subject, e config.Eng
 	if role == "decode" {
 		if extra := &told.Config.Transfer.Extra; extra.HandsBack == "true" {
 			t.keeps(s, true)
-			if ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps(); ttl > 0 && counted > 0 && time.Duration(ttl)*time.Second != counted {
-				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl, counted)
+			if ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps(); ttl > 0 && counted > 0 &&
+				time.Duration(ttl)*time.Second != counted {
+				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl,
+					counted)
 			}
 		}
 		t.atOnce(s, e, &told)
@@ -121,7 +128,8 @@ func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
 	switch runs := t.whole(s, told.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
 	case runs < e.Slots:
-		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; write at most %[1]d", runs, e.Slots)
+		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; "+
+			"write at most %[1]d", runs, e.Slots)
 	case runs == e.Slots && !s.profile.Early():
 		t.report(s.name, OK, "was started with --max-num-seqs %d, which is its slots. "+
 			"A request that is sent ahead of its slot pulls its KV only when an answer has ended; start the engine with two to four more", runs)
@@ -132,7 +140,8 @@ func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
 func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 	var told vllmSettings
 	if !t.serverInfo(ctx, s, &told) {
-		t.report(s.name, OK, "does not tell its --max-num-seqs, --max-num-batched-tokens and --prefill-schedule-interval (vLLM does with VLLM_SERVER_DEV_MODE=1); the config says slots: %d, token_budget: %d and prefill_schedule_interval: %d", e.Slots, e.Budget, e.Interval)
+		t.report(s.name, OK, "does not tell its --max-num-seqs, --max-num-batched-tokens and --prefill-schedule-interval (vLLM does with "+
+			"VLLM_SERVER_DEV_MODE=1); the config says slots: %d, token_budget: %d and prefill_schedule_interval: %d", e.Slots, e.Budget, e.Interval)
 		return
 	}
 	is := &told.Config.Scheduler
@@ -150,7 +159,8 @@ func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 			if key.meant == 1 && key.name == "prefill_schedule_interval" {
 				but = ", but not for a rank that steps alone and is older than vLLM 0.33: it ignores this flag"
 			}
-			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s", key.said, key.meant, but)
+			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s", key.said, key.meant,
+				but)
 		}
 	}
 }
@@ -172,7 +182,8 @@ func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sam
 		first = sample.FirstRank
 	}
 	if first != e.First {
-		t.report(s.name, Bad, "it refuses the ranks that evenkeel names: its ranks begin at %d in the header X-data-parallel-rank, and not at %d; set first_rank: %d of this engine", first, e.First, first)
+		t.report(s.name, Bad, "it refuses the ranks that evenkeel names: its ranks begin at %d in the header X-data-parallel-rank, and not at "+
+			"%d; set first_rank: %d of this engine", first, e.First, first)
 		target := *s.target
 		target.First = first
 		s.target = &target
@@ -185,6 +196,7 @@ func (t *tester) takes(ctx context.Context, s *subject, number int) bool {
 	target.First, target.Rank = number, 0
 	named.target = &target
 	body := fmt.Appendf(nil, `{"model":%q,"prompt":"evenkeel self test","max_tokens":1}`, s.models[0])
-	_, err := t.send(ctx, named, &query{endpoint: mooncake.Completions}, lifecycle.Prefill, fmt.Sprintf("%s-n%d", t.id(), number), [][]byte{body})
+	_, err := t.send(ctx, named, &query{endpoint: mooncake.Completions}, lifecycle.Prefill, fmt.Sprintf("%s-n%d", t.id(), number),
+		[][]byte{body})
 	return err == nil
 }

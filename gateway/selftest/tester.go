@@ -44,11 +44,12 @@ const answerBytes = 1 << 20
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
-	callbacks *metaserver.Server                                               // nil: callbacks of decode engines are not heard
-	deaf      error                                                            // why callbacks is nil
-	hosts     map[string]bool                                                  // where a hand-off may send a decode engine, or a callback a prefill engine
-	run       string                                                           // in request ids and prompts: no cache answers for the engines
-	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
+	callbacks *metaserver.Server // nil: callbacks of decode engines are not heard
+	deaf      error              // why callbacks is nil
+	// where a hand-off may send a decode engine, or a callback a prefill engine
+	hosts map[string]bool
+	run   string                                                           // in request ids and prompts: no cache answers for the engines
+	seat  func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
 
 	mu       sync.Mutex // held for the rest while pairs are tried
 	findings []Finding
@@ -78,8 +79,9 @@ var ErrNotOurs = errors.New("selftest: the rank is another proxy's")
 
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
-		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{}, records: map[string]*record{},
-		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
+		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{},
+		records: map[string]*record{},
+		run:     fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
 	}
 }
 

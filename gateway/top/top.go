@@ -69,7 +69,8 @@ func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	case resp.StatusCode != http.StatusOK:
 		return "", fmt.Errorf("%s answers %s: %s", s.URL, resp.Status, bytes.TrimSpace(body[:min(512, len(body))]))
 	case kind != "text/plain" || len(body) > mostBytes:
-		return "", fmt.Errorf("%s has no page of text; --admin is the address of evenkeel's admin listener (admin.listen), of this version or a later one", s.URL)
+		return "", fmt.Errorf("%s has no page of text; --admin is the address of evenkeel's admin listener (admin.listen), of this version or a "+
+			"later one", s.URL)
 	}
 	return harmless(string(body)), nil
 }

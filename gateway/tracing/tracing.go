@@ -74,11 +74,15 @@ func New(cfg Config) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { cfg.Log.Warn("OpenTelemetry reports an error; spans may be lost", zap.Error(err)) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		cfg.Log.Warn("OpenTelemetry reports an error; spans may be lost",
+			zap.Error(err))
+	}))
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithResource(about), sdktrace.WithSampler(sampler{}), sdktrace.WithSpanProcessor(newQueue(exporter, &cfg)),
 	)
-	return &Tracer{sample: cfg.Sample, provider: provider, tracer: provider.Tracer("evenkeel", trace.WithInstrumentationVersion(cfg.Version))}, nil
+	return &Tracer{sample: cfg.Sample, provider: provider, tracer: provider.Tracer("evenkeel", trace.WithInstrumentationVersion(cfg.Version))},
+		nil
 }
 
 // Endpoint is the URL that spans are posted to.
@@ -107,7 +111,8 @@ func describe(cfg *Config) (*resource.Resource, error) {
 		own = append(own, attribute.String(k, v))
 	}
 	opts := []resource.Option{
-		resource.WithAttributes(attribute.String("service.name", "evenkeel")), resource.WithHost(), resource.WithFromEnv(), resource.WithAttributes(own...),
+		resource.WithAttributes(attribute.String("service.name", "evenkeel")), resource.WithHost(), resource.WithFromEnv(),
+		resource.WithAttributes(own...),
 	}
 	if cfg.Service != "" {
 		opts = append(opts, resource.WithAttributes(attribute.String("service.name", cfg.Service)))
@@ -165,7 +170,8 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 			sampled = sampled && parent.IsSampled()
 		}
 	}
-	ctx, span := t.tracer.Start(context.WithValue(ctx, decision{}, sampled), name, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(at))
+	ctx, span := t.tracer.Start(context.WithValue(ctx, decision{}, sampled), name, trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithTimestamp(at))
 	return &Span{ctx: ctx, span: span, tracer: t.tracer}
 }
 

@@ -112,13 +112,15 @@ func TestBaggageIsCarriedForTrustedCallersOnly(t *testing.T) {
 	h := headers("baggage", "team=a")
 	require.Equal(t, "team=a", carried2(tr.Start(h, true, "chat", time.Now()))["baggage"])
 	require.Empty(t, carried2(tr.Start(h, false, "chat", time.Now()))["baggage"])
-	require.Empty(t, carried2(tr.Start(headers("baggage", "a="+strings.Repeat("x", maxBaggage)), true, "chat", time.Now()))["baggage"], "too much of it")
+	require.Empty(t, carried2(tr.Start(headers("baggage", "a="+strings.Repeat("x", maxBaggage)), true, "chat", time.Now()))["baggage"],
+		"too much of it")
 }
 
 func TestShutdownExportsWhatHasEnded(t *testing.T) {
 	c := tracetest.Start(t)
 	tr, n := start(t, c.URL, func(cfg *Config) {
-		cfg.Service, cfg.Resource, cfg.Headers = "ek-test", map[string]string{"deployment.environment.name": "lab"}, map[string]string{"X-Token": "secret"}
+		cfg.Service, cfg.Resource, cfg.Headers = "ek-test", map[string]string{"deployment.environment.name": "lab"},
+			map[string]string{"X-Token": "secret"}
 	})
 	for range 2*batchSpans + 3 {
 		tr.Start(headers(), false, "chat", time.Now()).End()

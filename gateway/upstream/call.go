@@ -34,8 +34,10 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 
 // Meet says how the two legs of a request with this id will meet that are under way at once, as far as that is known beforehand.
 // ranks is how many the prefill engine has.
-func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
-	m := &mooncake.Meeting{Endpoint: e, RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank), RequestID: e.RequestID(id)}
+func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile,
+	decode *engine.Target) *mooncake.Meeting {
+	m := &mooncake.Meeting{Endpoint: e, RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank),
+		RequestID: e.RequestID(id)}
 	if p.Connector == mooncake.SGLang {
 		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a room that was never used before, and modulo the ranks is that of the engine
 		m.Host, m.Port, m.Room = prefill.URL.Hostname(), p.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
@@ -174,8 +176,9 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
 		return &failure.Fault{
-			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Withheld}, Answer: failure.Withheld(side, why), Status: status, Engine: c.Engine,
-			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
+			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Withheld}, Answer: failure.Withheld(side, why), Status: status,
+			Engine: c.Engine,
+			Err:    fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
 		}
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
@@ -187,7 +190,8 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 		}
 	}
 	return &failure.Fault{
-		Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
+		Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(status)},
+		Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
 	}
@@ -203,7 +207,8 @@ func (c *Call) side() string {
 // Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left. SGLang ends all
 // requests whose id begins with this one (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
-	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
+		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
 	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
 	if f != nil && f.Status == 0 {
 		return f.Err
@@ -214,7 +219,8 @@ func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 // AbortTokens has an engine of vLLM end a request to mooncake.Tokens that has id as its X-Request-Id. It answers before it does so, and
 // passes over a name that it does not know (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
 func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
-	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests",
+		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
 	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))}, nil, 1<<10, time.Now().Add(2*abortTime))
 	if f != nil {
 		return f.Err

@@ -328,7 +328,8 @@ func TestWhatIsSent(t *testing.T) {
 		require.Zero(t, sending)
 		require.Equal(t, "/v1/completions", f.got.URL.Path)
 		require.EqualValues(t, 2, f.got.ContentLength)
-		for name, value := range map[string]string{"X-Request-Id": "id", "X-Evenkeel-Epoch": "2", BeyondHeader: "1", "X-Data-Parallel-Rank": "1"} {
+		for name, value := range map[string]string{"X-Request-Id": "id", "X-Evenkeel-Epoch": "2", BeyondHeader: "1",
+			"X-Data-Parallel-Rank": "1"} {
 			require.Equal(t, value, f.got.Header.Get(name), name)
 		}
 	})
@@ -403,7 +404,8 @@ func TestWhereARankIsNamed(t *testing.T) {
 	} {
 		f := start(nil, answers("400 Bad Request", "Content-Length: 0\r\n\r\n"))
 		p := row.profile.WithDefaults()
-		c := Call{Call: New(f.client, &p, target()), Leg: lifecycle.Decode, Engine: "e", Path: "/v1/completions", Limits: engine.Deadlines{Connect: limit, FirstByte: limit, Idle: limit}, Log: zap.NewNop()}
+		c := Call{Call: New(f.client, &p, target()), Leg: lifecycle.Decode, Engine: "e", Path: "/v1/completions",
+			Limits: engine.Deadlines{Connect: limit, FirstByte: limit, Idle: limit}, Log: zap.NewNop()}
 		resp, fault := c.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{}")})
 		require.NotNil(t, fault)
 		resp.Close()

@@ -122,7 +122,8 @@ func (w *Watch) With(f func(*detect.Watch)) {
 type incidents Watch
 
 var incidentDesc = prometheus.NewDesc("evenkeel_incident",
-	"An incident that lasts, as the live page tells it: the value is the Unix time at which it began. severity is bad if requests fail or wait because of it, "+
+	"An incident that lasts, as the live page tells it: the value is the Unix time at which it began. severity is bad if requests fail or "+
+		"wait because of it, "+
 		"and else warn. subject is the first engine, group or model that it was of; it is empty for the proxy itself.",
 	[]string{"kind", "severity", "subject"}, nil)
 

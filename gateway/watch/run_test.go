@@ -129,7 +129,8 @@ func TestSeriesAreBounded(t *testing.T) {
 	p, reg := &proxy{}, prometheus.NewRegistry()
 	w := New(p.host(reg))
 	for i := range 500 {
-		p.engines = append(p.engines, detect.Engine{ID: fmt.Sprintf("h%d:1", i), Role: "decode", State: "down", Why: fmt.Sprintf("cause %c%c", 'a'+i%26, 'a'+i/26)})
+		p.engines = append(p.engines,
+			detect.Engine{ID: fmt.Sprintf("h%d:1", i), Role: "decode", State: "down", Why: fmt.Sprintf("cause %c%c", 'a'+i%26, 'a'+i/26)})
 	}
 	w.Second(t.Context())
 	got := len(series(t, reg))

@@ -180,7 +180,8 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 		ID: x.ID, Peer: true, Why: p.Judge(x), RTTMs: x.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
 		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
 		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
-		RoomMs: o.RoomMs + x.UnseenTokens*o.TokenMs, TokenMs: o.TokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs, ResidualMs: x.ResidualMs,
+		RoomMs: o.RoomMs + x.UnseenTokens*o.TokenMs, TokenMs: o.TokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
+		ResidualMs: x.ResidualMs,
 	}
 	if place.Why == Available {
 		place.Left = x.left()

@@ -241,7 +241,8 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 		return nil, err
 	}
 	if p.set.Patience > 0 && (p.set.Push != SPP || p.set.Load == 0) {
-		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for long", name, p.set.Patience)
+		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+
+			"long", name, p.set.Patience)
 	}
 	p.spec = namedargs.Text(name, f.keys, &p.set, &before)
 	return p, nil

@@ -13,7 +13,8 @@ import (
 func TestImportsArePure(t *testing.T) { // a policy that can reach the network or the clock is no longer a policy
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/internal/namedargs", "evenkeel/prefill/policy"}
+	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/internal/namedargs",
+		"evenkeel/prefill/policy"}
 	require.Subset(t, pure, pkg.Imports, "let the owner of the queue read it and put it in Place or Request")
 }
 
@@ -103,11 +104,13 @@ func TestResidencyBarsPeersOnlyForItsRequest(t *testing.T) {
 	for _, name := range []string{"skylb", "gorgo:min_gain_ms=0", "skylb-ch", "least-load", "round-robin"} {
 		p := must(t, name)
 		places[0].QueuedTokens = 1e6
-		got := acts(p, 0, places, &Request{ID: "a", Tokens: 10, Barred: []bool{false, false, true}}, &Request{ID: "b", Tokens: 10, Barred: []bool{false, true, true}}, &Request{ID: "c", Tokens: 10, Barred: []bool{false, true, false}})
+		got := acts(p, 0, places, &Request{ID: "a", Tokens: 10, Barred: []bool{false, false, true}},
+			&Request{ID: "b", Tokens: 10, Barred: []bool{false, true, true}}, &Request{ID: "c", Tokens: 10, Barred: []bool{false, true, false}})
 		require.Equal(t, []string{"forward eu", "wait nowhere", "forward us"}, got, name)
 	}
 	p := must(t, "finish")
-	got := acts(p, 0, places, &Request{ID: "a", Tokens: 10, Barred: []bool{false, false, true}}, &Request{ID: "b", Tokens: 10, Barred: []bool{false, true, true}})
+	got := acts(p, 0, places, &Request{ID: "a", Tokens: 10, Barred: []bool{false, false, true}},
+		&Request{ID: "b", Tokens: 10, Barred: []bool{false, true, true}})
 	require.Equal(t, []string{"forward eu", "wait l"}, got)
 }
 
@@ -167,7 +170,8 @@ func TestAPeerHasAsManyUnansweredAsItHasEarned(t *testing.T) {
 	require.Greater(t, honest.Window(0), 400)
 
 	p := must(t, "finish")
-	x := Peer{ID: "p", Probed: true, Major: Protocol, IntervalMs: 500, Offers: true, Offer: Offer{Replicas: 1, NAvail: 1, Free: 1000}, Window: 64, Unanswered: 60}
+	x := Peer{ID: "p", Probed: true, Major: Protocol, IntervalMs: 500, Offers: true, Offer: Offer{Replicas: 1, NAvail: 1, Free: 1000},
+		Window: 64, Unanswered: 60}
 	require.Equal(t, Available, p.Judge(&x))
 	require.Equal(t, 4, p.PeerPlace(&x).Left)
 	x.Unanswered = 64
@@ -208,9 +212,11 @@ func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
 	a := with(replica("a"), func(x *Place) { x.QueuedTokens, x.Running, x.Outstanding = 500, 10, 12 })
 	b := with(replica("b"), func(x *Place) { x.QueuedTokens, x.Running, x.Outstanding, x.Left = 100, 20, 21, 3 })
 	o := NewOffer([]Place{a, b, peer("p", 3)}, 0, 0, 50, 100)
-	require.Equal(t, Offer{Replicas: 2, NAvail: 2, Free: 11, QueuedTokens: 100, QueueWaitMs: 100 * b.TPMs, Running: 10, Load: 0.33, TPMs: 0.0938, T0Ms: 150.72}, o)
+	require.Equal(t, Offer{Replicas: 2, NAvail: 2, Free: 11, QueuedTokens: 100, QueueWaitMs: 100 * b.TPMs, Running: 10, Load: 0.33,
+		TPMs: 0.0938, T0Ms: 150.72}, o)
 	o = NewOffer([]Place{full(a), full(b)}, 3, 400, 50, 100)
-	require.Equal(t, Offer{Replicas: 2, Queue: 3, QueuedTokens: 500, QueueWaitMs: 200, Running: 10, Load: 0.36, TPMs: 0.0938, T0Ms: 150.72}, o, "none available: all of it, shared")
+	require.Equal(t, Offer{Replicas: 2, Queue: 3, QueuedTokens: 500, QueueWaitMs: 200, Running: 10, Load: 0.36, TPMs: 0.0938, T0Ms: 150.72}, o,
+		"none available: all of it, shared")
 	require.Equal(t, Offer{Queue: 2}, NewOffer(nil, 2, 100, 50, 0))
 }
 
@@ -370,7 +376,8 @@ func TestNoPlaceTakesMoreThanItHasLeft(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	for _, text := range append(Names(), "finish:push=sp-p,load=0", "skylb:push=sp-o,max_outstanding=8,tau=0", "gorgo:push=sp-p,load=50,patience=2") {
+	for _, text := range append(Names(), "finish:push=sp-p,load=0", "skylb:push=sp-o,max_outstanding=8,tau=0",
+		"gorgo:push=sp-p,load=50,patience=2") {
 		require.Equal(t, text, must(t, text).String())
 	}
 	require.Equal(t, "finish", must(t, " finish:load=50 ").String(), "what is the default is not said again")

@@ -52,7 +52,8 @@ func Apply[T any](name string, keys []Key[T], v *T, set ...Setting) error {
 		k := find(keys, s.Key)
 		if k == nil {
 			names := namesOf(keys)
-			return fmt.Errorf("policy %s: unknown key %q%s; it takes %s", name, s.Key, spelling.Hint(s.Key, names), cmp.Or(strings.Join(names, ", "), "none"))
+			return fmt.Errorf("policy %s: unknown key %q%s; it takes %s", name, s.Key, spelling.Hint(s.Key, names),
+				cmp.Or(strings.Join(names, ", "), "none"))
 		}
 		if !k.Read(v, s.Value) {
 			return fmt.Errorf("policy %s: %s: want %s", name, s, k.Must)

@@ -11,7 +11,8 @@ import (
 func TestImportsArePure(t *testing.T) { // a text that reaches the network or the clock is no longer a name
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	require.Subset(t, []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "evenkeel/internal/spelling"}, pkg.Imports, "let the caller do it")
+	require.Subset(t, []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "evenkeel/internal/spelling"}, pkg.Imports,
+		"let the caller do it")
 }
 
 type values struct {

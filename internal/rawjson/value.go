@@ -143,10 +143,12 @@ var commonKeys = func() map[string]string {
 		"arguments", "id", "object", "created", "choices", "usage", "index", "message", "finish_reason", "stop_reason",
 		"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "cached_tokens", "prompt_token_ids",
 		"include_usage", "continuous_usage_stats", "service_tier", "system_fingerprint", "refusal", "annotations", "audio", "function_call",
-		"reasoning", "token_ids", "routed_experts", "prompt_logprobs", "prompt_text", "ec_transfer_params", "metrics", "completion_tokens_details",
+		"reasoning", "token_ids", "routed_experts", "prompt_logprobs", "prompt_text", "ec_transfer_params", "metrics",
+		"completion_tokens_details",
 		"created_cache_tokens", "multimodal_tokens", "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id",
 		"remote_request_id", "remote_host", "remote_port", "remote_pcp_size", "remote_dcp_size", "remote_ptp_size", "remote_block_size",
-		"remote_num_tokens", "tp_size", "last_token_id", "num_prompt_blocks", "remote_multi_nodes_meta_mapping", "host", "engine_id", "handshake_port",
+		"remote_num_tokens", "tp_size", "last_token_id", "num_prompt_blocks", "remote_multi_nodes_meta_mapping", "host", "engine_id",
+		"handshake_port",
 	} {
 		keys[k] = k
 	}

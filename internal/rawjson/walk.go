@@ -60,7 +60,8 @@ func ValueEnd(b []byte, i int) int {
 	return j
 }
 
-var endsScalar = [256]bool{',': true, '}': true, ']': true, ' ': true, '\n': true, '\t': true, '\r': true, '"': true, ':': true, '{': true, '[': true}
+var endsScalar = [256]bool{',': true, '}': true, ']': true, ' ': true, '\n': true, '\t': true, '\r': true, '"': true, ':': true, '{': true,
+	'[': true}
 
 var nests = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true}
 

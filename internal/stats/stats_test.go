@@ -59,7 +59,8 @@ func TestABootstrapCoversTheMean(t *testing.T) {
 }
 
 func TestCountsAreGrouped(t *testing.T) {
-	for n, want := range map[int64]string{0: "0", 7: "7", 999: "999", 1000: "1,000", 12_500: "12,500", -1: "-1", -100: "-100", -1234: "-1,234", 1_234_567: "1,234,567"} {
+	for n, want := range map[int64]string{0: "0", 7: "7", 999: "999", 1000: "1,000", 12_500: "12,500", -1: "-1", -100: "-100", -1234: "-1,234",
+		1_234_567: "1,234,567"} {
 		require.Equal(t, want, Grouped(n))
 	}
 	require.Equal(t, "18,446,744,073,709,551,615", Grouped(uint64(math.MaxUint64)))

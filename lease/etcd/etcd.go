@@ -26,7 +26,8 @@ import (
 func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: t, DialTimeout: 5 * time.Second,
-		Logger:            log.WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)), // it would warn of every call that fails, and a claim says so once
+		// it would warn of every call that fails, and a claim says so once
+		Logger:            log.WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)),
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // a member that is gone is another's turn
 	})
 	if err != nil {
@@ -124,7 +125,8 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	}
 	r, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", 0), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
-		Then(clientv3.OpPut(e.owner, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.last, e.identity), clientv3.OpPut(e.extra, string(text))).
+		Then(clientv3.OpPut(e.owner, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.last, e.identity),
+			clientv3.OpPut(e.extra, string(text))).
 		Commit()
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)

@@ -78,7 +78,8 @@ func (e *Engine) record() lease.Record {
 // Acquire writes the object over the one that was read last. The API server
 // refuses if its resourceVersion is another by then.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
-	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name, Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
+		Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
 	if e.last != nil {
 		next, above = e.last.DeepCopy(), max(above, e.record().Epoch)
 	}

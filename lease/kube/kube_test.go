@@ -199,8 +199,10 @@ func TestADeadOwnersLeaseIsTakenOver(t *testing.T) {
 		var running sync.WaitGroup
 		claim := func(ctx context.Context, id string, home bool, rank int) *lease.Claim {
 			self := lease.Identity(id, "x")
-			one := lease.NewClaim(lease.Config{Self: self, Times: lease.DefaultTimes}, New(c.CoordinationV1().Leases("ek"), "evenkeel-group-main", self, 15*time.Second, nil),
-				lease.Hooks{OnChange: func(lease.View) {}, AskBack: func(context.Context, string, int64) error { return lease.ErrNotHolder }}, zap.NewNop())
+			one := lease.NewClaim(lease.Config{Self: self, Times: lease.DefaultTimes},
+				New(c.CoordinationV1().Leases("ek"), "evenkeel-group-main", self, 15*time.Second, nil),
+				lease.Hooks{OnChange: func(lease.View) {}, AskBack: func(context.Context, string, int64) error { return lease.ErrNotHolder }},
+				zap.NewNop())
 			one.SetStanding(home, rank, true)
 			running.Go(func() { one.Run(ctx) })
 			return one
@@ -270,12 +272,13 @@ func TestAFormerHolderAsksForTheEpochOfTheLease(t *testing.T) {
 		claims := map[string]*lease.Claim{}
 		for k, id := range []string{"a", "b"} {
 			self := lease.Identity(id, "x")
-			one := lease.NewClaim(lease.Config{Self: self, Times: lease.DefaultTimes}, New(c.CoordinationV1().Leases("ek"), "l", self, 15*time.Second, nil), lease.Hooks{
-				OnChange: func(lease.View) {},
-				AskBack: func(_ context.Context, holder string, epoch int64) error {
-					return claims[holder].GiveBack(epoch, func() {})
-				},
-			}, zap.NewNop())
+			one := lease.NewClaim(lease.Config{Self: self, Times: lease.DefaultTimes},
+				New(c.CoordinationV1().Leases("ek"), "l", self, 15*time.Second, nil), lease.Hooks{
+					OnChange: func(lease.View) {},
+					AskBack: func(_ context.Context, holder string, epoch int64) error {
+						return claims[holder].GiveBack(epoch, func() {})
+					},
+				}, zap.NewNop())
 			one.SetStanding(k == 0, k, true)
 			claims[id] = one
 		}

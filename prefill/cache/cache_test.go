@@ -140,7 +140,8 @@ func TestACapacityIsSuspected(t *testing.T) {
 		}
 	}
 	require.Empty(t, e.Accuracy.Suspect)
-	require.Equal(t, Totals{Prompt: e.Totals.Prompt, Predicted: e.Totals.Prompt - 256, Actual: e.Totals.Actual}, e.Totals, "all prompts but the first one were predicted whole")
+	require.Equal(t, Totals{Prompt: e.Totals.Prompt, Predicted: e.Totals.Prompt - 256, Actual: e.Totals.Actual}, e.Totals,
+		"all prompts but the first one were predicted whole")
 }
 
 // An index promises no more than an engine can hold, and follows what it is told to hold.

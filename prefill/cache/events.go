@@ -28,7 +28,8 @@ type Feed struct {
 func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	f := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
-		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model}, Sink: listener{lock, h},
+		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
+		Sink: listener{lock, h},
 	}), source}
 	h.events, h.guessed = f.Stream, true // what was learned from answers so far is none of its blocks
 	return f

@@ -157,7 +157,8 @@ func (c *Calibration) fit() {
 	if !(cost < (1-fitR2)*whole) {
 		return
 	}
-	c.law = Law{Line: policy.Line{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside], BesideTPMs: best[besideFresh]}
+	c.law = Law{Line: policy.Line{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],
+		BesideTPMs: best[besideFresh]}
 	if c.configured.Beta2 > 0 {
 		c.law.Beta2 = c.configured.Beta2
 	}

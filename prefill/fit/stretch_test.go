@@ -56,8 +56,10 @@ func TestWhoWaitedWithADroppedProbeTeachesNothing(t *testing.T) {
 	s := Stretch{}
 	s.Dropped(at(50))
 	require.Empty(t, s.Answered(Answer{Sent: at(10), Sample: Sample{New: 1}}, at(60), at(200)), "it waited with it")
-	require.Empty(t, s.Answered(Answer{Sent: at(60), Sample: Sample{New: 2}}, at(70), at(300)), "nothing of the first; others may be answered with this one")
-	require.Equal(t, []Sample{{New: 2, Ms: 100}, {New: 3, Ms: 50}}, s.Answered(Answer{Sent: at(70), Sample: Sample{New: 3}}, time.Time{}, at(350)))
+	require.Empty(t, s.Answered(Answer{Sent: at(60), Sample: Sample{New: 2}}, at(70), at(300)),
+		"nothing of the first; others may be answered with this one")
+	require.Equal(t, []Sample{{New: 2, Ms: 100}, {New: 3, Ms: 50}},
+		s.Answered(Answer{Sent: at(70), Sample: Sample{New: 3}}, time.Time{}, at(350)))
 }
 
 func TestPromptsThatAreComputedTogetherHaveTheirAttentionTogether(t *testing.T) {

@@ -45,7 +45,8 @@ func longChat() (messages json.RawMessage) {
 	}
 	var chat []message
 	for i := range 40 {
-		chat = append(chat, message{[]string{"user", "assistant"}[i%2], strings.Repeat("\tif err := s.write(text); err != nil {\n\t\treturn fmt.Errorf(\"write: %w\", err)\n\t}\n", 42)})
+		chat = append(chat, message{[]string{"user", "assistant"}[i%2],
+			strings.Repeat("\tif err := s.write(text); err != nil {\n\t\treturn fmt.Errorf(\"write: %w\", err)\n\t}\n", 42)})
 	}
 	raw, _ := json.Marshal(map[string]any{"messages": chat})
 	b, err := mooncake.ScanBody(raw, 0)

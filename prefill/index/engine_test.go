@@ -34,8 +34,9 @@ func TestPredictedAgainstRealHits(t *testing.T) {
 		{"capacity known", blocks, 0, 0.1},
 		{"capacity thought four times as large", 4 * blocks, 0.1, 10},
 	} {
-		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefixCache: blocks, KVTokens: 1 << 23, PrefillConcurrency: atOnce, PromptTokensDetails: true,
-			PrefillBase: 100 * time.Microsecond, PrefillPerToken: time.Nanosecond, KVHoldTimeout: 100 * time.Millisecond})
+		e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, PrefixCache: blocks, KVTokens: 1 << 23, PrefillConcurrency: atOnce,
+			PromptTokensDetails: true,
+			PrefillBase:         100 * time.Microsecond, PrefillPerToken: time.Nanosecond, KVHoldTimeout: 100 * time.Millisecond})
 		require.NoError(t, err)
 		tr := &http.Transport{MaxIdleConnsPerHost: atOnce}
 		var mu sync.Mutex

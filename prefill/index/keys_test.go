@@ -10,7 +10,8 @@ import (
 )
 
 func TestScopesShareNothing(t *testing.T) {
-	scopes := []Scope{{}, {Model: "m"}, {LoRA: "m"}, {Salt: "m"}, {Tenant: "m"}, {Model: "m", Tenant: "t"}, {Model: "mt"}, {Model: strings.Repeat("long", 99)}}
+	scopes := []Scope{{}, {Model: "m"}, {LoRA: "m"}, {Salt: "m"}, {Tenant: "m"}, {Model: "m", Tenant: "t"}, {Model: "mt"},
+		{Model: strings.Repeat("long", 99)}}
 	seen := map[Key]bool{}
 	for _, s := range scopes {
 		for _, unit := range []Unit{Bytes, Tokens} {
@@ -43,7 +44,8 @@ func TestHashIsTheSameEverywhere(t *testing.T) {
 	var h Hasher
 	keys := h.Tokens(nil, Scope{Model: "m", Tenant: "t"}.Root(Tokens, 2), []int32{1, 2, 3, 4}, 2)
 	text := h.Chat(nil, Scope{Model: "m"}.Root(Bytes, BlockBytes), json.RawMessage(`[{"role":"user","content":"`+strings.Repeat("x", 300)+`"}]`), nil)
-	require.Equal(t, []uint64{0x82d27e7ca19343b5, 0x4dc14233cd7fd252, 0x5732fab2bcdc9d1}, []uint64{keys[0].Hash, keys[1].Hash, text.Keys[0].Hash})
+	require.Equal(t, []uint64{0x82d27e7ca19343b5, 0x4dc14233cd7fd252, 0x5732fab2bcdc9d1},
+		[]uint64{keys[0].Hash, keys[1].Hash, text.Keys[0].Hash})
 }
 
 func TestASaltOfOneRequestIsNotIndexed(t *testing.T) {

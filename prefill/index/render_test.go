@@ -104,9 +104,11 @@ func TestATurnBeginsWithTheTurnBefore(t *testing.T) {
 		return anyText.Draw(t, "content")
 	})
 	anyMessage := rapid.Custom(func(t *rapid.T) map[string]any {
-		m := map[string]any{"role": rapid.SampledFrom([]string{"system", "user", "assistant", "tool"}).Draw(t, "role"), "content": anyContent.Draw(t, "content")}
+		m := map[string]any{"role": rapid.SampledFrom([]string{"system", "user", "assistant", "tool"}).Draw(t, "role"),
+			"content": anyContent.Draw(t, "content")}
 		if rapid.Bool().Draw(t, "calls") {
-			m["tool_calls"] = []any{map[string]any{"id": anyText.Draw(t, "id"), "function": map[string]any{"arguments": anyText.Draw(t, "arguments")}}}
+			m["tool_calls"] = []any{map[string]any{"id": anyText.Draw(t, "id"),
+				"function": map[string]any{"arguments": anyText.Draw(t, "arguments")}}}
 		}
 		return m
 	})

@@ -51,7 +51,8 @@ const odd = "\x00"
 
 // Fields by their place in a tagged array; later versions append.
 var (
-	storedFields  = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"}
+	storedFields = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
+		"group_idx", "kv_cache_spec_kind"}
 	removedFields = []string{"block_hashes", "medium", "group_idx"}
 )
 

@@ -65,7 +65,8 @@ func (s *told) Cleared(_ index.Slot, why index.Reason) {
 	s.lines = append(s.lines, "cleared "+why.String())
 }
 func newMirror(sink Sink, count *counters) *mirror {
-	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, most: 100, count: count, known: map[engineHash]block{}, holders: map[index.Key]int32{}}
+	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, most: 100, count: count, known: map[engineHash]block{},
+		holders: map[index.Key]int32{}}
 }
 
 func stored(hashes, parent, tokens any) m {
@@ -106,8 +107,10 @@ func TestEventsSayWhatIsHeld(t *testing.T) {
 		{"a child of an unknown one is left out", list{stored(list{9}, 1234, list{5, 6})}, nil},
 		{"so is one of a block that was removed", list{first, m{"type": "BlockRemoved", "block_hashes": list{int64(-10)}}, stored(list{9}, int64(-10), list{5, 6})}, []string{"stored a0 a1", "removed a1"}},
 		{"only the GPU's blocks are hits", list{with(first, m{"medium": "CPU"}), with(first, m{"medium": "GPU"}), m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "medium": "CPU"}}, []string{"stored a0 a1"}},
-		{"only groups of full attention are", list{with(first, m{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}), with(first, m{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}),
-			m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 1}, m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 0}}, []string{"stored a0 a1", "removed a0"}},
+		{"only groups of full attention are", list{with(first, m{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}),
+			with(first, m{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}),
+			m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 1},
+			m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 0}}, []string{"stored a0 a1", "removed a0"}},
 		{"what another group removes stays", list{with(first, m{"group_idx": 0}), m{"type": "BlockRemoved", "block_hashes": list{int64(-5)}, "group_idx": 1}}, []string{"stored a0 a1"}},
 		{"a LoRA's blocks are its own", list{with(first, m{"lora_id": 1, "lora_name": "l", "extra_keys": list{list{"l"}, nil}})}, []string{"stored l0 l1"}},
 		{"a LoRA without a name is nobody's", list{with(first, m{"lora_id": 1})}, nil},
@@ -135,7 +138,8 @@ func TestWhatIsPassedOverIsCounted(t *testing.T) {
 	_, err := newDecoder().batch(payload(m{"type": "BlockPondered"}, stored(list{9}, 1234, list{5, 6}), stored(list{9, 8}, nil, list{5}),
 		with(stored(list{1, 2}, nil, list{1, 2, 3, 4}), m{"extra_keys": list{nil, list{"salt"}}})), mirror.apply)
 	require.NoError(t, err)
-	require.Equal(t, []int64{1, 1, 1, 1}, []int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
+	require.Equal(t, []int64{1, 1, 1, 1},
+		[]int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
 }
 
 func TestGarbageIsAnError(t *testing.T) {
@@ -168,7 +172,8 @@ func TestGarbageIsAnError(t *testing.T) {
 
 func FuzzBatch(f *testing.F) {
 	f.Add(payload(stored(list{int64(-5), []byte("b")}, nil, list{1, 2, 3, 4})))
-	f.Add(payload(list{"BlockStored", list{7, 8}, 6, list{1, 2, 3, 4}, 2, 1, "GPU", "l", list{nil, list{"l"}, list{1, 2}}, 0, "full_attention", m{}}))
+	f.Add(payload(list{"BlockStored", list{7, 8}, 6, list{1, 2, 3, 4}, 2, 1, "GPU", "l", list{nil, list{"l"}, list{1, 2}}, 0, "full_attention",
+		m{}}))
 	f.Add(payload(list{"BlockRemoved", list{8}, "GPU", 1}, list{"AllBlocksCleared"}, m{"type": "X", "y": list{m{}}}))
 	seed, _ := hex.DecodeString("92ca000000009192dbffffffff")
 	f.Add(seed)

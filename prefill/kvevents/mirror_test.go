@@ -57,7 +57,8 @@ func (e *lookahead) serve(prompt []int32, again bool) (events list) {
 		if from > 0 {
 			parent = e.hash(made(prompt[:from*e.block+e.tokens]))
 		}
-		stored := m{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": slices.Clone(prompt[from*e.block : to*e.block]),
+		stored := m{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent,
+			"token_ids":  slices.Clone(prompt[from*e.block : to*e.block]),
 			"block_size": e.block, "medium": "GPU", "group_idx": 0}
 		if e.tokens > 0 {
 			stored["lookahead_token_ids"] = after
@@ -118,8 +119,8 @@ func TestTheIndexHoldsWhatTheEngineHoldsUnderSeveralHashes(t *testing.T) {
 	})
 }
 
-// The frames are batches as the classes of vLLM 0.33.0 encode them (distributed/kv_events.py, with msgspec): two prompts share their first block and
-// go on in different ways, and one of the two hashes of that block is removed.
+// The frames are batches as the classes of vLLM 0.33.0 encode them (distributed/kv_events.py, with msgspec): two prompts share their first
+// block and go on in different ways, and one of the two hashes of that block is removed.
 func TestBatchesOfVLLMWithTokensAhead(t *testing.T) {
 	text, err := os.ReadFile("testdata/vllm-0.33-lookahead.hex")
 	require.NoError(t, err)
@@ -143,5 +144,6 @@ func TestBatchesOfVLLMWithTokensAhead(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, wants[i], sink, "batch %d", i)
 	}
-	require.Equal(t, []int64{0, 0, 0, 0}, []int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
+	require.Equal(t, []int64{0, 0, 0, 0},
+		[]int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
 }

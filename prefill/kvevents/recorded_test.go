@@ -71,7 +71,8 @@ func TestRecordedEventsTellWhatTheEngineHolds(t *testing.T) {
 				}
 			}
 			require.Equal(t, name == "replayed", ended)
-			require.Equal(t, []int64{0, 0, 0, 0}, []int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
+			require.Equal(t, []int64{0, 0, 0, 0},
+				[]int64{count.unknownTypes.Load(), count.unknownParents.Load(), count.decodeErrors.Load(), count.skipped.Load()})
 			require.EqualValues(t, blockTokens, count.block.Load())
 
 			all, err := recording.All()

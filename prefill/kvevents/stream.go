@@ -86,7 +86,8 @@ func Start(cfg Config) *Stream {
 		cfg.Finder = only(cfg.Place)
 	}
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
-	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, most: mostKnown, count: &s.count, known: map[engineHash]block{}, holders: map[index.Key]int32{}}
+	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, most: mostKnown, count: &s.count, known: map[engineHash]block{},
+		holders: map[index.Key]int32{}}
 	s.follow = follower{apply: s.apply, cold: s.cold, count: &s.count,
 		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
 	s.at.Store(&cfg.Place)

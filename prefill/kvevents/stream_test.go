@@ -295,7 +295,8 @@ func batch(seq uint64, payload []byte) zmq4.Msg {
 func startStream(t *testing.T, events string) (*Stream, *rank) {
 	r := &rank{T: t, sink: &shared{x: index.New(index.Config{})}}
 	r.slot = r.sink.x.Add("p0/0", 0)
-	r.stream = Start(Config{Place: Place{Events: events}, Slot: r.slot, Scope: index.Scope{Model: "m"}, Sink: r.sink, ReplayTimeout: 50 * time.Millisecond})
+	r.stream = Start(Config{Place: Place{Events: events}, Slot: r.slot, Scope: index.Scope{Model: "m"}, Sink: r.sink,
+		ReplayTimeout: 50 * time.Millisecond})
 	t.Cleanup(r.stream.Close)
 	return r.stream, r
 }

@@ -194,7 +194,8 @@ func (a *Account) Backlog(now time.Time) float64 {
 	if oldest == nil {
 		return waiting
 	}
-	return waiting + policy.Backlog(float64(a.PredictedUs)/1000, float64(oldest.Weight.PredictedUs)/1000, float64(now.Sub(since))/float64(time.Millisecond))
+	return waiting + policy.Backlog(float64(a.PredictedUs)/1000, float64(oldest.Weight.PredictedUs)/1000,
+		float64(now.Sub(since))/float64(time.Millisecond))
 }
 
 // Ends is when all that was sent is predicted to be answered; false: nobody knows. What is charged and not sent yet
@@ -310,7 +311,8 @@ func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 
 // UpdateGate must follow every change of what moves the gate.
 func (a *Account) UpdateGate(now time.Time) {
-	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.tellsUntil()}, a.ledger.cfg.KVThreshold, now)
+	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.tellsUntil()},
+		a.ledger.cfg.KVThreshold, now)
 }
 
 // Stale says that so many scrapes in a row failed that the gauges are no longer

@@ -21,7 +21,8 @@ func two() *Ranks {
 }
 
 func pair(a, b bool) []Rank {
-	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a, Computes: true}, {ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b, Computes: true}}
+	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a, Computes: true},
+		{ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b, Computes: true}}
 }
 
 // ids is a prompt of so many token ids that begins as all of the same seed do.
@@ -213,7 +214,8 @@ func BenchmarkOffers(b *testing.B) {
 func TestWhatIsToldLateOfACacheThatWasEmptied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(1 << 20)
-		l.Set([]Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Up: true, Computes: true}, {ID: 2, Name: "e/0", Model: "m", Engine: "e", Up: true, Computes: true}})
+		l.Set([]Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Up: true, Computes: true},
+			{ID: 2, Name: "e/0", Model: "m", Engine: "e", Up: true, Computes: true}})
 		sent := time.Now()
 		l.Holds(1, ids(7, 2816), 2816, sent)
 		l.Holds(2, ids(7, 2816), 2816, sent)

@@ -148,7 +148,8 @@ func TestG5TiesGoWhereTheRequestHashes(t *testing.T) {
 	require.Equal(t, uint64(0x11ae1013c620e0a3), HRW("req-1", "p1/1"))
 	require.Equal(t, uint64(0x26b793cc4dca95b3), HRW("req-2", "p1/1"))
 	require.Equal(t, uint64(0x1cbc0c0a4179235f), HRW("req-3", "p0/1"))
-	for _, policy := range []string{"finish", "lmetric", "gorgo", "bailian", "aibrix-filter", "dynamo-sum", "ttft-sim", "vllm-queue", "least-tokens", "random"} {
+	for _, policy := range []string{"finish", "lmetric", "gorgo", "bailian", "aibrix-filter", "dynamo-sum", "ttft-sim", "vllm-queue",
+		"least-tokens", "random"} {
 		for id, want := range map[string]string{"req-1": "p1/1", "req-2": "p1/1", "req-3": "p0/1"} {
 			got, _ := choose(t, policy, id, at("p0/0", 10, 0, nil), at("p0/1", 10, 0, nil), at("p1/0", 10, 0, nil), at("p1/1", 10, 0, nil))
 			require.Equal(t, want, got, "%s, request %s", policy, id)

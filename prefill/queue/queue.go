@@ -73,7 +73,8 @@ type Line[T any] struct {
 func New[T any]() *Queue[T] {
 	return &Queue[T]{
 		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
-		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) }, place: func(e *Entry[T]) *int { return &e.ends }},
+		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) },
+			place: func(e *Entry[T]) *int { return &e.ends }},
 	}
 }
 
@@ -85,7 +86,8 @@ func (q *Queue[T]) Line(model string) *Line[T] {
 			queue:   q,
 			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, place: func(e *Entry[T]) *int { return &e.place }},
 			lanes:   map[*flow[T]]*lane[T]{},
-			turns:   ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) }, place: func(l *lane[T]) *int { return &l.turn }},
+			turns: ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) },
+				place: func(l *lane[T]) *int { return &l.turn }},
 			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, place: func(l *lane[T]) *int { return &l.length }},
 		}
 		q.lines[model] = l

@@ -69,7 +69,8 @@ func TestWhoseTurnItIs(t *testing.T) {
 		},
 		{
 			"turns are counted in tokens",
-			[]in{{id: "a1", key: "a", tokens: 300}, {id: "a2", key: "a", tokens: 300}, {id: "b1", key: "b", tokens: 100}, {id: "b2", key: "b", tokens: 100}, {id: "b3", key: "b", tokens: 100}, {id: "b4", key: "b", tokens: 100}},
+			[]in{{id: "a1", key: "a", tokens: 300}, {id: "a2", key: "a", tokens: 300}, {id: "b1", key: "b", tokens: 100},
+				{id: "b2", key: "b", tokens: 100}, {id: "b3", key: "b", tokens: 100}, {id: "b4", key: "b", tokens: 100}},
 			[]string{"a1", "b1", "b2", "b3", "a2", "b4"},
 		},
 		{
@@ -89,7 +90,8 @@ func TestWhoseTurnItIs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLine()
 			for _, i := range tt.in {
-				e := entry{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry, Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)}
+				e := entry{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry,
+					Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)}
 				if i.by > 0 {
 					e.Deadline = epoch.Add(time.Duration(i.by) * time.Second)
 				}

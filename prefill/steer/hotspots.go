@@ -196,7 +196,8 @@ func (h *Hotspots) enter(c *hotClass, to State, now time.Time) {
 		return
 	}
 	h.all.roll(number(now))
-	h.changes = append(h.changes, Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k})
+	h.changes = append(h.changes,
+		Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k})
 	c.state = to
 	if to == OK {
 		c.k = 0

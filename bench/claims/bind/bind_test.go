@@ -134,7 +134,8 @@ func TestVerdictsAreFound(t *testing.T) {
 }
 
 func TestFiguresAreDrawnOfWhatThereIs(t *testing.T) {
-	o, err := parse(append(strings.Fields("-traces synth:code -ranks 2 -slots 4 -loads closed -steps 1,10 -seeds 1 -requests 200"), "-out", filepath.Join(t.TempDir(), "results", "bind.md")))
+	o, err := parse(append(strings.Fields("-traces synth:code -ranks 2 -slots 4 -loads closed -steps 1,10 -seeds 1 -requests 200"), "-out",
+		filepath.Join(t.TempDir(), "results", "bind.md")))
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(filepath.Dir(o.out), 0o755))
 	require.NoError(t, o.run(context.Background(), io.Discard, io.Discard))

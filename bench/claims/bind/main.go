@@ -48,8 +48,9 @@ func parse(args []string) (o options, err error) {
 	f.IntVar(&p.seeds, "seeds", p.seeds, "runs of each")
 	f.IntVar(&p.requests, "requests", p.requests, "of a run; 0: as many as the ranks need")
 	f.StringVar(&o.samples, "samples", "", "file that every run is written to, and those that it has are not run again; empty: none")
-	f.StringVar(&o.out, "out", "", "page whose verdicts are written, with a CSV of all figures beside it and plots in the folder img beside its folder; "+
-		"empty: verdicts and CSV are printed")
+	f.StringVar(&o.out, "out", "",
+		"page whose verdicts are written, with a CSV of all figures beside it and plots in the folder img beside its folder; "+
+			"empty: verdicts and CSV are printed")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -134,7 +135,8 @@ func (s *samples) fill(ctx context.Context, cells []cell, progress io.Writer) (m
 			return missing, err
 		}
 		missing--
-		fmt.Fprintf(progress, "%d of %d: %s, %d x %d, %s, seed %d, prefills of %g steps, %s\n", all-missing, all, c.Trace, c.Ranks, c.Slots, c.Load, c.Seed, c.Steps, c.Arm)
+		fmt.Fprintf(progress, "%d of %d: %s, %d x %d, %s, seed %d, prefills of %g steps, %s\n", all-missing, all, c.Trace, c.Ranks, c.Slots,
+			c.Load, c.Seed, c.Steps, c.Arm)
 	}
 	return missing, nil
 }

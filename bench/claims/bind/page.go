@@ -35,7 +35,8 @@ func (b *book) extent() string {
 			seeds = fmt.Sprintf("%d seeds", p.seeds)
 		}
 		fmt.Fprintf(&t, "- %s; %s ranks x %s slots; loads %s; prefills of %s steps; %s of %s\n",
-			strings.Join(p.traces, ", "), list(p.ranks), list(p.slots), strings.Join(p.loads, ", "), strings.ReplaceAll(list(p.steps), ",", ", "), seeds, requests)
+			strings.Join(p.traces, ", "), list(p.ranks), list(p.slots), strings.Join(p.loads, ", "), strings.ReplaceAll(list(p.steps), ",", ", "),
+			seeds, requests)
 	}
 	what, rest := "All", ""
 	if b.missing > 0 {
@@ -148,7 +149,8 @@ func (b *book) csv() []byte {
 					continue
 				}
 				of := report.Summarize(found...)
-				row := []string{s.trace, strconv.Itoa(s.ranks), strconv.Itoa(s.slots), s.load, fmt.Sprint(steps), strings.ReplaceAll(a.name, "`", ""), strconv.Itoa(len(found))}
+				row := []string{s.trace, strconv.Itoa(s.ranks), strconv.Itoa(s.slots), s.load, fmt.Sprint(steps), strings.ReplaceAll(a.name, "`", ""),
+					strconv.Itoa(len(found))}
 				for _, c := range columns {
 					mean, deviation := "", ""
 					if v, ok := of[c.metric]; ok {

@@ -29,7 +29,8 @@ type cell struct {
 
 // metrics that are kept of a run.
 var metrics = []report.Metric{
-	report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.StepMean, report.Steps, report.Preempted, report.Failed,
+	report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.StepMean, report.Steps, report.Preempted,
+	report.Failed,
 }
 
 // samples are what the runs gave. They are written to a file as they come, and a run that is in the file
@@ -114,7 +115,8 @@ func (s *samples) check(ctx context.Context, cells []cell) error {
 		}
 		for name, x := range was {
 			if m[name].Mean != x {
-				return fmt.Errorf("%s: %s of %v was %v and is %v: another program made these samples; remove the file", s.file.Name(), name, c, x, m[name].Mean)
+				return fmt.Errorf("%s: %s of %v was %v and is %v: another program made these samples; remove the file", s.file.Name(), name, c, x,
+					m[name].Mean)
 			}
 		}
 		return nil
@@ -136,7 +138,8 @@ func (c cell) run(ctx context.Context, s *samples) (report.Metrics, error) {
 	}
 	a := armOf(c.Arm)
 	plan := decode.Plan{
-		Source: src.Source, Requests: c.Requests, Seeds: c.Seeds, Fleet: decode.Uniform(c.Ranks, c.Slots, 0), Window: window, Policies: []string{a.policy}, Load: a.load,
+		Source: src.Source, Requests: c.Requests, Seeds: c.Seeds, Fleet: decode.Uniform(c.Ranks, c.Slots, 0), Window: window,
+		Policies: []string{a.policy}, Load: a.load,
 	}
 	if plan.Load.Rho, err = rho(c.Load); err != nil {
 		return nil, err

@@ -56,11 +56,13 @@ func (b *book) shortIsFree() (expected, found string, met, known bool) {
 		lost, ok := b.lost(s, steps, arrivalNow)
 		return lost, ok && s.load == closed && steps <= shortPrefill
 	})
-	expected = fmt.Sprintf("a prefill of %d step loses nothing: at most %.1f %% of the tokens/s in a closed loop", shortPrefill, 100*nothingLost)
+	expected = fmt.Sprintf("a prefill of %d step loses nothing: at most %.1f %% of the tokens/s in a closed loop", shortPrefill,
+		100*nothingLost)
 	if len(lost) == 0 {
 		return expected, "", false, false
 	}
-	return expected, fmt.Sprintf("%d of %d scenarios; %.1f %% at worst", count(lost, func(x float64) bool { return x <= nothingLost }), len(lost), 100*slices.Max(lost)),
+	return expected, fmt.Sprintf("%d of %d scenarios; %.1f %% at worst", count(lost, func(x float64) bool { return x <= nothingLost }),
+			len(lost), 100*slices.Max(lost)),
 		slices.Max(lost) <= nothingLost, true
 }
 
@@ -73,7 +75,8 @@ func (b *book) shortIsKept() (expected, found string, met, known bool) {
 	if len(kept) == 0 {
 		return expected, "", false, false
 	}
-	return expected, fmt.Sprintf("%d of %d scenarios; %.0f %% at worst", count(kept, func(x float64) bool { return x >= nearlyAll }), len(kept), 100*slices.Min(kept)),
+	return expected, fmt.Sprintf("%d of %d scenarios; %.0f %% at worst", count(kept, func(x float64) bool { return x >= nearlyAll }),
+			len(kept), 100*slices.Min(kept)),
 		slices.Min(kept) >= nearlyAll, true
 }
 
@@ -82,12 +85,14 @@ func (b *book) emptySlots() (expected, found string, met, known bool) {
 		lost, ok := b.lost(s, steps, arrivalNow)
 		return lost / foreseen(s, steps), ok && s.load == closed && foreseen(s, steps) >= someLost
 	})
-	expected = fmt.Sprintf("slots stand empty for steps / (steps + mean answer) of the time: the loss is within %.0f %% of this share, in three of four cases", 100*tooFar)
+	expected = fmt.Sprintf("slots stand empty for steps / (steps + mean answer) of the time: the loss is within %.0f %% of this share, in "+
+		"three of four cases", 100*tooFar)
 	if len(of) == 0 {
 		return expected, "", false, false
 	}
 	near := count(of, func(x float64) bool { return x >= 1-tooFar && x <= 1+tooFar })
-	return expected, fmt.Sprintf("%d of %d cases; %.2f times the expected loss in the median, %.2f to %.2f", near, len(of), stats.Median(of), slices.Min(of), slices.Max(of)), 4*near >= 3*len(of), true
+	return expected, fmt.Sprintf("%d of %d cases; %.2f times the expected loss in the median, %.2f to %.2f", near, len(of), stats.Median(of),
+		slices.Min(of), slices.Max(of)), 4*near >= 3*len(of), true
 }
 
 func (b *book) aheadHelps() (expected, found string, met, known bool) {
@@ -100,7 +105,8 @@ func (b *book) aheadHelps() (expected, found string, met, known bool) {
 	if len(of) == 0 {
 		return expected, "", false, false
 	}
-	return expected, fmt.Sprintf("%d cases: %.0f %% in the median, %.0f to %.0f %%", len(of), 100*stats.Median(of), 100*slices.Min(of), 100*slices.Max(of)),
+	return expected,
+		fmt.Sprintf("%d cases: %.0f %% in the median, %.0f to %.0f %%", len(of), 100*stats.Median(of), 100*slices.Min(of), 100*slices.Max(of)),
 		stats.Median(of) >= wonBack && slices.Min(of) >= 0, true
 }
 

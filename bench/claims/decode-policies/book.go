@@ -100,9 +100,11 @@ func (b *book) full(sc scenario, policies []string) string {
 		columns = append(columns, preempted)
 	}
 	share, kv := o.Of(baseline, report.IdleShare).Mean, o.Of(baseline, report.KVShare).Mean
-	bound := fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps %.1f %% shorter, and no policy can "+
+	bound := fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps "+
+		"%.1f %% shorter, and no policy can "+
 		"do more.\n", baseline, 100*kv, 100*share, 100*share*kv)
-	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, page.Rows("policy", policies, page.Code, o.Columns("", false, columns...)...), bound, page.Fenced(b.command(sc, policies)))
+	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, page.Rows("policy", policies, page.Code, o.Columns("", false, columns...)...), bound,
+		page.Fenced(b.command(sc, policies)))
 }
 
 func (b *book) closedLoop() string {
@@ -161,7 +163,8 @@ func (b *book) scale(on *policytables.Source) string {
 		return longestWait.Alone(report.Value{Mean: worst})
 	}}
 	for i, c := range metrics {
-		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.Name, slotsOfRank, c.Title, page.Rows("policy", foreseeing, page.Code, append(columns[i], longest)...))
+		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.Name, slotsOfRank, c.Title,
+			page.Rows("policy", foreseeing, page.Code, append(columns[i], longest)...))
 	}
 	if line := b.command(closed(on, 8), foreseeing); line != "" {
 		line = strings.Replace(line, "--workers 8", "--workers $G", 1)
@@ -188,9 +191,11 @@ func (b *book) openTable(on *policytables.Source) string {
 	}
 	line := b.command(open(on, 8, rhos[0]), compared)
 	if line != "" {
-		line = fmt.Sprintf("for RHO in %g %g; do %s; done", rhos[0], rhos[1], strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1))
+		line = fmt.Sprintf("for RHO in %g %g; do %s; done", rhos[0], rhos[1],
+			strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1))
 	}
-	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.Name, slotsOfRank, page.Rows("policy", compared, page.Code, columns...), page.Fenced(line))
+	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.Name, slotsOfRank, page.Rows("policy", compared, page.Code, columns...),
+		page.Fenced(line))
 }
 
 func (b *book) shortAnswers() string {

@@ -19,7 +19,8 @@ const reported = "reported"
 // that do not come out.
 func (b *book) claims() string {
 	items := []func() string{
-		b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, baselinesStand, b.defaultHolds, b.lookingAheadAsPublished,
+		b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, baselinesStand, b.defaultHolds,
+		b.lookingAheadAsPublished,
 	}
 	return page.Joined(items, func(item func() string) string { return item() })
 }
@@ -80,7 +81,8 @@ func (b *book) shortestQueueLoses() string {
 // lookingAheadHelps is line 2: perfect foresight against none. No gain is
 // expected on Mooncake at G = 8.
 func (b *book) lookingAheadHelps() string {
-	t := page.Markdown{Head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, Text: 1}
+	t := page.Markdown{Head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %",
+		"verdict"}, Text: 1}
 	add := func(sc scenario, judge func(x float64) string) {
 		o := b.at(sc, "br0", "brh:predictor=oracle")
 		if o.Refused != "" {
@@ -111,7 +113,8 @@ func (b *book) lookingAheadHelps() string {
 	for _, sc := range scenarios {
 		add(sc, judges[sc])
 	}
-	return "**2. BR-H that knows every end has less imbalance than BR-0 on Azure's long answers, and wherever ranks are many.** (Reference: 0.79 and 0.72.) " +
+	return "**2. BR-H that knows every end has less imbalance than BR-0 on Azure's long answers, and wherever ranks are many.** (Reference: " +
+		"0.79 and 0.72.) " +
 		"It need not with few ranks, where its figures are shown without a verdict.\n\n" + t.String()
 }
 
@@ -142,7 +145,8 @@ func (b *book) imbalanceGrows() string {
 		t.Add(s.Name, fmt.Sprintf("%d to %d", few, many), fmt.Sprintf("%.2f times, `%s`", growth(least), least),
 			fmt.Sprintf("%.2f times, `%s`", growth(most), most), policytables.Verdict(growth(least) > 1))
 	}
-	return "**3a. Imbalance grows faster than the number of ranks**: a rank's share of it is larger with many ranks than with few, under every policy. (Paper: JSQ 2.3 times, BR-0 5.5, from 4 " +
+	return "**3a. Imbalance grows faster than the number of ranks**: a rank's share of it is larger with many ranks than with few, under " +
+		"every policy. (Paper: JSQ 2.3 times, BR-0 5.5, from 4 " +
 		"to 16 ranks.)\n\n" + t.String()
 }
 
@@ -151,7 +155,8 @@ const pointsOfSweep = 1
 
 // weightsMatterLittle is the second half of line 3.
 func (b *book) weightsMatterLittle() string {
-	t := page.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "points", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
+	t := page.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "points", "tokens/s over the sweep", "idle, `jsq-kv`, %",
+		"verdict"}, Text: 1}
 	for _, s := range b.Traces.Real {
 		for _, g := range b.sweepSizes() {
 			sc := closed(s, g)
@@ -167,7 +172,8 @@ func (b *book) weightsMatterLittle() string {
 				slow.Mean, fast.Mean = min(slow.Mean, y.Mean), max(fast.Mean, y.Mean)
 			}
 			points := page.Rounded(idle.Shown(hi)-idle.Shown(lo), idle.Digits)
-			t.Add(sc.String(), idle.Alone(lo)+" to "+idle.Alone(hi), fmt.Sprintf("%.*f", idle.Digits, points), throughput.Alone(slow)+" to "+throughput.Alone(fast),
+			t.Add(sc.String(), idle.Alone(lo)+" to "+idle.Alone(hi), fmt.Sprintf("%.*f", idle.Digits, points),
+				throughput.Alone(slow)+" to "+throughput.Alone(fast),
 				idle.Show(o.Of(baseline, idle.Metric)), policytables.Verdict(points < pointsOfSweep))
 		}
 	}
@@ -176,7 +182,8 @@ func (b *book) weightsMatterLittle() string {
 
 // baselinesStand is line 4, which cannot fail: a test holds it.
 func baselinesStand() string {
-	return "**4. `jsq-kv` and `pjsq-kv` stand in every table of policies**, whatever the sign. The tables are made so; there is nothing to judge.\n"
+	return "**4. `jsq-kv` and `pjsq-kv` stand in every table of policies**, whatever the sign. The tables are made so; there is nothing to " +
+		"judge.\n"
 }
 
 // rivals are what the default must not lose to.
@@ -231,9 +238,11 @@ func (b *book) defaultHolds() string {
 		guard := b.guardOf(sc)
 		add(sc, guard)
 	}
-	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; not above `br0` and `brh`; " +
+	return "**5. The default, `evenkeel`:** idle share at most 0.7 of that of `jsq-kv` in a closed loop and not above it in an open one; " +
+		"not above `br0` and `brh`; " +
 		"at G = 64 at most 0.75 of their imbalance. " +
-		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within the guard's age (30 s, or six mean waits) and a mean service " +
+		"Above means by more than a deviation between seeds, the larger of the two. The longest wait stays within the guard's age (30 s, or " +
+		"six mean waits) and a mean service " +
 		"time. All of that is judged on the figures as they stand here.\n\n" + t.String()
 }
 

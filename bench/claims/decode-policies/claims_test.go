@@ -49,7 +49,8 @@ func TestFaultsOfTheDefault(t *testing.T) {
 func judging(t *testing.T, gave func(sc scenario, policy string) report.Metrics) *book {
 	t.Helper()
 	on := &policytables.Source{Name: "t"}
-	b := &book{&policytables.Book{Traces: &policytables.Traces{Real: []*policytables.Source{on}}, Runs: page.Runs{Done: map[string]*page.Outcome{}}}}
+	b := &book{&policytables.Book{Traces: &policytables.Traces{Real: []*policytables.Source{on}},
+		Runs: page.Runs{Done: map[string]*page.Outcome{}}}}
 	for _, g := range b.sizes() {
 		sc := closed(on, g)
 		o := &page.Outcome{Metrics: map[string]report.Metrics{}}

@@ -52,7 +52,8 @@ func TestAPageIsFilledAndItsTextKept(t *testing.T) {
 	}
 	_, ofDefault, _ := strings.Cut(tables["claims"], "**5.")
 	for _, sc := range append(b.closedLoops(), b.openLoops()...) {
-		require.Equal(t, b.Done[sc.String()].Refused == "", strings.Contains(ofDefault, "| "+sc.String()+" |"), "%s has a line, if it is not too wide for so few requests", sc)
+		require.Equal(t, b.Done[sc.String()].Refused == "", strings.Contains(ofDefault, "| "+sc.String()+" |"),
+			"%s has a line, if it is not too wide for so few requests", sc)
 	}
 }
 
@@ -108,9 +109,11 @@ func TestCommandsAreOfTheScenario(t *testing.T) {
 	b := program.Book(full)
 	sc := closed(b.Traces.Mooncake, 64)
 	sc.pool, sc.capacity, sc.stale, sc.transfer = 128, 5000, 16, 4
-	require.Equal(t, "evenkeel simulate --trace bench/lab/trace/mooncake-conversation.jsonl.gz --workers 64 --slots 16 --pool 128 --capacity 5000 "+
-		"--stale 16 --transfer 4 --seeds 5 --policies jsq,br0:window=4,theta=0", b.command(sc, []string{"jsq", "br0:window=4,theta=0"}))
-	require.Equal(t, "evenkeel simulate --trace synth:code --workers 8 --slots 16 --load 0.9 --seeds 5 --policies jsq", b.command(open(b.Traces.Code, 8, 0.9), []string{"jsq"}))
+	require.Equal(t,
+		"evenkeel simulate --trace bench/lab/trace/mooncake-conversation.jsonl.gz --workers 64 --slots 16 --pool 128 --capacity 5000 "+
+			"--stale 16 --transfer 4 --seeds 5 --policies jsq,br0:window=4,theta=0", b.command(sc, []string{"jsq", "br0:window=4,theta=0"}))
+	require.Equal(t, "evenkeel simulate --trace synth:code --workers 8 --slots 16 --load 0.9 --seeds 5 --policies jsq",
+		b.command(open(b.Traces.Code, 8, 0.9), []string{"jsq"}))
 	require.Empty(t, b.command(closed(b.Traces.Azure200, 8), nil), "the command line has no such trace")
 }
 

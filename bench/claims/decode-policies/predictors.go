@@ -36,8 +36,10 @@ func (b *book) holdOut(on *policytables.Source) string {
 	}
 	base := f.Holdout.Base
 	tab.Add("base rate", figure(base.AUC, 3), figure(base.Brier, 4), figure(base.ConditionalMAE, 1))
-	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.Name, fitHorizon,
-		report.Grouped(float64(len(samples)-f.Holdout.Requests), 0), report.Grouped(float64(f.Holdout.Requests), 0), report.Grouped(float64(base.Rows), 0), &tab)
+	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.Name,
+		fitHorizon,
+		report.Grouped(float64(len(samples)-f.Holdout.Requests), 0), report.Grouped(float64(f.Holdout.Requests), 0),
+		report.Grouped(float64(base.Rows), 0), &tab)
 	if !b.Quick {
 		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.Flag, fitHorizon)
 	}

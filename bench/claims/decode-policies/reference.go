@@ -127,5 +127,6 @@ func (b *book) besideReference(r referenceRun) string {
 		show(idle), page.Cells[int]{Title: "reference", Of: func(i int) string { return fmt.Sprintf("%.1f", r.gave[i].idle) }},
 		show(throughput), page.Cells[int]{Title: "reference", Of: func(i int) string { return report.Grouped(r.gave[i].throughput, 0) }},
 		show(imbalance), show(longestWait))
-	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, table, page.Fenced(b.command(sc, policies)))
+	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, table,
+		page.Fenced(b.command(sc, policies)))
 }

@@ -64,7 +64,8 @@ func (b *book) command(sc scenario, policies []string) string {
 		return ""
 	}
 	requests := b.requests(sc.on)
-	line := report.Words{Text: fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.Flag, sc.ranks, sc.slots), Before: " "}
+	line := report.Words{Text: fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.Flag, sc.ranks, sc.slots),
+		Before: " "}
 	line.Add(sc.rho > 0, "--load %g", sc.rho)
 	line.Add(sc.rho == 0 && sc.pool != poolOfRank*sc.ranks, "--pool %d", sc.pool)
 	line.Add(sc.capacity > 0, "--capacity %d", sc.capacity)

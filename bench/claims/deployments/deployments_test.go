@@ -31,9 +31,11 @@ func TestTheTablesOfSomeLoads(t *testing.T) {
 	text := tables([]judged{j}, 7)
 	require.Contains(t, text, "Seed 7, 3 loads for each deployment. A level step has 32 requests with 64000 KV tokens in all on each rank.")
 	level := e.C0Ms + 64000*e.C1Ms + 32*(e.OwnMs+e.MostMs+e.MeanMs)
-	require.Contains(t, text, fmt.Sprintf("| DeepSeek-V3, SGLang, 32 H200 | %.1f | +8.8 (-10.0 to +30.0) | +10.0 | 1 | -8.1 (-23.1 to +11.1) | -9 | 0 | -20.0 (-20.0 to -20.0) | prefill and decode | own buckets |", level))
+	require.Contains(t, text, fmt.Sprintf("| DeepSeek-V3, SGLang, 32 H200 | %.1f | +8.8 (-10.0 to +30.0) | +10.0 | 1 | -8.1 (-23.1 to +11.1) "+
+		"| -9 | 0 | -20.0 (-20.0 to -20.0) | prefill and decode | own buckets |", level))
 	require.Contains(t, text, "| DeepSeek-V3, SGLang, 32 H200 | -10.0 | +10.0 | twice as long | prefill and decode | load 0 |")
-	require.Contains(t, short([]judged{j}), "| DeepSeek-V3, SGLang, 32 H200 | +8.8 (-10.0 to +30.0) | -9 | 0 of 3 | -20.0 (-20.0 to -20.0) | prefill and decode |")
+	require.Contains(t, short([]judged{j}),
+		"| DeepSeek-V3, SGLang, 32 H200 | +8.8 (-10.0 to +30.0) | -9 | 0 of 3 | -20.0 (-20.0 to -20.0) | prefill and decode |")
 	j.pairs[0].ours[report.TTFTMean] = 61
 	require.Equal(t, "1", j.longer())
 }

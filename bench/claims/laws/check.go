@@ -176,7 +176,8 @@ func (m *machine) rows(model string, points []point) (all []*sizes) {
 		if len(s.ms) == 0 {
 			continue
 		}
-		what := map[string]string{"projections": "projections; requests", "experts": "experts; requests", "prompts": "experts; tokens of a prompt"}[part]
+		what := map[string]string{"projections": "projections; requests", "experts": "experts; requests",
+			"prompts": "experts; tokens of a prompt"}[part]
 		if part == "attention" {
 			what = fmt.Sprintf("attention of %d requests; tokens of each", rows)
 			if inside.Ms > 0 {
@@ -227,7 +228,8 @@ func (m *machine) table(points []point) string {
 	var fullest, count float64
 	for _, name := range names {
 		for _, s := range m.rows(name, points) {
-			t.Add(fmt.Sprintf("%s, %d", short(name), ranks[name]), s.label, list(s.least), list(s.ms), list(s.unequal), list(s.byEngine["vllm"]), list(s.byEngine["sglang"]))
+			t.Add(fmt.Sprintf("%s, %d", short(name), ranks[name]), s.label, list(s.least), list(s.ms), list(s.unequal), list(s.byEngine["vllm"]),
+				list(s.byEngine["sglang"]))
 			fullest, count = fullest+s.fullest, count+s.fullestCount
 			beside := s.ms
 			if len(s.unequal) > 0 {
@@ -252,7 +254,8 @@ func (m *machine) table(points []point) string {
 	} {
 		sums.Add(part.name, spread(times[[2]string{part.key, "vllm"}]), spread(times[[2]string{part.key, "sglang"}]))
 	}
-	return fmt.Sprintf("**%s**, PyTorch %s, Triton %s: %.0f GB/s, %.0f TFLOP/s in fp8. Unequally, the fullest rank has %.1f times the mean rows.\n\n",
+	return fmt.Sprintf("**%s**, PyTorch %s, Triton %s: %.0f GB/s, %.0f TFLOP/s in fp8. Unequally, the fullest rank has %.1f times the mean "+
+		"rows.\n\n",
 		m.GPU, m.Torch, m.Triton, m.GBs, m.FP8TFlops, fullest/max(count, 1)) + t.String() + "\n" + sums.String() + "\n"
 }
 

@@ -129,8 +129,10 @@ func consistent(steps []point) (kept []point, left int) {
 				larger = q
 			}
 		}
-		if larger != nil && slices.ContainsFunc([][2]part{{p.Attention, larger.Attention}, {p.Dense, larger.Dense}, {p.Sending, larger.Sending}, {p.Experts, larger.Experts}},
-			func(of [2]part) bool { return of[0][0] > mostOfLarger*of[1][0]+1 }) {
+		if larger != nil &&
+			slices.ContainsFunc([][2]part{{p.Attention, larger.Attention}, {p.Dense, larger.Dense}, {p.Sending, larger.Sending},
+				{p.Experts, larger.Experts}},
+				func(of [2]part) bool { return of[0][0] > mostOfLarger*of[1][0]+1 }) {
 			left++
 			continue
 		}
@@ -143,14 +145,16 @@ func consistent(steps []point) (kept []point, left int) {
 // whole step.
 func decode(d deployment, steps []point) laws.Entry {
 	rows := func(p *point) []float64 { return []float64{1, float64(p.Rows)} }
-	own := fitPart(steps, func(p *point) []float64 { return append(rows(p), kv(p)) }, func(p *point) float64 { return p.Attention[0] + p.Dense[0] })
+	own := fitPart(steps, func(p *point) []float64 { return append(rows(p), kv(p)) },
+		func(p *point) float64 { return p.Attention[0] + p.Dense[0] })
 	sending := fitPart(steps, rows, func(p *point) float64 { return p.Sending[0] })
 	experts := fitPart(steps, rows, func(p *point) float64 { return p.Experts[0] })
 	of := models[slices.IndexFunc(models, func(m model) bool { return m.name == d.model })]
 	e := laws.Entry{
 		Model: d.model, Engine: d.engine, Version: steps[0].Version, GPU: d.gpu, Ranks: d.ranks, Attention: of.attention,
 		AllToAll: sends(steps[0].Sends), Graphs: true, Masked: of.masked && d.engine == "vllm" || d.engine == "sglang" && steps[0].Sends != "",
-		C0Ms: digits(own[0] + sending[0] + experts[0]), C1Ms: digits(own[2]), OwnMs: digits(own[1]), MostMs: digits(sending[1]), MeanMs: digits(experts[1]),
+		C0Ms: digits(own[0] + sending[0] + experts[0]), C1Ms: digits(own[2]), OwnMs: digits(own[1]), MostMs: digits(sending[1]),
+		MeanMs: digits(experts[1]),
 	}
 	first, last := steps[0], steps[0]
 	for _, p := range steps {
@@ -174,7 +178,8 @@ func prompt(steps []point) laws.Prompt {
 	own := fitPart(steps, tokens, func(p *point) float64 { return p.Attention[0] + p.Dense[0] })
 	sending := fitPart(steps, tokens, func(p *point) float64 { return p.Sending[0] })
 	experts := fitPart(steps, tokens, func(p *point) float64 { return p.Experts[0] })
-	l := laws.Prompt{AllToAll: sends(steps[0].Sends), C0Ms: digits(own[0] + sending[0] + experts[0]), OwnMs: digits(own[1]), MostMs: digits(sending[1]), MeanMs: digits(experts[1])}
+	l := laws.Prompt{AllToAll: sends(steps[0].Sends), C0Ms: digits(own[0] + sending[0] + experts[0]), OwnMs: digits(own[1]),
+		MostMs: digits(sending[1]), MeanMs: digits(experts[1])}
 	l.Fit = fitted(steps, func(p *point) float64 { return l.Level(float64(p.Tokens)) })
 	return l
 }

@@ -34,7 +34,8 @@ func TestTheGateJudgesByTheWorstLoad(t *testing.T) {
 	text := (&gate{loads: 2}).studies()[0].tables(all)
 	require.Contains(t, text, "| eager | 0.0 (0.0) | 2.0 (2.0) | 2.0 (2.0) | 2.0 (2.0) | 4.9 (10.0) | 5.0 (5.0) | 5.0 (5.0) |")
 	for _, f := range []string{"mean step", "tokens/s", "TPOT p95"} {
-		require.Contains(t, text, "- "+f+": the least worst loss has *taken for eager*, 2.0 %. Who knows form and constants gains 4.9 % in the mean")
+		require.Contains(t, text,
+			"- "+f+": the least worst loss has *taken for eager*, 2.0 %. Who knows form and constants gains 4.9 % in the mean")
 	}
 	m, lightest, heaviest := middle(), math.Inf(1), 0.0
 	for _, e := range candidates() {

@@ -100,7 +100,8 @@ func install(ctx context.Context, cache string, out io.Writer) (env pyenv.Env, e
 	from := filepath.Join(env.Dir, "wheels")
 	args := []string{"-m", "pip", "-q", "install"}
 	for _, w := range wheels {
-		if err := env.Run(ctx, "python", "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:", "-d", from, w.name+"=="+aiconfigurator); err != nil {
+		if err := env.Run(ctx, "python", "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:", "-d", from,
+			w.name+"=="+aiconfigurator); err != nil {
 			return env, fmt.Errorf("a Python package index must be there that pip can reach: %w", err)
 		}
 		files, err := filepath.Glob(filepath.Join(from, strings.ReplaceAll(w.name, "-", "_")+"-"+aiconfigurator+"-*.whl"))

@@ -79,7 +79,8 @@ func (l *found) write(out io.Writer, o *options) error {
 	case !l.known:
 		fmt.Fprint(out, "What prompts cost cannot be told from these -prompts: take two different ones.\n\n")
 	case l.alone:
-		fmt.Fprintf(out, "A prompt takes (R2 %.4f): %.2f +- %.2f ms, and %.2f +- %.2f µs a token\n\n", r.R2, r.Of[0], 2*r.Error[0], 1000*r.Of[1], 2000*r.Error[1])
+		fmt.Fprintf(out, "A prompt takes (R2 %.4f): %.2f +- %.2f ms, and %.2f +- %.2f µs a token\n\n", r.R2, r.Of[0], 2*r.Error[0], 1000*r.Of[1],
+			2000*r.Error[1])
 	default:
 		fmt.Fprintf(out, "A step with prompts takes more (R2 %.4f): p %.2f +- %.2f ms, "+
 			"pl %.2f +- %.2f µs a token of the rank that has most, ps %.2f +- %.2f µs a token of all ranks, divided by their number\n\n",
@@ -92,7 +93,8 @@ func (l *found) write(out io.Writer, o *options) error {
 		worst = max(worst, math.Abs(c.ms/by-1))
 		fmt.Fprintf(out, "| %d | %.0f | %.2f | %.2f | %+.1f %% |\n", c.requests, c.kv, c.ms, by, 100*(c.ms/by-1))
 	}
-	fmt.Fprintf(out, "\nThe worst is %.1f %% off. Prompts:\n\n| tokens | on a share of the ranks | rounds | ms more |\n|--:|--:|--:|--:|\n", 100*worst)
+	fmt.Fprintf(out, "\nThe worst is %.1f %% off. Prompts:\n\n| tokens | on a share of the ranks | rounds | ms more |\n|--:|--:|--:|--:|\n",
+		100*worst)
 	for _, p := range l.beside {
 		fmt.Fprintf(out, "| %d | %.2f | %d | %.2f |\n", p.tokens, p.share, p.rounds, p.ms)
 	}

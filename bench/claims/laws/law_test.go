@@ -39,18 +39,23 @@ func TestALawIsFoundInItsSteps(t *testing.T) {
 
 // A reference engine with two ranks is measured over sockets. How long its steps last here is not asserted.
 func TestAnEngineIsMeasured(t *testing.T) {
-	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Slots: 8, C0: 4 * time.Millisecond, CR: 100 * time.Microsecond})
+	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Slots: 8, C0: 4 * time.Millisecond,
+		CR: 100 * time.Microsecond})
 	require.NoError(t, err)
 	defer e.Close()
 	var out bytes.Buffer
-	require.NoError(t, run(t.Context(), []string{"-engine", e.URLs()[0], "-ranks", "2", "-requests", "1,4", "-contexts", "64,256", "-prompts", "256,512", "-steps", "40", "-repeats", "1"}, &out))
+	require.NoError(t,
+		run(t.Context(), []string{"-engine", e.URLs()[0], "-ranks", "2", "-requests", "1,4", "-contexts", "64,256", "-prompts", "256,512",
+			"-steps", "40", "-repeats", "1"}, &out))
 	require.Regexp(t, `(?s)2 ranks.*by 4 measurements.*c0 .* cr .* c1 .*.*\| 4 \|.*\| 512 \| 1\.00 \|`, out.String())
 	t.Log(out.String())
 }
 
 func TestWhatIsWrongIsSaid(t *testing.T) {
-	for _, args := range [][]string{{}, {"-engine", "http://127.0.0.1:1", "-steps", "3"}, {"-engine", "http://127.0.0.1:1", "-requests", "0"}} {
+	for _, args := range [][]string{{}, {"-engine", "http://127.0.0.1:1", "-steps", "3"},
+		{"-engine", "http://127.0.0.1:1", "-requests", "0"}} {
 		require.Error(t, run(t.Context(), args, &bytes.Buffer{}))
 	}
-	require.ErrorContains(t, run(t.Context(), []string{"-engine", "http://127.0.0.1:1"}, &bytes.Buffer{}), "the engine does not tell its model")
+	require.ErrorContains(t, run(t.Context(), []string{"-engine", "http://127.0.0.1:1"}, &bytes.Buffer{}),
+		"the engine does not tell its model")
 }

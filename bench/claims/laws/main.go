@@ -1,6 +1,6 @@
-// Command law measures what a step of engines that nobody else uses takes: against its requests, its KV tokens and the tokens of its prompts. It
-// sends requests of its own, on each rank as many, and fits `c0 + cr * requests + c1 * KV tokens` to the times between their tokens; then prompts
-// beside them, on one rank and on all.
+// Command law measures what a step of engines that nobody else uses takes: against its requests, its KV tokens and the tokens of its
+// prompts. It sends requests of its own, on each rank as many, and fits `c0 + cr * requests + c1 * KV tokens` to the times between their
+// tokens; then prompts beside them, on one rank and on all.
 //
 //	go run ./bench/claims/laws -engine http://10.0.0.4:8000 -ranks 8 -requests 1,16,64 -contexts 512,4096,16384 -prompts 1024,4096,8192
 //
@@ -30,7 +30,8 @@ import (
 )
 
 func main() {
-	testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-check", "-out", "docs/results/laws.md"}, []string{"-gate", "-out", "docs/results/laws.md"}))
+	testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-check", "-out", "docs/results/laws.md"},
+		[]string{"-gate", "-out", "docs/results/laws.md"}))
 }
 
 type options struct {
@@ -69,16 +70,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("law", flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.StringVar(&o.engine, "engine", "", "URL of the engine, such as http://10.0.0.4:8000")
-	flags.IntVar(&o.ranks, "ranks", 1, "data-parallel ranks that it has behind this address; more than one are named by the header X-Data-Parallel-Rank")
+	flags.IntVar(&o.ranks, "ranks", 1,
+		"data-parallel ranks that it has behind this address; more than one are named by the header X-Data-Parallel-Rank")
 	flags.Var(&o.requests, "requests", "that decode on each rank at once")
 	flags.Var(&o.contexts, "contexts", "tokens of their prompts")
-	flags.Var(&o.prompts, "prompts", "tokens of prompts that are computed beside them; with the requests no more than a step of the engine computes")
+	flags.Var(&o.prompts, "prompts",
+		"tokens of prompts that are computed beside them; with the requests no more than a step of the engine computes")
 	flags.IntVar(&o.steps, "steps", 128, "that are measured of each")
 	flags.IntVar(&o.repeats, "repeats", 3, "how often each is measured")
 	flags.IntVar(&o.most, "kv", 0, "tokens that a rank has room for: what does not fit is left out; 0: everything is tried")
 	_ = flags.Bool("gate", false, "as the first flag: what it is worth to know the form of a law, with flags of its own, which -gate -h lists")
 	table := flags.Bool("table", false, "make bench/lab/laws/laws.json and the tables of docs/results/laws.md; no engine is asked")
-	against := flags.Bool("check", false, "hold the laws against what check.py printed on a GPU: into the page that -out names, the files in bench/claims/laws/measured; else its output from standard input")
+	against := flags.Bool("check", false, "hold the laws against what check.py printed on a GPU: into the page that -out names, the files in "+
+		"bench/claims/laws/measured; else its output from standard input")
 	into := flags.String("out", "", "with -check: the page")
 	cache := flags.String("cache", "", "with -table or -check: folder for the Python packages; empty: one in the user's cache folder")
 	model := flags.String("model", "", "its name; empty: the one that /v1/models names")
@@ -217,8 +221,8 @@ func (o *options) decode(ctx context.Context, n, prompt int) (ms float64, err er
 	return ms, err
 }
 
-// prompt has prompts of so many tokens computed on some ranks at once, again and again, beside a few requests that decode. What their tokens took longer
-// meanwhile, the prompts cost. Rounds whose prompts did not end together are left out.
+// prompt has prompts of so many tokens computed on some ranks at once, again and again, beside a few requests that decode. What their
+// tokens took longer meanwhile, the prompts cost. Rounds whose prompts did not end together are left out.
 func (o *options) prompt(ctx context.Context, l *found, tokens, on int) (p beside, err error) {
 	p.tokens, p.share = tokens, float64(on)/float64(o.ranks)
 	n, about := o.requests[0], o.contexts[0]

@@ -44,7 +44,8 @@ func tabulate(ctx context.Context, cache, root string, out io.Writer) error {
 // encode has a law on each line, so that a change shows which ones changed.
 func encode(all []laws.Entry) ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "{\"source\": \"kernel times of NVIDIA's aiconfigurator %s (Apache-2.0), fitted by make claim NAME=laws\",\n\"laws\": [\n", aiconfigurator)
+	fmt.Fprintf(&b, "{\"source\": \"kernel times of NVIDIA's aiconfigurator %s (Apache-2.0), fitted by make claim NAME=laws\",\n\"laws\": [\n",
+		aiconfigurator)
 	for i := range all {
 		line, err := json.Marshal(&all[i])
 		if err != nil {
@@ -77,7 +78,8 @@ func name(e *laws.Entry) string {
 }
 
 func lawTable(all []laws.Entry) string {
-	t := page.Markdown{Head: []string{"model, engine, ranks", "c0, ms", "c1, µs", "own, ms", "sending, ms", "experts, ms", "off, %", "prompts: own, µs", "experts and sending, µs", "form", "estimated"}, Text: 2}
+	t := page.Markdown{Head: []string{"model, engine, ranks", "c0, ms", "c1, µs", "own, ms", "sending, ms", "experts, ms", "off, %",
+		"prompts: own, µs", "experts and sending, µs", "form", "estimated"}, Text: 2}
 	low := promptShare(all)
 	shown, worst := 0, 0.0
 	var off []float64
@@ -111,10 +113,14 @@ func lawTable(all []laws.Entry) string {
 			others += fmt.Sprintf(" (by the next one %.0f %%)", 100*share)
 		}
 	}
-	return fmt.Sprintf("%d laws of aiconfigurator %s (wheels with SHA-256 %s… and %s…), which measured %s. These are the %d with 8 and 32 ranks on H200 and B200; "+
-		"`bench/lab/laws/laws.json` has all of them, with 4, 16 and 64 ranks and with H100, GB200 and B300. Half of the laws are less than %.1f %% off in the mean of their steps; the worst step is %.0f %% off. "+
-		"What was published of prompts is faster than the law, so the ranges begin with %.0f %% of experts and sending: so much would be left if the first such row below is true%s.\n\n",
-		len(all), aiconfigurator, wheels[0].sha256[:12], wheels[1].sha256[:12], versions(all), shown, 100*off[len(off)/2], 100*worst, 100*low, others) + t.String()
+	return fmt.Sprintf("%d laws of aiconfigurator %s (wheels with SHA-256 %s… and %s…), which measured %s. These are the %d with 8 and 32 "+
+		"ranks on H200 and B200; "+
+		"`bench/lab/laws/laws.json` has all of them, with 4, 16 and 64 ranks and with H100, GB200 and B300. Half of the laws are less than %.1f "+
+		"%% off in the mean of their steps; the worst step is %.0f %% off. "+
+		"What was published of prompts is faster than the law, so the ranges begin with %.0f %% of experts and sending: so much would be left "+
+		"if the first such row below is true%s.\n\n",
+		len(all), aiconfigurator, wheels[0].sha256[:12], wheels[1].sha256[:12], versions(all), shown, 100*off[len(off)/2], 100*worst, 100*low,
+		others) + t.String()
 }
 
 // versions are those of the engines whose kernels were measured.
@@ -224,7 +230,8 @@ func againstTable(all []laws.Entry) string {
 		if s.low < s.high {
 			text += fmt.Sprintf(" to %.0f", s.high)
 		}
-		t.Add(fmt.Sprintf("%s, %d %s", engines[s.of.engine], s.of.ranks, s.of.gpu), s.what, text, fmt.Sprintf("%.0f", by), fmt.Sprintf("%.2f", 2*by/(s.low+s.high)))
+		t.Add(fmt.Sprintf("%s, %d %s", engines[s.of.engine], s.of.ranks, s.of.gpu), s.what, text, fmt.Sprintf("%.0f", by),
+			fmt.Sprintf("%.2f", 2*by/(s.low+s.high)))
 	}
 	return t.String()
 }

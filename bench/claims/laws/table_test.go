@@ -38,11 +38,13 @@ func made(d deployment, e *laws.Entry) (all []point) {
 
 var (
 	kimi  = deployment{"moonshotai/Kimi-K2-Instruct", "sglang", "B200", 16}
-	truth = laws.Entry{C0Ms: 12, C1Ms: 2e-5, OwnMs: 0.05, MostMs: 0.1, MeanMs: 0.3, Prompt: laws.Prompt{C0Ms: 20, OwnMs: 0.05, MostMs: 0.02, MeanMs: 0.1}}
+	truth = laws.Entry{C0Ms: 12, C1Ms: 2e-5, OwnMs: 0.05, MostMs: 0.1, MeanMs: 0.3,
+		Prompt: laws.Prompt{C0Ms: 20, OwnMs: 0.05, MostMs: 0.02, MeanMs: 0.1}}
 )
 
 func TestLawsAreFoundInTheirSteps(t *testing.T) {
-	all, lacks := fitAll(append(made(kimi, &truth), point{GPU: "H100", Engine: "vllm", Model: kimi.model, Ranks: 4, Phase: "decode", Why: "E: MoE data missing for a key"}))
+	all, lacks := fitAll(append(made(kimi, &truth),
+		point{GPU: "H100", Engine: "vllm", Model: kimi.model, Ranks: 4, Phase: "decode", Why: "E: MoE data missing for a key"}))
 	require.Len(t, all, 1)
 	e := &all[0]
 	require.InDeltaSlice(t, []float64{12, 2e-5, 0.05, 0.1, 0.3}, []float64{e.C0Ms, e.C1Ms, e.OwnMs, e.MostMs, e.MeanMs}, 1e-6)
@@ -88,7 +90,8 @@ func TestAStepThatALargerOneContradictsIsLeftOut(t *testing.T) {
 // Where prompts were measured faster than the law says, the page has a range.
 func TestARangeIsPrintedWhereALawIsFarOff(t *testing.T) {
 	of := steps[slices.IndexFunc(steps, func(s published) bool { return s.prompt() })].of
-	e := laws.Entry{Model: of.model, Engine: of.engine, GPU: of.gpu, Ranks: of.ranks, Prompt: laws.Prompt{OwnMs: 0.05, MostMs: 0.05, MeanMs: 0.15, Fit: laws.Fit{Steps: 5}}}
+	e := laws.Entry{Model: of.model, Engine: of.engine, GPU: of.gpu, Ranks: of.ranks,
+		Prompt: laws.Prompt{OwnMs: 0.05, MostMs: 0.05, MeanMs: 0.15, Fit: laws.Fit{Steps: 5}}}
 	require.InDelta(t, 0.495, promptShare([]laws.Entry{e}), 1e-9, "149 of 250 µs: 99 of 200 are left")
 	require.Equal(t, "99 to 200", between(0.495*0.2, 0.2))
 	require.Contains(t, againstTable([]laws.Entry{e}), "| SGLang, 32 H100 | a token of prompts, 32 H100, µs | 139 to 159 | 250 | 1.68 |")
@@ -100,7 +103,8 @@ func TestARangeIsPrintedWhereALawIsFarOff(t *testing.T) {
 func TestWhatIsLackingIsPutTogether(t *testing.T) {
 	var lacks []lack
 	for _, gpu := range gpus {
-		lacks = append(lacks, lack{deployment{"a/x", "vllm", gpu, 4}, noRoom}, lack{deployment{"a/x", "vllm", gpu, 8}, noRoom}, lack{deployment{"b/y", "vllm", gpu, 4}, noRoom}, lack{deployment{"b/y", "vllm", gpu, 8}, noRoom})
+		lacks = append(lacks, lack{deployment{"a/x", "vllm", gpu, 4}, noRoom}, lack{deployment{"a/x", "vllm", gpu, 8}, noRoom},
+			lack{deployment{"b/y", "vllm", gpu, 4}, noRoom}, lack{deployment{"b/y", "vllm", gpu, 8}, noRoom})
 	}
 	lacks = append(lacks, lack{deployment{"a/x", "sglang", "H100", 4}, noRoom}, lack{deployment{"a/x", "sglang", "B200", 8}, noRoom})
 	table := lackTable(lacks)

@@ -21,7 +21,8 @@ func (s *stage) hosts() string { return s.name + ".hosts" }
 
 // resolves says where a name leads from now on. The first call is to be made before the proxy starts, and has it see the file.
 func (s *stage) resolves(name, address string) error {
-	err := os.WriteFile(s.world.File(s.hosts()), fmt.Appendf(nil, "127.0.0.1 localhost\n%s %s\n", address, name), 0o600) // in place: the mount is of this file
+	// in place: the mount is of this file
+	err := os.WriteFile(s.world.File(s.hosts()), fmt.Appendf(nil, "127.0.0.1 localhost\n%s %s\n", address, name), 0o600)
 	s.proxy.Command = func(binary string, args ...string) *exec.Cmd {
 		return exec.Command("unshare", append([]string{"--map-root-user", "--mount", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, s.world.File(s.hosts()), binary}, args...)...)
 	}
@@ -35,7 +36,8 @@ func (s *stage) certificate(left time.Duration) error {
 		return err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "evenkeel"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(left),
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "evenkeel"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter:    time.Now().Add(left),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)

@@ -25,7 +25,8 @@ func TestWhatThePageSaidIsToldWithTheTimeItWasFirstSaid(t *testing.T) {
 	e := &ear{outage: o}
 	e.hear(-3*time.Second, []incident{{ID: 1, Headline: "Slow policy", What: "The policy is slow"}})
 	e.hear(6*time.Second, []incident{{ID: 2, Headline: "Outage", What: "One is down", Clients: "They wait.", Next: "Restart it."}})
-	e.hear(9*time.Second, []incident{{ID: 2, Headline: "Outage", What: "Two|three are down", Clients: "They wait.", Next: "Restart them."}, {ID: 1, UntilMs: 5}})
+	e.hear(9*time.Second,
+		[]incident{{ID: 2, Headline: "Outage", What: "Two|three are down", Clients: "They wait.", Next: "Restart them."}, {ID: 1, UntilMs: 5}})
 	require.False(t, e.isCalm())
 	e.frozen = true
 	e.hear(70*time.Second, []incident{{ID: 3, Headline: "Later", What: "It was mended"}, {ID: 2, UntilMs: 1}})

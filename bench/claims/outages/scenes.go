@@ -74,7 +74,8 @@ var outages = []outage{
 	},
 	{
 		title: "A move to other engines whose config never came into force",
-		staged: "The config file is given the addresses of a new group, and a misspelt key in another section, so the proxy keeps the config before. " +
+		staged: "The config file is given the addresses of a new group, and a misspelt key in another section, so the proxy keeps the config " +
+			"before. " +
 			"A minute later the old group is switched off, as planned.",
 		build: func(ctx context.Context, s *stage) error {
 			if err := s.twoGroups(ctx, nil); err != nil {
@@ -109,8 +110,9 @@ var outages = []outage{
 		},
 	},
 	{
-		title:  "Speculative decoding is off in one group after a restart",
-		staged: "One of two groups comes back from a restart with one token per step in place of three. Its steps take as long as before, and nothing fails.",
+		title: "Speculative decoding is off in one group after a restart",
+		staged: "One of two groups comes back from a restart with one token per step in place of three. Its steps take as long as before, and " +
+			"nothing fails.",
 		steady: 6*time.Minute + 30*time.Second, look: 3 * time.Minute,
 		build: func(ctx context.Context, s *stage) error { return s.twoGroups(ctx, []string{"--tokens-per-chunk=3"}) },
 		begin: func(ctx context.Context, s *stage) error { return s.again(ctx, "b", 3, decodes...) },
@@ -209,7 +211,8 @@ var outages = []outage{
 	},
 	{
 		title: "Every request on one host gets a 500",
-		staged: "The three ranks of one of two hosts answer each request with status 500 at once, so they are always free. Their health checks and metrics are fine. " +
+		staged: "The three ranks of one of two hosts answer each request with status 500 at once, so they are always free. Their health checks " +
+			"and metrics are fine. " +
 			"Somebody who tried to find and drain a failing host met it.",
 		build: func(ctx context.Context, s *stage) error { return s.twoGroups(ctx, nil) },
 		begin: func(ctx context.Context, s *stage) error {
@@ -221,7 +224,8 @@ var outages = []outage{
 	},
 	{
 		title: "The name of a prefill engine leads to a host that is not there",
-		staged: "One of two prefill engines is known by a name. Its DNS record is changed to an address at which nothing answers, and the engine goes on at the old one. " +
+		staged: "One of two prefill engines is known by a name. Its DNS record is changed to an address at which nothing answers, and the " +
+			"engine goes on at the old one. " +
 			"Somebody who had not read the list of outages met it.",
 		build: func(ctx context.Context, s *stage) error {
 			if err := s.fleet(ctx, prefills, nil, 6); err != nil {
@@ -231,7 +235,8 @@ var outages = []outage{
 			if err := s.resolves("prefill2.test", e.host); err != nil {
 				return err
 			}
-			if err := s.serve(ctx, strings.ReplaceAll(s.usual(6, ""), e.url(0), "http://"+net.JoinHostPort("prefill2.test", strconv.Itoa(e.port)))); err != nil {
+			if err := s.serve(ctx,
+				strings.ReplaceAll(s.usual(6, ""), e.url(0), "http://"+net.JoinHostPort("prefill2.test", strconv.Itoa(e.port)))); err != nil {
 				return err
 			}
 			s.ask(ctx, clients{rate: 6, prompt: 1500, answer: 150})
@@ -244,7 +249,8 @@ var outages = []outage{
 	},
 	{
 		title: "One of several addresses of a group is slow",
-		staged: "One of four decode engines, which are a group with barrier: dp in the config, comes back from a restart with tokens of 300 ms in place of 55. " +
+		staged: "One of four decode engines, which are a group with barrier: dp in the config, comes back from a restart with tokens of 300 ms " +
+			"in place of 55. " +
 			"The engines do not really step together.",
 		look: 90 * time.Second,
 		build: func(ctx context.Context, s *stage) error {
@@ -271,8 +277,9 @@ var outages = []outage{
 		mend: func(ctx context.Context, s *stage) error { return s.again(ctx, "d3", 1, steady55...) },
 	},
 	{
-		title:  "One key sends only prompts of 100,000 tokens",
-		staged: "The key batch sends prompts of 100,000 tokens to two prefill engines whose KV caches hold 262,144, beside 20 calm requests of the key chat.",
+		title: "One key sends only prompts of 100,000 tokens",
+		staged: "The key batch sends prompts of 100,000 tokens to two prefill engines whose KV caches hold 262,144, beside 20 calm requests of " +
+			"the key chat.",
 		build: func(ctx context.Context, s *stage) error {
 			if err := s.key("batch", "chat"); err != nil {
 				return err
@@ -303,15 +310,17 @@ var outages = []outage{
 			if err := s.fleet(ctx, prefills, nil, 2); err != nil {
 				return err
 			}
-			return s.serve(ctx, s.usual(2, "")+fmt.Sprintf("tls: {cert_file: %q, key_file: %q}\n", s.world.File(s.name+".crt"), s.world.File(s.name+".key")))
+			return s.serve(ctx,
+				s.usual(2, "")+fmt.Sprintf("tls: {cert_file: %q, key_file: %q}\n", s.world.File(s.name+".crt"), s.world.File(s.name+".key")))
 		},
 		begin: func(_ context.Context, s *stage) error { return s.certificate(20 * time.Hour) },
 		mend:  func(_ context.Context, s *stage) error { return s.certificate(30 * 24 * time.Hour) },
 	},
 	{
-		title:  "A host hangs, is well for 40 seconds, and hangs again with a second engine",
-		staged: "Group b stands still for 20 seconds. After 40 seconds in which all is well, groups b and c of the same host stand still together.",
-		look:   90 * time.Second, build: threeOnTwoHosts,
+		title: "A host hangs, is well for 40 seconds, and hangs again with a second engine",
+		staged: "Group b stands still for 20 seconds. After 40 seconds in which all is well, groups b and c of the same host stand still " +
+			"together.",
+		look: 90 * time.Second, build: threeOnTwoHosts,
 		begin: func(ctx context.Context, s *stage) error {
 			_ = s.engines["b"].Signal(syscall.SIGSTOP)
 			if err := testbed.Pause(ctx, 20*time.Second); err != nil {

@@ -95,7 +95,8 @@ func (s *stage) start(ctx context.Context, name, host string, ranks int, args ..
 		e = &engine{host: host, port: ports.take(max(ranks, 1))}
 		s.engines[name] = e
 	}
-	args = append([]string{"engine", "--connector", "nixl-pull", "--dp-size", strconv.Itoa(ranks), "--listen", net.JoinHostPort(host, strconv.Itoa(e.port))}, args...)
+	args = append([]string{"engine", "--connector", "nixl-pull", "--dp-size", strconv.Itoa(ranks), "--listen",
+		net.JoinHostPort(host, strconv.Itoa(e.port))}, args...)
 	if e.Process, err = s.world.Start(s.name+"-"+name, exec.Command(s.world.Binary, args...)); err != nil {
 		return err
 	}
@@ -200,7 +201,8 @@ func (s *stage) ask(ctx context.Context, c clients) (stop func()) {
 		defer close(done)
 		for ctx.Err() == nil { // again while there is no proxy
 			_, _ = load.Run(ctx, load.Config{
-				URLs: []string{s.proxy.URL()}, APIKey: s.keys[c.key], Requests: requests, Duration: time.Hour, SharePrefixes: c.shared > 0, Rate: c.rate,
+				URLs: []string{s.proxy.URL()}, APIKey: s.keys[c.key], Requests: requests, Duration: time.Hour, SharePrefixes: c.shared > 0,
+				Rate:        c.rate,
 				Concurrency: c.concurrency, Stream: 1, Seed: 1, Backoff: time.Second, Check: load.CheckShape,
 			})
 			_ = testbed.Pause(ctx, time.Second)
@@ -313,7 +315,8 @@ func (e *ear) hear(at time.Duration, incidents []incident) {
 		if i.Harm != "" {
 			harm = " " + i.Harm + "."
 		}
-		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."), harm, italic(i.Clients), i.Next), "|", "\\|")
+		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."), harm, italic(i.Clients),
+			i.Next), "|", "\\|")
 		known := false
 		for k := range e.outage.heard {
 			if h := &e.outage.heard[k]; h.id == i.ID && h.headline == i.Headline {

@@ -94,7 +94,8 @@ var (
 func (b *book) at(sc scenario, policies ...string) *page.Outcome {
 	return b.In(sc, policies, func(o *page.Outcome, lacking []string) error {
 		plan := prefill.Plan{
-			Policies: lacking, Trace: sc.on.From.Trace, Seeds: b.Seeds, Load: sc.load, Pace: o.Pace, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
+			Policies: lacking, Trace: sc.on.From.Trace, Seeds: b.Seeds, Load: sc.load, Pace: o.Pace, CapacityFactor: sc.told, Burst: sc.burst,
+			NoHotspots: sc.unwatch, Push: sc.push,
 			Engines: prefill.Engines{
 				Ranks: engines, Capacity: cmp.Or(sc.capacity, capacity), Hold: 500 * time.Millisecond,
 				Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938, Beta2: sc.beta2}, Slow: sc.slow,
@@ -199,7 +200,8 @@ func (b *book) table(sc scenario, policies []string, columns ...page.Column) str
 	if o.Refused != "" {
 		return policytables.LeftOut(sc, o.Refused)
 	}
-	mean := page.Cells[string]{Title: ttftMean.Title + " (of `" + policies[0] + "`)", Of: func(p string) string { return beside(o, p, policies[0]) }}
+	mean := page.Cells[string]{Title: ttftMean.Title + " (of `" + policies[0] + "`)",
+		Of: func(p string) string { return beside(o, p, policies[0]) }}
 	cells := append([]page.Cells[string]{mean}, o.Columns("", true, columns...)...)
 	return fmt.Sprintf("**%s**\n\n%s%s", sc, page.Rows("policy", policies, page.Code, cells...), page.Fenced(b.command(sc, policies)))
 }

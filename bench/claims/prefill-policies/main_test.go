@@ -30,8 +30,10 @@ func TestAPageIsFilledAndItsTextKept(t *testing.T) {
 	for _, p := range ofEachSort {
 		require.Equal(t, 2*len(loads), strings.Count(others, "\n| `"+p+"` |"), "%s on Azure's trace and on the drawn one", p)
 	}
-	require.Contains(t, tables["loads"], "evenkeel simulate --tier prefill --load 0.5 --trace bench/lab/trace/mooncake-conversation.jsonl.gz --requests 300 --seeds 1 --policies lmetric,")
-	require.Equal(t, 17, strings.Count(tables["claims"], policytables.Pass)+strings.Count(tables["claims"], policytables.Fails)+strings.Count(tables["claims"], "weaker than published"))
+	require.Contains(t, tables["loads"], "evenkeel simulate --tier prefill --load 0.5 --trace bench/lab/trace/mooncake-conversation.jsonl.gz "+
+		"--requests 300 --seeds 1 --policies lmetric,")
+	require.Equal(t, 17, strings.Count(tables["claims"], policytables.Pass)+strings.Count(tables["claims"],
+		policytables.Fails)+strings.Count(tables["claims"], "weaker than published"))
 }
 
 func TestTablesNeedBlocks(t *testing.T) {

@@ -79,7 +79,8 @@ func each[X, Y any](list []X, of func(X) Y) (all []Y) {
 }
 
 // tables are a table for each scenario on each trace.
-func (b *book) tables(sources []*policytables.Source, on func(*policytables.Source) []scenario, policies func(*policytables.Source) []string, columns ...page.Column) string {
+func (b *book) tables(sources []*policytables.Source, on func(*policytables.Source) []scenario,
+	policies func(*policytables.Source) []string, columns ...page.Column) string {
 	return page.Joined(sources, func(s *policytables.Source) string {
 		return page.Joined(on(s), func(sc scenario) string { return b.table(sc, policies(s), columns...) })
 	})
@@ -114,7 +115,8 @@ func (b *book) caches() string {
 			page.Cells[scenario]{Title: "told", Of: func(sc scenario) string { return fmt.Sprintf("x %g", sc.told) }},
 			page.Cells[scenario]{Title: "load", Of: func(sc scenario) string { return fmt.Sprint(sc.load) }},
 			b.side("`lmetric`: "+ttftMean.Title, "lmetric", besideLMetric, policies), b.side(hits.Title, "lmetric", alone(hits), policies),
-			b.side("`finish`: "+ttftMean.Title+" (of `lmetric`)", "finish", besideLMetric, policies), b.side(hits.Title, "finish", alone(hits), policies),
+			b.side("`finish`: "+ttftMean.Title+" (of `lmetric`)", "finish", besideLMetric, policies),
+			b.side(hits.Title, "finish", alone(hits), policies),
 			b.side(hitError.Title, "finish", alone(hitError), policies))
 		return fmt.Sprintf("**%s**\n\n%s%s", s.Name, t, page.Fenced(b.command(all[0], policies)))
 	})
@@ -179,7 +181,8 @@ func (b *book) claims() string {
 			}
 			ratio := o.Ratio("finish", "lmetric", report.TTFTMean)
 			low, high := o.Interval("finish", "lmetric", report.TTFTMean)
-			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %.2f of `lmetric`'s", c.load, c.most), fmt.Sprintf("%.2f (%.2f to %.2f)", ratio, low, high), policytables.Verdict(ratio <= c.most))
+			t.Add(fmt.Sprintf("load %g: mean TTFT of `finish` at most %.2f of `lmetric`'s", c.load, c.most),
+				fmt.Sprintf("%.2f (%.2f to %.2f)", ratio, low, high), policytables.Verdict(ratio <= c.most))
 			tail := o.Ratio("finish", "lmetric", report.TTFTP99)
 			t.Add(fmt.Sprintf("load %g: and its p99 at most 1.00", c.load), page.Ratio(tail), policytables.Verdict(tail <= 1))
 		}
@@ -191,7 +194,8 @@ func (b *book) claims() string {
 			t.Add(fmt.Sprintf("load %g, a burst of %.0f %%: the detector takes 30 %% or more off the mean of `bailian`", sc.load, 100*burstShare),
 				fmt.Sprintf("%+.0f %%", change("bailian", 0)), policytables.Verdict(change("bailian", 0) <= -30))
 			for _, p := range []string{"finish", "lmetric"} {
-				t.Add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", sc.load, p), fmt.Sprintf("%+.1f %%", change(p, 1)), policytables.Verdict(math.Abs(change(p, 1)) < 5))
+				t.Add(fmt.Sprintf("load %g, a burst: and moves `%s` by less than 5 %%", sc.load, p), fmt.Sprintf("%+.1f %%", change(p, 1)),
+					policytables.Verdict(math.Abs(change(p, 1)) < 5))
 			}
 		}
 		return fmt.Sprintf("**%s**\n\n%s", s.Name, &t)
@@ -216,8 +220,10 @@ func (b *book) claimsOfAllRows() string {
 		}
 	}
 	t := page.Markdown{Head: []string{"claim", "came out", ""}, Text: 2}
-	t.Add(fmt.Sprintf("in none of %d rows does the lower end of the interval of `finish` pass %.2f of `lmetric`", rows, surely), fmt.Sprintf("%.2f (%s)", worst, where), policytables.Verdict(worst <= surely))
-	t.Add("engines that also decode: mean TTFT of `finish` at most 1.00 of `lmetric`'s in every row", fmt.Sprintf("%.2f at most", both), policytables.Verdict(both <= 1))
+	t.Add(fmt.Sprintf("in none of %d rows does the lower end of the interval of `finish` pass %.2f of `lmetric`", rows, surely),
+		fmt.Sprintf("%.2f (%s)", worst, where), policytables.Verdict(worst <= surely))
+	t.Add("engines that also decode: mean TTFT of `finish` at most 1.00 of `lmetric`'s in every row", fmt.Sprintf("%.2f at most", both),
+		policytables.Verdict(both <= 1))
 	t.Add("engines that also decode: and its mean TPOT at most 1.00", fmt.Sprintf("%.2f at most", tokens), policytables.Verdict(tokens <= 1))
 	b.headline(&t)
 	return "**all tables**\n\n" + t.String()

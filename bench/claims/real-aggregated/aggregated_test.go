@@ -26,7 +26,8 @@ func TestStepsAreJoinedByTheirNumbers(t *testing.T) {
 	decodes, computes := part{decodes: 2, kv: 300}, part{prompt: 512}
 	steps, err := join([ranks.Count][]byte{
 		[]byte(line(0, 0, 0, 10, computes) + line(0, 1, 12, 20, part{}) + line(0, 2, 22, 25, part{}) + line(1, 0, 90, 95, computes) + "1 1 3"),
-		[]byte(line(0, 0, 1, 9, decodes) + line(0, 1, 11, 21, decodes) + line(0, 2, 22, 26, part{}) + line(1, 0, 90, 99, computes) + line(1, 1, 100, 101, decodes)),
+		[]byte(line(0, 0, 1, 9, decodes) + line(0, 1, 11, 21, decodes) + line(0, 2, 22, 26, part{}) + line(1, 0, 90, 99, computes) + line(1, 1,
+			100, 101, decodes)),
 	})
 	require.NoError(t, err)
 	require.Equal(t, []step{
@@ -142,7 +143,9 @@ func TestRunsAreComparedWithinTheirRound(t *testing.T) {
 		var round []*run
 		for k, v := range list {
 			x := float64(100+50*i) * (1 + float64(k)/10)
-			round = append(round, &run{variant: v, failed: k, Sample: report.Sample{report.TokensPerS: x, report.TTFTMean: x, report.TTFTP99: x, report.TPOTP95: x, alone: .1, together: .2}})
+			round = append(round,
+				&run{variant: v, failed: k,
+					Sample: report.Sample{report.TokensPerS: x, report.TTFTMean: x, report.TTFTP99: x, report.TPOTP95: x, alone: .1, together: .2}})
 		}
 		rounds = append(rounds, round)
 	}

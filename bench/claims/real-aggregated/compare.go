@@ -23,7 +23,8 @@ const (
 
 // draw is a list of requests.
 func (w *site) draw(round int) []ranks.Request {
-	return ranks.Draw(w.Seed+uint64(round), w.Requests, ranks.Lengths{Median: 500, Sigma: 1, Least: 32, Most: 4000}, ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
+	return ranks.Draw(w.Seed+uint64(round), w.Requests, ranks.Lengths{Median: 500, Sigma: 1, Least: 32, Most: 4000},
+		ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
 }
 
 // variant is a policy in front of an engine.
@@ -61,7 +62,8 @@ const (
 )
 
 func (r *run) String() string {
-	s := fmt.Sprintf("%v: %.0f tokens/s, first token after %.0f ms (p99 %.0f), TPOT p95 %.0f ms, one rank prefills %.0f %% of the time", r.variant,
+	s := fmt.Sprintf("%v: %.0f tokens/s, first token after %.0f ms (p99 %.0f), TPOT p95 %.0f ms, one rank prefills %.0f %% of the time",
+		r.variant,
 		r.Sample[report.TokensPerS], r.Sample[report.TTFTMean], r.Sample[report.TTFTP99], r.Sample[report.TPOTP95], 100*r.Sample[alone])
 	if r.failed > 0 {
 		s += fmt.Sprintf(", %d FAILED: %v", r.failed, r.why)
@@ -188,7 +190,8 @@ func writeRuns(out io.Writer, rounds [][]*run, o options) {
 		list = append(list, r.variant)
 	}
 	all, from := samples(rounds), base(list)
-	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests; %.2f requests per second were served by %v.\n\n", len(rounds), o.Seed, o.Requests,
+	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests; %.2f requests per second were served by %v.\n\n", len(rounds), o.Seed,
+		o.Requests,
 		ranks.Summary(all, from)[perSecond].Mean, list[from])
 	values, differences := page.Markdown{Head: []string{"policy", "interval"}}, page.Markdown{Head: []string{"policy", "interval"}}
 	for _, c := range columns {
@@ -220,6 +223,7 @@ func writeRuns(out io.Writer, rounds [][]*run, o options) {
 	}
 	fmt.Fprintf(out, "%v\n", &values)
 	if len(rounds) > 1 {
-		fmt.Fprintf(out, "The difference to %v in the same round, in %%, with the 95 %% interval over %d rounds:\n\n%v", list[from], len(rounds), &differences)
+		fmt.Fprintf(out, "The difference to %v in the same round, in %%, with the 95 %% interval over %d rounds:\n\n%v", list[from], len(rounds),
+			&differences)
 	}
 }

@@ -138,7 +138,8 @@ func (d *delay) take(chunks []ranks.Chunk, spells []spell, at int) error {
 		}
 	}
 	if len(calm) == 0 || len(during) == 0 {
-		return fmt.Errorf("a stream of rank 1 has %d tokens while nothing is computed, and %d while a prompt of %v is", len(calm), len(during), d.disturbance)
+		return fmt.Errorf("a stream of rank 1 has %d tokens while nothing is computed, and %d while a prompt of %v is", len(calm), len(during),
+			d.disturbance)
 	}
 	slices.Sort(calm)
 	usual, long, more := stats.Median(calm), 0, 0.0
@@ -148,7 +149,8 @@ func (d *delay) take(chunks []ranks.Chunk, spells []spell, at int) error {
 		}
 		more += gap - usual
 	}
-	d.usual, d.longest, d.long, d.more = append(d.usual, usual), append(d.longest, slices.Max(during)), append(d.long, float64(long)), append(d.more, more)
+	d.usual, d.longest, d.long, d.more = append(d.usual, usual), append(d.longest, slices.Max(during)), append(d.long, float64(long)),
+		append(d.more, more)
 	return nil
 }
 

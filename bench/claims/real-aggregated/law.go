@@ -30,7 +30,8 @@ var termNames = [terms]string{"c0", "c1", "cr", "pl", "ps"}
 
 // about is what each term is for.
 var about = [terms]string{
-	"ms, any step", "ms per 1,000 KV tokens of the slowest rank", "ms per request of the slowest rank", "ms per prompt token of the slowest rank",
+	"ms, any step", "ms per 1,000 KV tokens of the slowest rank", "ms per request of the slowest rank",
+	"ms per prompt token of the slowest rank",
 	"ms per prompt token of all ranks, divided by the ranks",
 }
 
@@ -155,13 +156,16 @@ func (l *law) config() string {
 	if !l.known {
 		return "{}"
 	}
-	return fmt.Sprintf("{c0_ms: %.6g, c1_ms: %.6g, request_ms: %.6g, own_prefill_ms: %.6g, shared_prefill_ms: %.6g}", l.of[c0], l.of[c1], l.of[cr], l.of[pl], l.of[ps])
+	return fmt.Sprintf("{c0_ms: %.6g, c1_ms: %.6g, request_ms: %.6g, own_prefill_ms: %.6g, shared_prefill_ms: %.6g}", l.of[c0], l.of[c1],
+		l.of[cr], l.of[pl], l.of[ps])
 }
 
 // writeLaws prints the law that was measured first, and that of all steps.
 func writeLaws(out io.Writer, first, all law) {
-	fmt.Fprintf(out, "The law of all steps was fitted to %d steps and explains %.2f of their variance (R2); %d more were far off and were left out. The law that\n"+
-		"was measured first, and that evenkeel was given, was fitted to %d steps (R2 %.2f).\n\n", all.steps, all.r2, all.left, first.steps, first.r2)
+	fmt.Fprintf(out, "The law of all steps was fitted to %d steps and explains %.2f of their variance (R2); %d more were far off and were "+
+		"left out. The law that\n"+
+		"was measured first, and that evenkeel was given, was fitted to %d steps (R2 %.2f).\n\n", all.steps, all.r2, all.left, first.steps,
+		first.r2)
 	t := page.Markdown{Head: []string{"term", "measured first", "of all steps", "what it is"}, Text: 1}
 	for i, name := range termNames {
 		cell := func(l law) string {

@@ -51,7 +51,8 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 		" is vLLM's own balancing, with which the others are compared")
 	flags.IntVar(&o.Requests, "requests", 60, "of a list; each takes about a third of a second")
 	flags.IntVar(&o.repeats, "repeats", 5, "how often the delay by each prompt is measured")
-	flags.Float64Var(&o.load, "load", 0.75, "of the open lists, as a share of the requests per second that "+theirs+" serves of the closed ones")
+	flags.Float64Var(&o.load, "load", 0.75,
+		"of the open lists, as a share of the requests per second that "+theirs+" serves of the closed ones")
 	flags.BoolVar(&o.survey, "survey", false, "only: what evenkeel survey sees of the engine")
 	flags.BoolVar(&o.short, "trial", false, "only: evenkeel survey --trial in its short form, against one engine: about five minutes")
 	flags.StringVar(&o.report, "report", "", "the file to which its report goes, as evenkeel survey --out writes it")

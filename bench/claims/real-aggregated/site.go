@@ -38,7 +38,8 @@ func (w *site) build(ctx context.Context) error {
 		}
 		began := time.Now()
 		w.Logf("an engine starts: one to five minutes")
-		e, err := ranks.Start(ctx, w.World, in, w.name(i), "--max-num-batched-tokens", fmt.Sprint(budget), "--prefill-schedule-interval", fmt.Sprint(interval))
+		e, err := ranks.Start(ctx, w.World, in, w.name(i), "--max-num-batched-tokens", fmt.Sprint(budget), "--prefill-schedule-interval",
+			fmt.Sprint(interval))
 		if err != nil {
 			return err
 		}
@@ -90,5 +91,6 @@ profiles:
 dispatch: {policy: %q, step_model: %s}
 prefill: {scrape: {timeout: 5s}}
 %s`, p.Clients, p.Address, policy, w.law.config(), testbed.Aggregated(testbed.EnginesAt([]string{w.engines[engine].URL},
-		", profile: internal, slots: %d, ranks: %d, token_budget: %d, prefill_schedule_interval: %d", ranks.Slots, ranks.Count, budget, intervals[engine]))))
+		", profile: internal, slots: %d, ranks: %d, token_budget: %d, prefill_schedule_interval: %d", ranks.Slots, ranks.Count, budget,
+		intervals[engine]))))
 }

@@ -53,12 +53,14 @@ vllm:num_requests_waiting{engine="1",model_name="tiny"} 2.0
 	var m stepModel
 	m.read([]byte("evenkeel_step_model_r2_ratio{group=\"main\"} 0.9\n"))
 	require.Equal(t, stepModel{r2: .9}, m, "none is learned")
-	m.read([]byte("evenkeel_step_model_c0_seconds{group=\"main\",source=\"learned\"} 0.01\nevenkeel_step_model_c1_seconds{group=\"main\",source=\"learned\"} 2e-06\n"))
+	m.read([]byte("evenkeel_step_model_c0_seconds{group=\"main\",source=\"learned\"} " +
+		"0.01\nevenkeel_step_model_c1_seconds{group=\"main\",source=\"learned\"} 2e-06\n"))
 	require.Equal(t, stepModel{known: true, c0: 10, c1: .002, r2: .9}, m)
 
 	r := run{Sample: report.Sample{}}
 	now := time.Now()
-	r.levels(&looks{list: []look{{at: now, proxy: 1000, kv: [ranks.Count]float64{3200, 1280}, complete: true}, {at: now, proxy: 3000}, {at: now.Add(time.Hour), proxy: 1}}}, now, now)
+	r.levels(&looks{list: []look{{at: now, proxy: 1000, kv: [ranks.Count]float64{3200, 1280}, complete: true}, {at: now, proxy: 3000},
+		{at: now.Add(time.Hour), proxy: 1}}}, now, now)
 	require.InDelta(t, 2000, r.Sample[report.Imbalance], 1e-9)
 	require.InDelta(t, 1920, r.Sample[engineLevel], 1e-9)
 	require.InDelta(t, 3200, r.Sample[engineTop], 1e-9)

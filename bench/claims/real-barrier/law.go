@@ -164,12 +164,15 @@ func fitLaw(rows []pinned) (l law) {
 }
 
 func writeLaw(out io.Writer, rows []pinned, l law) {
-	fmt.Fprintf(out, "vLLM %s on %d cores of a %s/%s machine. Fitted to %d measurements, of whose variation the first law explains %.4f (R2):\n\n"+
-		"1. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank\n"+
-		"2. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.3f ms per 1,000 of both\n"+
-		"3. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.2f ms for each of its requests\n\n",
-		vllm.Version, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope, l.both.Of[0], l.both.Of[1], l.both.Of[2], l.cost.Of[0], l.cost.Of[1], l.cost.Of[2])
-	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | by the fullest rank, ms | off | by both ranks, ms | off | with its requests, ms | off | seen by "+
+	fmt.Fprintf(out,
+		"vLLM %s on %d cores of a %s/%s machine. Fitted to %d measurements, of whose variation the first law explains %.4f (R2):\n\n"+
+			"1. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank\n"+
+			"2. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.3f ms per 1,000 of both\n"+
+			"3. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.2f ms for each of its requests\n\n",
+		vllm.Version, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope, l.both.Of[0],
+		l.both.Of[1], l.both.Of[2], l.cost.Of[0], l.cost.Of[1], l.cost.Of[2])
+	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | by the fullest rank, ms | off | by "+
+		"both ranks, ms | off | with its requests, ms | off | seen by "+
 		"the fits |\n|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|---|\n")
 	var worst [3]float64
 	for _, r := range rows {
@@ -188,5 +191,6 @@ func writeLaw(out io.Writer, rows []pinned, l law) {
 		}
 		fmt.Fprintf(out, " %s |\n", [...]string{byAll: "yes", byCost: "the third", byNone: "**no**"}[r.seen])
 	}
-	fmt.Fprintf(out, "\nThe rows that no fit saw are at most %.1f %% off the first law, %.1f %% off the second and %.1f %% off the third.\n", worst[0], worst[1], worst[2])
+	fmt.Fprintf(out, "\nThe rows that no fit saw are at most %.1f %% off the first law, %.1f %% off the second and %.1f %% off the third.\n",
+		worst[0], worst[1], worst[2])
 }

@@ -17,7 +17,8 @@ const clients = 24
 // draw is a list of requests: most prompts are short and a few are as long as
 // twenty of them, so that where they lie matters.
 func draw(seed uint64, n int) []ranks.Request {
-	return ranks.Draw(seed, n, ranks.Lengths{Median: 400, Sigma: 1.6, Least: 32, Most: 5000}, ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
+	return ranks.Draw(seed, n, ranks.Lengths{Median: 400, Sigma: 1.6, Least: 32, Most: 5000},
+		ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
 }
 
 // run is what one policy made of a list.

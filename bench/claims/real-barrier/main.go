@@ -29,7 +29,8 @@ type options struct {
 func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	var o options
 	flags := o.Flags("barrier")
-	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel", "to compare, in any order; "+reference+" is what the others are compared with")
+	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel",
+		"to compare, in any order; "+reference+" is what the others are compared with")
 	flags.IntVar(&o.Requests, "requests", 100, "of a list; each takes about a sixth of a second")
 	if err := flags.Parse(args); err != nil {
 		return err

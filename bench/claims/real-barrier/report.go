@@ -15,7 +15,8 @@ const reference = "jsq"
 
 func (r *run) String() string {
 	s := fmt.Sprintf("%-8s %.0f tokens/s (%.0f whole), gap %.1f ms, imbalance %.0f (engine %.0f), full for %.1f s", r.policy,
-		r.Sample[report.TokensPerS], r.Sample[ranks.WholeTokens], r.Sample[ranks.GapMean], r.Sample[report.Imbalance], r.Sample[engineLevel], r.Sample[report.WindowS])
+		r.Sample[report.TokensPerS], r.Sample[ranks.WholeTokens], r.Sample[ranks.GapMean], r.Sample[report.Imbalance], r.Sample[engineLevel],
+		r.Sample[report.WindowS])
 	if r.model.known {
 		s += fmt.Sprintf(", learned %.1f ms + %.3f per 1,000", r.model.c0, 1e3*r.model.c1)
 	}
@@ -28,8 +29,10 @@ func (r *run) String() string {
 
 // writeRuns prints the policies beside each other, by rounds of runs.
 func writeRuns(out io.Writer, rounds [][]*run, o options) {
-	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests, and %d requests are in the system at a time.\n\n", len(rounds), o.Seed, o.Requests, clients)
-	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
+	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests, and %d requests are in the system at a time.\n\n", len(rounds), o.Seed,
+		o.Requests, clients)
+	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | "+
+		"failed "+
 		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := ranks.Summary(samples(rounds), i)
@@ -37,14 +40,17 @@ func writeRuns(out io.Writer, rounds [][]*run, o options) {
 		for _, round := range rounds {
 			failed += round[i].failed
 		}
-		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, ranks.Show(m[ranks.WholeTokens], 0), ranks.Show(m[report.TokensPerS], 0), ranks.Show(m[ranks.GapMean], 1),
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, ranks.Show(m[ranks.WholeTokens], 0),
+			ranks.Show(m[report.TokensPerS], 0), ranks.Show(m[ranks.GapMean], 1),
 			ranks.Show(m[ranks.GapP50], 1), ranks.Show(m[ranks.GapP99], 0), ranks.Show(m[report.TTFTMean], 0), failed)
 	}
 	fmt.Fprintf(out, "\nIn the full part, by vLLM's gauges, read every %v, and by evenkeel's own account:\n\n", every)
-	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
+	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM "+
+		"|\n|---|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := ranks.Summary(samples(rounds), i)
-		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, ranks.Show(m[engineLevel], 0), ranks.Show(m[report.Imbalance], 0), ranks.Show(m[engineTop], 0), ranks.Show(m[engineRuns], 1),
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, ranks.Show(m[engineLevel], 0), ranks.Show(m[report.Imbalance], 0),
+			ranks.Show(m[engineTop], 0), ranks.Show(m[engineRuns], 1),
 			ranks.Show(m[engineWaits], 1))
 	}
 	writeDifferences(out, rounds)
@@ -73,14 +79,17 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 		}
 		fmt.Fprintln(out)
 	}
-	fmt.Fprintf(out, "\nWith %d rounds, a difference in tokens/s of the full part can be seen if it is larger than %.1f to\n%.1f %%, depending on the policy.\n",
+	fmt.Fprintf(out, "\nWith %d rounds, a difference in tokens/s of the full part can be seen if it is larger than %.1f to\n%.1f %%, "+
+		"depending on the policy.\n",
 		len(rounds), slices.Min(widths), slices.Max(widths))
 }
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
 func writeModels(out io.Writer, rounds [][]*run, l law) {
-	fmt.Fprintf(out, "What evenkeel learned, beside %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank:\n\n", l.line.Intercept, 1e3*l.line.Slope)
-	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
+	fmt.Fprintf(out, "What evenkeel learned, beside %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank:\n\n", l.line.Intercept,
+		1e3*l.line.Slope)
+	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps "+
+		"|\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		var c0, c1, step, r2, steps []float64
 		for _, round := range rounds {
@@ -96,8 +105,10 @@ func writeModels(out io.Writer, rounds [][]*run, l law) {
 		if len(c0) == 0 {
 			fmt.Fprint(out, " | | | | |")
 		} else {
-			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% | %+.0f %% |", stats.Mean(c0), slices.Min(c0), slices.Max(c0),
-				stats.Mean(c1), slices.Min(c1), slices.Max(c1), off(stats.Mean(c0), l.line.Intercept), off(stats.Mean(c1), 1e3*l.line.Slope), stats.Mean(step))
+			fmt.Fprintf(out, " %.1f (%.1f to %.1f) | %.3f (%.3f to %.3f) | %+.0f %% | %+.0f %% | %+.0f %% |", stats.Mean(c0), slices.Min(c0),
+				slices.Max(c0),
+				stats.Mean(c1), slices.Min(c1), slices.Max(c1), off(stats.Mean(c0), l.line.Intercept), off(stats.Mean(c1), 1e3*l.line.Slope),
+				stats.Mean(step))
 		}
 		fmt.Fprintf(out, " %.2f | %.0f |\n", stats.Mean(r2), stats.Mean(steps))
 	}

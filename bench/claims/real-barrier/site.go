@@ -49,7 +49,8 @@ func (w *site) startDecode(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	w.decode, err = ranks.Start(ctx, w.World, in, "decode", "--max-num-batched-tokens", "2048", "--num-gpu-blocks-override", fmt.Sprint(blocks),
+	w.decode, err = ranks.Start(ctx, w.World, in, "decode", "--max-num-batched-tokens", "2048", "--num-gpu-blocks-override",
+		fmt.Sprint(blocks),
 		"--kv-transfer-config", `{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both","kv_connector_extra_config":{"startup_fill":true}}`)
 	if err != nil {
 		return err

@@ -137,8 +137,10 @@ func (b *book) grid() string {
 		}
 		rows = append(rows, append(row, verdict(inTheMedian.met(medians[0], medians[1]))+", "+verdict(atWorst.met(worsts[0], worsts[1]))))
 	}
-	return fmt.Sprintf("`make claim NAME=regions`, `%s`, %d cells, %d seeds. Wanted: in the median %s, at worst %s\n\n", gridScenario, len(all), b.Seeds, inTheMedian, atWorst) +
-		table("`finish` against | mean TTFT, median | mean TTFT, worst | tokens/s, median | tokens/s, worst | in the median, at worst", rows) + "\n" + b.axes(all, seeds)
+	return fmt.Sprintf("`make claim NAME=regions`, `%s`, %d cells, %d seeds. Wanted: in the median %s, at worst %s\n\n", gridScenario,
+		len(all), b.Seeds, inTheMedian, atWorst) +
+		table("`finish` against | mean TTFT, median | mean TTFT, worst | tokens/s, median | tokens/s, worst | in the median, at worst", rows) +
+		"\n" + b.axes(all, seeds)
 }
 
 // axes are the medians of the grid's parts.
@@ -148,7 +150,8 @@ func (b *book) axes(all []cell, seeds []int) string {
 		part := slices.DeleteFunc(slices.Clone(all), func(c cell) bool { return !in(c) })
 		row := []string{name}
 		for _, rival := range rivals {
-			row = append(row, fmt.Sprintf("%.2f, %.2f", b.median(part, rival, report.TTFTMean, seeds), b.median(part, rival, report.TokensPerS, seeds)))
+			row = append(row,
+				fmt.Sprintf("%.2f, %.2f", b.median(part, rival, report.TTFTMean, seeds), b.median(part, rival, report.TokensPerS, seeds)))
 		}
 		rows = append(rows, row)
 	}

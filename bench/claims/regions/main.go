@@ -97,7 +97,8 @@ func (s span) String() string { return fmt.Sprintf("%.2f to %.2f", s.least(), s.
 
 // command makes a table's numbers again.
 func (b *book) command(scenario, preset string, arms ...string) string {
-	return fmt.Sprintf("`evenkeel simulate --tier geo --scenario %s --preset %s --policies %s --seeds %d`", scenario, preset, strings.Join(arms, ","), b.Seeds)
+	return fmt.Sprintf("`evenkeel simulate --tier geo --scenario %s --preset %s --policies %s --seeds %d`", scenario, preset,
+		strings.Join(arms, ","), b.Seeds)
 }
 
 func table(head string, rows [][]string) string {

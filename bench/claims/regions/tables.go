@@ -155,10 +155,12 @@ func (b *book) claims() string {
 		}
 	}
 	add("C1", "S0: 1.12 to 2.06 times the throughput of single balancers", "skylb ≥ 1.05 of rr and ≥ 0.95 of least-load, in each of 15 cells",
-		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix, pauses, pausedRR, pausedLL),
+		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix,
+			pauses, pausedRR, pausedLL),
 		overRR.least() >= 1.05 && overLL.least() >= 0.95, overRR.least() >= 1.12)
 	add("C2", "S0: 1.74 to 6.30 times lower latency", "TTFT of the best single balancer ≥ 1.2 times that of finish, of the worst ≥ 2",
-		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst,
+		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst,
+			theirs, roomyBest, roomyWorst,
 			pauses, pausedBest, pausedWorst), best.least() >= 1.2 && worst.least() >= 2, best.least() >= 1.74)
 
 	var p90, p90OnePass span
@@ -169,17 +171,22 @@ func (b *book) claims() string {
 			p90OnePass.add(together.Ratio(ours, a, report.TTFTP90))
 		}
 	}
-	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass),
+	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot",
+		fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass),
 		p90.most() <= 0.5, p90.most() <= 0.23)
 
-	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
+	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8",
+		"prefix-blind"}
 	alone := b.on("one-region", presets[0], one...)
 	to := func(a, c string) float64 { return alone.Ratio(a, c, report.TokensPerS) }
-	spp, spe, spo8 := to("finish:push=sp-p", "finish:push=blind"), to("finish:push=sp-e", "finish:push=sp-p"), to("finish:push=sp-p", "finish:push=sp-o,max_outstanding=8")
+	spp, spe, spo8 := to("finish:push=sp-p", "finish:push=blind"), to("finish:push=sp-e", "finish:push=sp-p"),
+		to("finish:push=sp-p", "finish:push=sp-o,max_outstanding=8")
 	add("C4", "S0: SP-P has 1.27 times the throughput of blind, 1.4 times that of SP-O; P90 TTFT 18 times lower than blind",
 		"4 replicas, 30 clients, one region, local choice as in finish: SP-P within 10 % of blind, SP-E ≥ 0.98 of SP-P, SP-P ≥ 1.1 of SP-O(8)",
-		fmt.Sprintf("%.2f, %.2f, %.2f. With the longest match alone as local choice SP-P has %.2f times blind's throughput, and %.2f times that of SGLang's router",
-			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), spp >= 0.9 && spp <= 1.1 && spe >= 0.98 && spo8 >= 1.1, spp >= 1.27 && spo8 >= 1.4)
+		fmt.Sprintf("%.2f, %.2f, %.2f. With the longest match alone as local choice SP-P has %.2f times blind's throughput, and %.2f times that "+
+			"of SGLang's router",
+			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), spp >= 0.9 && spp <= 1.1 && spe >= 0.98 && spo8 >= 1.1, spp >= 1.27 &&
+			spo8 >= 1.4)
 
 	sk := b.on("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9").Ratio
 	gain := sk(skylb, "skylb-local", report.TokensPerS)
@@ -194,7 +201,8 @@ func (b *book) claims() string {
 			to.add(b.on(scenario, preset, ours, "ch").Ratio("ch", ours, report.TokensPerS))
 		}
 	}
-	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
+	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s",
+		fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
 		apart.least() >= 0.9 && apart.most() <= 1.1, true)
 
 	share := b.peaks()
@@ -205,12 +213,14 @@ func (b *book) claims() string {
 
 	g := b.on("gorgo", "a100-mistral7b", ours, "gorgo", "central-gorgo", "central-least-load").Ratio
 	central, mine := g("central-least-load", "central-gorgo", report.TTFTP50), g("central-least-load", ours, report.TTFTP50)
-	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine),
+	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2",
+		fmt.Sprintf("%.2f, %.2f", central, mine),
 		central >= 1.2 && mine >= 2, central >= 2.5)
 	mean, p99, rate := g("central-least-load", "gorgo", report.TTFTMean), g("central-least-load", "gorgo", report.TTFTP99),
 		g("gorgo", "central-least-load", report.TokensPerS)
 	add("C9", "S1: distributed GORGO has 4.0 times lower mean, 15 times lower P99 TTFT, and 43 % fewer requests done",
-		"both ≥ 2, tokens/s ≥ 1.00 at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 1, mean >= 4 && p99 >= 15)
+		"both ≥ 2, tokens/s ≥ 1.00 at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 &&
+			rate >= 1, mean >= 4 && p99 >= 15)
 
 	var noWait, noRTT span
 	for _, preset := range presets {
@@ -274,7 +284,8 @@ func (b *book) sweeps() string {
 				rows = append(rows, []string{preset, page.Code(a), v(report.TTFTMean), v(report.TokensPerS), v(regions.Forwards)})
 			}
 		}
-		out.WriteString("\n" + b.command("skew", presets[0], arms...) + "\n\n" + table("engines | policy | TTFT mean, ms | tokens/s | forwards", rows))
+		out.WriteString("\n" + b.command("skew", presets[0], arms...) + "\n\n" +
+			table("engines | policy | TTFT mean, ms | tokens/s | forwards", rows))
 	}
 	return out.String()
 }
@@ -305,7 +316,8 @@ func (b *book) cost() string {
 					break
 				}
 			}
-			rows = append(rows, []string{fmt.Sprint(together[i]), fmt.Sprintf("%.0f", p90), fmt.Sprintf("%.0f", o.Of(a, report.TokensPerS).Mean), same, saved})
+			rows = append(rows,
+				[]string{fmt.Sprint(together[i]), fmt.Sprintf("%.0f", p90), fmt.Sprintf("%.0f", o.Of(a, report.TokensPerS).Mean), same, saved})
 		}
 		var others []string
 		for k, l := range local {
@@ -326,7 +338,8 @@ func (b *book) faults() string {
 		o := b.on(name, presets[0], arms...)
 		for _, a := range arms {
 			v := func(m report.Metric) string { return fmt.Sprintf("%.1f", o.Of(a, m).Mean) }
-			rows = append(rows, []string{name, page.Code(a), v(report.OK), v(regions.Forwards), v(regions.Fallbacks), v(report.Failed), v(regions.Lost), v(regions.Violations)})
+			rows = append(rows, []string{name, page.Code(a), v(report.OK), v(regions.Forwards), v(regions.Fallbacks), v(report.Failed),
+				v(regions.Lost), v(regions.Violations)})
 		}
 	}
 	return b.command("dies", presets[0], arms...) + "\n\n" +

@@ -52,7 +52,8 @@ func (o options) ahead(ctx context.Context) (string, error) {
 		return "", err
 	}
 	m := page.Markdown{Text: 1, Head: []string{
-		"an engine", "`ahead=true` over `ahead=false`: tokens/s, %", "least", "most", "TTFT p99, times", "TPOT p95, %", "`ahead=true` over the first row: tokens/s, %",
+		"an engine", "`ahead=true` over `ahead=false`: tokens/s, %", "least", "most", "TTFT p99, times", "TPOT p95, %",
+		"`ahead=true` over the first row: tokens/s, %",
 	}}
 	for s, spare := range spares {
 		times := func(f figure, k, against, than int) []float64 {
@@ -68,7 +69,8 @@ func (o options) ahead(ctx context.Context) (string, error) {
 			least, most = min(least, x), max(most, x)
 		}
 		m.Add(spareName(spare), page.Percents(tokens), fmt.Sprintf("%+.1f", 100*(least-1)), fmt.Sprintf("%+.1f", 100*(most-1)),
-			fmt.Sprintf("%.2f", geomean(times(first, 0, 1, s), all(len(loads)))), page.Percents(times(pace, 0, 1, s)), page.Percents(times(throughput, 0, 0, 0)))
+			fmt.Sprintf("%.2f", geomean(times(first, 0, 1, s), all(len(loads)))), page.Percents(times(pace, 0, 1, s)),
+			page.Percents(times(throughput, 0, 0, 0)))
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "`go run ./bench/claims/regret -ahead -seed %d -loads %d`: the first %d loads whose KV takes a step or more to a rank, "+

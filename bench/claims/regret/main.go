@@ -51,7 +51,8 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("regret", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document}, []string{"-rule", "-out", document}))
+	testbed.Main("regret", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", document},
+		[]string{"-ahead", "-loads", "48", "-out", document}, []string{"-rule", "-out", document}))
 }
 
 const document = "docs/results/regret.md"
@@ -64,7 +65,8 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
-	f.BoolVar(&o.lead, "ahead", false, "only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
+	f.BoolVar(&o.lead, "ahead", false,
+		"only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
 	f.BoolVar(&o.rule, "rule", false, "only: how far the lowest of three rows is from what a load gains")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -213,6 +215,7 @@ func (t *trials) raw(path string) error {
 }
 
 var rawMetrics = []report.Metric{
-	report.TokensPerS, report.TPOTP50, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.IdleShare, report.Imbalance, report.StepMean, report.Steps, report.OK,
+	report.TokensPerS, report.TPOTP50, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.IdleShare, report.Imbalance, report.StepMean,
+	report.Steps, report.OK,
 	report.Preempted, report.Failed, report.TickMean, report.KVShare,
 }

@@ -21,7 +21,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestTheTablesOfALoad(t *testing.T) {
 	small := draw.Judged(1, 41) // answers of 34 tokens
 	small.Ranks, small.Slots, small.Tokens = 4, 8, 0
-	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), shifts: begunElsewhere, loads: []*draw.Load{small}}
+	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), shifts: begunElsewhere,
+		loads: []*draw.Load{small}}
 	require.NoError(t, tr.try(context.Background(), io.Discard))
 	text := tr.tables()
 	for _, p := range set {
@@ -58,7 +59,8 @@ func TestShares(t *testing.T) {
 	of := func(tokens, ttft float64) outcome {
 		return outcome{report.TokensPerS: {Mean: tokens}, report.TTFTP99: {Mean: ttft}}
 	}
-	tr := &trials{known: map[share][]float64{}, policies: policies, loads: []*draw.Load{{Number: 5}, {Number: 6}}, of: [][]outcome{{of(90, 3), of(100, 2)}, {of(100, 2), of(50, 1)}}}
+	tr := &trials{known: map[share][]float64{}, policies: policies, loads: []*draw.Load{{Number: 5}, {Number: 6}},
+		of: [][]outcome{{of(90, 3), of(100, 2)}, {of(100, 2), of(50, 1)}}}
 	require.Equal(t, []float64{0.9, 1}, tr.shares(0, throughput))
 	require.Equal(t, []float64{1.5, 2}, tr.shares(0, first))
 	at, share, _ := worst(tr.shares(1, throughput), true)
@@ -86,7 +88,8 @@ func TestTheLowestOfThreeRows(t *testing.T) {
 	}
 	told, really := tr.expected("jsq")
 	require.InDeltaSlice(t, []float64{1.10, 1.20, 1.02}, really, 1e-9)
-	require.InDeltaSlice(t, []float64{math.Sqrt(1.20 * 1.02), math.Sqrt(1.10 * 1.02), math.Sqrt(1.10 * 1.20)}, told, 1e-9, "a load does not count in its own rows")
+	require.InDeltaSlice(t, []float64{math.Sqrt(1.20 * 1.02), math.Sqrt(1.10 * 1.02), math.Sqrt(1.10 * 1.20)}, told, 1e-9,
+		"a load does not count in its own rows")
 
 	tr.of[1][0][report.KVShare] = report.Value{Mean: 0.05} // alone in its row of KV, which tells nothing of it
 	told, _ = tr.expected("jsq")

@@ -25,7 +25,8 @@ func (o options) lowest(ctx context.Context) (string, error) {
 		return "", err
 	}
 	m := page.Markdown{Text: 1, Head: []string{
-		"over", "told, mean, %", "really, mean, %", "loads that gained as much as told", "loads told 2 % or more", "of these, loads that lost", "furthest below what was told, points", "its load",
+		"over", "told, mean, %", "really, mean, %", "loads that gained as much as told", "loads told 2 % or more", "of these, loads that lost",
+		"furthest below what was told, points", "its load",
 	}}
 	for _, rival := range rivals {
 		told, really := t.expected(rival)
@@ -44,10 +45,12 @@ func (o options) lowest(ctx context.Context) (string, error) {
 				worst = i
 			}
 		}
-		m.Add("`"+rival+"`", fmt.Sprintf("%+.1f", 100*(stats.GeometricMean(told)-1)), page.Percents(really), fmt.Sprintf("%d of %d", enough, len(told)),
+		m.Add("`"+rival+"`", fmt.Sprintf("%+.1f", 100*(stats.GeometricMean(told)-1)), page.Percents(really),
+			fmt.Sprintf("%d of %d", enough, len(told)),
 			fmt.Sprint(promised), fmt.Sprint(lost), fmt.Sprintf("%.1f", 100*(told[worst]-really[worst])), fmt.Sprint(t.loads[worst].Number))
 	}
-	return fmt.Sprintf("`go run ./bench/claims/regret -rule -seed %d -loads %d`: tokens per second of `evenkeel`. For each load, the rows are made of the other loads.\n\n%s",
+	return fmt.Sprintf("`go run ./bench/claims/regret -rule -seed %d -loads %d`: tokens per second of `evenkeel`. For each load, the rows "+
+		"are made of the other loads.\n\n%s",
 		o.seed, len(t.loads), m.String()), nil
 }
 

@@ -96,7 +96,8 @@ func worst(shares []float64, more bool) (at int, share, twentieth float64) {
 
 func (t *trials) tables() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "`go run ./bench/claims/regret -seed %d -loads %d`: %d loads, %d policies.\n\n", t.seed, len(t.loads), len(t.loads), len(t.policies))
+	fmt.Fprintf(&b, "`go run ./bench/claims/regret -seed %d -loads %d`: %d loads, %d policies.\n\n", t.seed, len(t.loads), len(t.loads),
+		len(t.policies))
 	b.WriteString(draw.Ranges() + "\n" + t.gains() + "\n")
 	for _, f := range []figure{throughput, first, pace} {
 		b.WriteString(t.table(f) + "\n")
@@ -119,7 +120,8 @@ func (t *trials) table(f figure) string {
 	}
 	m := page.Markdown{Head: []string{f.name + ", times the best", "geometric mean (95 % interval)", beyond, "worst", "its load"}}
 	if f.more {
-		m.Head = append(m.Head, "idle share above the least, worst, points", "its load", "loads more than 1 % behind", "preempted, of 1,000 requests", "a tick, times that of `evenkeel`")
+		m.Head = append(m.Head, "idle share above the least, worst, points", "its load", "loads more than 1 % behind",
+			"preempted, of 1,000 requests", "a tick, times that of `evenkeel`")
 	}
 	for p := range t.policies {
 		shares := t.shares(p, f)
@@ -143,7 +145,8 @@ func (t *trials) table(f figure) string {
 		shares[i] = t.bestBut(i, f, theDefault) / t.best(i, f)
 	}
 	at, least, twentieth := worst(shares, f.more)
-	row := []string{"the best of the others, on each load", interval(shares), fmt.Sprintf("%.3f", twentieth), fmt.Sprintf("%.3f", least), fmt.Sprint(t.loads[at].Number)}
+	row := []string{"the best of the others, on each load", interval(shares), fmt.Sprintf("%.3f", twentieth), fmt.Sprintf("%.3f", least),
+		fmt.Sprint(t.loads[at].Number)}
 	m.Add(append(row, slices.Repeat([]string{""}, len(m.Head)-len(row))...)...)
 	return m.String()
 }
@@ -270,7 +273,8 @@ func (t *trials) losses() string {
 		if k > 0 {
 			title, behind = "where it idles most above the least", t.idleAbove
 		}
-		m := page.Markdown{Head: []string{title, "tokens/s, times the best", "idle, %", "preempted, of 1,000", "best", "its idle, %", "preempted"}}
+		m := page.Markdown{Head: []string{title, "tokens/s, times the best", "idle, %", "preempted, of 1,000", "best", "its idle, %",
+			"preempted"}}
 		order := all(len(t.loads))
 		slices.SortFunc(order, func(a, b int) int { return cmp.Compare(behind(b, theDefault), behind(a, theDefault)) })
 		for _, i := range order[:min(lossesShown, len(order))] {
@@ -292,7 +296,8 @@ const lossesShown = 3
 
 // spread says how far to believe a share: the same requests begun elsewhere.
 func (t *trials) spread() string {
-	m := page.Markdown{Head: []string{"the same requests, begun elsewhere: tokens/s differ by, %", "median", "95th percentile", "most", "its load"}}
+	m := page.Markdown{Head: []string{"the same requests, begun elsewhere: tokens/s differ by, %", "median", "95th percentile", "most",
+		"its load"}}
 	diffs := func(name string, value func(load int) float64) {
 		d := make([]float64, len(t.loads))
 		for i := range d {
@@ -300,7 +305,8 @@ func (t *trials) spread() string {
 		}
 		at, most, twentieth := worst(d, false)
 		slices.Sort(d)
-		m.Add(name, fmt.Sprintf("%.2f", stats.Median(d)), fmt.Sprintf("%.2f", twentieth), fmt.Sprintf("%.2f", most), fmt.Sprint(t.loads[at].Number))
+		m.Add(name, fmt.Sprintf("%.2f", stats.Median(d)), fmt.Sprintf("%.2f", twentieth), fmt.Sprintf("%.2f", most),
+			fmt.Sprint(t.loads[at].Number))
 	}
 	ratio := func(k, load int) float64 {
 		return t.shifted[load][k].of(report.TokensPerS) / t.of[load][slices.Index(t.policies, t.shifts[k])].of(report.TokensPerS)
@@ -314,5 +320,6 @@ func (t *trials) spread() string {
 		steps[i] = t.of[i][theDefault].of(report.Steps)
 	}
 	slices.Sort(steps)
-	return m.String() + fmt.Sprintf("\nMeasured under `evenkeel`: %.0f to %.0f steps of all groups, %.0f in the median.\n", steps[0], steps[len(steps)-1], stats.Median(steps))
+	return m.String() + fmt.Sprintf("\nMeasured under `evenkeel`: %.0f to %.0f steps of all groups, %.0f in the median.\n", steps[0],
+		steps[len(steps)-1], stats.Median(steps))
 }

@@ -69,7 +69,8 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		_, err := fmt.Fprintln(out, o.tables(all))
 		return err
 	}
-	return page.Fill(o.out, "claim NAME=rounds", book(all), []page.Block[book]{{Name: "rounds", Title: "Prompts in rounds", Tables: func(b book) string { return o.tables(b) }}})
+	return page.Fill(o.out, "claim NAME=rounds", book(all),
+		[]page.Block[book]{{Name: "rounds", Title: "Prompts in rounds", Tables: func(b book) string { return o.tables(b) }}})
 }
 
 type book []*trials
@@ -85,7 +86,8 @@ func (o options) one(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "%-34s %8.1f tokens/s, TTFT %8.0f ms, p99 %8.0f, TPOT %6.1f, p95 %6.1f, prefill in %3.0f %% of steps, %3.0f %% of ranks empty in them\n",
+		fmt.Fprintf(out, "%-34s %8.1f tokens/s, TTFT %8.0f ms, p99 %8.0f, TPOT %6.1f, p95 %6.1f, prefill in %3.0f %% of steps, %3.0f %% of "+
+			"ranks empty in them\n",
 			p.Name, got.Tokens, got.TTFT, got.TTFT99, got.TPOT50, got.TPOT95, 100*got.Prefill, 100*got.Empty)
 	}
 	return nil

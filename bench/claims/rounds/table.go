@@ -169,7 +169,8 @@ func (o options) tables(all []*trials) string {
 			}
 		}
 		fmt.Fprintf(&b, "\n%d loads of seed %d, as multiples of vLLM's own balancing; geometric means. "+
-			"%d requests of %d runs had not ended when they were no longer waited for.\n\n%s\n%s", len(t.loads), t.seed, cut, some, t.table(), t.worstLoads())
+			"%d requests of %d runs had not ended when they were no longer waited for.\n\n%s\n%s", len(t.loads), t.seed, cut, some, t.table(),
+			t.worstLoads())
 	}
 	return b.String()
 }

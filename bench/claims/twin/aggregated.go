@@ -19,9 +19,9 @@ const (
 
 var mixedPolicies = [2]string{"rr", "evenkeel"}
 
-// mixedScenes are loads drawn as for `make claim NAME=rounds`: the first ones with an open loop, with no more tokens than this machine carries,
-// and without chats, because which rank has the beginning of one would depend on the policy. Under both policies the simulated ranks keep
-// up, no answer takes longer than half the run, and there are steps without a prompt, or nobody could learn what these take.
+// mixedScenes are loads drawn as for `make claim NAME=rounds`: the first ones with an open loop, with no more tokens than this machine
+// carries, and without chats, because which rank has the beginning of one would depend on the policy. Under both policies the simulated
+// ranks keep up, no answer takes longer than half the run, and there are steps without a prompt, or nobody could learn what these take.
 func (o options) mixedScenes(ctx context.Context) (list []scene, err error) {
 	for number := 0; len(list) < mixedLoads && ctx.Err() == nil; number++ {
 		l := mixed.Draw(mixedJudgement, number)
@@ -54,7 +54,8 @@ func (o options) mixedScenes(ctx context.Context) (list []scene, err error) {
 }
 
 // serveMixed starts a proxy in front of ranks that prefill and decode, with the law of the load.
-func serveMixed(ctx context.Context, w *testbed.World, s scene, name, dispatch string) (p *testbed.Proxy, engines []*refengine.Engine, err error) {
+func serveMixed(ctx context.Context, w *testbed.World, s scene, name, dispatch string) (p *testbed.Proxy, engines []*refengine.Engine,
+	err error) {
 	l := s.mixed
 	room, kv := unlimited, ""
 	if l.Room > 0 {

@@ -91,7 +91,8 @@ func (o options) scenes(ctx context.Context) (list []scene, err error) {
 	fleet.Groups[0].C0Ms, fleet.Groups[0].C1Ms = 20, 0.0025
 	all := trace.Azure().Requests[:6000]
 	list = append(list, scene{
-		name: "Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", policies: policies, fleet: fleet, requests: all, rate: fleet.Rate(0.85, all),
+		name: "Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", policies: policies, fleet: fleet, requests: all,
+		rate: fleet.Rate(0.85, all),
 	})
 	for number := 0; len(list) < 3; number++ {
 		l := draw.New(judgement, number)
@@ -116,7 +117,8 @@ func (o options) scenes(ctx context.Context) (list []scene, err error) {
 func (s scene) tells(ctx context.Context, lasts time.Duration) (bool, error) {
 	begin := s.requests[:min(len(s.requests), int(s.rate*lasts.Seconds()))]
 	p := decode.Plan{
-		Source: decode.Source{Drawn: &decode.Drawn{Requests: begin, Warm: len(begin) / 5}}, Policies: policies[:], Seeds: 1, Window: board.DefaultWindow, Fleet: s.fleet,
+		Source: decode.Source{Drawn: &decode.Drawn{Requests: begin, Warm: len(begin) / 5}}, Policies: policies[:], Seeds: 1,
+		Window: board.DefaultWindow, Fleet: s.fleet,
 		Load: decode.Load{Rho: s.rate / s.fleet.Rate(1, begin)},
 	}
 	got, err := p.Run(ctx)
@@ -142,7 +144,8 @@ func (s scene) chance(ctx context.Context, policy string, lasts time.Duration) (
 		}
 		slices.SortStableFunc(requests, func(a, b trace.Request) int { return cmp.Compare(a.At, b.At) })
 		p := decode.Plan{
-			Source: decode.Source{Drawn: &decode.Drawn{Requests: requests, Warm: len(requests) / 10}}, Policies: []string{policy}, Seeds: 1, Window: board.DefaultWindow, Fleet: s.fleet,
+			Source: decode.Source{Drawn: &decode.Drawn{Requests: requests, Warm: len(requests) / 10}}, Policies: []string{policy}, Seeds: 1,
+			Window: board.DefaultWindow, Fleet: s.fleet,
 			Load: decode.Load{Rho: s.rate / s.fleet.Rate(1, requests)},
 		}
 		got, err := p.Run(ctx)
@@ -177,7 +180,8 @@ const leastMixed = 0.9
 
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	m := page.Markdown{Head: []string{
-		"load", "in force", "minutes", "its step, ms", "as replayed", "the other's step, as told", "really", "off by, %", "error, %", "by chance, %", "within", "of the windows", "the policies differ by, %",
+		"load", "in force", "minutes", "its step, ms", "as replayed", "the other's step, as told", "really", "off by, %", "error, %",
+		"by chance, %", "within", "of the windows", "the policies differ by, %",
 		"sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
 	scenes, block := o.scenes, "twin"
@@ -296,7 +300,8 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 	stop := f.watching(ctx, p)
 	pid := p.Pid
 	r, err := load.Run(ctx, load.Config{
-		URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: o.lasts, Chat: 0.5, Stream: 1, Usage: 0.5, Seed: 1, Check: load.CheckShape,
+		URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: o.lasts, Chat: 0.5, Stream: 1, Usage: 0.5, Seed: 1,
+		Check:   load.CheckShape,
 		Timeout: max(10*time.Minute, 2*o.lasts), // an answer may take longer than clients wait by default
 	})
 	f.rss = testbed.MiB(testbed.RSS(pid))
@@ -318,9 +323,11 @@ const unlimited = 1 << 30
 
 // serve starts a proxy with engines of its own. The engines returned are those of the decode groups. Where a policy
 // lets requests wait in engines, they may wait as long as they do in the simulator.
-func serve(ctx context.Context, w *testbed.World, s scene, name, dispatch string) (p *testbed.Proxy, engines []*refengine.Engine, err error) {
+func serve(ctx context.Context, w *testbed.World, s scene, name, dispatch string) (p *testbed.Proxy, engines []*refengine.Engine,
+	err error) {
 	prefill, err := w.Engines(refengine.Config{
-		Role: refengine.Prefill, Model: "m", KVTokens: unlimited, PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true,
+		Role: refengine.Prefill, Model: "m", KVTokens: unlimited, PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond,
+		PrefillConcurrency: 64, PromptTokensDetails: true,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -328,7 +335,8 @@ func serve(ctx context.Context, w *testbed.World, s scene, name, dispatch string
 	decode := []string{}
 	for _, g := range s.fleet.Groups {
 		e, err := w.Engines(refengine.Config{
-			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: cmp.Or(int(g.Ranks[0].Capacity), unlimited), KVHoldTimeout: time.Hour,
+			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots,
+			KVTokens: cmp.Or(int(g.Ranks[0].Capacity), unlimited), KVHoldTimeout: time.Hour,
 			C0: millis(g.C0Ms), C1: millis(g.C1Ms), CR: millis(g.RequestMs),
 			TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
 		})
@@ -342,7 +350,8 @@ func serve(ctx context.Context, w *testbed.World, s scene, name, dispatch string
 		}
 		decode = append(decode, testbed.EnginesAt(e[0].URLs(), ", group: %q, slots: %d%s", g.Name, g.Ranks[0].Slots, kv)...)
 	}
-	p, err = proxy(ctx, w, name, dispatch, "ascend: {first_event_timeout: 1h, kv_hold_timeout: 1h}", testbed.Engines(testbed.EnginesAt(prefill[0].URLs(), ""), decode))
+	p, err = proxy(ctx, w, name, dispatch, "ascend: {first_event_timeout: 1h, kv_hold_timeout: 1h}",
+		testbed.Engines(testbed.EnginesAt(prefill[0].URLs(), ""), decode))
 	return p, engines, err
 }
 

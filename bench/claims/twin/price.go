@@ -71,13 +71,16 @@ func (o options) prices(ctx context.Context, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
-	fmt.Fprintf(out, "144 ranks of 40 slots, steps of a second and more, %.1f requests a second for %v, both proxies at once\n", s.rate, o.lasts)
+	fmt.Fprintf(out, "144 ranks of 40 slots, steps of a second and more, %.1f requests a second for %v, both proxies at once\n", s.rate,
+		o.lasts)
 	for _, p := range list {
-		fmt.Fprintf(out, "%-15s %5.2f %% of a core, the twin %.2f %% by its own count; %5.1f MiB in use, %5.1f MiB resident; %d verdicts, the oldest was %.0f s old\n",
+		fmt.Fprintf(out, "%-15s %5.2f %% of a core, the twin %.2f %% by its own count; %5.1f MiB in use, %5.1f MiB resident; %d verdicts, the "+
+			"oldest was %.0f s old\n",
 			p.name, 100*p.cpu, 100*p.twin, p.inUse, p.rss, p.verdicts, p.oldest)
 	}
 	more := list[1].inUse - list[0].inUse
-	fmt.Fprintf(out, "the twin: %+.2f %% of a core, %+.1f MiB in use, %+.1f MiB resident\n", 100*(list[1].cpu-list[0].cpu), more, list[1].rss-list[0].rss)
+	fmt.Fprintf(out, "the twin: %+.2f %% of a core, %+.1f MiB in use, %+.1f MiB resident\n", 100*(list[1].cpu-list[0].cpu), more,
+		list[1].rss-list[0].rss)
 	return more <= mostMiB && list[1].twin <= mostShare && list[1].verdicts > 0, nil
 }
 
@@ -89,7 +92,8 @@ func (b *price) pay(ctx context.Context, p *testbed.Proxy, s scene, lasts time.D
 	}
 	var f found
 	stop := f.watching(ctx, p)
-	r, err := load.Run(ctx, load.Config{URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: lasts, Chat: 0.5, Stream: 1, Seed: 1, Check: load.CheckShape, Timeout: time.Hour})
+	r, err := load.Run(ctx, load.Config{URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: lasts, Chat: 0.5, Stream: 1,
+		Seed: 1, Check: load.CheckShape, Timeout: time.Hour})
 	stop()
 	if err != nil {
 		return err

@@ -39,7 +39,8 @@ func (l logLine) String() string {
 	}
 	return fmt.Sprintf(`{"id":"x","model":%q,"key":"team",%s"arrival":%q,"prefill":%q,"rank":"d0","policy":"br0","prompt_tokens":%d,"cached_tokens":%d,`+
 		`"output_tokens":%d,"probe_bs":%d,"probe_ms":%v,"wait_ms":1,"transfer_ms":1,"ttft_ms":1,"total_ms":%v,"attempts":%d,"outcome":%q}`,
-		l.model, key, start.Add(l.at).Format(time.RFC3339Nano), l.prefill, l.prompt, l.cached, l.output, l.probeBS, l.probeMs, l.totalMs, l.attempts, l.outcome)
+		l.model, key, start.Add(l.at).Format(time.RFC3339Nano), l.prefill, l.prompt, l.cached, l.output, l.probeBS, l.probeMs, l.totalMs,
+		l.attempts, l.outcome)
 }
 
 func joined(lines []logLine) string {
@@ -51,7 +52,8 @@ func joined(lines []logLine) string {
 }
 
 func TestRequestLog(t *testing.T) {
-	late := logLine{at: time.Second, model: "m", prefill: "p0", prompt: 100, cached: 40, output: 7, probeBS: 2, probeMs: 12.5, totalMs: 1500, attempts: 1, outcome: "ok", key: "00000000000000ff"}
+	late := logLine{at: time.Second, model: "m", prefill: "p0", prompt: 100, cached: 40, output: 7, probeBS: 2, probeMs: 12.5, totalMs: 1500,
+		attempts: 1, outcome: "ok", key: "00000000000000ff"}
 	early := logLine{model: "m", prompt: 10, outcome: "queue_full"}
 	log, err := ReadRequestLog(write(t, "log", joined([]logLine{late, early})))
 	require.NoError(t, err)

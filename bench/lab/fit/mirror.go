@@ -77,7 +77,8 @@ func CompareMirror(t *StepTrace, decisions string, shift float64) (*Mirror, erro
 			}
 		}
 		if len(of) == 0 {
-			m.Notes = append(m.Notes, fmt.Sprintf("group %s has no ticks in %s, which has %s", g.Name, decisions, strings.Join(slices.Sorted(maps.Keys(ticks)), ", ")))
+			m.Notes = append(m.Notes,
+				fmt.Sprintf("group %s has no ticks in %s, which has %s", g.Name, decisions, strings.Join(slices.Sorted(maps.Keys(ticks)), ", ")))
 			continue
 		}
 		got, err := g.compare(of, shift)
@@ -130,7 +131,8 @@ func (g *StepGroup) compare(ticks []tick, shift float64) (GroupMirror, error) {
 	slices.SortStableFunc(ticks, func(a, b tick) int { return cmp.Compare(a.at, b.at) })
 	first, last := g.Steps[0].At+shift, g.Steps[len(g.Steps)-1].At+shift
 	if wall := ticks[0].at >= firstUnixMs; wall != (first >= firstUnixMs) {
-		return out, fmt.Errorf("the decision log's t_ms begin at %.0f and the trace's at %.0f: one counts from 1970, the other from its start; give --shift, the start in "+
+		return out, fmt.Errorf("the decision log's t_ms begin at %.0f and the trace's at %.0f: one counts from 1970, the other from its start; "+
+			"give --shift, the start in "+
 			"Unix ms", ticks[0].at, first)
 	}
 	ids := map[int]bool{}
@@ -141,7 +143,8 @@ func (g *StepGroup) compare(ticks []tick, shift float64) (GroupMirror, error) {
 	}
 	workers := slices.Sorted(maps.Keys(ids))
 	if len(workers) != len(g.Ranks) {
-		return out, fmt.Errorf("%d workers, the trace has %d ranks; a rank that never ran writes no line: take a trace in which all did", len(workers), len(g.Ranks))
+		return out, fmt.Errorf("%d workers, the trace has %d ranks; a rank that never ran writes no line: take a trace in which all did",
+			len(workers), len(g.Ranks))
 	}
 	var relative, absolute, largest []float64
 	bias := 0.0
@@ -167,7 +170,8 @@ func (g *StepGroup) compare(ticks []tick, shift float64) (GroupMirror, error) {
 		}
 	}
 	if out.Matched == 0 {
-		return out, fmt.Errorf("no tick lies within the trace: ticks from %.0f to %.0f ms, steps from %.0f to %.0f", ticks[0].at, ticks[len(ticks)-1].at, first, last)
+		return out, fmt.Errorf("no tick lies within the trace: ticks from %.0f to %.0f ms, steps from %.0f to %.0f", ticks[0].at,
+			ticks[len(ticks)-1].at, first, last)
 	}
 	out.Samples = len(absolute)
 	mean := func(values []float64) predictor.Figure { return predictor.Figure(stats.Mean(values)) } // NaN of none is null in JSON

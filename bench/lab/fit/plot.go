@@ -36,14 +36,16 @@ func plotPath(out string) (string, error) {
 // point's area is its share of the rows; on the dashed line predictions hold.
 func reliabilityPlot(f *predictor.Fit) ([]byte, error) {
 	p := report.NewFigure("predicted probability to end within the horizon", "share that did", true)
-	p.Title.Text = fmt.Sprintf("%s, horizon %d: Brier %s, base rate %s", f.Kind, f.Holdout.Horizon, figure(f.Holdout.Brier), figure(f.Holdout.Base.Brier))
+	p.Title.Text = fmt.Sprintf("%s, horizon %d: Brier %s, base rate %s", f.Kind, f.Holdout.Horizon, figure(f.Holdout.Brier),
+		figure(f.Holdout.Base.Brier))
 	report.StyleText(&p.Title.TextStyle, 10.5, report.Muted)
 	p.Title.Padding = 8
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Min, axis.Max = 0, 1
 		axis.Tick.Marker = plot.TickerFunc(fifths)
 	}
-	perfect := &plotter.Line{XYs: plotter.XYs{{X: 0, Y: 0}, {X: 1, Y: 1}}, LineStyle: draw.LineStyle{Color: report.Ink, Width: 1.1, Dashes: []vg.Length{4, 2.5}}}
+	perfect := &plotter.Line{XYs: plotter.XYs{{X: 0, Y: 0}, {X: 1, Y: 1}},
+		LineStyle: draw.LineStyle{Color: report.Ink, Width: 1.1, Dashes: []vg.Length{4, 2.5}}}
 	var points plotter.XYs
 	for _, r := range f.Holdout.Reliability {
 		points = append(points, plotter.XY{X: r.P, Y: r.Ended})

@@ -80,7 +80,8 @@ func FromLog(path string) (*History, error) {
 		h.Notes = append(h.Notes, fmt.Sprintf("%d requests were cancelled, failed or made no token, and were left out", ended))
 	}
 	if several > 0 {
-		h.Notes = append(h.Notes, fmt.Sprintf("%d requests of several attempts were left out: their tokens may be those of several answers", several))
+		h.Notes = append(h.Notes,
+			fmt.Sprintf("%d requests of several attempts were left out: their tokens may be those of several answers", several))
 	}
 	if keys == 0 {
 		h.Notes = append(h.Notes, "the log has no prompt_key: kind exact has prompt lengths to go by, not prompts")
@@ -166,7 +167,8 @@ func Train(kind string, h *History, opt predictor.Options, out string) (*Predict
 	}
 	return &Prediction{
 		Kind: f.Kind, Horizon: f.Holdout.Horizon, Source: f.Source, TrainedOn: f.Source.Rows - f.Holdout.Requests, HeldOut: f.Holdout.Requests,
-		Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability, Compared: f.Compared, File: out, Plot: plot, Notes: h.Notes,
+		Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability, Compared: f.Compared, File: out, Plot: plot,
+		Notes: h.Notes,
 	}, nil
 }
 
@@ -174,7 +176,8 @@ func Train(kind string, h *History, opt predictor.Options, out string) (*Predict
 func (p *Prediction) WriteText(out io.Writer) error {
 	fmt.Fprintf(out, "%s: %d requests from %s to %s\n", p.Source.File, p.Source.Rows, p.Source.From, p.Source.To)
 	fmt.Fprintf(out, "sha256 %s\n", p.Source.SHA256)
-	fmt.Fprintf(out, "trained on the first %d, scored on the last %d: %d rows, horizon %d; then fitted to all %d\n\n", p.TrainedOn, p.HeldOut, p.Scores.Rows, p.Horizon, p.Source.Rows)
+	fmt.Fprintf(out, "trained on the first %d, scored on the last %d: %d rows, horizon %d; then fitted to all %d\n\n", p.TrainedOn, p.HeldOut,
+		p.Scores.Rows, p.Horizon, p.Source.Rows)
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "kind\tROC-AUC\tBrier\tconditional MAE\t\t")
 	for _, c := range p.Compared {

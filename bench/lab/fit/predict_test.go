@@ -165,7 +165,8 @@ func TestPredictionAsTextAndJSON(t *testing.T) {
 	p, _ := train(t, "auto", h)
 	var b bytes.Buffer
 	require.NoError(t, p.WriteText(&b))
-	for _, want := range []string{"800 requests from 2026-11-20T10:00:00Z", "sha256 ", "ROC-AUC", "survival", "exact", "base rate", "predicted   ended     rows", "plot: "} {
+	for _, want := range []string{"800 requests from 2026-11-20T10:00:00Z", "sha256 ", "ROC-AUC", "survival", "exact", "base rate",
+		"predicted   ended     rows", "plot: "} {
 		require.Contains(t, b.String(), want)
 	}
 	require.Equal(t, 1, strings.Count(b.String(), "<- "+p.File), "the one kind that was written is marked")
@@ -174,7 +175,8 @@ func TestPredictionAsTextAndJSON(t *testing.T) {
 	require.NoError(t, err)
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(data, &got))
-	require.ElementsMatch(t, []string{"kind", "horizon", "source", "trained_on", "held_out", "holdout", "base", "compared", "reliability", "file", "plot"}, slices.Sorted(maps.Keys(got)))
+	require.ElementsMatch(t, []string{"kind", "horizon", "source", "trained_on", "held_out", "holdout", "base", "compared", "reliability",
+		"file", "plot"}, slices.Sorted(maps.Keys(got)))
 	scores := []string{"rows", "auc", "brier", "conditional_mae"}
 	require.ElementsMatch(t, scores, slices.Sorted(maps.Keys(got["holdout"].(map[string]any))))
 	require.ElementsMatch(t, scores, slices.Sorted(maps.Keys(got["base"].(map[string]any))))

@@ -72,7 +72,8 @@ func requestLine(line []byte) (Request, error) {
 	}
 	switch {
 	case l.Outcome == nil || l.Prompt == nil || l.Output == nil || l.Arrival.IsZero():
-		return Request{}, errors.New("not a line of evenkeel's request log: it has arrival, prompt_tokens, output_tokens and outcome; a trace goes to --trace")
+		return Request{},
+			errors.New("not a line of evenkeel's request log: it has arrival, prompt_tokens, output_tokens and outcome; a trace goes to --trace")
 	case min(*l.Prompt, *l.Output, l.Cached, l.ProbeBS, l.Attempts) < 0 || min(l.ProbeMs, l.TotalMs) < 0:
 		return Request{}, errors.New("a negative number; tokens, attempts and times are counts")
 	case max(*l.Prompt, *l.Output) > maxTokens:

@@ -290,7 +290,8 @@ func lost(steps []timed, costs []float64, line stats.Line) float64 {
 }
 
 func (f *GroupFit) config() string {
-	s := fmt.Sprintf("# group %s: %d steps, R2 %.3f\ndispatch:\n  step_model: {c0_ms: %.4g, c1_ms: %.4g}\n", f.Group, f.N, float64(f.R2), float64(f.C0), float64(f.C1))
+	s := fmt.Sprintf("# group %s: %d steps, R2 %.3f\ndispatch:\n  step_model: {c0_ms: %.4g, c1_ms: %.4g}\n", f.Group, f.N, float64(f.R2),
+		float64(f.C0), float64(f.C1))
 	if len(f.Costs) > 0 {
 		s += "# and at the engines of these ranks:\n"
 		for _, c := range f.Costs {
@@ -305,14 +306,16 @@ func (f *StepFit) WriteText(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "group\tranks\tn\tc0 ms\tc1 ms/token\tR2\tlost to imbalance\t")
 	for _, g := range f.Groups {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%.3f\t%.4g\t%.4f\t%.1f %%\t\n", g.Group, g.Ranks, g.N, float64(g.C0), float64(g.C1), float64(g.R2), 100*float64(g.Lost))
+		fmt.Fprintf(w, "%s\t%d\t%d\t%.3f\t%.4g\t%.4f\t%.1f %%\t\n", g.Group, g.Ranks, g.N, float64(g.C0), float64(g.C1), float64(g.R2),
+			100*float64(g.Lost))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	for _, g := range f.Groups {
 		l := g.LeftOut
-		fmt.Fprintf(out, "group %s: %d steps; left out: %d idle, %d before a gap, %d pauses, %d outliers\n", g.Group, g.Steps, l.Idle, l.Gaps, l.Pauses, l.Outliers)
+		fmt.Fprintf(out, "group %s: %d steps; left out: %d idle, %d before a gap, %d pauses, %d outliers\n", g.Group, g.Steps, l.Idle, l.Gaps,
+			l.Pauses, l.Outliers)
 		for _, c := range g.Costs {
 			fmt.Fprintf(out, "  rank %d: cost %.3f (held up %d steps)\n", c.Rank, c.Cost, c.N)
 		}

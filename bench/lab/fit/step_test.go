@@ -279,7 +279,8 @@ func TestGroupsAreFittedApart(t *testing.T) {
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(data, &got))
 	require.ElementsMatch(t, []string{"groups", "config"}, slices.Sorted(maps.Keys(got)))
-	require.ElementsMatch(t, []string{"group", "ranks", "steps", "n", "c0_ms", "c1_ms", "r2", "left_out", "lost_share"}, slices.Sorted(maps.Keys(got["groups"].([]any)[0].(map[string]any))))
+	require.ElementsMatch(t, []string{"group", "ranks", "steps", "n", "c0_ms", "c1_ms", "r2", "left_out", "lost_share"},
+		slices.Sorted(maps.Keys(got["groups"].([]any)[0].(map[string]any))))
 }
 
 func TestLostShare(t *testing.T) { // two ranks, one always holds twice the other's tokens

@@ -118,7 +118,8 @@ func newStepGroup(name string, lines []RankLoad) (StepGroup, error) {
 	for _, l := range lines {
 		before, seen := last[l.Rank]
 		if seen && l.At < before.At-clockSlack {
-			return g, fmt.Errorf("rank %d: t_ms goes back from %.3f to %.3f; are these two traces in one file? fit them one by one", l.Rank, before.At, l.At)
+			return g, fmt.Errorf("rank %d: t_ms goes back from %.3f to %.3f; are these two traces in one file? fit them one by one", l.Rank,
+				before.At, l.At)
 		}
 		if seen && l.Step == before.Step+1 {
 			gaps = append(gaps, l.At-before.At)

@@ -70,7 +70,8 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 		}
 	}
 	if len(probes) == 0 {
-		return nil, fmt.Errorf("no probe was alone on its engine: of %d lines %d have no probe, %d shared the engine (probe_bs > 0), %d add several attempts up; take a log "+
+		return nil, fmt.Errorf("no probe was alone on its engine: of %d lines %d have no probe, %d shared the engine (probe_bs > 0), %d add "+
+			"several attempts up; take a log "+
 			"of a quieter time",
 			len(log.Requests), t.LeftOut.NoProbe, t.LeftOut.Shared, t.LeftOut.Several)
 	}
@@ -101,7 +102,8 @@ func PrefillLines(log *RequestLog) (*TTFT, error) {
 
 func prefillFit(model, engine string, probes []stats.Point) PrefillFit {
 	l := stats.LeastSquares(probes)
-	f := PrefillFit{Model: model, Prefill: engine, N: l.N, A: predictor.Figure(l.Intercept), B: predictor.Figure(l.Slope), R2: predictor.Figure(l.R2),
+	f := PrefillFit{Model: model, Prefill: engine, N: l.N, A: predictor.Figure(l.Intercept), B: predictor.Figure(l.Slope),
+		R2:        predictor.Figure(l.R2),
 		MinTokens: int(l.MinX), MaxTokens: int(l.MaxX)}
 	switch {
 	case l.N < minProbes:
@@ -123,7 +125,8 @@ func (t *TTFT) WriteText(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tprefill\tn\ta ms\tb ms/token\tR2\ttokens\t")
 	for _, f := range t.Fits {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%.2f\t%.5f\t%.4f\t%d-%d\t\n", f.Model, f.Prefill, f.N, float64(f.A), float64(f.B), float64(f.R2), f.MinTokens, f.MaxTokens)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%.2f\t%.5f\t%.4f\t%d-%d\t\n", f.Model, f.Prefill, f.N, float64(f.A), float64(f.B), float64(f.R2), f.MinTokens,
+			f.MaxTokens)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -133,7 +136,8 @@ func (t *TTFT) WriteText(out io.Writer) error {
 			fmt.Fprintf(out, "%s on %s: not used: %s\n", f.Model, f.Prefill, f.Refused)
 		}
 	}
-	fmt.Fprintf(out, "left out: %d lines without a probe, %d probes that shared their engine, %d of several attempts\n", t.LeftOut.NoProbe, t.LeftOut.Shared,
+	fmt.Fprintf(out, "left out: %d lines without a probe, %d probes that shared their engine, %d of several attempts\n", t.LeftOut.NoProbe,
+		t.LeftOut.Shared,
 		t.LeftOut.Several)
 	writeNotes(out, t.Notes)
 	writeConfig(out, t.Config)

@@ -18,7 +18,8 @@ import (
 func probes(n int, pairs ...[2]float64) (out []logLine) {
 	for range n {
 		for _, p := range pairs {
-			out = append(out, logLine{model: "m", prefill: "p0", prompt: int(p[0]) + 64, cached: 64, output: 1, probeMs: p[1], attempts: 1, outcome: "ok"})
+			out = append(out,
+				logLine{model: "m", prefill: "p0", prompt: int(p[0]) + 64, cached: 64, output: 1, probeMs: p[1], attempts: 1, outcome: "ok"})
 		}
 	}
 	return out
@@ -97,7 +98,8 @@ func TestOnlyAProbeAloneOnItsEngineCounts(t *testing.T) {
 	log, err := ReadRequestLog(write(t, "log", joined(lines[:4])))
 	require.NoError(t, err)
 	_, err = PrefillLines(log)
-	require.ErrorContains(t, err, "no probe was alone on its engine: of 4 lines 2 have no probe, 1 shared the engine (probe_bs > 0), 1 add several attempts up")
+	require.ErrorContains(t, err,
+		"no probe was alone on its engine: of 4 lines 2 have no probe, 1 shared the engine (probe_bs > 0), 1 add several attempts up")
 }
 
 func TestEveryEngineOfEveryModelHasItsLine(t *testing.T) {
@@ -119,10 +121,12 @@ func TestEveryEngineOfEveryModelHasItsLine(t *testing.T) {
 }
 
 func TestTTFTAsTextAndJSON(t *testing.T) {
-	fit := fitTTFT(t, append(probes(10, [2]float64{1000, 250}, [2]float64{2000, 340}, [2]float64{4000, 520}), logLine{model: "small", prefill: "p9", prompt: 5, probeMs: 3, attempts: 1, outcome: "ok"}))
+	fit := fitTTFT(t, append(probes(10, [2]float64{1000, 250}, [2]float64{2000, 340}, [2]float64{4000, 520}),
+		logLine{model: "small", prefill: "p9", prompt: 5, probeMs: 3, attempts: 1, outcome: "ok"}))
 	var b bytes.Buffer
 	require.NoError(t, fit.WriteText(&b))
-	for _, want := range []string{"a ms", "b ms/token", "R2", "160.00", "0.09000", "small on p9: not used: 1 probes; 20 are needed", "for the config file:", "tp_ms: 0.09, t0_ms: 160.00"} {
+	for _, want := range []string{"a ms", "b ms/token", "R2", "160.00", "0.09000", "small on p9: not used: 1 probes; 20 are needed",
+		"for the config file:", "tp_ms: 0.09, t0_ms: 160.00"} {
 		require.Contains(t, b.String(), want)
 	}
 	data, err := json.Marshal(fit)
@@ -130,7 +134,8 @@ func TestTTFTAsTextAndJSON(t *testing.T) {
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(data, &got))
 	require.ElementsMatch(t, []string{"fits", "left_out", "config"}, slices.Sorted(maps.Keys(got)))
-	require.ElementsMatch(t, []string{"model", "prefill", "n", "a_ms", "b_ms_per_token", "r2", "min_tokens", "max_tokens"}, slices.Sorted(maps.Keys(got["fits"].([]any)[0].(map[string]any))))
+	require.ElementsMatch(t, []string{"model", "prefill", "n", "a_ms", "b_ms_per_token", "r2", "min_tokens", "max_tokens"},
+		slices.Sorted(maps.Keys(got["fits"].([]any)[0].(map[string]any))))
 }
 
 func TestLeastSquaresFindsTheLine(t *testing.T) {
@@ -147,5 +152,6 @@ func TestLeastSquaresFindsTheLine(t *testing.T) {
 		require.InDelta(t, 1, l.R2, 1e-6)
 	})
 	require.Equal(t, stats.Line{}, stats.LeastSquares(nil))
-	require.Equal(t, stats.Line{N: 2, Intercept: 6, MinX: 3, MaxX: 3}, stats.LeastSquares([]stats.Point{{X: 3, Y: 5}, {X: 3, Y: 7}}), "no spread, no slope")
+	require.Equal(t, stats.Line{N: 2, Intercept: 6, MinX: 3, MaxX: 3}, stats.LeastSquares([]stats.Point{{X: 3, Y: 5}, {X: 3, Y: 7}}),
+		"no spread, no slope")
 }

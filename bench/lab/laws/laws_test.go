@@ -21,7 +21,8 @@ func TestTheLawsAreThoseOfTheFile(t *testing.T) {
 		models[e.Model], attention[e.Attention] = true, true
 		require.Contains(t, []string{"vllm", "sglang"}, e.Engine)
 		require.Positive(t, e.C0Ms, "%+v", e)
-		require.GreaterOrEqual(t, min(e.C1Ms, e.OwnMs, e.MostMs, e.MeanMs, e.Prompt.C0Ms, e.Prompt.OwnMs, e.Prompt.MostMs, e.Prompt.MeanMs), 0., "%+v", e)
+		require.GreaterOrEqual(t, min(e.C1Ms, e.OwnMs, e.MostMs, e.MeanMs, e.Prompt.C0Ms, e.Prompt.OwnMs, e.Prompt.MostMs, e.Prompt.MeanMs), 0.,
+			"%+v", e)
 		require.Positive(t, e.OwnMs+e.MostMs+e.MeanMs, "%+v", e)
 		require.Less(t, e.Fit.Error, 0.25, "%+v", e)
 		require.LessOrEqual(t, e.Fit.Error, e.Fit.Worst)

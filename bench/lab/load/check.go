@@ -42,7 +42,8 @@ type follower struct {
 }
 
 func (f *follower) reset(want expected) {
-	*f = follower{want: want, text: *reftext.NewChecker(want.answer), id: f.id[:0], finish: f.finish[:0], chunk: chunk{scratch: f.chunk.scratch}}
+	*f = follower{want: want, text: *reftext.NewChecker(want.answer), id: f.id[:0], finish: f.finish[:0],
+		chunk: chunk{scratch: f.chunk.scratch}}
 }
 
 // tokens counts what came so far. An engine that is no reference engine says

@@ -98,7 +98,9 @@ func TestEveryFailureHasItsKind(t *testing.T) {
 		{"an event after [DONE]", &fake{stream: func(e []string, _ wire) []string { return append(e, e[0]) }}, BadShape, "after [DONE]", false},
 		{"an event that is no JSON", &fake{stream: replace(`"choices":[`, `"choices":[,`)}, BadJSON, "at byte", false},
 		{"an error event, new shape", &fake{stream: func(e []string, in wire) []string {
-			return append(e[:2], in.data(map[string]any{"error": map[string]any{"message": "KV load failed", "type": "InternalServerError", "code": 500}}), "data: [DONE]\n\n")
+			return append(e[:2],
+				in.data(map[string]any{"error": map[string]any{"message": "KV load failed", "type": "InternalServerError", "code": 500}}),
+				"data: [DONE]\n\n")
 		}}, ErrorEvent, "KV load failed", false},
 		{"an error event, old shape", &fake{stream: func(e []string, in wire) []string {
 			return append(e[:2], in.data(map[string]any{"object": "error", "message": "gone", "type": "x", "code": 400}))
@@ -145,7 +147,8 @@ func TestEveryFailureHasItsKind(t *testing.T) {
 					return answer(w, in)
 				}
 			}
-			cfg := Config{URLs: []string{serve(t, f)}, Model: "ref", Requests: same(1, 9, tokens, 0), Concurrency: 1, Chat: 1, Stream: 1, Usage: 1, Seed: 3}
+			cfg := Config{URLs: []string{serve(t, f)}, Model: "ref", Requests: same(1, 9, tokens, 0), Concurrency: 1, Chat: 1, Stream: 1, Usage: 1,
+				Seed: 3}
 			if row.whole {
 				cfg.Stream = 0
 			}
@@ -183,7 +186,8 @@ func TestAServerThatHangs(t *testing.T) {
 		"in the middle of it": {step: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := mustRun(t, Config{URLs: []string{serve(t, f)}, Model: "ref", Requests: same(1, 9, 3, 0), Concurrency: 1, Stream: 1, Timeout: 50 * time.Millisecond})
+			r := mustRun(t, Config{URLs: []string{serve(t, f)}, Model: "ref", Requests: same(1, 9, 3, 0), Concurrency: 1, Stream: 1,
+				Timeout: 50 * time.Millisecond})
 			require.Equal(t, map[Kind]int{Timeout: 1}, r.Kinds, "%+v", r.Failures)
 		})
 	}

@@ -15,7 +15,8 @@ import (
 )
 
 func TestEqualSeedsSendEqualRequests(t *testing.T) {
-	cfg := Config{Requests: trace.Azure().Requests[:50], Chat: 0.5, Stream: 0.5, Usage: 0.5, Cancel: Cancel{Share: 0.5, Phases: Phases()}, Seed: 9, Check: CheckText}
+	cfg := Config{Requests: trace.Azure().Requests[:50], Chat: 0.5, Stream: 0.5, Usage: 0.5, Cancel: Cancel{Share: 0.5, Phases: Phases()},
+		Seed: 9, Check: CheckText}
 	other := cfg
 	other.Seed = 10
 	differ := 0
@@ -30,7 +31,8 @@ func TestEqualSeedsSendEqualRequests(t *testing.T) {
 }
 
 func TestBodiesSayWhatWasPlanned(t *testing.T) {
-	cfg := Config{Requests: trace.Azure().Requests[:50], Chat: 0.5, Stream: 0.5, Usage: 0.5, Seed: 9, Check: CheckText, MaxPrompt: 600, MaxOutput: 30}
+	cfg := Config{Requests: trace.Azure().Requests[:50], Chat: 0.5, Stream: 0.5, Usage: 0.5, Seed: 9, Check: CheckText, MaxPrompt: 600,
+		MaxOutput: 30}
 	for i := range 100 {
 		a := cfg.ask(i)
 		prompt := cfg.appendPrompt(nil, &a)
@@ -85,7 +87,8 @@ func TestArrivalsFollowTheTraceAndTheRate(t *testing.T) {
 
 func TestPercentilesAreCloseToTheSamples(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		samples := rapid.SliceOfN(rapid.Map(rapid.Float64Range(0, 32), func(x float64) time.Duration { return time.Duration(1000 * math.Exp2(x)) }), 1, 300).Draw(t, "samples")
+		samples := rapid.SliceOfN(rapid.Map(rapid.Float64Range(0, 32),
+			func(x float64) time.Duration { return time.Duration(1000 * math.Exp2(x)) }), 1, 300).Draw(t, "samples")
 		var h histogram
 		for _, d := range samples {
 			h.add(d)

@@ -98,7 +98,8 @@ type Failure struct {
 }
 
 func (f Failure) String() string {
-	return fmt.Sprintf("%s %s: %s (%d of %d tokens, chat %v, stream %v, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Tokens, f.Output, f.Chat, f.Stream, f.ElapsedMS)
+	return fmt.Sprintf("%s %s: %s (%d of %d tokens, chat %v, stream %v, after %.0f ms)", f.Request, f.Kind, f.Detail, f.Tokens, f.Output,
+		f.Chat, f.Stream, f.ElapsedMS)
 }
 
 func failureOf(a *ask, x *exchange, f *fault, requestID string) Failure {
@@ -114,7 +115,8 @@ func (r *Result) WriteTable(out io.Writer) error {
 		fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t\n", name, m.N, m.Mean, m.P50, m.P90, m.P95, m.P99, m.Max)
 	}
 	section := func(title string, s Section) {
-		fmt.Fprintf(w, "%s: %.2f s, %d requests (%.1f/s), %d output tokens (%.0f/s)\n", title, s.Seconds, s.Requests, s.RequestsPerS, s.OutputTokens, s.TokensPerS)
+		fmt.Fprintf(w, "%s: %.2f s, %d requests (%.1f/s), %d output tokens (%.0f/s)\n", title, s.Seconds, s.Requests, s.RequestsPerS,
+			s.OutputTokens, s.TokensPerS)
 		fmt.Fprint(w, "ms\tn\tmean\tp50\tp90\tp95\tp99\tmax\t\n")
 		row("TTFT", s.TTFT)
 		row("TPOT", s.TPOT)
@@ -124,14 +126,16 @@ func (r *Result) WriteTable(out io.Writer) error {
 			row("sent late", r.Lag)
 		}
 	}
-	fmt.Fprintf(w, "%d sent: %d ok, %d failed (%d of them wrong), %d cancelled by plan, %d stopped\n", r.Sent, r.OK, r.Failed, r.Wrong, r.Cancelled, r.Stopped)
+	fmt.Fprintf(w, "%d sent: %d ok, %d failed (%d of them wrong), %d cancelled by plan, %d stopped\n", r.Sent, r.OK, r.Failed, r.Wrong,
+		r.Cancelled, r.Stopped)
 	section("whole run", r.All)
 	if r.Window != nil {
 		section("from the end of the warm-up to the last send", *r.Window)
 	}
 	for _, phase := range Phases() {
 		if c, ok := r.Cancels[phase]; ok {
-			fmt.Fprintf(w, "cancels aimed at %s: %d unanswered, %d after the head, %d streaming, %d too late\n", phase, c.Unanswered, c.Headers, c.Streaming, c.TooLate)
+			fmt.Fprintf(w, "cancels aimed at %s: %d unanswered, %d after the head, %d streaming, %d too late\n", phase, c.Unanswered, c.Headers,
+				c.Streaming, c.TooLate)
 		}
 	}
 	if r.PromptTokens != r.ReportedPromptTokens {

@@ -44,7 +44,8 @@ func TestRightAnswersOfEveryShape(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &fake{stream: shape}
-			r := mustRun(t, Config{URLs: []string{serve(t, f)}, Requests: same(5, 12, 20, 0), Count: 60, Concurrency: 6, Chat: 0.5, Stream: 0.7, Usage: 0.5, Seed: 11})
+			r := mustRun(t, Config{URLs: []string{serve(t, f)}, Requests: same(5, 12, 20, 0), Count: 60, Concurrency: 6, Chat: 0.5, Stream: 0.7,
+				Usage: 0.5, Seed: 11})
 			requireAllOK(t, r)
 			require.Equal(t, 60, r.Sent)
 			require.EqualValues(t, 60*20, r.All.OutputTokens)
@@ -82,7 +83,8 @@ func TestOtherEnginesAreCheckedByShape(t *testing.T) {
 		}
 		return e
 	}}
-	cfg := Config{URLs: []string{serve(t, f)}, Requests: same(1, 12, 5, 0), Count: 20, Concurrency: 2, Chat: 0.5, Stream: 1, Usage: 0.5, Check: CheckShape}
+	cfg := Config{URLs: []string{serve(t, f)}, Requests: same(1, 12, 5, 0), Count: 20, Concurrency: 2, Chat: 0.5, Stream: 1, Usage: 0.5,
+		Check: CheckShape}
 	r := mustRun(t, cfg)
 	requireAllOK(t, r)
 	cfg.Check = CheckText
@@ -118,7 +120,8 @@ func TestLatenciesAreTheServers(t *testing.T) {
 
 func TestARateScalesTheTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := Config{Model: "ref", Requests: []trace.Request{{At: time.Hour, Prompt: 3, Output: 1}, {At: time.Hour + 3*time.Second, Prompt: 3, Output: 1}, {At: time.Hour + 4*time.Second, Prompt: 3, Output: 1}},
+		cfg := Config{Model: "ref", Requests: []trace.Request{{At: time.Hour, Prompt: 3, Output: 1},
+			{At: time.Hour + 3*time.Second, Prompt: 3, Output: 1}, {At: time.Hour + 4*time.Second, Prompt: 3, Output: 1}},
 			Rate: 5, Count: 6, Stream: 1}
 		pipes(t, &fake{}, &cfg)
 		r := mustRun(t, cfg)
@@ -165,7 +168,8 @@ func TestDurationEndsTheSending(t *testing.T) {
 	for name, concurrency := range map[string]int{"closed loop": 2, "open loop": 0} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				cfg := Config{Model: "ref", Requests: same(2, 3, 1, time.Second), Duration: 5500 * time.Millisecond, Concurrency: concurrency, Stream: 1}
+				cfg := Config{Model: "ref", Requests: same(2, 3, 1, time.Second), Duration: 5500 * time.Millisecond, Concurrency: concurrency,
+					Stream: 1}
 				pipes(t, &fake{before: 2 * time.Second}, &cfg)
 				r := mustRun(t, cfg)
 				requireAllOK(t, r)
@@ -294,7 +298,8 @@ func TestTheReportHoldsWhatHappened(t *testing.T) {
 		}
 		return e
 	}
-	r := mustRun(t, Config{URLs: []string{serve(t, f)}, Requests: same(20, 8, 6, 0), Concurrency: 2, Stream: 1, Chat: 0.5, Usage: 1, KeepFailures: 3})
+	r := mustRun(t, Config{URLs: []string{serve(t, f)}, Requests: same(20, 8, 6, 0), Concurrency: 2, Stream: 1, Chat: 0.5, Usage: 1,
+		KeepFailures: 3})
 	require.Positive(t, r.Failed)
 	require.Equal(t, 20, r.OK+r.Failed)
 	require.Len(t, r.Failures, min(3, r.Failed))
@@ -305,7 +310,8 @@ func TestTheReportHoldsWhatHappened(t *testing.T) {
 	require.NoError(t, err)
 	var names map[string]any
 	require.NoError(t, json.Unmarshal(b, &names))
-	for _, name := range []string{"loop", "sent", "ok", "failed", "wrong", "kinds", "failures", "first_send", "warm", "last_send", "all", "window", "prompt_tokens"} {
+	for _, name := range []string{"loop", "sent", "ok", "failed", "wrong", "kinds", "failures", "first_send", "warm", "last_send", "all",
+		"window", "prompt_tokens"} {
 		require.Contains(t, names, name)
 	}
 	for _, name := range []string{"seconds", "output_tokens", "tokens_per_s", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"} {

@@ -151,7 +151,9 @@ func (in wire) counts(tokens int) map[string]any {
 // if asked for, the end.
 func (in wire) events() (out []string) {
 	if in.chat() {
-		out = append(out, in.data(map[string]any{"id": in.id(), "choices": []any{map[string]any{"index": 0, "delta": map[string]any{"role": "assistant", "content": ""}}}}))
+		out = append(out,
+			in.data(map[string]any{"id": in.id(),
+				"choices": []any{map[string]any{"index": 0, "delta": map[string]any{"role": "assistant", "content": ""}}}}))
 	}
 	for i := range in.tokens {
 		finish := ""

@@ -36,11 +36,12 @@ const (
 	ResponsesPath  = "/v1/responses"
 )
 
-// Patience is how long a test waits for what should be there in milliseconds: nobody waits so long but on a machine that has much else to do.
+// Patience is how long a test waits for what should be there in milliseconds: nobody waits so long but on a machine that has much else to
+// do.
 const Patience = time.Minute
 
-// Main runs tests that wait more than they compute, and holds that no goroutine is left. So many run at once; under the race detector fewer, which
-// would run into each other's deadlines otherwise.
+// Main runs tests that wait more than they compute, and holds that no goroutine is left. So many run at once; under the race detector
+// fewer, which would run into each other's deadlines otherwise.
 func Main(m *testing.M, parallel, raced int) {
 	if race.Enabled {
 		parallel = raced
@@ -114,8 +115,8 @@ func (c *Client) Do(req *http.Request) Reply {
 	return Reply{resp.StatusCode, resp.Header, string(data), err}
 }
 
-// KeepAsking has so many clients ask one request after the other, each of which must be answered right, until stop, which waits for the last
-// and says how many there were.
+// KeepAsking has so many clients ask one request after the other, each of which must be answered right, until stop, which waits for the
+// last and says how many there were.
 func (c *Client) KeepAsking(clients int) (stop func() int64) {
 	over := make(chan struct{})
 	var load sync.WaitGroup

@@ -28,7 +28,8 @@ type Engines struct {
 	Dirty           bool // they may end with pins or counted faults: the test says which
 }
 
-// Enter starts engines and writes them into the config. Without any, they are one that prefills and one of two ranks that decodes, all fast.
+// Enter starts engines and writes them into the config. Without any, they are one that prefills and one of two ranks that decodes, all
+// fast.
 func (c *Client) Enter(cfg *config.Config, prefills, decodes, mixed []refengine.Config) (all Engines) {
 	c.Helper()
 	if prefills == nil && mixed == nil {

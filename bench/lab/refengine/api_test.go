@@ -62,7 +62,8 @@ func TestAnswersWithoutStream(t *testing.T) {
 		} `json:"choices"`
 	}
 	require.NoError(t, json.Unmarshal([]byte(r.body), &text), r.body)
-	require.Equal(t, "a b c"+reftext.Text(reftext.Of("a b c").Answer, min(16, reftext.NaturalLength(reftext.Of("a b c").Answer))), text.Choices[0].Text)
+	require.Equal(t, "a b c"+reftext.Text(reftext.Of("a b c").Answer, min(16, reftext.NaturalLength(reftext.Of("a b c").Answer))),
+		text.Choices[0].Text)
 	require.Len(t, text.Choices[0].Logprobs.Tokens, len(text.Choices[0].Logprobs.Offsets))
 }
 

@@ -30,7 +30,8 @@ type bound struct {
 
 func newBound(l *life) *bound {
 	c := &l.engine.count
-	counts := bind.Counts{Callbacks: &c.Callbacks, Pushes: &c.Pushes, LostPushes: &c.LostPushes, MixedPushes: &c.MixedPushes, FreedWrites: &c.FreedWrites, RoomTimeouts: &c.RoomTimeouts}
+	counts := bind.Counts{Callbacks: &c.Callbacks, Pushes: &c.Pushes, LostPushes: &c.LostPushes, MixedPushes: &c.MixedPushes,
+		FreedWrites: &c.FreedWrites, RoomTimeouts: &c.RoomTimeouts}
 	b := &bound{life: l, desk: bind.NewDesk(), landings: bind.NewLandings(counts)}
 	b.controller.Ranks, b.controller.Follows = l.engine.cfg.DPSize, l.engine.cfg.LoadBalance == followRoom
 	for range l.engine.cfg.DPSize {
@@ -90,7 +91,8 @@ func (b *bound) transfer(x *exchange, r *request) bool {
 
 // push is the word of a prefill engine's first worker about a request's KV.
 func (b *bound) push(r *request, cached int) bind.Push {
-	p := bind.Push{ID: r.baseID(), Sender: b.engineID(r.rank), Key: r.prompt.Key, Answer: r.prompt.Answer, Cached: cached, Failed: r.troubles.has(FailedSent)}
+	p := bind.Push{ID: r.baseID(), Sender: b.engineID(r.rank), Key: r.prompt.Key, Answer: r.prompt.Answer, Cached: cached,
+		Failed: r.troubles.has(FailedSent)}
 	if r.room != nil {
 		p.Sampled = r.room.Sampled
 	}
@@ -276,7 +278,8 @@ func (b *bound) landed(a *answer, landing *bind.Landing, blocks []int, right uin
 	case failure != nil:
 		count.FailedPulls.Add(1)
 		if r.room != nil {
-			return 0, false, refuse(500, "Decode transfer failed for request with exception KVTransferError(bootstrap_room=%d): %v", r.room.ID, failure)
+			return 0, false,
+				refuse(500, "Decode transfer failed for request with exception KVTransferError(bootstrap_room=%d): %v", r.room.ID, failure)
 		}
 		return 0, false, refuse(500, "KV load failure: %v", failure)
 	case p.Key != r.prompt.Key: // the other request's answer

@@ -37,9 +37,12 @@ type Config struct {
 	Listen    string // address of rank 0, default 127.0.0.1:0; rank i listens i ports above, port 0 takes free ones
 	Advertise string // host in hand-offs and URLs, default the host of Listen, 127.0.0.1 when that is a wildcard
 	DPSize    int    // ranks, default 1
-	DPMode    string // external (default): one port a rank; internal: one port, header X-data-parallel-rank, which is read at /v1/responses from Version 0.33 on
-	DPFirst   int    // of a node in hybrid mode: the number of its first rank in the deployment. Metrics count from it, and with ShapeRust, the header too
-	Group     string // name in the step trace, default "main"
+	// external (default): one port a rank; internal: one port, header X-data-parallel-rank, which is read at /v1/responses from Version 0.33
+	// on
+	DPMode string
+	// of a node in hybrid mode: the number of its first rank in the deployment. Metrics count from it, and with ShapeRust, the header too
+	DPFirst int
+	Group   string // name in the step trace, default "main"
 
 	Model       string     // default "ref"
 	Aliases     []string   // more names of it, which /v1/models lists, too
@@ -54,25 +57,32 @@ type Config struct {
 	KVTokens  int // KV capacity of a rank, default 524288; with role both its prefill and its decode half have as much each
 	MaxQueued int // requests on a rank beyond which it answers 503, 0 = no limit
 
-	C0              time.Duration // a step's fixed time, default 5 ms
-	C1              time.Duration // a step's time per KV token of the slowest rank, default 200 ns
-	CR              time.Duration // a step's time per request of the slowest rank
-	CM              time.Duration // a step's time per request of the rank with most requests
-	CS              time.Duration // a step's time per request of all ranks, divided by how many ranks there are
-	Form            step.Form     // whether ranks are padded to the size of a graph, and for whom that costs something
-	Captured        int           // the largest graph, by requests of a rank; 0: there are none
-	Law             *step.Law     // what a step takes in place of all of these, and of PrefillBase, PrefillPerToken and PrefillShared on aggregated ranks; nil: they say
-	Phase           time.Duration // steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request comes
-	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
-	StreamInterval  int           // steps between two chunks after the first, default 1
-	FirstAtOnce     bool          // a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies in front of the engine
-	Spread          bool          // a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
-	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
+	C0       time.Duration // a step's fixed time, default 5 ms
+	C1       time.Duration // a step's time per KV token of the slowest rank, default 200 ns
+	CR       time.Duration // a step's time per request of the slowest rank
+	CM       time.Duration // a step's time per request of the rank with most requests
+	CS       time.Duration // a step's time per request of all ranks, divided by how many ranks there are
+	Form     step.Form     // whether ranks are padded to the size of a graph, and for whom that costs something
+	Captured int           // the largest graph, by requests of a rank; 0: there are none
+	// what a step takes in place of all of these, and of PrefillBase, PrefillPerToken and PrefillShared on aggregated ranks; nil: they say
+	Law *step.Law
+	// steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request
+	// comes
+	Phase          time.Duration
+	TokensPerChunk int // tokens a request gets in one step, as with MTP, default 1
+	StreamInterval int // steps between two chunks after the first, default 1
+	// a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies in front of the engine
+	FirstAtOnce bool
+	// a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
+	Spread          bool
+	RecomputeEnable bool // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 
 	PrefillBase        time.Duration // default 9 ms; of aggregated ranks, of each step in which any of them computes a prompt, default 0
 	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs; of aggregated ranks, the part that is the rank's own
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
-	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there. Decode ranks of SGLang have none
+	// blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there. Decode
+	// ranks of SGLang have none
+	PrefixCache int
 
 	// Of aggregated ranks.
 	MaxBatchedTokens int           // tokens of prompts and answers that a rank computes in a step (max_num_batched_tokens), default 8192
@@ -81,29 +91,34 @@ type Config struct {
 	PrefillFirst     bool          // a rank does not decode while it can compute a prompt, as those of SGLang
 	PrefillDelayer   int           // steps for which no prompt is begun until each rank has one, as SGLang's delayer does; 0: none is held
 
-	Jitter time.Duration // a request is seen by the scheduler so much later than it came, at most, and a tenth of it at least: tokenizers work side by side
+	// a request is seen by the scheduler so much later than it came, at most, and a tenth of it at least: tokenizers work side by side
+	Jitter time.Duration
 
-	KVEvents         string        // address of rank 0's KV events, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
+	// address of rank 0's KV events, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
+	KVEvents         string
 	KVEventsEncoding string        // array (default) or map
 	KVEventsHWM      int           // batches a subscriber may be behind before it loses some, default 1000
 	KVEventsDelay    time.Duration // of each batch on its way to a subscriber
 
-	Connector        Connector     // shape of hand-offs, default ascend-mooncake-v1
-	FlatBlockIDs     bool          // one flat list of block ids, as versions up to 0.13 sent
-	KVHoldTimeout    time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
-	KeepsAnswers     time.Duration // how long a decode engine keeps the KV of an answer for a next turn (decoder_kv_blocks_ttl, with bidirectional_kv_xfer); 0: it does not
+	Connector     Connector     // shape of hand-offs, default ascend-mooncake-v1
+	FlatBlockIDs  bool          // one flat list of block ids, as versions up to 0.13 sent
+	KVHoldTimeout time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
+	// how long a decode engine keeps the KV of an answer for a next turn (decoder_kv_blocks_ttl, with bidirectional_kv_xfer); 0: it does not
+	KeepsAnswers     time.Duration
 	NoRenewals       bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
 	TransferBase     time.Duration // of a pull, default 1 ms
 	TransferPer      time.Duration // of a pull per prompt token, default 100 ns
 	BootstrapTimeout time.Duration // how long a prefill of SGLang waits for its decode engine, default 300 s
 	WaitingTimeout   time.Duration // how long a decode engine of SGLang waits for KV, default 300 s
-	LoadBalance      string        // which rank of SGLang behind one port gets a request that names none: follow_bootstrap_room (default of prefill) or round_robin (default of decode)
-	ElasticEP        *string       // backend with which SGLang goes on without a rank that has lost its GPU; nil: it does not
-	FaultTolerance   bool          // vLLM was started with --enable-fault-tolerance
-	Replicas         bool          // the ranks of SGLang are replicas without DP attention
-	BarrierMetrics   bool          // ranks of SGLang count how long they wait for each other (SGLANG_ENABLE_METRICS_DP_ATTENTION=1)
-	Heartbeat        time.Duration // between two looks of it at a prefill engine that it waits for, default 5 s
-	RejectReleases   bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
+	// which rank of SGLang behind one port gets a request that names none: follow_bootstrap_room (default of prefill) or round_robin (default
+	// of decode)
+	LoadBalance    string
+	ElasticEP      *string       // backend with which SGLang goes on without a rank that has lost its GPU; nil: it does not
+	FaultTolerance bool          // vLLM was started with --enable-fault-tolerance
+	Replicas       bool          // the ranks of SGLang are replicas without DP attention
+	BarrierMetrics bool          // ranks of SGLang count how long they wait for each other (SGLANG_ENABLE_METRICS_DP_ATTENTION=1)
+	Heartbeat      time.Duration // between two looks of it at a prefill engine that it waits for, default 5 s
+	RejectReleases bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
 
 	PromptTokensDetails bool // report cached_tokens
 	ForceUsage          bool // usage on every chunk though nobody asked
@@ -119,9 +134,10 @@ type Config struct {
 	KeepAlive time.Duration // an idle connection is closed after it, default 5 s as uvicorn does
 	MaxBody   int64         // bytes, default 64 MiB
 
-	Seed      uint64 // of request id suffixes and of fault probabilities
-	Faults    []Rule
-	OnStrike  func(answer uint64, r Rule)           // told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
+	Seed   uint64 // of request id suffixes and of fault probabilities
+	Faults []Rule
+	// told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
+	OnStrike  func(answer uint64, r Rule)
 	OnRequest func(path string, header http.Header) // told of each request that was read; nil: nobody is
 	StepTrace io.Writer                             // JSON lines, one for each step; nil = none
 	StepLog   int                                   // steps kept in memory, default 65536
@@ -137,7 +153,8 @@ const (
 
 // prompts is the part that says how prompts are computed.
 func (c Config) prompts() prompts.Config {
-	return prompts.Config{Blocks: c.KVTokens / blockSize, Cache: c.PrefixCache, Concurrency: c.PrefillConcurrency, Base: c.PrefillBase, PerToken: c.PrefillPerToken}
+	return prompts.Config{Blocks: c.KVTokens / blockSize, Cache: c.PrefixCache, Concurrency: c.PrefillConcurrency, Base: c.PrefillBase,
+		PerToken: c.PrefillPerToken}
 }
 
 // WithDefaults fills in what was left zero.
@@ -214,7 +231,8 @@ func (c Config) Validate() error {
 	}
 	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both), string(Aggregated))
 	if c.Role == Aggregated && (c.Connector == SGLang || c.TokensPerChunk > 1 || c.FirstAtOnce || c.Spread || c.RecomputeEnable) {
-		bad("role aggregated: the engine speaks as vLLM, has one token of each request per step, at the step's end, and computes what it has preempted")
+		bad("role aggregated: the engine speaks as vLLM, has one token of each request per step, at the step's end, and computes what it has " +
+			"preempted")
 	}
 	oneOf("dp mode", c.DPMode, "external", "internal")
 	oneOf("connector", string(c.Connector), string(AscendMooncake), string(NIXLPull), string(VLLMMooncake), string(Opaque),
@@ -257,9 +275,11 @@ func (c Config) Validate() error {
 	for _, d := range []struct {
 		field string
 		value time.Duration
-	}{{"c0", c.C0}, {"c1", c.C1}, {"cr", c.CR}, {"cm", c.CM}, {"cs", c.CS}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
+	}{{"c0", c.C0}, {"c1", c.C1}, {"cr", c.CR}, {"cm", c.CM}, {"cs", c.CS}, {"prefill base", c.PrefillBase},
+		{"prefill per token", c.PrefillPerToken},
 		{"prefill shared", c.PrefillShared}, {"jitter", c.Jitter},
-		{"KV hold timeout", c.KVHoldTimeout}, {"time to keep answers", c.KeepsAnswers}, {"bootstrap timeout", c.BootstrapTimeout}, {"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
+		{"KV hold timeout", c.KVHoldTimeout}, {"time to keep answers", c.KeepsAnswers}, {"bootstrap timeout", c.BootstrapTimeout},
+		{"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
 		}
@@ -299,10 +319,13 @@ func (c Config) group() group.Config {
 	}
 	var mixed *group.Mixed
 	if c.Role == Aggregated {
-		mixed = &group.Mixed{Budget: c.MaxBatchedTokens, Interval: c.PrefillInterval, First: c.PrefillFirst, Delay: c.PrefillDelayer, Shared: c.PrefillShared}
+		mixed = &group.Mixed{Budget: c.MaxBatchedTokens, Interval: c.PrefillInterval, First: c.PrefillFirst, Delay: c.PrefillDelayer,
+			Shared: c.PrefillShared}
 	}
-	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, CR: c.CR, CM: c.CM, CS: c.CS, Form: c.Form, Captured: c.Captured, Law: c.Law, Phase: c.Phase,
-		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits, Mixed: mixed}
+	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1,
+		CR: c.CR, CM: c.CM, CS: c.CS, Form: c.Form, Captured: c.Captured, Law: c.Law, Phase: c.Phase,
+		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken,
+		Waits: waits, Mixed: mixed}
 }
 
 // before tells whether the engine is older than a 0.x of vLLM.

@@ -84,7 +84,8 @@ func (l *life) handle(x *exchange) bool {
 	}
 	if serve, has := plain.Has(l.engine.cfg.Task, path); has {
 		to, ok = endpoint{http.MethodPost, false, func(l *life, x *exchange) bool { return l.servePlain(x, serve) }}, true
-	} else if l.engine.cfg.Task != plain.Generate && (strings.HasPrefix(path, "/v1/chat/") || path == "/v1/completions" || path == "/v1/responses" || strings.HasPrefix(path, "/v1/messages")) {
+	} else if l.engine.cfg.Task != plain.Generate && (strings.HasPrefix(path, "/v1/chat/") || path == "/v1/completions" ||
+		path == "/v1/responses" || strings.HasPrefix(path, "/v1/messages")) {
 		ok = false
 	}
 	switch {
@@ -115,8 +116,8 @@ func (l *life) withholds(x *exchange, path string) string {
 // scalingPath tells how far a change of the number of ranks is.
 const scalingPath = "/is_scaling_elastic_ep"
 
-// serveScaling tells the phase from 0.33 on, and else only that the number of ranks does not change: while it does, nothing is answered. The
-// value of the fault is the number that was asked for, and one below 0 says that the commit failed.
+// serveScaling tells the phase from 0.33 on, and else only that the number of ranks does not change: while it does, nothing is answered.
+// The value of the fault is the number that was asked for, and one below 0 says that the commit failed.
 func serveScaling(l *life, x *exchange) bool {
 	hit, now := l.engine.faults.now(Scaling, x.Port)
 	told := map[string]any{"is_scaling_elastic_ep": now}
@@ -205,8 +206,10 @@ func (l *life) serveCount(x *exchange) bool {
 // servePlain answers a request that makes no completion. It takes as long as the prefill of
 // as many tokens.
 func (l *life) servePlain(x *exchange, serve func(plain.Request) plain.Answer) bool {
-	a := serve(plain.Request{Model: l.engine.cfg.Model, Names: append(l.adapters.of(x.Port), l.engine.cfg.Aliases...), Header: x.Req.Header, Body: x.Body})
-	if path := x.Req.URL.Path; a.Status == http.StatusOK && path != "/detokenize" && !x.Pause(l.engine.cfg.PrefillBase+time.Duration(a.Tokens)*l.engine.cfg.PrefillPerToken) {
+	a := serve(plain.Request{Model: l.engine.cfg.Model, Names: append(l.adapters.of(x.Port), l.engine.cfg.Aliases...), Header: x.Req.Header,
+		Body: x.Body})
+	if path := x.Req.URL.Path; a.Status == http.StatusOK && path != "/detokenize" &&
+		!x.Pause(l.engine.cfg.PrefillBase+time.Duration(a.Tokens)*l.engine.cfg.PrefillPerToken) {
 		return false
 	}
 	if a.Events == nil {

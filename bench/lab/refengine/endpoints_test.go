@@ -88,7 +88,8 @@ func TestMetricsOfARank(t *testing.T) {
 	internal := start(t, Config{DPSize: 3, DPMode: "internal", OldMetricNames: true})
 	page = do(c, "GET", internal.URLs()[0]+"/metrics", "").body
 	require.Len(t, gauge(t, page, "vllm:gpu_cache_usage_perc"), 3, "a series a rank")
-	require.Len(t, gauge(t, page, "vllm:cache_config_info", "num_gpu_blocks", fmt.Sprint(3*internal.Config().KVTokens/128)), 3, "the blocks of all ranks, told for each")
+	require.Len(t, gauge(t, page, "vllm:cache_config_info", "num_gpu_blocks", fmt.Sprint(3*internal.Config().KVTokens/128)), 3,
+		"the blocks of all ranks, told for each")
 	require.NotContains(t, page, "vllm:kv_cache_usage_perc")
 }
 

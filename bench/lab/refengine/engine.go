@@ -156,7 +156,8 @@ func (e *Engine) Revive() error {
 	if e.life != nil || e.closed {
 		return fmt.Errorf("refengine: running or closed; only a killed engine can be revived")
 	}
-	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]net.Listener{}, balance: balance{flying: make([]int, e.cfg.DPSize)}, adapters: newAdapters(e.cfg, len(e.addrs))}
+	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]net.Listener{}, balance: balance{flying: make([]int, e.cfg.DPSize)},
+		adapters: newAdapters(e.cfg, len(e.addrs))}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	shape := e.cfg.ErrorShape
 	l.server = wire.Server{
@@ -180,12 +181,14 @@ func (e *Engine) Revive() error {
 	}
 	c := &e.count
 	l.backs.all = map[string]*back{}
-	l.pins = pins.New(e.cfg.KVHoldTimeout, !e.cfg.namesRequests(), pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
-		Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks})
+	l.pins = pins.New(e.cfg.KVHoldTimeout, !e.cfg.namesRequests(),
+		pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
+			Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks})
 	caches := make([]*cache.Cache, e.cfg.DPSize)
 	decodes, computes := e.cfg.group(), e.cfg.prompts()
 	decodes.Core, computes.Core = &e.core, &e.core
-	l.group = group.New(decodes, group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills, Tokens: &c.Tokens}, e.log, caches)
+	l.group = group.New(decodes, group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills,
+		Tokens: &c.Tokens}, e.log, caches)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
 	l.bound = newBound(l)
 	l.pause.life = l

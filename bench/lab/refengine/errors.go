@@ -102,7 +102,8 @@ func (x *exchange) fail(e *apiError) bool { return x.failAs(e, x.shape) }
 func (x *exchange) failAs(e *apiError, shape ErrorShape) bool {
 	if x.late {
 		body, _ := e.body(ShapeNew)
-		return x.Stream(typeEvents) && x.Event(func(dst []byte) []byte { return append(append(append(dst, "data: "...), body...), "\n\n"...) }) && x.EndStream()
+		return x.Stream(typeEvents) && x.Event(func(dst []byte) []byte { return append(append(append(dst, "data: "...), body...), "\n\n"...) }) &&
+			x.EndStream()
 	}
 	body, contentType := e.body(shape)
 	var extra []string

@@ -32,21 +32,22 @@ const (
 	WrongType     Fault = "wrong-type"     // the right body under content type text/plain
 	FrozenGauges  Fault = "frozen-gauges"  // /metrics stands still; Value > 0: KV usage stands there
 	SlowPages     Fault = "slow-pages"     // /metrics and /health take Delay while the engine has requests, as a busy API server's do
-	Standstill    Fault = "standstill"     // the engine's core stands still for Delay from when the rule is set: no step, no pull, no heartbeat, while its API server answers
-	Slow          Fault = "slow"           // Delay before the headers and before every event; with Tokens before the first so many only
-	Swallow       Fault = "swallow"        // a parser keeps Tokens tokens (default 4) back from AfterTokens on: no chunk, then one
-	Comments      Fault = "comments"       // ": keep-alive" before every event
-	CRLF          Fault = "crlf"           // events end in \r\n\r\n
-	SplitBytes    Fault = "split-bytes"    // one byte a chunk and a write
-	UsageAlways   Fault = "usage-always"   // usage on every chunk, asked for or not
-	EOSFirst      Fault = "eos-first"      // the first token is EOS: a probe without min_tokens or ignore_eos hands nothing off
-	NullHandoff   Fault = "null-handoff"   // a probe's kv_transfer_params are null
-	EmptyBlocks   Fault = "empty-blocks"   // a probe's block ids are empty, as after a preemption
-	StringBlocks  Fault = "string-blocks"  // a probe's block ids are strings
-	NoRequestID   Fault = "no-request-id"  // a probe's hand-off does not name its request, as those of old versions
-	WrongHost     Fault = "wrong-host"     // a probe points at 203.0.113.7
-	WrongKey      Fault = "wrong-key"      // the KV pulled is another prompt's
-	LostKV        Fault = "lost-kv"        // a pull finds nothing, and the decode engine computes the prompt without an error
+	// the engine's core stands still for Delay from when the rule is set: no step, no pull, no heartbeat, while its API server answers
+	Standstill   Fault = "standstill"
+	Slow         Fault = "slow"          // Delay before the headers and before every event; with Tokens before the first so many only
+	Swallow      Fault = "swallow"       // a parser keeps Tokens tokens (default 4) back from AfterTokens on: no chunk, then one
+	Comments     Fault = "comments"      // ": keep-alive" before every event
+	CRLF         Fault = "crlf"          // events end in \r\n\r\n
+	SplitBytes   Fault = "split-bytes"   // one byte a chunk and a write
+	UsageAlways  Fault = "usage-always"  // usage on every chunk, asked for or not
+	EOSFirst     Fault = "eos-first"     // the first token is EOS: a probe without min_tokens or ignore_eos hands nothing off
+	NullHandoff  Fault = "null-handoff"  // a probe's kv_transfer_params are null
+	EmptyBlocks  Fault = "empty-blocks"  // a probe's block ids are empty, as after a preemption
+	StringBlocks Fault = "string-blocks" // a probe's block ids are strings
+	NoRequestID  Fault = "no-request-id" // a probe's hand-off does not name its request, as those of old versions
+	WrongHost    Fault = "wrong-host"    // a probe points at 203.0.113.7
+	WrongKey     Fault = "wrong-key"     // the KV pulled is another prompt's
+	LostKV       Fault = "lost-kv"       // a pull finds nothing, and the decode engine computes the prompt without an error
 
 	// Of a request that is bound to its decode engine before the prefill.
 	NoCallback      Fault = "no-callback"       // a layerwise decode engine never calls back
@@ -56,18 +57,21 @@ const (
 	CallbackShortID Fault = "callback-short-id" // its callback's request id lacks its last nine characters
 	CallbackNewKey  Fault = "callback-new-key"  // its callback has a key that only later versions send
 	CallbackEmpty   Fault = "callback-empty"    // it needs nothing, as if it had the whole prompt: no block ids, and no wait
-	PrefillAbort200 Fault = "prefill-abort-200" // a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV is incomplete
-	DoneLost        Fault = "done-lost"         // the prefill engine's last word that the KV is written gets lost
-	FailedSent      Fault = "failed-sent"       // the prefill engine tells the decode engine that it failed
-	TransferFails   Fault = "transfer-fails"    // KV cannot be written to a decode engine of SGLang
-	MaskedRank      Fault = "masked-rank"       // elastic EP has taken the rank out of SGLang's service: a request that names it ends the server
-	BootstrapSlow   Fault = "bootstrap-slow"    // a prefill engine of SGLang looks for its decode engine after Delay only
+	// a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV is incomplete
+	PrefillAbort200 Fault = "prefill-abort-200"
+	DoneLost        Fault = "done-lost"      // the prefill engine's last word that the KV is written gets lost
+	FailedSent      Fault = "failed-sent"    // the prefill engine tells the decode engine that it failed
+	TransferFails   Fault = "transfer-fails" // KV cannot be written to a decode engine of SGLang
+	MaskedRank      Fault = "masked-rank"    // elastic EP has taken the rank out of SGLang's service: a request that names it ends the server
+	BootstrapSlow   Fault = "bootstrap-slow" // a prefill engine of SGLang looks for its decode engine after Delay only
 
 	// Of the engine, for as long as the rule is in force. They are what vLLM does with --enable-elastic-ep and --enable-fault-tolerance.
-	Scaling    Fault = "scaling"     // the number of its ranks changes: 503 at every path, from 0.33 on but for /health
-	Retired    Fault = "retired"     // the same of a rank that the others go on without
-	FewerRanks Fault = "fewer-ranks" // only Value ranks are left behind its port: the requests of the others are aborted, and who names one gets 400
-	CoreFault  Fault = "core-fault"  // its core has met a fault: its requests are aborted, and new ones wait until the rule is gone, as after a recovery
+	Scaling Fault = "scaling" // the number of its ranks changes: 503 at every path, from 0.33 on but for /health
+	Retired Fault = "retired" // the same of a rank that the others go on without
+	// only Value ranks are left behind its port: the requests of the others are aborted, and who names one gets 400
+	FewerRanks Fault = "fewer-ranks"
+	// its core has met a fault: its requests are aborted, and new ones wait until the rule is gone, as after a recovery
+	CoreFault Fault = "core-fault"
 )
 
 // The phases of Hang and Reset.
@@ -81,12 +85,15 @@ const (
 
 var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Busy), string(Throttle), string(Internal), string(Status),
 	string(ErrorEvent), string(Error200), string(SilentEnd), string(MissingFinish), string(MissingDone), string(FinishError),
-	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Standstill), string(Slow), string(Swallow), string(Comments),
+	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Standstill), string(Slow),
+	string(Swallow), string(Comments),
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
 	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey), string(LostKV)}
 
-var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost), string(CallbackShortID), string(CallbackNewKey),
-	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(TransferFails), string(MaskedRank), string(BootstrapSlow)}
+var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost),
+	string(CallbackShortID), string(CallbackNewKey),
+	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(TransferFails), string(MaskedRank),
+	string(BootstrapSlow)}
 
 var groupFaultNames = []string{string(Scaling), string(Retired), string(FewerRanks), string(CoreFault)}
 

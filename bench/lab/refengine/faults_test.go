@@ -50,7 +50,9 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Contains(t, r.body, says)
 		}
 	}
-	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true, NoRequestID: true, WrongHost: true, WrongKey: true, LostKV: true} // tested elsewhere
+	// tested elsewhere
+	seen := map[Fault]bool{FrozenGauges: true, SlowPages: true, EOSFirst: true, NullHandoff: true, EmptyBlocks: true, StringBlocks: true,
+		NoRequestID: true, WrongHost: true, WrongKey: true, LostKV: true}
 	for _, row := range []struct {
 		name  string
 		rule  Rule
@@ -122,11 +124,12 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Equal(t, []string{"stop", `"recomputed"`, text(4)}, []string{s.finish, s.stop, s.content})
 			require.Equal(t, 4, s.usage.Completion)
 		}},
-		{"recomputed with text in the last chunk", Rule{Fault: Recomputed, AfterTokens: 4, Text: true}, usageToo, func(t *testing.T, s stream, r reply) {
-			require.Equal(t, text(4), s.content)
-			require.Len(t, s.ids, 4)
-			require.Contains(t, s.events[len(s.events)-2], string(reftext.AppendTokenJSON(nil, reftext.TokenID(key, 3))))
-		}},
+		{"recomputed with text in the last chunk", Rule{Fault: Recomputed, AfterTokens: 4, Text: true}, usageToo,
+			func(t *testing.T, s stream, r reply) {
+				require.Equal(t, text(4), s.content)
+				require.Len(t, s.ids, 4)
+				require.Contains(t, s.events[len(s.events)-2], string(reftext.AppendTokenJSON(nil, reftext.TokenID(key, 3))))
+			}},
 		{"garbage", Rule{Fault: Garbage}, streaming, func(t *testing.T, s stream, r reply) {
 			require.Equal(t, 200, r.status)
 			require.NotContains(t, r.body, "data:")
@@ -136,12 +139,13 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Contains(t, r.body, "data: [DONE]")
 		}},
 		{"slow", Rule{Fault: Slow, DelayMS: 1}, streaming, func(t *testing.T, s stream, r reply) { require.Equal(t, text(8), s.content) }},
-		{"a parser swallows tokens and gives them back in one chunk", Rule{Fault: Swallow, AfterTokens: 2, Tokens: 3}, usageToo, func(t *testing.T, s stream, r reply) {
-			require.Equal(t, text(8), s.content)
-			require.Equal(t, 5, s.contentEvents, "2, one of 4, 2")
-			require.Len(t, s.ids, 5, "the ids of what it swallowed are gone")
-			require.Equal(t, 8, s.usage.Completion)
-		}},
+		{"a parser swallows tokens and gives them back in one chunk", Rule{Fault: Swallow, AfterTokens: 2, Tokens: 3}, usageToo,
+			func(t *testing.T, s stream, r reply) {
+				require.Equal(t, text(8), s.content)
+				require.Equal(t, 5, s.contentEvents, "2, one of 4, 2")
+				require.Len(t, s.ids, 5, "the ids of what it swallowed are gone")
+				require.Equal(t, 8, s.usage.Completion)
+			}},
 		{"comments", Rule{Fault: Comments}, streaming, func(t *testing.T, s stream, r reply) {
 			require.Equal(t, 10, s.comments)
 			require.Equal(t, text(8), s.content)

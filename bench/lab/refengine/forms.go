@@ -4,8 +4,9 @@ import "slices"
 
 // variants are faults beyond their plain form, which some do not have.
 var variants = map[Fault][]Rule{
-	Hang:          {{Phase: PhaseAfterHeaders}, {Phase: PhaseMidStream, AfterTokens: 4}},
-	Reset:         {{Phase: PhaseAccept}, {Phase: PhaseAfterHeaders}, {Phase: PhaseMidStream, AfterTokens: 4}, {Phase: PhaseInsideChunk, AfterTokens: 4}},
+	Hang: {{Phase: PhaseAfterHeaders}, {Phase: PhaseMidStream, AfterTokens: 4}},
+	Reset: {{Phase: PhaseAccept}, {Phase: PhaseAfterHeaders}, {Phase: PhaseMidStream, AfterTokens: 4},
+		{Phase: PhaseInsideChunk, AfterTokens: 4}},
 	Reject:        {{Cleanup: true}},
 	Busy:          {{Cleanup: true, RetryAfter: 1}},
 	Internal:      {{Cleanup: true}, {Shape: ShapeText, Cleanup: true}},

@@ -314,7 +314,8 @@ func (l *life) probe(x *exchange, r *request) bool {
 		default:
 		}
 	}
-	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, Have: have, More: time.Duration(p.want-1) * l.engine.cfg.C0,
+	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, Have: have,
+		More: time.Duration(p.want-1) * l.engine.cfg.C0,
 		Done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
 			if gone.Load() {
@@ -342,7 +343,8 @@ func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
 		l.engine.count.NullHandoffs.Add(1)
 		return []byte("null")
 	}
-	k := &pins.Pin{ID: r.kv.transferID, Engine: l.engineID(r.rank), Key: r.prompt.Key, Tokens: r.prompt.Tokens(), Free: free, Blocks: l.newBlocks(r.prompt.Tokens())}
+	k := &pins.Pin{ID: r.kv.transferID, Engine: l.engineID(r.rank), Key: r.prompt.Key, Tokens: r.prompt.Tokens(), Free: free,
+		Blocks: l.newBlocks(r.prompt.Tokens())}
 	if l.engine.cfg.Connector == NIXLPush {
 		k.ID = r.baseID()
 		k.Name = k.ID + "-" + l.engine.suffix()

@@ -86,7 +86,8 @@ func (l *life) fetchBack(x *exchange, r *request) (tokens int, err *apiError) {
 		<-x.Ctx.Done()
 		return 0, nil
 	}
-	reply, failure := l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Back: true})
+	reply, failure := l.sendPull(x.Ctx, r.kv.remote,
+		pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Back: true})
 	if failure != nil || reply.State != pins.OK {
 		l.engine.count.FailedPulls.Add(1)
 		return 0, refuse(500, "KV load failure: %v", failure)

@@ -89,7 +89,8 @@ func readKV(cfg Config, raw json.RawMessage) (*kvParams, *apiError) {
 func (f *fields) remote(cfg Config) remote {
 	switch cfg.Connector {
 	case VLLMMooncake:
-		r := remote{address: strings.TrimPrefix(f.text("remote_bootstrap_addr"), "http://"), id: f.text("transfer_id"), engine: f.text("remote_engine_id")}
+		r := remote{address: strings.TrimPrefix(f.text("remote_bootstrap_addr"), "http://"), id: f.text("transfer_id"),
+			engine: f.text("remote_engine_id")}
 		r.need("transfer_id", r.id == "", "remote_bootstrap_addr", r.address == "", "remote_engine_id", r.engine == "")
 		return r
 	case Opaque:
@@ -97,10 +98,12 @@ func (f *fields) remote(cfg Config) remote {
 		r.need("where", r.address == "", "what", r.id == "")
 		return r
 	}
-	r := remote{named: !cfg.Connector.written(), id: f.text("remote_request_id"), engine: f.text("remote_engine_id"), blocks: f.blocks("remote_block_ids")}
+	r := remote{named: !cfg.Connector.written(), id: f.text("remote_request_id"), engine: f.text("remote_engine_id"),
+		blocks: f.blocks("remote_block_ids")}
 	host, port := f.text("remote_host"), f.number("remote_port")
 	r.address = net.JoinHostPort(host, strconv.Itoa(port))
-	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "" && cfg.namesRequests() && cfg.Connector != AscendLayerwise)
+	r.need("remote_engine_id", r.engine == "", "remote_host", host == "", "remote_port", port == 0, "remote_request_id", r.id == "" &&
+		cfg.namesRequests() && cfg.Connector != AscendLayerwise)
 	return r
 }
 

@@ -31,7 +31,8 @@ func pump(tb testing.TB, e *Engine, streams, tokens int) (events int) {
 			}
 			defer func() { _ = conn.Close() }()
 			body := completionBody(prompt, fmt.Sprintf(`"stream":true,"ignore_eos":true,"max_tokens":%d,"stream_options":{"include_usage":true,"continuous_usage_stats":true},"return_token_ids":true,`, tokens))
-			_, _ = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s", len(body), body)
+			_, _ = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s", len(body),
+				body)
 			data, err := io.ReadAll(bufio.NewReaderSize(conn, 16<<10))
 			n := strings.Count(string(data), "data: ")
 			if err != nil || n != tokens+2 {
@@ -71,7 +72,8 @@ func BenchmarkEvents(b *testing.B) {
 
 // BenchmarkChunk is the making of one event.
 func BenchmarkChunk(b *testing.B) {
-	r := &request{chat: true, id: "chatcmpl-1", logprobs: -1, returnIDs: true, continuousUsage: true, maxTokens: 100, ignoreEOS: true, prompt: reftext.OfUser("a b")}
+	r := &request{chat: true, id: "chatcmpl-1", logprobs: -1, returnIDs: true, continuousUsage: true, maxTokens: 100, ignoreEOS: true,
+		prompt: reftext.OfUser("a b")}
 	l := &life{engine: &Engine{cfg: Config{}.WithDefaults()}}
 	x := &exchange{Exchange: &wire.Exchange{}}
 	var event []byte

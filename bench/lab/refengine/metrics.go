@@ -76,9 +76,11 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
 	for rank := first; rank <= last; rank++ {
 		// vLLM's API server tells the sum of its engines
-		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, cfg.DPFirst+rank, (last-first+1)*(cfg.KVTokens/blockSize))
+		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, cfg.DPFirst+rank,
+			(last-first+1)*(cfg.KVTokens/blockSize))
 	}
-	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\n"...)
+	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE "+
+		"process_start_time_seconds gauge\n"...)
 	return fmt.Appendf(out, "process_start_time_seconds %.3f\n", float64(l.began.UnixMilli())/1e3)
 }
 

@@ -111,7 +111,8 @@ func serveAdapter(l *life, x *exchange, load bool) bool {
 	case load && base:
 		return x.fail(refuse(400, "The lora adapter '%s' conflicts with a served base model.", ask.Name))
 	case load && listed && !ask.Inplace:
-		return x.fail(refuse(400, "The lora adapter '%s' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True.", ask.Name))
+		return x.fail(refuse(400,
+			"The lora adapter '%s' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True.", ask.Name))
 	case !load && ask.Name == "":
 		return x.fail(refuse(400, "'lora_name' needs to be provided to unload a LoRA adapter."))
 	case !load && (base || !listed):

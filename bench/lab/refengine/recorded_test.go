@@ -64,7 +64,8 @@ func TestReferenceEnginesAnswerLikeRecordedOnes(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)
 	w, c := recordedWorld(t), client(t)
-	handoffs := map[string]json.RawMessage{}                                                                       // of the reference prefill engine, by the name of the decode leg
+	// of the reference prefill engine, by the name of the decode leg
+	handoffs := map[string]json.RawMessage{}
 	slices.SortStableFunc(all, func(a, b *recording.Recording) int { return strings.Compare(b.Engine, a.Engine) }) // prefill before decode
 	for _, r := range all {
 		if r.Ask.Path == "/metrics" || r.End != recording.Whole {

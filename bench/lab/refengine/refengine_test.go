@@ -286,7 +286,8 @@ func TestTheHandoffHasTheShapeOfRealEngines(t *testing.T) {
 	p := start(t, Config{Role: Prefill, Advertise: "127.0.0.1"})
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(probe(t, client(t), p, reftext.MakePrompt(1, 300)), &got))
-	for _, key := range []string{"remote_engine_id", "remote_request_id", "remote_pcp_size", "last_token_id", "remote_multi_nodes_meta_mapping"} {
+	for _, key := range []string{"remote_engine_id", "remote_request_id", "remote_pcp_size", "last_token_id",
+		"remote_multi_nodes_meta_mapping"} {
 		require.Contains(t, got, key)
 	}
 	require.Equal(t, []any{[]any{0.0, 1.0, 2.0}}, got["remote_block_ids"], "nested, one list a KV cache group")
@@ -430,7 +431,8 @@ func TestAPullUnderWayEndsBeforeItsRequestIsLetGo(t *testing.T) {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(d.URLs()[0], "http://"))
 	require.NoError(t, err)
 	defer conn.Close()
-	_, err = fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	_, err = fmt.Fprintf(conn,
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	require.NoError(t, err)
 	<-asked
 	before := make(chan bool, 1)

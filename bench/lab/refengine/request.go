@@ -314,12 +314,15 @@ func (r *request) fit(cfg Config) *apiError {
 	n := r.prompt.Tokens()
 	switch most := cfg.MaxModelLen; {
 	case cfg.before(32) && (n+r.maxTokens > most || r.maxTokens < 1):
-		return refuse(400, "This model's maximum context length is %d tokens. However, you requested %d tokens in the messages and %d for the completion.",
+		return refuse(400, "This model's maximum context length is %d tokens. However, you requested %d tokens in the messages and %d for the "+
+			"completion.",
 			most, n, r.maxTokens)
 	case r.maxTokens > most:
-		return refuse(400, "max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", r.maxTokens, most).of("max_tokens")
+		return refuse(400, "max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", r.maxTokens,
+			most).of("max_tokens")
 	case n > most:
-		return refuse(400, "This model's maximum context length is %d tokens. However, your prompt contains %d input tokens, which exceeds this limit even without any "+
+		return refuse(400, "This model's maximum context length is %d tokens. However, your prompt contains %d input tokens, which exceeds this "+
+			"limit even without any "+
 			"output tokens.", most, n).of("input_tokens")
 	case n == most:
 		return refuse(400, "max_tokens must be at least 1, got 0.").of("max_tokens")

@@ -58,7 +58,8 @@ func (l *life) serveHealthToken(x *exchange) bool {
 
 func (l *life) serveServerInfo(x *exchange) bool {
 	cfg := l.engine.cfg
-	return x.answerJSON(map[string]any{"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize, "max_running_requests": cfg.Slots * cfg.DPSize,
+	return x.answerJSON(map[string]any{"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize,
+		"max_running_requests":          cfg.Slots * cfg.DPSize,
 		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.LoadBalance, "elastic_ep_backend": cfg.ElasticEP})
 }
 
@@ -209,7 +210,8 @@ func (b *bound) serveScore(x *exchange) bool {
 
 // serveNoEmbedding refuses a request that only an embedding model can answer.
 func (l *life) serveNoEmbedding(x *exchange) bool {
-	return x.fail(refuse(400, "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching the server or try another model."))
+	return x.fail(refuse(400, "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching "+
+		"the server or try another model."))
 }
 
 // attnRank is the rank that a rank takes itself for: replicas without DP attention all believe that they are the first.
@@ -274,7 +276,8 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	case !b.controller.Follows: // it tells its bootstrap server, and all of the rank waits meanwhile
 		b.engine.count.RankPosts.Add(1)
 	case rank != b.attnRank(r.rank):
-		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): follow_bootstrap_room conflict: dispatched to dp_rank %d but bootstrap_room %d implies dp_rank %d.",
+		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): "+
+			"follow_bootstrap_room conflict: dispatched to dp_rank %d but bootstrap_room %d implies dp_rank %d.",
 			r.room.ID, b.attnRank(r.rank), r.room.ID, rank), cfg.ErrorShape)
 	}
 	late, _ := r.troubles.find(BootstrapSlow, "")
@@ -289,7 +292,8 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	switch {
 	case errors.Is(err, bind.ErrLate):
 		b.engine.count.RoomTimeouts.Add(1)
-		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): Request %d timed out after %v in KVPoll.Bootstrapping", r.room.ID, r.room.ID, cfg.BootstrapTimeout), cfg.ErrorShape)
+		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): Request %d timed "+
+			"out after %v in KVPoll.Bootstrapping", r.room.ID, r.room.ID, cfg.BootstrapTimeout), cfg.ErrorShape)
 	case err != nil:
 		return false
 	}
@@ -334,7 +338,8 @@ func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
 // the prefill engine is gone.
 func (b *bound) joinRoom(x *exchange, r *request, landing *bind.Landing) {
 	cfg, to, ctx := b.engine.cfg, r.room.Address, x.Ctx
-	err := bind.Post(b.ctx, b.pull, to, bind.RegisterPath, bind.Registration{ID: r.baseID(), Address: b.address(r.rank), Rank: r.room.PrefillRank})
+	err := bind.Post(b.ctx, b.pull, to, bind.RegisterPath,
+		bind.Registration{ID: r.baseID(), Address: b.address(r.rank), Rank: r.room.PrefillRank})
 	if err != nil {
 		b.landings.Fail(landing, fmt.Errorf("bootstrap: %w", err))
 		return

@@ -105,7 +105,8 @@ func TestARoomBelongsToOneRank(t *testing.T) {
 				limit = patient
 			}
 			p := sglang(t, limit, Config{DPSize: 4, DPMode: "internal"})
-			first, second := p.post(p.p, "p", "a b", p.inRoom(row.room, streaming+row.prefill)), p.post(p.d, "d", "a b", p.inRoom(row.room, streaming+row.decode))
+			first, second := p.post(p.p, "p", "a b", p.inRoom(row.room, streaming+row.prefill)),
+				p.post(p.d, "d", "a b", p.inRoom(row.room, streaming+row.decode))
 			require.Equal(t, row.right, p.stream(first).errorMessage == "")
 			s := p.stream(second)
 			require.Equal(t, row.right, p.right("a b", s))

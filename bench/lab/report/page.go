@@ -109,7 +109,8 @@ func (r *Report) draw(v *view) error {
 		{"Imbalance", "sum over ranks of (largest KV load less the rank's own), over the whole run with filling and draining",
 			axes{until, ceiling(imbalance), "KV tokens", thousands},
 			func(p point) float64 { return p.imbalance }, 0},
-		{"Step time", fmt.Sprintf("what every rank of the group waits for, over the whole run; dashed: the mean step if ranks were level, %.2f ms", bound),
+		{"Step time", fmt.Sprintf("what every rank of the group waits for, over the whole run; dashed: the mean step if ranks were level, %.2f "+
+			"ms", bound),
 			axes{until, ceiling(max(length, bound)), "ms", trimmed},
 			func(p point) float64 { return p.length }, bound},
 	} {

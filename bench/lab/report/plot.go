@@ -96,7 +96,8 @@ func loadPlot(run Run, series int, a axes) (string, error) {
 		line(points, seriesColor(series), 1.5, nil, func(p point) float64 { return p.meanLargest }),
 		line(points, ink, 1.1, []vg.Length{4, 2.5}, func(p point) float64 { return p.mean }))
 	p.Add(veils(run.Window, a)...)
-	return render(p, fmt.Sprintf("KV load of the ranks over time under %s: the band reaches from the emptiest to the fullest rank", run.Policy))
+	return render(p,
+		fmt.Sprintf("KV load of the ranks over time under %s: the band reaches from the emptiest to the fullest rank", run.Policy))
 }
 
 // linesPlot is one line a run, of what value reads.

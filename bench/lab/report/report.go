@@ -74,7 +74,8 @@ const (
 )
 
 // order is that of JSON.
-var order = []Metric{Imbalance, MaxMinusMin, IdleShare, TokensPerS, TPOTP50, TPOTP95, TTFTMean, TTFTP50, TTFTP90, TTFTP99, HitRatio, PoolWaitMax, TickP99, OK, Failed,
+var order = []Metric{Imbalance, MaxMinusMin, IdleShare, TokensPerS, TPOTP50, TPOTP95, TTFTMean, TTFTP50, TTFTP90, TTFTP99, HitRatio,
+	PoolWaitMax, TickP99, OK, Failed,
 	StepMean, MixedSteps, EmptyRanks, KVShare, KVTokens, Running, StepLateP50, StepLateP99, WindowS, Steps}
 
 // Value is a metric over the seeds of a run.
@@ -187,7 +188,8 @@ func (r *Report) Headline() string {
 	last := len(r.Runs) - 1
 	if x, ok := r.ratio(last, MixedSteps); ok {
 		a, b := r.Runs[0], r.Runs[last]
-		return fmt.Sprintf("Steps that compute a prompt: %.1f %% under %s, %.1f %% under %s, %.2f times as many. In these, ranks without one: %.1f %% and %.1f %%.",
+		return fmt.Sprintf("Steps that compute a prompt: %.1f %% under %s, %.1f %% under %s, %.2f times as many. In these, ranks without one: "+
+			"%.1f %% and %.1f %%.",
 			100*a.Metrics[MixedSteps].Mean, a.Policy, 100*b.Metrics[MixedSteps].Mean, b.Policy, x,
 			100*a.Metrics[EmptyRanks].Mean, 100*b.Metrics[EmptyRanks].Mean)
 	}

@@ -92,7 +92,8 @@ func TestJSONHasTheShapeOthersRead(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(b.Bytes(), &doc))
 	require.Len(t, doc.Runs, 3)
-	for _, name := range []string{"imbalance_tokens", "max_minus_min", "idle_share", "tokens_per_s", "tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms",
+	for _, name := range []string{"imbalance_tokens", "max_minus_min", "idle_share", "tokens_per_s", "tpot_p50_ms", "tpot_p95_ms",
+		"ttft_p50_ms",
 		"ttft_p99_ms", "pool_wait_max_ms", "tick_p99_us", "ok", "failed"} {
 		v, ok := doc.Runs[2].Metrics[name]
 		require.True(t, ok, name)
@@ -150,7 +151,8 @@ func TestMeasureOfRanksThatPrefill(t *testing.T) {
 	run, bound := Measure(steps, StepModel{C0: ms, C1: 10_000, Own: 6 * time.Microsecond, Shared: 4 * time.Microsecond, Prefill: 2 * ms})
 	require.InDelta(t, 0.5, run[MixedSteps], 1e-9)
 	require.InDelta(t, 0.25, run[EmptyRanks], 1e-9, "half of the ranks in one of two steps")
-	require.InDelta(t, 1+2+0.5*(2+2.5), bound[StepMean], 1e-9, "c0 + c1 * mean load, and in half of the steps what 250 tokens for each rank take")
+	require.InDelta(t, 1+2+0.5*(2+2.5), bound[StepMean], 1e-9,
+		"c0 + c1 * mean load, and in half of the steps what 250 tokens for each rank take")
 	require.NotContains(t, bound, MixedSteps)
 
 	run, _ = Measure(steps[1:2], StepModel{})
@@ -224,11 +226,14 @@ func TestTable(t *testing.T) {
 
 func TestHeadline(t *testing.T) {
 	r := example()
-	require.Equal(t, "Imbalance, in KV tokens a step: 15,413 under jsq, 5,116 under br0:window=4, 0.33 times as much. Idle share: 15.8 % and 5.9 %.", r.Headline())
+	require.Equal(t,
+		"Imbalance, in KV tokens a step: 15,413 under jsq, 5,116 under br0:window=4, 0.33 times as much. Idle share: 15.8 % and 5.9 %.",
+		r.Headline())
 	last := len(r.Runs) - 1
 	r.Runs[0].Metrics[MixedSteps], r.Runs[0].Metrics[EmptyRanks] = Value{Mean: 0.4}, Value{Mean: 0.8}
 	r.Runs[last].Metrics[MixedSteps], r.Runs[last].Metrics[EmptyRanks] = Value{Mean: 0.1}, Value{Mean: 0.3}
-	require.Equal(t, "Steps that compute a prompt: 40.0 % under jsq, 10.0 % under br0:window=4, 0.25 times as many. In these, ranks without one: 80.0 % and 30.0 %.", r.Headline())
+	require.Equal(t, "Steps that compute a prompt: 40.0 % under jsq, 10.0 % under br0:window=4, 0.25 times as many. In these, ranks without "+
+		"one: 80.0 % and 30.0 %.", r.Headline())
 	r.Runs = r.Runs[:1]
 	require.Empty(t, r.Headline(), "there is nothing to compare")
 	r.Runs = nil

@@ -40,7 +40,8 @@ func hex(c color.RGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c.
 // Made when the first picture is: this package is also in programs that draw none.
 var (
 	roleColors = sync.OnceValue(func() *strings.Replacer {
-		pairs := []string{hex(ink), "var(--ink)", hex(muted), "var(--muted)", hex(grid), "var(--grid)", hex(veil), "var(--paper);fill-opacity:0.65"}
+		pairs := []string{hex(ink), "var(--ink)", hex(muted), "var(--muted)", hex(grid), "var(--grid)", hex(veil),
+			"var(--paper);fill-opacity:0.65"}
 		for i := range seriesColors {
 			pairs = append(pairs, hex(seriesColor(i)), seriesVar(i), hex(bandColor(i)), seriesVar(i)+";fill-opacity:0.28")
 		}

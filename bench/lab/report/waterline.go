@@ -52,7 +52,8 @@ func (r *Report) Waterline() string {
 	panes := [2]pane{newPane(first), newPane(last)}
 	top := 1.1 * max(panes[0].top, panes[1].top, 1)
 	var s strings.Builder
-	title := html.EscapeString(fmt.Sprintf("KV tokens of the ranks under %s and under %s, on the same load: the line at the fullest rank, which every step waits for, and hatched what the others are below it", first.Policy, last.Policy))
+	title := html.EscapeString(fmt.Sprintf("KV tokens of the ranks under %s and under %s, on the same load: the line at the fullest rank, "+
+		"which every step waits for, and hatched what the others are below it", first.Policy, last.Policy))
 	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -4 %d %d" class="wl" role="img" aria-label="%s"><title>%s</title><style>%s`, pageWide+16, pageHigh+8, title, title, styleText)
 	for i, p := range panes {
 		p.keyframes(&s, i, top)

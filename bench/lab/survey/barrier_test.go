@@ -32,7 +32,8 @@ func watchGroup(t *testing.T, cfg group.Config, counts bool) *Series {
 	var pages [300][]byte // one a second
 	synctest.Test(t, func(t *testing.T) {
 		var unused atomic.Int64
-		g := group.New(cfg, group.Counts{OverAdmitted: &unused, Preemptions: &unused, LocalPrefills: &unused, Tokens: &unused}, steplog.New(1, "", nil), make([]*cache.Cache, cfg.Ranks))
+		g := group.New(cfg, group.Counts{OverAdmitted: &unused, Preemptions: &unused, LocalPrefills: &unused, Tokens: &unused},
+			steplog.New(1, "", nil), make([]*cache.Cache, cfg.Ranks))
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { g.Run(ctx) })
@@ -94,7 +95,8 @@ func TestTheEngineAgreesWithTheSurvey(t *testing.T) {
 		require.True(t, f.Law.ok)
 		asks := 1 // however many groups there are
 		if b := f.barrier; counts {
-			t.Logf("a rank waits for %.2f ms in a step, by its own clock for %.2f; KV beyond the mean: %.3f, counted %.3f", f.WaitMs, b.WaitedMs/b.Steps, f.KVExcess, b.FewerPairs/b.Pairs)
+			t.Logf("a rank waits for %.2f ms in a step, by its own clock for %.2f; KV beyond the mean: %.3f, counted %.3f", f.WaitMs,
+				b.WaitedMs/b.Steps, f.KVExcess, b.FewerPairs/b.Pairs)
 			require.InEpsilon(t, b.WaitedMs/b.Steps, f.WaitMs, 0.05)
 			require.InEpsilon(t, b.FewerPairs/b.Pairs, f.KVExcess, 0.05)
 			asks = 0
@@ -200,7 +202,8 @@ func TestABarrierIsReadFromPages(t *testing.T) {
 
 // Whatever pages say of a barrier, a report has figures that can be right.
 func TestNoReportHasNonsenseOfABarrier(t *testing.T) {
-	values := []string{"0", "1", "NaN", "+Inf", "-1", "1e300", "5e-324", "1e15", "9007199254740992", "99999999999999999999", "0.5", "1e11", "1e6"}
+	values := []string{"0", "1", "NaN", "+Inf", "-1", "1e300", "5e-324", "1e15", "9007199254740992", "99999999999999999999", "0.5", "1e11",
+		"1e6"}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -209,7 +212,8 @@ func TestNoReportHasNonsenseOfABarrier(t *testing.T) {
 			instead := map[string]string{}
 			for _, series := range []string{"sync_wait_seconds_sum", "sync_wait_seconds_count", "pairs_total scheduled", "pairs_total imbalance"} {
 				if rapid.IntRange(0, 3).Draw(t, "odd") == 0 {
-					instead[series] = rapid.OneOf(rapid.SampledFrom(values), rapid.Map(rapid.Float64(), func(v float64) string { return fmt.Sprint(v) })).Draw(t, series)
+					instead[series] = rapid.OneOf(rapid.SampledFrom(values),
+						rapid.Map(rapid.Float64(), func(v float64) string { return fmt.Sprint(v) })).Draw(t, series)
 				}
 			}
 			if p, err := Read(countedPage(int64(10*i), instead)); err == nil {

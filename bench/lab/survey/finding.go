@@ -34,7 +34,9 @@ type Finding struct {
 	Nearest *Near   // of the table; nil: it has no law of as many ranks, or nothing tells how long steps are
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
 	WaitMs  float64 // for which a rank waits for the others in a step, in the mean, by the law
-	Most    Span    // that could be gained: on decode ranks if all were always as full as the mean and no slot stood empty; where ranks prefill, if prompts cost nothing
+	// that could be gained: on decode ranks if all were always as full as the mean and no slot stood empty; where ranks prefill, if prompts
+	// cost nothing
+	Most    Span
 	Changes []Change
 	Assumed []string
 	Why     error // nothing is foretold
@@ -137,11 +139,12 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 // leastSteps is how many steps a window has at least, about.
 const leastSteps = 15
 
-// withoutPrompts says what could be gained at most where ranks prefill: all that prompts cost, so that a step takes as long as where hardly any are computed.
-// How much of that rounds would gain depends on what a prompt costs other ranks, which no page tells.
+// withoutPrompts says what could be gained at most where ranks prefill: all that prompts cost, so that a step takes as long as where hardly
+// any are computed. How much of that rounds would gain depends on what a prompt costs other ranks, which no page tells.
 func (f *Finding) withoutPrompts(points []point, given Given) error {
 	if given.Budget == 0 {
-		f.Assumed = append(f.Assumed, fmt.Sprintf("a step computes at most %d tokens of prompts on a rank (--token-budget says another number)", assumedBudget))
+		f.Assumed = append(f.Assumed,
+			fmt.Sprintf("a step computes at most %d tokens of prompts on a rank (--token-budget says another number)", assumedBudget))
 	}
 	f.Assumed = append(f.Assumed, "the steps in which a rank computes prompts do not depend on those of other ranks")
 	few := len(points) / 10
@@ -173,14 +176,15 @@ func (f *Finding) withoutPrompts(points []point, given Given) error {
 	return nil
 }
 
-// The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step of theirs there is that share of the mean at most.
+// The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step of theirs there is that share of the
+// mean at most.
 const (
 	leastFew = 5
 	hardly   = 0.1
 )
 
-// prefilling says in what share of the steps ranks compute prompts, if each step of a rank that does has as many tokens as it can, and ranks do not
-// wait for each other.
+// prefilling says in what share of the steps ranks compute prompts, if each step of a rank that does has as many tokens as it can, and
+// ranks do not wait for each other.
 func (f *Finding) prefilling(points []point) {
 	var steps, some, ranks float64
 	for i := range points {
@@ -260,15 +264,15 @@ func (f *Finding) ready() float64 {
 	return f.InFlight
 }
 
-// becomes is what a policy would make of a group, as far as a simulation tells: how much of the excess of its fullest rank over the mean would be left, and
-// how many requests would run. Each has a standard error.
+// becomes is what a policy would make of a group, as far as a simulation tells: how much of the excess of its fullest rank over the mean
+// would be left, and how many requests would run. Each has a standard error.
 type becomes struct {
 	excess, excessError   float64
 	running, runningError float64
 }
 
-// levelling is what it is worth if that becomes of a group. The windows are drawn anew in blocks, since neighbours are alike, with a law for each draw. A
-// block lasts as long as an answer at least: until then the same requests run.
+// levelling is what it is worth if that becomes of a group. The windows are drawn anew in blocks, since neighbours are alike, with a law
+// for each draw. A block lasts as long as an answer at least: until then the same requests run.
 func (f *Finding) levelling(points []point, to becomes) Span {
 	steps, answer := 0.0, f.outputs.mean() // of all windows, and of an answer
 	for i := range points {
@@ -387,7 +391,8 @@ func weighed(values, weights []float64) (mean, deviation float64) {
 // levelled is the default policy on ranks that decode.
 const levelled = "ranks levelled by evenkeel"
 
-// How often the policies are simulated on a group, and the standard error of what they make of it, as a share: their requests only resemble the real ones.
+// How often the policies are simulated on a group, and the standard error of what they make of it, as a share: their requests only resemble
+// the real ones.
 const (
 	simulated = 5
 	spare     = 0.1

@@ -12,9 +12,10 @@ import (
 	"evenkeel/engine"
 )
 
-// Watch asks all engines for their metrics, once in each interval, until the time is over or ctx ends. Each engine has one request at a time. One
-// that is silent in the first round is an error: its address may be wrong.
-func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target, every, lasts time.Duration, told func(gone time.Duration)) ([]*Series, error) {
+// Watch asks all engines for their metrics, once in each interval, until the time is over or ctx ends. Each engine has one request at a
+// time. One that is silent in the first round is an error: its address may be wrong.
+func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target, every, lasts time.Duration,
+	told func(gone time.Duration)) ([]*Series, error) {
 	all, began := seriesOf(targets), time.Now()
 	err := rounds(ctx, client, targets, all, every, func(round int) (over bool, fail error) {
 		if round == 0 && ctx.Err() == nil {
@@ -75,7 +76,8 @@ const (
 )
 
 // ask asks each engine once.
-func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, round int, now time.Time, patience time.Duration) {
+func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, round int, now time.Time,
+	patience time.Duration) {
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var workers sync.WaitGroup

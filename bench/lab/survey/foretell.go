@@ -40,7 +40,8 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 		return nil, fmt.Errorf("the pages lack %s and %s: no request has ended, or a version of SGLang that has --collect-tokens-histogram "+
 			"was started without it", promptLengths[1], outputLengths[1])
 	case !ok:
-		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are", f.outputs.total(), leastRequests)
+		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are", f.outputs.total(),
+			leastRequests)
 	}
 	slots := cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))
 	if slots > MostSlots {
@@ -68,8 +69,8 @@ const steady = 0.25
 // others are how other routers choose decode ranks; the last policy is what they are held against.
 var others = []string{"rr", "jsq", "jsq-kv", "evenkeel"}
 
-// levels is what a simulation of ranks that decode makes of a policy: how much more than the mean the fullest rank has, as a share of the mean, and
-// how many requests run.
+// levels is what a simulation of ranks that decode makes of a policy: how much more than the mean the fullest rank has, as a share of the
+// mean, and how many requests run.
 type levels struct {
 	kv       float64 // tokens
 	requests float64

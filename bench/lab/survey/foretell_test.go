@@ -113,8 +113,8 @@ func watchMixed(t *testing.T, l *mixed.Load, p mixed.Contender, most time.Durati
 	return s, o
 }
 
-// On ranks that prefill a survey sees in which share of the steps prompts are computed, and on how many ranks at once. What it says could be gained at
-// most, rounds do not exceed.
+// On ranks that prefill a survey sees in which share of the steps prompts are computed, and on how many ranks at once. What it says could
+// be gained at most, rounds do not exceed.
 func TestASurveySeesHowPromptsMeet(t *testing.T) {
 	race.Alone(t)
 	bases := []mixed.Contender{{Name: "rr", Spec: "rr"}, {Name: "least tokens", Route: mixed.LeastTokens}}
@@ -133,8 +133,10 @@ func TestASurveySeesHowPromptsMeet(t *testing.T) {
 		after, err := mixed.Serve(t.Context(), l, mixed.Contender{Name: "rounds", Spec: "evenkeel"})
 		require.NoError(t, err)
 		gain := after.Tokens/before.Tokens - 1
-		t.Logf("load %s, %s: %.1f %% at most (%.1f to %.1f), really %.1f %%; prompts in %.2f of the steps, really %.2f; on %.2f, really %.2f; %v", l, base.Name,
-			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High, 100*gain, f.Prefilling.Share, before.Prefill, f.Prefilling.Ranks, float64(l.Ranks)*(1-before.Empty), f.Why)
+		t.Logf("load %s, %s: %.1f %% at most (%.1f to %.1f), really %.1f %%; prompts in %.2f of the steps, really %.2f; on %.2f, really %.2f; %v",
+			l, base.Name,
+			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High, 100*gain, f.Prefilling.Share, before.Prefill, f.Prefilling.Ranks,
+			float64(l.Ranks)*(1-before.Empty), f.Why)
 		require.InDelta(t, before.Prefill, f.Prefilling.Share, 0.25)
 		require.InEpsilon(t, float64(l.Ranks)*(1-before.Empty), f.Prefilling.Ranks, 0.3)
 		if f.Why != nil {
@@ -146,8 +148,8 @@ func TestASurveySeesHowPromptsMeet(t *testing.T) {
 	require.Positive(t, told)
 }
 
-// Under round robin and jsq-kv, at 2 to 32 ranks whose law is not told, a survey foretells what levelling is worth. evenkeel knows the law, which it learns
-// in some minutes: some runs are shorter.
+// Under round robin and jsq-kv, at 2 to 32 ranks whose law is not told, a survey foretells what levelling is worth. evenkeel knows the law,
+// which it learns in some minutes: some runs are shorter.
 func TestASurveyForetellsWhatLevellingIsWorth(t *testing.T) {
 	race.Alone(t)
 	score := verdicts{t: t}
@@ -155,7 +157,8 @@ func TestASurveyForetellsWhatLevellingIsWorth(t *testing.T) {
 		l := drawDecode(uint64(number))
 		base := []string{"rr", "jsq-kv"}[number%2]
 		result, err := (&decode.Plan{
-			Fleet: l.fleet, Load: l.load, Policies: []string{base, "evenkeel"}, Seeds: 1, Steps: true, TellLaw: true, Source: decode.Source{Drawn: l.requests},
+			Fleet: l.fleet, Load: l.load, Policies: []string{base, "evenkeel"}, Seeds: 1, Steps: true, TellLaw: true,
+			Source: decode.Source{Drawn: l.requests},
 		}).Run(t.Context())
 		require.NoError(t, err)
 		s := watchSteps(&result.Runs[0], l, number)
@@ -261,7 +264,8 @@ func drawDecode(number uint64) *decodeLoad {
 		l.load.Pool = 1 + int(float64(ranks*l.slots)*r.Float64()/2)
 	}
 	l.requests = &decode.Drawn{Before: all[:1000], Requests: all[1000:], Warm: n / 8}
-	l.text = fmt.Sprintf("%s, %d ranks of %d slots, c0 %.0f, c1 %.5f, cr %.2f, rho %.2f, %s", of, ranks, l.slots, g.C0Ms, g.C1Ms, g.RequestMs, l.load.Rho, texts.String())
+	l.text = fmt.Sprintf("%s, %d ranks of %d slots, c0 %.0f, c1 %.5f, cr %.2f, rho %.2f, %s", of, ranks, l.slots, g.C0Ms, g.C1Ms, g.RequestMs,
+		l.load.Rho, texts.String())
 	return l
 }
 
@@ -316,7 +320,8 @@ func watchSteps(run *report.Run, l *decodeLoad, number int) *Series {
 	return s
 }
 
-// The loads on which it is judged what a survey foretells. docs/fit.md tells of 20 of each of the seeds 20261205 and 20261206, which take a minute each.
+// The loads on which it is judged what a survey foretells. docs/fit.md tells of 20 of each of the seeds 20261205 and 20261206, which take a
+// minute each.
 var (
 	cases = flag.Int("cases", 5, "loads")
 	seed  = flag.Uint64("seed", 20261203, "of the loads")

@@ -23,7 +23,8 @@ type point struct {
 	prompting, computing            float64 // in what share of the steps a rank computes a prompt, and how many do in a step, about
 }
 
-// points are the windows of a group in which something was answered, each of so many seconds at least. A chunk of a prompt has so many tokens at most.
+// points are the windows of a group in which something was answered, each of so many seconds at least. A chunk of a prompt has so many
+// tokens at most.
 func (g *Group) points(seconds, chunk float64) (all []point) {
 	var p point
 	var lasted, weight float64

@@ -38,9 +38,9 @@ type fine struct {
 // Buckets are cut into so many cells.
 const cells = 24
 
-// fine puts lengths into their buckets as the histogram counts them. Where in a bucket, it does not tell: their logarithms have a density there which goes
-// from the mean of this bucket's and the one before to that of this one's and the next, and then all are drawn up or down until their mean is the one that
-// was seen. Of all ways to reach it this adds the least: long ones move the most.
+// fine puts lengths into their buckets as the histogram counts them. Where in a bucket, it does not tell: their logarithms have a density
+// there which goes from the mean of this bucket's and the one before to that of this one's and the next, and then all are drawn up or down
+// until their mean is the one that was seen. Of all ways to reach it this adds the least: long ones move the most.
 func (h *Histogram) fine() fine {
 	var l fine
 	var weights []float64

@@ -18,7 +18,8 @@ import (
 	"evenkeel/engine"
 )
 
-// vllmPage is a page of a decode engine of vLLM with two ranks after so many seconds. The lines of these names of the first rank are replaced.
+// vllmPage is a page of a decode engine of vLLM with two ranks after so many seconds. The lines of these names of the first rank are
+// replaced.
 func vllmPage(at int, instead map[string]string) string {
 	lines := map[string]string{
 		"vllm:num_requests_running":              `{engine="0",model_name="m"} 4`,
@@ -116,7 +117,8 @@ func TestASurveySaysThatAPageCannotBeRight(t *testing.T) {
 	client := engine.NewClient(engine.Options{})
 	defer client.Close()
 	watch := func() ([]*Series, error) {
-		return Watch(t.Context(), client, []*engine.Target{target(t, server.URL)}, 5*time.Millisecond, 100*time.Millisecond, func(time.Duration) {})
+		return Watch(t.Context(), client, []*engine.Target{target(t, server.URL)}, 5*time.Millisecond, 100*time.Millisecond,
+			func(time.Duration) {})
 	}
 	_, err := watch()
 	require.ErrorContains(t, err, "the engine's page cannot be right: vllm:num_requests_running says +Inf")
@@ -136,17 +138,21 @@ var nonsense = regexp.MustCompile(`Inf|NaN|[0-9]{14}|-[0-9]+ %`)
 
 // Whatever pages say, a report has figures that can be right.
 func TestNoReportHasNonsense(t *testing.T) {
-	values := []string{"0", "1", "NaN", "+Inf", "-Inf", "-1", "1e300", "5e-324", "1e15", "9007199254740992", "18446744073709551616", "0.5", "1.005", "1e11", "1e-9", "1e6"}
+	values := []string{"0", "1", "NaN", "+Inf", "-Inf", "-1", "1e300", "5e-324", "1e15", "9007199254740992", "18446744073709551616", "0.5",
+		"1.005", "1e11", "1e-9", "1e6"}
 	rapid.Check(t, func(t *rapid.T) {
 		drawn := func() string {
-			return rapid.OneOf(rapid.SampledFrom(values), rapid.Map(rapid.Float64(), func(v float64) string { return fmt.Sprint(v) })).Draw(t, "value")
+			return rapid.OneOf(rapid.SampledFrom(values), rapid.Map(rapid.Float64(), func(v float64) string { return fmt.Sprint(v) })).Draw(t,
+				"value")
 		}
 		s := &Series{Address: "a"}
 		for i := range rapid.IntRange(2, 40).Draw(t, "pages") {
 			instead := map[string]string{}
 			for _, name := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{
-				"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info", "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
-				"vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count", "vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_bucket",
+				"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info", "vllm:generation_tokens_total",
+				"vllm:prompt_tokens_total",
+				"vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count", "vllm:request_prompt_tokens_sum",
+				"vllm:request_prompt_tokens_bucket",
 				"vllm:prompt_tokens_by_source_total",
 			}), 0, rapid.SampledFrom([]int{0, 0, 0, 1, 3}).Draw(t, "how many"), rapid.ID).Draw(t, "odd") {
 				instead[name] = `{engine="0"} ` + drawn()

@@ -50,8 +50,8 @@ type Histogram struct {
 	Sum    float64
 }
 
-// family is where a figure stands: the first name with a value wins. Series of a rank are added up, if their label has that value; of a gauge the
-// largest counts.
+// family is where a figure stands: the first name with a value wins. Series of a rank are added up, if their label has that value; of a
+// gauge the largest counts.
 type family struct {
 	names        []string
 	label, value string
@@ -144,7 +144,8 @@ func Read(text []byte) (Page, error) {
 		}
 	}
 	if len(ranks) == 0 {
-		return Page{}, fmt.Errorf("the page has neither %s nor %s; is it an engine of vLLM, or one of SGLang that was started with --enable-metrics?",
+		return Page{}, fmt.Errorf("the page has neither %s nor %s; is it an engine of vLLM, or one of SGLang that was started with "+
+			"--enable-metrics?",
 			running.names[0], running.names[1])
 	}
 	if len(ranks) > mostRanks {
@@ -166,7 +167,8 @@ func Read(text []byte) (Page, error) {
 	}
 	for name, r := range ranks {
 		of := func(f family) float64 { return f.of(families, name) }
-		r.Running, r.Waiting, r.Output, r.Prompt, r.Computed, r.Pulled = of(running), of(waiting), of(output), of(prompt), of(computed), of(pulled)
+		r.Running, r.Waiting, r.Output, r.Prompt, r.Computed, r.Pulled = of(running), of(waiting), of(output), of(prompt), of(computed),
+			of(pulled)
 		r.Hits = of(hits)
 		r.Gaps, r.GapsMs, r.Room = of(gaps), 1000*of(gapsS), of(room)
 		r.Barrier = Barrier{Steps: of(syncs), WaitedMs: 1000 * of(waitedS), Pairs: of(pairs), FewerPairs: of(fewerP)}
@@ -187,10 +189,12 @@ func Read(text []byte) (Page, error) {
 			r.Room = math.NaN()
 		}
 		if r.KV > r.Room*fullest {
-			return Page{}, &engine.PageError{Name: used.names[0], Says: fmt.Sprintf("%.0f, which is more than the %.0f of %s", r.KV, r.Room, room.names[0])}
+			return Page{}, &engine.PageError{Name: used.names[0],
+				Says: fmt.Sprintf("%.0f, which is more than the %.0f of %s", r.KV, r.Room, room.names[0])}
 		}
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(ranks), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) {
+	for _, name := range slices.SortedFunc(maps.Keys(ranks),
+		func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) {
 		r := ranks[name]
 		if r.Prompts, r.Outputs, err = bothLengths(families, name); err != nil {
 			return Page{}, err
@@ -301,7 +305,8 @@ func (h *Histogram) odd(name string) error {
 		case !math.IsInf(b, 1) && (b < 0 || b > engine.MostContext):
 			return &engine.PageError{Name: name + "_bucket", Says: fmt.Sprintf("that requests are counted up to %g tokens", b)}
 		case n < below:
-			return &engine.PageError{Name: name + "_bucket", Says: fmt.Sprintf("%.0f up to %g, which is less than it says of shorter ones or said before", n, b)}
+			return &engine.PageError{Name: name + "_bucket",
+				Says: fmt.Sprintf("%.0f up to %g, which is less than it says of shorter ones or said before", n, b)}
 		}
 		below = n
 	}

@@ -45,7 +45,8 @@ func TestAPageOfSGLang(t *testing.T) {
 			b.WriteString(strings.Replace(line, "R}", `engine_type="decode",model_name="m",`+rank+"}", 1) + "\n")
 		}
 	}
-	b.WriteString("sglang:prompt_tokens_histogram_bucket{le=\"100\"} 4\nsglang:prompt_tokens_histogram_bucket{le=\"+Inf\"} 5\nsglang:prompt_tokens_histogram_sum 450\n")
+	b.WriteString("sglang:prompt_tokens_histogram_bucket{le=\"100\"} 4\nsglang:prompt_tokens_histogram_bucket{le=\"+Inf\"} " +
+		"5\nsglang:prompt_tokens_histogram_sum 450\n")
 	p, err := Read([]byte(b.String()))
 	require.NoError(t, err)
 	require.True(t, p.SGLang)

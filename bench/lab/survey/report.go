@@ -32,7 +32,8 @@ func NewReport(command string, lasted time.Duration, all []*Series, findings []*
 	}
 	for _, s := range all {
 		if s.Silent > 0 {
-			r.Silent = append(r.Silent, fmt.Sprintf("%s: pages that did not come or were not believed: %d; the last reason: %v", s.Address, s.Silent, s.Err))
+			r.Silent = append(r.Silent,
+				fmt.Sprintf("%s: pages that did not come or were not believed: %d; the last reason: %v", s.Address, s.Silent, s.Err))
 		}
 	}
 	return r
@@ -62,7 +63,8 @@ func (f *Finding) Verdict() string {
 	case best.Narrow && best.Gain.High < little:
 		return fmt.Sprintf("There is nothing to gain here: with %s there would be %s.", best.What, f.gain(best))
 	case !best.Narrow:
-		return fmt.Sprintf("What a change would gain cannot be told: it lies between %.0f and %.0f %%, and a longer survey, or --slots, may narrow it.",
+		return fmt.Sprintf("What a change would gain cannot be told: it lies between %.0f and %.0f %%, and a longer survey, or --slots, may "+
+			"narrow it.",
 			100*best.Gain.Low, 100*best.Gain.High)
 	}
 	return fmt.Sprintf("With %s there would be %s.", best.What, f.gain(best))
@@ -130,10 +132,12 @@ func (f *Finding) Rows() (rows []Row) {
 		if f.Law.C1Ms > 0 {
 			add("of a step, reading KV on the fullest rank takes", "%.0f %%", 100*f.KVShare)
 		}
-		add("the most that levelling could gain", "%.1f %% (%.1f to %.1f), if each rank always had the mean, and no slot stood empty while a request waits",
+		add("the most that levelling could gain",
+			"%.1f %% (%.1f to %.1f), if each rank always had the mean, and no slot stood empty while a request waits",
 			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	} else if f.Why == nil {
-		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
+		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Most.Middle,
+			100*f.Most.Low, 100*f.Most.High)
 	}
 	if n := f.Nearest; n != nil {
 		of := "model"

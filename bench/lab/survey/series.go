@@ -46,8 +46,8 @@ type sample struct {
 	ranks []Rank // without histograms
 }
 
-// Add takes what a page told in a round, which has a number. A page that cannot come after the one before is a PageError. Which of the two is wrong
-// nobody knows, so that counting begins anew with the next.
+// Add takes what a page told in a round, which has a number. A page that cannot come after the one before is a PageError. Which of the two
+// is wrong nobody knows, so that counting begins anew with the next.
 func (s *Series) Add(round int, at time.Time, p Page) error {
 	switch {
 	case s.every == 0:
@@ -124,7 +124,8 @@ func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 			case more < 0 && p.Started == 0: // nothing else tells that it began anew
 				return false, nil
 			case more < 0:
-				return false, &engine.PageError{Name: c.name, Says: fmt.Sprintf("%.0f, although it said %.0f before and the engine did not start anew", c.b, c.a)}
+				return false, &engine.PageError{Name: c.name,
+					Says: fmt.Sprintf("%.0f, although it said %.0f before and the engine did not start anew", c.b, c.a)}
 			case more > c.most*(after.Seconds()+late):
 				return false, &engine.PageError{Name: c.name, Says: fmt.Sprintf("%.0f more within %v", more, after.Round(time.Millisecond))}
 			}
@@ -180,8 +181,8 @@ const (
 	untold   kind = "do not count tokens"
 )
 
-// does says what the ranks of an address did meanwhile. SGLang tells it. Of vLLM, who computes hardly any prompt decodes, and who gives one token
-// for each request prefills.
+// does says what the ranks of an address did meanwhile. SGLang tells it. Of vLLM, who computes hardly any prompt decodes, and who gives one
+// token for each request prefills.
 func (s *Series) does() kind {
 	switch {
 	case s.Role == "prefill":
@@ -275,7 +276,8 @@ func groups(all []*Series) []*Group {
 		if of[k] == nil {
 			continue
 		}
-		g := &Group{Model: k.model, Kind: k.kind, SGLang: of[k][0].SGLang, Lacks: of[k][0].last.Uncounted, Name: cmp.Or(k.alone, string(k.kind)), room: math.NaN()}
+		g := &Group{Model: k.model, Kind: k.kind, SGLang: of[k][0].SGLang, Lacks: of[k][0].last.Uncounted, Name: cmp.Or(k.alone, string(k.kind)),
+			room: math.NaN()}
 		for _, s := range of[k] {
 			g.prompts.add(s.prompts)
 			g.outputs.add(s.outputs)
@@ -359,9 +361,9 @@ func (g *Group) dropLong() {
 	g.Lost += was - len(g.windows)
 }
 
-// computedIn is how many tokens of prompts a rank computed between two samples. SGLang counts them as it computes them. vLLM counts a prompt
-// when all of it is computed, so that a long one is told late; but its KV grows with each chunk, by what is computed and answered, and
-// shrinks by what has ended.
+// computedIn is how many tokens of prompts a rank computed between two samples. SGLang counts them as it computes them. vLLM counts a
+// prompt when all of it is computed, so that a long one is told late; but its KV grows with each chunk, by what is computed and answered,
+// and shrinks by what has ended.
 func computedIn(x, y *Rank, direct bool) float64 {
 	n := (y.KV - x.KV) - (y.Output - x.Output) + (y.Ended - x.Ended) - zeroIfUnknown(y.Hits-x.Hits) - zeroIfUnknown(y.Pulled-x.Pulled)
 	if direct || math.IsNaN(n) {
@@ -384,7 +386,8 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 			if !(y.Output >= x.Output) || y.Gaps < x.Gaps || math.IsNaN(x.Running+y.Running) {
 				return w, false
 			}
-			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, coming: (x.Coming + y.Coming) / 2, kv: (x.KV + y.KV) / 2, full: (x.KV/x.Room + y.KV/y.Room) / 2, computed: computedIn(x, y, direct)}
+			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, coming: (x.Coming + y.Coming) / 2,
+				kv: (x.KV + y.KV) / 2, full: (x.KV/x.Room + y.KV/y.Room) / 2, computed: computedIn(x, y, direct)}
 			w.ranks = append(w.ranks, r)
 			for e, at := range []*Rank{x, y} {
 				ends[e].running, ends[e].kv = max(ends[e].running, at.Running), max(ends[e].kv, at.KV)

@@ -23,7 +23,8 @@ func told(address string, ranks int, seconds int, computed, pulled, answers floa
 		p := Page{Model: "m", Started: 1}
 		at := float64(i)
 		for k := range ranks {
-			r := Rank{Name: string(rune('0' + k)), Running: 2, KV: 100, Room: 1000, Output: 10 * at, Prompt: 50 * at, Computed: computed * at, Pulled: pulled * at}
+			r := Rank{Name: string(rune('0' + k)), Running: 2, KV: 100, Room: 1000, Output: 10 * at, Prompt: 50 * at, Computed: computed * at,
+				Pulled: pulled * at}
 			r.Gaps, r.GapsMs = 9*at, 9*at*50
 			ended := make([]int32, int(at))
 			for e := range ended {
@@ -41,7 +42,8 @@ func told(address string, ranks int, seconds int, computed, pulled, answers floa
 
 func TestWhoStepsTogether(t *testing.T) {
 	all := []*Series{
-		told("d0", 1, 5, 0, 50, 20), told("d1", 1, 5, 0, 50, 20), told("p0", 1, 5, 50, 0, 1), told("a0", 4, 5, 50, 0, 20), told("a1", 4, 5, 50, 0, 20),
+		told("d0", 1, 5, 0, 50, 20), told("d1", 1, 5, 0, 50, 20), told("p0", 1, 5, 50, 0, 1), told("a0", 4, 5, 50, 0, 20),
+		told("a1", 4, 5, 50, 0, 20),
 		told("short", 1, 1, 0, 50, 20), told("cached", 2, 5, 0, 20, 20), // of whose prompts most are in its own cache
 	}
 	got := groups(all)
@@ -126,7 +128,8 @@ func TestWhatNoWindowTellsIsNotNothing(t *testing.T) {
 	var points []point
 	for range 300 {
 		kv := 100_000 * (1 + 0.002*(2*random.Float64()-1))
-		points = append(points, point{ms: (20 + 0.0003*kv) * (1 + 0.03*(2*random.Float64()-1)), steps: 20, kv: kv, meanKV: 60_000, running: 10 + random.Float64(), meanRunning: 10})
+		points = append(points, point{ms: (20 + 0.0003*kv) * (1 + 0.03*(2*random.Float64()-1)), steps: 20, kv: kv, meanKV: 60_000,
+			running: 10 + random.Float64(), meanRunning: 10})
 	}
 	f.Law = fit(points, surely)
 	require.True(t, f.Law.ok)

@@ -47,7 +47,8 @@ func TestASurveyOfEnginesThatServe(t *testing.T) {
 			served := make(chan *load.Result, 1)
 			go func() {
 				r, err := load.Run(t.Context(), load.Config{
-					URLs: e.URLs(), Concurrency: 6, Duration: 4 * time.Second, Requests: []trace.Request{{Prompt: 200, Output: 10}, {Prompt: 50, Output: 20}},
+					URLs: e.URLs(), Concurrency: 6, Duration: 4 * time.Second,
+					Requests: []trace.Request{{Prompt: 200, Output: 10}, {Prompt: 50, Output: 20}},
 				})
 				if err != nil {
 					t.Error(err)
@@ -81,7 +82,8 @@ func TestAnAddressThatIsNoEngineIsSaidAtOnce(t *testing.T) {
 	defer s.Close()
 	client := engine.NewClient(engine.Options{})
 	defer client.Close()
-	_, err := Watch(t.Context(), client, []*engine.Target{target(t, s.URL), target(t, "http://127.0.0.1:1")}, time.Second, time.Minute, func(time.Duration) {})
+	_, err := Watch(t.Context(), client, []*engine.Target{target(t, s.URL), target(t, "http://127.0.0.1:1")}, time.Second, time.Minute,
+		func(time.Duration) {})
 	require.ErrorContains(t, err, "404 Not Found; SGLang has metrics with --enable-metrics")
 	require.ErrorContains(t, err, "127.0.0.1:1")
 }

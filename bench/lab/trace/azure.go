@@ -52,7 +52,8 @@ func azureHeader(line []byte) (*columns, error) {
 	}
 	for which, name := range azureNames {
 		if c.at[which] < 0 {
-			return nil, fmt.Errorf("no column %s, nor one of another name that says %s; call it %s (docs/traces.md has every name); a line of JSON begins with {", name, says[which], natural[which])
+			return nil, fmt.Errorf("no column %s, nor one of another name that says %s; call it %s (docs/traces.md has every name); a line of JSON "+
+				"begins with {", name, says[which], natural[which])
 		}
 	}
 	return c, nil
@@ -129,7 +130,8 @@ func clock(s string, unit time.Duration) (time.Duration, error) {
 	if f, err := strconv.ParseFloat(s, 64); err == nil && f >= 0 && f <= maxSeconds*float64(time.Second/unit) {
 		return time.Duration(f * float64(unit)), nil
 	}
-	return 0, fmt.Errorf("time %q is neither a date like 2023-11-16 18:15:46.6805900 nor a number of seconds; a column of milliseconds is called timestamp_ms", s)
+	return 0, fmt.Errorf("time %q is neither a date like 2023-11-16 18:15:46.6805900 nor a number of seconds; a column of milliseconds is "+
+		"called timestamp_ms", s)
 }
 
 const maxSeconds = 8e9 // year 2223, as a Unix time

@@ -26,12 +26,15 @@ var names = [3][]string{
 		"starttime", "createdat",
 	},
 	{
-		"contexttokens", "contextlength", "contextlen", "prompttokens", "promptlength", "promptlen", "promptsize", "inputtokens", "inputlength", "inputlen",
-		"inputsize", "requesttokens", "prefilltokens", "numprefilltokens", "numprompttokens", "numinputtokens", "prompttokencount", "inputtokencount", "isl",
+		"contexttokens", "contextlength", "contextlen", "prompttokens", "promptlength", "promptlen", "promptsize", "inputtokens", "inputlength",
+		"inputlen",
+		"inputsize", "requesttokens", "prefilltokens", "numprefilltokens", "numprompttokens", "numinputtokens", "prompttokencount",
+		"inputtokencount", "isl",
 	},
 	{
 		"generatedtokens", "generatedlength", "generatedlen", "generationtokens", "outputtokens", "outputlength", "outputlen", "outputsize",
-		"completiontokens", "completionlength", "completionlen", "responsetokens", "responselength", "responselen", "decodetokens", "numdecodetokens",
+		"completiontokens", "completionlength", "completionlen", "responsetokens", "responselength", "responselen", "decodetokens",
+		"numdecodetokens",
 		"numoutputtokens", "numgeneratedtokens", "numcompletiontokens", "outputtokencount", "completiontokencount", "osl",
 	},
 }
@@ -40,7 +43,8 @@ var names = [3][]string{
 var units = []struct {
 	name string
 	unit time.Duration
-}{{"ms", time.Millisecond}, {"milliseconds", time.Millisecond}, {"us", time.Microsecond}, {"sec", time.Second}, {"seconds", time.Second}, {"s", time.Second}}
+}{{"ms", time.Millisecond}, {"milliseconds", time.Millisecond}, {"us", time.Microsecond}, {"sec", time.Second}, {"seconds", time.Second},
+	{"s", time.Second}}
 
 var (
 	plainName = strings.NewReplacer("_", "", "-", "", " ", "", ".", "", "(", "", ")", "")

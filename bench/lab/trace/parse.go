@@ -77,19 +77,20 @@ type row struct {
 }
 
 func (p *parser) all(r io.Reader) (err error) {
-	p.line, err = Lines{Name: p.opt.Name, Most: maxLine, What: "is it a trace?"}.Each(r, func(n int, line []byte, _ bool) (more bool, err error) {
-		if n == 1 {
-			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))) // a byte order mark
-		}
-		if len(line) == 0 {
-			return true, nil
-		}
-		if p.opt.Max > 0 && len(p.rows) == p.opt.Max {
-			p.out.Cut = true
-			return false, nil
-		}
-		return true, p.one(line)
-	})
+	p.line, err = Lines{Name: p.opt.Name, Most: maxLine, What: "is it a trace?"}.Each(r,
+		func(n int, line []byte, _ bool) (more bool, err error) {
+			if n == 1 {
+				line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))) // a byte order mark
+			}
+			if len(line) == 0 {
+				return true, nil
+			}
+			if p.opt.Max > 0 && len(p.rows) == p.opt.Max {
+				p.out.Cut = true
+				return false, nil
+			}
+			return true, p.one(line)
+		})
 	return err
 }
 

@@ -98,7 +98,8 @@ func TestPromptKey(t *testing.T) {
 	long := Request{Prompt: 4500, HashIDs: ids}
 	require.NotZero(t, long.PromptKey())
 	require.Equal(t, long.PromptKey(), (&Request{Prompt: 4500, Output: 7, HashIDs: slices.Clone(ids)}).PromptKey())
-	require.NotEqual(t, long.PromptKey(), (&Request{Prompt: 4500, HashIDs: append(slices.Clone(ids[:8]), 10)}).PromptKey(), "another last block is another prompt, as in the server")
+	require.NotEqual(t, long.PromptKey(), (&Request{Prompt: 4500, HashIDs: append(slices.Clone(ids[:8]), 10)}).PromptKey(),
+		"another last block is another prompt, as in the server")
 	require.NotEqual(t, long.PromptKey(), (&Request{Prompt: 4501, HashIDs: ids}).PromptKey(), "and so is one that goes on after it")
 	require.Zero(t, (&Request{}).PromptKey(), "nothing known")
 	require.EqualValues(t, 5, (&Request{Key: 5, HashIDs: ids}).PromptKey())

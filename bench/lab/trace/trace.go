@@ -53,13 +53,15 @@ func (t *Trace) Notes() []string {
 		notes = append(notes, fmt.Sprintf("%d rows without prompt tokens were left out", t.NoPrompt))
 	}
 	if t.CutHashes > 0 {
-		notes = append(notes, fmt.Sprintf("%d requests had more hash ids than blocks of %d tokens; the ids beyond were dropped", t.CutHashes, BlockTokens))
+		notes = append(notes,
+			fmt.Sprintf("%d requests had more hash ids than blocks of %d tokens; the ids beyond were dropped", t.CutHashes, BlockTokens))
 	}
 	if t.Unsorted {
 		notes = append(notes, "rows were not in order of arrival and were sorted")
 	}
 	if t.Slow {
-		notes = append(notes, "times that are plain numbers were read as seconds, which makes more than a minute between two requests; if they are milliseconds, call the column timestamp_ms")
+		notes = append(notes, "times that are plain numbers were read as seconds, which makes more than a minute between two requests; if they "+
+			"are milliseconds, call the column timestamp_ms")
 	}
 	if t.Cut {
 		notes = append(notes, fmt.Sprintf("only the first %d requests were read", len(t.Requests)))
@@ -115,7 +117,8 @@ func statsOf(rs []Request, tokens func(Request) int) Stats {
 }
 
 func (s Summary) String() string {
-	return fmt.Sprintf("%d requests in %v; prompt tokens mean %.0f p50 %d p90 %d p99 %d max %d; output tokens mean %.0f p50 %d p90 %d p99 %d max %d",
+	return fmt.Sprintf("%d requests in %v; prompt tokens mean %.0f p50 %d p90 %d p99 %d max %d; output tokens mean %.0f p50 %d p90 %d p99 %d "+
+		"max %d",
 		s.Requests, s.Duration.Round(time.Millisecond), s.Prompt.Mean, s.Prompt.P50, s.Prompt.P90, s.Prompt.P99, s.Prompt.Max,
 		s.Output.Mean, s.Output.P50, s.Output.P90, s.Output.P99, s.Output.Max)
 }

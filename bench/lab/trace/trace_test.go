@@ -24,7 +24,8 @@ const (
 
 var (
 	azureWant = []Request{{Prompt: 374, Output: 44}, {At: 4314579 * time.Microsecond, Prompt: 396, Output: 109}}
-	moonWant  = []Request{{Prompt: 6758, Output: 500, HashIDs: []uint64{0, 1, 2}}, {At: 3 * time.Second, Prompt: 10, Output: 1, HashIDs: []uint64{}}}
+	moonWant  = []Request{{Prompt: 6758, Output: 500, HashIDs: []uint64{0, 1, 2}},
+		{At: 3 * time.Second, Prompt: 10, Output: 1, HashIDs: []uint64{}}}
 )
 
 func TestParse(t *testing.T) {
@@ -115,10 +116,12 @@ func TestParseSaysWhereAndWhat(t *testing.T) {
 }
 
 func TestWhatIsChangedOnReadingIsSaid(t *testing.T) {
-	in := azureHead + "2023-11-16 18:00:09,9,1\n2023-11-16 18:00:07,7,1\n2023-11-16 18:00:09,10,1\n2023-11-16 18:00:01,1,0\n2023-11-16 18:00:02,0,5\n"
+	in := azureHead + "2023-11-16 18:00:09,9,1\n2023-11-16 18:00:07,7,1\n2023-11-16 18:00:09,10,1\n2023-11-16 18:00:01,1,0\n2023-11-16 " +
+		"18:00:02,0,5\n"
 	got, err := Parse(strings.NewReader(in), Options{})
 	require.NoError(t, err)
-	require.Equal(t, []Request{{Prompt: 7, Output: 1}, {At: 2 * time.Second, Prompt: 9, Output: 1}, {At: 2 * time.Second, Prompt: 10, Output: 1}}, got.Requests,
+	require.Equal(t, []Request{{Prompt: 7, Output: 1}, {At: 2 * time.Second, Prompt: 9, Output: 1},
+		{At: 2 * time.Second, Prompt: 10, Output: 1}}, got.Requests,
 		"sorted, equal times in the file's order, times from the first request kept")
 	require.Equal(t, 1, got.NoOutput)
 	require.Equal(t, 1, got.NoPrompt)

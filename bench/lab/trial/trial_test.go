@@ -90,7 +90,8 @@ func TestSettingsHaveNoPathsAndNoNames(t *testing.T) {
 	var told map[string]any
 	require.NoError(t, json.Unmarshal([]byte(`{"dp_size":8,"host":"10.0.0.1","model_path":"/home/a/model","moe_a2a_backend":"deepep","quantization":"/home/a/q",
 		"enable_dp_attention":true,"api_key":"secret","vllm_config":{"scheduler_config":{"max_num_seqs":64}},"dtype":null}`), &told))
-	require.Equal(t, map[string]any{"dp_size": 8., "moe_a2a_backend": "deepep", "enable_dp_attention": true, "max_num_seqs": 64.}, settings(told))
+	require.Equal(t, map[string]any{"dp_size": 8., "moe_a2a_backend": "deepep", "enable_dp_attention": true, "max_num_seqs": 64.},
+		settings(told))
 }
 
 // An engine that has a draft model tells some settings twice.
@@ -107,11 +108,13 @@ func TestASettingIsTheOneThatIsLeastDeep(t *testing.T) {
 
 func TestWordsAreNoHosts(t *testing.T) {
 	for _, s := range []string{
-		"fp8_e4m3", "0.27.1", "v0.11.0", "0.5.3.post1", "0.11.1rc2.dev45+g3d5c8d4a1.d20251101", "0.10.2+cu128", "0.9.2.dev0+g5358cce5f.precompiled", "a.b",
+		"fp8_e4m3", "0.27.1", "v0.11.0", "0.5.3.post1", "0.11.1rc2.dev45+g3d5c8d4a1.d20251101", "0.10.2+cu128",
+		"0.9.2.dev0+g5358cce5f.precompiled", "a.b",
 	} {
 		require.Equal(t, s, word(s))
 	}
-	for _, s := range []string{"gpu-7.corp.internal", "10.0.0.7", "10.0.0.7-a", "0.27.1.corp.internal", "0.27.1+gpu.corp.internal", "7.8.corp", "a b", "/a", "fe80::1", ""} {
+	for _, s := range []string{"gpu-7.corp.internal", "10.0.0.7", "10.0.0.7-a", "0.27.1.corp.internal", "0.27.1+gpu.corp.internal", "7.8.corp",
+		"a b", "/a", "fe80::1", ""} {
 		require.Empty(t, word(s), s)
 	}
 	for id, want := range map[string]string{
@@ -151,7 +154,8 @@ func TestWhatIsExpectedUnderALaw(t *testing.T) {
 	require.Greater(t, c.Input.Low, c.Prompts.Low)
 	none := Costs(loads, nil, 5*time.Minute, 3)
 	require.Equal(t, 40*time.Minute, none.Time)
-	require.Equal(t, 2.*(96*(3*perPlace+perWarmUp)+96*3*perPlace+32*(3*perPlace+perWarmUp)+115*(3*perPlace+perWarmUp)), none.Prompts.Low, "each block has so many at least")
+	require.Equal(t, 2.*(96*(3*perPlace+perWarmUp)+96*3*perPlace+32*(3*perPlace+perWarmUp)+115*(3*perPlace+perWarmUp)), none.Prompts.Low,
+		"each block has so many at least")
 	require.Greater(t, Costs(loads, &x, time.Minute, 3).Time, 8*time.Minute, "blocks last as long as their requests")
 
 	ended, cancel := context.WithCancel(t.Context())
@@ -252,7 +256,8 @@ func TestBothWaysGetTheSameRequests(t *testing.T) {
 func TestWhatSGLangCountsIsPrinted(t *testing.T) {
 	var text bytes.Buffer
 	(&Law{Barrier: &Counted{Steps: 1200, WaitMs: 3.14, Beyond: 0.25}}).text(&text)
-	require.Contains(t, text.String(), "a rank waits 3.14 ms before a step (of 1,200), and the rank with most attention computes 25 % beyond the mean")
+	require.Contains(t, text.String(),
+		"a rank waits 3.14 ms before a step (of 1,200), and the rank with most attention computes 25 % beyond the mean")
 }
 
 func start(t *testing.T) (url string) {

@@ -12,11 +12,13 @@ import (
 // paths, hosts and keys are none of ours.
 var asked = []string{
 	"all2all_backend", "async_scheduling", "attention_backend", "block_size", "cache_dtype", "chunked_prefill_size", "cuda_graph_bs",
-	"cuda_graph_max_bs", "cudagraph_mode", "data_parallel_size", "deepep_mode", "disable_cuda_graph", "disable_radix_cache", "dp_size", "dtype",
+	"cuda_graph_max_bs", "cudagraph_mode", "data_parallel_size", "deepep_mode", "disable_cuda_graph", "disable_radix_cache", "dp_size",
+	"dtype",
 	"enable_chunked_prefill", "enable_dbo", "enable_dp_attention", "enable_dp_lm_head", "enable_eplb", "enable_expert_parallel",
 	"enable_mixed_chunk", "enable_prefill_delayer", "enable_prefix_caching", "enable_two_batch_overlap", "enforce_eager", "ep_size",
 	"gpu_memory_utilization", "kv_cache_dtype", "load_balance_method", "max_cudagraph_capture_size", "max_model_len", "max_num_batched_tokens",
-	"max_num_seqs", "max_running_requests", "max_total_num_tokens", "mem_fraction_static", "moe_a2a_backend", "moe_backend", "moe_dense_tp_size",
+	"max_num_seqs", "max_running_requests", "max_total_num_tokens", "mem_fraction_static", "moe_a2a_backend", "moe_backend",
+	"moe_dense_tp_size",
 	"num_speculative_tokens", "prefill_decode_interval", "prefill_schedule_interval", "quantization", "speculative_algorithm",
 	"tensor_parallel_size", "tp_size",
 }

@@ -43,5 +43,6 @@ func Decide(snapshotJSON []byte, policySpec string) (Report, error) {
 		s.MaxAgeMs = p.MaxAgeMs()
 	}
 	assigned, left := policy.Explain(p, &s)
-	return Report{Policy: p.Name(), Assignments: append([]policy.Assignment{}, assigned...), Left: append([]policy.Left{}, left...)}, nil // never null
+	// never null
+	return Report{Policy: p.Name(), Assignments: append([]policy.Assignment{}, assigned...), Left: append([]policy.Left{}, left...)}, nil
 }

@@ -107,14 +107,16 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		whole := func(most int32, what string) int32 { return rapid.Int32Range(0, most).Draw(t, what) }
 		number := func(what string) float32 { return rapid.Float32Range(0, 1e6).Draw(t, what) }
 		s := policy.Snapshot{
-			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"), RequestTokens: int64(whole(40_000, "tokens of a request")), RowTokens: int64(whole(40_000, "of the rank with most")),
+			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
+			RequestTokens: int64(whole(40_000, "tokens of a request")), RowTokens: int64(whole(40_000, "of the rank with most")),
 		}
 		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
 			s.OwnMs, s.Unbegun, s.PromptRate, s.RequestTokens = number("own"), number("unbegun"), number("rate"), int64(whole(1<<20, "request"))
 		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {
-			w := policy.Worker{ID: id * 3, Free: whole(9, "free") - 4, Up: rapid.Bool().Draw(t, "up"), Capacity: int64(whole(1<<30, "capacity")), Cost: rapid.Float32Range(0, 1000).Draw(t, "cost")}
+			w := policy.Worker{ID: id * 3, Free: whole(9, "free") - 4, Up: rapid.Bool().Draw(t, "up"), Capacity: int64(whole(1<<30, "capacity")),
+				Cost: rapid.Float32Range(0, 1000).Draw(t, "cost")}
 			for range whole(4, "running") {
 				w.Running = append(w.Running, policy.Request{
 					Prompt: whole(1<<20, "prompt"), Generated: whole(1<<20, "generated"), Age: whole(1<<20, "age"), Rhat: number("rhat"),
@@ -178,7 +180,8 @@ func FuzzLogLine(f *testing.F) {
 		}
 		s.MeanOutput = 0 // the outputs stand beside it
 		l := dispatcher.LogLine{
-			Tick: tick, TimeMs: -1, Group: group, Policy: "br0", Snapshot: &s, Outputs: []int32{1, 5}, Assign: []policy.Assignment{{Entry: entry, Worker: worker}},
+			Tick: tick, TimeMs: -1, Group: group, Policy: "br0", Snapshot: &s, Outputs: []int32{1, 5},
+			Assign: []policy.Assignment{{Entry: entry, Worker: worker}},
 		}
 		line := l.AppendJSON(nil)
 		require.Equal(t, len(line)-1, bytes.IndexByte(line, '\n'), "%q", line)

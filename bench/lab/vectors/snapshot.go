@@ -192,7 +192,8 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		if w.Backlog < 0 {
 			return s, fmt.Errorf("worker %d: backlog_tokens cannot be negative", w.ID)
 		}
-		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost, Others: w.Others, Backlog: w.Backlog}
+		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost, Others: w.Others,
+			Backlog: w.Backlog}
 		for i, r := range w.Running {
 			if r.Prompt < 0 || r.Generated < 0 {
 				return s, fmt.Errorf("worker %d, running[%d]: prompt and generated cannot be negative", w.ID, i)

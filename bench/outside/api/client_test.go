@@ -75,7 +75,8 @@ func TestChat(t *testing.T) {
 		require.Empty(t, last.Choices)
 		require.EqualValues(t, 300, last.Usage.PromptTokens)
 		require.EqualValues(t, natural, last.Usage.CompletionTokens)
-		require.EqualValues(t, 256, last.Usage.PromptTokensDetails.CachedTokens, "two blocks that the first request left in prefill's prefix cache")
+		require.EqualValues(t, 256, last.Usage.PromptTokensDetails.CachedTokens,
+			"two blocks that the first request left in prefill's prefix cache")
 	})
 
 	t.Run("max_completion_tokens", func(t *testing.T) {
@@ -125,7 +126,8 @@ func TestTools(t *testing.T) {
 	c := start(t, options{})
 	p := ask(reftext.MakePrompt(2, 40))
 	p.Tools = []openai.ChatCompletionToolUnionParam{openai.ChatCompletionFunctionTool(openai.FunctionDefinitionParam{
-		Name: "look_up", Parameters: openai.FunctionParameters{"type": "object", "properties": map[string]any{"text": map[string]any{"type": "string"}}},
+		Name:       "look_up",
+		Parameters: openai.FunctionParameters{"type": "object", "properties": map[string]any{"text": map[string]any{"type": "string"}}},
 	})}
 	p.ToolChoice = openai.ToolChoiceOptionFunctionToolChoice(openai.ChatCompletionNamedToolChoiceFunctionParam{Name: "look_up"})
 	body, err := json.Marshal(p)

@@ -66,7 +66,8 @@ func TestStreamsPassAProxyThatClosesSilentConnections(t *testing.T) {
 				},
 				"completions": func(t *testing.T) (text string, _ uint64, err error) {
 					s := client.Completions.NewStreaming(t.Context(), openai.CompletionNewParams{
-						Model: model, Prompt: openai.CompletionNewParamsPromptUnion{OfString: param.NewOpt("one two three")}, MaxTokens: param.NewOpt(int64(300)),
+						Model: model, Prompt: openai.CompletionNewParamsPromptUnion{OfString: param.NewOpt("one two three")},
+						MaxTokens: param.NewOpt(int64(300)),
 					})
 					for s.Next() {
 						for _, choice := range s.Current().Choices {

@@ -249,7 +249,8 @@ func (p *proxy) valid(doc *openapi3.T, operation string, resp *http.Response, bo
 	item := doc.Paths.Value(path)
 	require.NoError(p, openapi3filter.ValidateResponse(p.Context(), &openapi3filter.ResponseValidationInput{
 		RequestValidationInput: &openapi3filter.RequestValidationInput{
-			Request: resp.Request, Route: &routers.Route{Spec: doc, Path: path, PathItem: item, Method: method, Operation: item.GetOperation(method)},
+			Request: resp.Request,
+			Route:   &routers.Route{Spec: doc, Path: path, PathItem: item, Method: method, Operation: item.GetOperation(method)},
 		},
 		Status: resp.StatusCode, Header: resp.Header, Body: io.NopCloser(strings.NewReader(body)),
 		Options: &openapi3filter.Options{IncludeResponseStatus: true},
@@ -269,7 +270,8 @@ func TestOpenAPIHasTheLiveEvents(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	lines := bufio.NewReader(resp.Body)
-	for _, want := range []struct{ event, schema string }{{"history", "LiveHistory"}, {"document", "LiveDocument"}, {"strip", "LiveStrip"}, {"document", "LiveDocument"}} {
+	for _, want := range []struct{ event, schema string }{{"history", "LiveHistory"}, {"document", "LiveDocument"}, {"strip", "LiveStrip"},
+		{"document", "LiveDocument"}} {
 		name, err := lines.ReadString('\n')
 		require.NoError(t, err)
 		require.Equal(t, "event: "+want.event+"\n", name)

@@ -83,14 +83,17 @@ func TestTheOfficialClientMayPackItsRequests(t *testing.T) {
 			require.NoError(t, stream.Err())
 			wholeText(t, key, text)
 
-			completed, err := client.Completions.New(t.Context(), openai.CompletionNewParams{Model: model, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String(prompt)}})
+			completed, err := client.Completions.New(t.Context(),
+				openai.CompletionNewParams{Model: model, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String(prompt)}})
 			require.NoError(t, err)
 			require.NotEmpty(t, completed.Choices[0].Text)
-			response, err := client.Responses.New(t.Context(), responses.ResponseNewParams{Model: model, Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}})
+			response, err := client.Responses.New(t.Context(),
+				responses.ResponseNewParams{Model: model, Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}})
 			require.NoError(t, err)
 			wholeText(t, key, response.OutputText())
 
-			vectors, err := client.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "emb", Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("one two")}})
+			vectors, err := client.Embeddings.New(t.Context(),
+				openai.EmbeddingNewParams{Model: "emb", Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("one two")}})
 			require.NoError(t, err)
 			require.InDelta(t, plain.Vector("one two")[0], vectors.Data[0].Embedding[0], 1e-6)
 			file := openai.File(strings.NewReader("speech of today"), "speech.wav", "audio/wav")

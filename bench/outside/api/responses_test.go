@@ -55,7 +55,8 @@ func TestResponses(t *testing.T) {
 	})
 	t.Run("tools", func(t *testing.T) {
 		p := ask()
-		p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "look_up", Strict: openai.Bool(false), Parameters: map[string]any{"type": "object"}}}}
+		p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "look_up", Strict: openai.Bool(false),
+			Parameters: map[string]any{"type": "object"}}}}
 		p.ToolChoice = responses.ResponseNewParamsToolChoiceUnion{OfFunctionTool: &responses.ToolChoiceFunctionParam{Name: "look_up"}}
 		got, err := client.Responses.New(t.Context(), p)
 		require.NoError(t, err)
@@ -126,7 +127,8 @@ func TestResponsesOfSGLang(t *testing.T) {
 	})
 	t.Run("tools", func(t *testing.T) {
 		p := ask()
-		p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "look_up", Strict: openai.Bool(false), Parameters: map[string]any{"type": "object"}}}}
+		p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "look_up", Strict: openai.Bool(false),
+			Parameters: map[string]any{"type": "object"}}}}
 		text, _, last := streamed(t, p)
 		require.NotEmpty(t, text)
 		require.Equal(t, text, last.OutputText(), "which comes in one event")

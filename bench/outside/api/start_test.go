@@ -181,7 +181,8 @@ func (p *proxy) settled() {
 			Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch, Leaks, Unknown, KeyMismatches int64
 		}
 		st := e.Stats()
-		require.Zero(p, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch, st.Leaks, st.Unknown, st.KeyMismatches})
+		require.Zero(p, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch, st.Leaks, st.Unknown,
+			st.KeyMismatches})
 	}
 }
 

@@ -23,7 +23,8 @@ func TestPassedThrough(t *testing.T) {
 	c := start(t, options{decode: []refengine.Config{{}, pooling, ears}})
 	client := c.client()
 	t.Run("embeddings and a transcription", func(t *testing.T) {
-		got, err := client.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "emb", Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("one two")}})
+		got, err := client.Embeddings.New(t.Context(),
+			openai.EmbeddingNewParams{Model: "emb", Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("one two")}})
 		require.NoError(t, err)
 		require.Len(t, got.Data, 1)
 		require.InDelta(t, plain.Vector("one two")[0], got.Data[0].Embedding[0], 1e-6)
@@ -36,7 +37,8 @@ func TestPassedThrough(t *testing.T) {
 	})
 	t.Run("a translation", func(t *testing.T) {
 		file := openai.File(strings.NewReader("speech of today"), "speech.wav", "audio/wav")
-		said, err := client.Audio.Translations.New(t.Context(), openai.AudioTranslationNewParams{Model: "ears", File: file}) //nolint:staticcheck // OpenAI calls it deprecated, and vLLM serves it
+		params := openai.AudioTranslationNewParams{Model: "ears", File: file}
+		said, err := client.Audio.Translations.New(t.Context(), params) //nolint:staticcheck // OpenAI calls it deprecated, and vLLM serves it
 		require.NoError(t, err)
 		require.Equal(t, plain.Heard([]byte("speech of today")), said.Text)
 	})

@@ -66,8 +66,10 @@ func small(t *testing.T, files map[string]string) (root string) {
 func TestLinks(t *testing.T) {
 	root := small(t, map[string]string{
 		"docs/contents.md": "# Title\n\n## Part\n\n- [Start](../README.md)\n- [Other](other.md)\n",
-		"README.md": "# Hello\n\n[a place](docs/other.md#what-it-is), [a file](configs/x.yaml), [a folder](configs), [outside](https://example.org), [here](#hello)\n\n![a plot](docs/img/p.png)\n\n" +
-			"<picture>\n  <source media=\"(prefers-color-scheme: dark)\" srcset=\"docs/img/dark.png\">\n  <img src=\"docs/img/light.png\" alt=\"a page\">\n</picture>\n",
+		"README.md": "# Hello\n\n[a place](docs/other.md#what-it-is), [a file](configs/x.yaml), [a folder](configs), " +
+			"[outside](https://example.org), [here](#hello)\n\n![a plot](docs/img/p.png)\n\n" +
+			"<picture>\n  <source media=\"(prefers-color-scheme: dark)\" srcset=\"docs/img/dark.png\">\n  <img src=\"docs/img/light.png\" alt=\"a " +
+			"page\">\n</picture>\n",
 		"docs/other.md":  "# Other\n\n## What `it` is?\n\n## What it is\n\n[back](../README.md)\n\n| a | b |\n|---|---|\n| c_d | e |\n",
 		"configs/x.yaml": "x: 1\n", "docs/img/p.png": "png", "docs/img/dark.png": "png", "docs/img/light.png": "png",
 	})
@@ -81,7 +83,8 @@ func TestLinks(t *testing.T) {
 		require.Contains(t, home, want)
 	}
 	other := b.chapters[1]
-	require.Equal(t, []string{"other", "what-it-is", "what-it-is-1"}, []string{other.Sections[0].ID, other.Sections[1].ID, other.Sections[2].ID}, "as code forges name them")
+	require.Equal(t, []string{"other", "what-it-is", "what-it-is-1"},
+		[]string{other.Sections[0].ID, other.Sections[1].ID, other.Sections[2].ID}, "as code forges name them")
 	require.Contains(t, string(other.Body), `href="index.html"`)
 	require.Contains(t, other.Sections[2].Text, "c_d", "tables can be searched")
 }
@@ -122,7 +125,9 @@ components:
     Models: {type: object, description: A list., required: [data], properties: {data: {type: array, items: {type: string}, description: names}, more: {nullable: true, allOf: [{$ref: "#/components/schemas/Models"}], description: the rest}}}
 `))
 	require.NoError(t, err)
-	for _, want := range []string{"# API", "## For clients", "### GET /v1/models", "| `n` | query | how \\| many |", "| 200 | All of them. `application/json`: [Models](#models) |", "### Models", "| `data` | list of string, always there | names |", "| `X-Count` | how many |", "| `more` | [Models](#models), or null | the rest |"} {
+	for _, want := range []string{"# API", "## For clients", "### GET /v1/models", "| `n` | query | how \\| many |",
+		"| 200 | All of them. `application/json`: [Models](#models) |", "### Models", "| `data` | list of string, always there | names |",
+		"| `X-Count` | how many |", "| `more` | [Models](#models), or null | the rest |"} {
 		require.Contains(t, string(page), want)
 	}
 	_, err = describe([]byte("openapi: 3.0.3\npaths: {}\n"))

@@ -58,7 +58,8 @@ var picture = regexp.MustCompile(`^<picture>\n *<source media="\(prefers-color-s
 // render makes a page of Markdown. Links to chapters become links to pages, those
 // to other files of the repository to copies beside the pages.
 func (b *book) render(c *chapter, source []byte) (*rendered, error) {
-	doc := markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(&anchors{used: map[string]bool{}}))))
+	doc := markdown.Parser().Parse(text.NewReader(source),
+		parser.WithContext(parser.NewContext(parser.WithIDs(&anchors{used: map[string]bool{}}))))
 	r := &rendered{Title: c.Name}
 	var comments []ast.Node // marks of those who write tables into the page
 	pictures := map[*ast.HTMLBlock]string{}

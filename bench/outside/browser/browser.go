@@ -34,7 +34,8 @@ func Chromium() (string, error) {
 
 // Open starts the browser.
 func Open(ctx context.Context, path string) (*Browser, error) {
-	allocator, cancel := chromedp.NewExecAllocator(ctx, append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox)...)
+	allocator, cancel := chromedp.NewExecAllocator(ctx,
+		append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox)...)
 	tab, cancelTab := chromedp.NewContext(allocator)
 	b := &Browser{tab, []context.CancelFunc{cancelTab, cancel}}
 	if err := chromedp.Do(tab); err != nil {

@@ -28,7 +28,8 @@ func TestCameraTakesAPictureOfAPage(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, "page.png")
 	var said strings.Builder
-	require.NoError(t, run(t.Context(), []string{"-await", "document.title === 'ready'", "-width", "640", "-height", "400", page.URL, file}, &said))
+	require.NoError(t,
+		run(t.Context(), []string{"-await", "document.title === 'ready'", "-width", "640", "-height", "400", page.URL, file}, &said))
 	require.NoError(t, run(t.Context(), []string{"-shrink", folder}, &said))
 	require.Contains(t, said.String(), "1 pictures")
 	picture, err := os.Open(file)

@@ -76,6 +76,7 @@ func (w *site) check(ctx context.Context, out io.Writer) error {
 	if evaluated == 0 {
 		wrong = append(wrong, errors.New("prometheus has no rules"))
 	}
-	fmt.Fprintf(out, "%d dashboards, %d panels, %d expressions (%d with nothing to show, as they may), %d rules\n", len(dashboards), panels, lines, idle, evaluated)
+	fmt.Fprintf(out, "%d dashboards, %d panels, %d expressions (%d with nothing to show, as they may), %d rules\n", len(dashboards), panels,
+		lines, idle, evaluated)
 	return errors.Join(wrong...)
 }

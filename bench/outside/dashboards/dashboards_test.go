@@ -89,7 +89,8 @@ var (
 // besides the list of metrics: nobody would look at it.
 func TestEveryMetricHasAReader(t *testing.T) {
 	read := map[string]bool{}
-	for _, pattern := range []string{configs + "/grafana/*.json", configs + "/prometheus/rules.yaml", "../../../docs/*.md", "../../../docs/results/*.md"} {
+	for _, pattern := range []string{configs + "/grafana/*.json", configs + "/prometheus/rules.yaml", "../../../docs/*.md",
+		"../../../docs/results/*.md"} {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)
@@ -278,7 +279,8 @@ func TestWrongExpressionsAreFound(t *testing.T) {
 func TestEveryAlertHasItsRunbookEntry(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/runbook.md")
 	require.NoError(t, err)
-	entries, anchors := map[string]string{}, map[string]bool{"{{ $labels.kind }}": true} // a test of gateway/detect looks at the entries of kinds
+	// a test of gateway/detect looks at the entries of kinds
+	entries, anchors := map[string]string{}, map[string]bool{"{{ $labels.kind }}": true}
 	for _, part := range strings.Split(string(page), "\n## ")[1:] {
 		name, text, _ := strings.Cut(part, "\n")
 		entries[name], anchors[strings.ToLower(name)] = text, true
@@ -299,7 +301,8 @@ func TestEveryAlertHasItsRunbookEntry(t *testing.T) {
 			require.Regexp(t, `^\n\*`+r.Labels["severity"]+`\*\. \S`, text, r.Alert)
 			require.Regexp(t, `(?s)\n\n\*\*Clients\*\* .*\n\n\*\*Causes\*\*.*\n1\. .*\n\n\*\*Over\*\* `, text, r.Alert)
 		}
-		require.Contains(t, string(tests), "alertname: "+r.Alert+"\n        exp_alerts:", "rules_test.yaml has no test in which %s fires", r.Alert)
+		require.Contains(t, string(tests), "alertname: "+r.Alert+"\n        exp_alerts:", "rules_test.yaml has no test in which %s fires",
+			r.Alert)
 		require.Contains(t, string(tests), "alertname: "+r.Alert+"}", "nor one in which it is quiet")
 	}
 	there := metrics(t)
@@ -319,7 +322,8 @@ func TestThePagesNameAlertsThatExist(t *testing.T) {
 		known[r.Alert] = true
 	}
 	alert := regexp.MustCompile(`\bEvenkeel[A-Z]\w*`)
-	for _, pattern := range []string{"../../../*.md", "../../../docs/*.md", "../../../docs/results/*.md", configs + "/*.yaml", configs + "/*/*.yaml", configs + "/*/*/*.yaml", configs + "/grafana/*.json"} {
+	for _, pattern := range []string{"../../../*.md", "../../../docs/*.md", "../../../docs/results/*.md", configs + "/*.yaml",
+		configs + "/*/*.yaml", configs + "/*/*/*.yaml", configs + "/grafana/*.json"} {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)

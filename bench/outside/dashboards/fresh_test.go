@@ -47,19 +47,22 @@ func fresh(t *testing.T) (all []labels.Labels) {
 	for _, role := range []refengine.Role{refengine.Prefill, refengine.Decode} {
 		engines += fmt.Sprintf("  %s:\n", role)
 		for profile, connector := range map[string]refengine.Connector{"late": "", "early": refengine.AscendLayerwise} {
-			e, err := refengine.Start(refengine.Config{Role: role, Model: profile, Connector: connector, Slots: 16, DPSize: 1, C0: time.Millisecond, C1: time.Nanosecond})
+			e, err := refengine.Start(refengine.Config{Role: role, Model: profile, Connector: connector, Slots: 16, DPSize: 1, C0: time.Millisecond,
+				C1: time.Nanosecond})
 			require.NoError(t, err)
 			t.Cleanup(e.Close)
 			engines += fmt.Sprintf("    - {url: %q, profile: %s}\n", e.URLs()[0], profile)
 		}
 	}
-	both, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, Model: "both", Slots: 16, MaxBatchedTokens: 64, DPSize: 1, C0: time.Millisecond, C1: time.Nanosecond})
+	both, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, Model: "both", Slots: 16, MaxBatchedTokens: 64, DPSize: 1,
+		C0: time.Millisecond, C1: time.Nanosecond})
 	require.NoError(t, err)
 	t.Cleanup(both.Close)
 	engines += fmt.Sprintf("  aggregated: [{url: %q}]\n", both.URLs()[0])
 	engines += "profiles: {late: {}, early: {connector: ascend-layerwise}}\nbind: {listen: \"127.0.0.1:0\"}\n"
 	cert, key := certtest.New(t).Issue(t, "localhost", time.Now().Add(time.Hour))
-	peers := "geo: {mode: distributed, self: {id: us-1, region: us}, listen: \"127.0.0.1:0\", hmac: {keys_file: " + write("peers.key", "a 0123456789abcdef0123456789abcdef\n") + "}, "
+	peers := "geo: {mode: distributed, self: {id: us-1, region: us}, listen: \"127.0.0.1:0\", hmac: {keys_file: " +
+		write("peers.key", "a 0123456789abcdef0123456789abcdef\n") + "}, "
 	for name, text := range map[string]string{
 		"alone": peers + `peers: [{id: eu-1, region: eu, url: "http://127.0.0.1:9"}], ownership: {engine: static}}
 tls: {cert_file: ` + cert + `, key_file: ` + key + `}
@@ -72,7 +75,8 @@ ha: {mode: shard, engine: etcd, etcd: {endpoints: ["http://127.0.0.1:9"]}}
 `,
 	} {
 		admin := testbed.FreeAddresses(1)[0]
-		config := write(name+".yaml", "listen: \"127.0.0.1:0\"\nadmin: {listen: \""+admin+"\"}\nself_test: false\nadvice: {interval: 200ms}\n"+engines+text)
+		config := write(name+".yaml",
+			"listen: \"127.0.0.1:0\"\nadmin: {listen: \""+admin+"\"}\nself_test: false\nadvice: {interval: 200ms}\n"+engines+text)
 		log := filepath.Join(dir, name+".log")
 		p, err := testbed.Start(exec.Command(w.Binary, "serve", "--config", config), log)
 		require.NoError(t, err)
@@ -197,7 +201,8 @@ func TestTheSeriesOfEveryRuleExistBeforeTheFirstRequest(t *testing.T) {
 			few = few && len(values) > 0
 		}
 		if few {
-			v := &parser.VectorSelector{Name: name, LabelMatchers: []*labels.Matcher{labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, name)}}
+			v := &parser.VectorSelector{Name: name,
+				LabelMatchers: []*labels.Matcher{labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, name)}}
 			for _, want := range selectors(v, known) {
 				if !exists(want) {
 					t.Errorf("a fresh proxy does not export %v", want)

@@ -131,14 +131,17 @@ func (p panel) grafana(id int) grafanaPanel {
 			defaults["thresholds"] = map[string]any{"mode": "absolute",
 				"steps": []any{map[string]any{"color": "green", "value": nil}, map[string]any{"color": "red", "value": 1e-9}}}
 		}
-		g.Options = map[string]any{"colorMode": "background", "graphMode": "none", "reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}}}
+		g.Options = map[string]any{"colorMode": "background", "graphMode": "none",
+			"reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}}}
 	case graph:
 		defaults["custom"] = map[string]any{"drawStyle": "line", "lineWidth": 1, "fillOpacity": 8, "showPoints": "never"}
-		g.Options = map[string]any{"legend": map[string]any{"displayMode": "list", "placement": "bottom"}, "tooltip": map[string]any{"mode": "multi", "sort": "desc"}}
+		g.Options = map[string]any{"legend": map[string]any{"displayMode": "list", "placement": "bottom"},
+			"tooltip": map[string]any{"mode": "multi", "sort": "desc"}}
 	}
 	g.FieldConfig = map[string]any{"defaults": defaults, "overrides": []any{}}
 	for i, l := range p.lines {
-		g.Targets = append(g.Targets, grafanaTarget{RefID: string(rune('A' + i)), Expr: forGrafana(l.expr), LegendFormat: l.legend, Instant: p.kind == stat})
+		g.Targets = append(g.Targets,
+			grafanaTarget{RefID: string(rune('A' + i)), Expr: forGrafana(l.expr), LegendFormat: l.legend, Instant: p.kind == stat})
 	}
 	return g
 }

@@ -48,15 +48,17 @@ func quantiles(histogram, by string) []line {
 
 // failed are the outcomes that are no fault of the client; rules.yaml has the
 // same.
-const failed = "engine_error|queue_full|queue_timeout|prefill_kv_exhausted|pool_timeout|draining|prefill_unavailable|prefill_failed|prefill_timeout|decode_unavailable|" +
-	"decode_failed|decode_timeout|engine_unavailable|engine_failed|engine_timeout|overloaded|peer_lost|no_region_available|upstream_broken|upstream_incomplete|engine_drained|recompute_unresumable|internal_error"
+const failed = "engine_error|queue_full|queue_timeout|prefill_kv_exhausted|pool_timeout|draining|prefill_unavailable|prefill_failed|" +
+	"prefill_timeout|decode_unavailable|decode_failed|decode_timeout|engine_unavailable|engine_failed|engine_timeout|overloaded|peer_lost|" +
+	"no_region_available|upstream_broken|upstream_incomplete|engine_drained|recompute_unresumable|internal_error"
 
 const noMixed = "only where ranks prefill and decode"
 
 var dashboards = []dashboard{overview, decodeBoard, prefillBoard, regionsBoard}
 
 var overview = dashboard{
-	file: "overview.json", title: "evenkeel: overview", says: "What to look at first at 3 a.m.: is it up, is it right, who waits, and for what.",
+	file: "overview.json", title: "evenkeel: overview",
+	says: "What to look at first at 3 a.m.: is it up, is it right, who waits, and for what.",
 	rows: []row{
 		{"Is it up, is it right", []panel{
 			{title: "Failed requests", says: "Share that failed by no fault of their clients.", kind: stat, unit: "percentunit",
@@ -124,7 +126,8 @@ var overview = dashboard{
 }
 
 var decodeBoard = dashboard{
-	file: "decode.json", title: "evenkeel: decode balance", says: "How evenly the ranks of a group are loaded, what imbalance costs, and how other policies would do.",
+	file: "decode.json", title: "evenkeel: decode balance",
+	says: "How evenly the ranks of a group are loaded, what imbalance costs, and how other policies would do.",
 	rows: []row{
 		{"Load", []panel{
 			{title: "KV tokens of each rank", kind: graph, unit: "short", lines: one(`evenkeel_rank_kv_tokens`, "{{rank}}")},
@@ -146,16 +149,18 @@ var decodeBoard = dashboard{
 			{title: "Imbalance", says: "Sum over ranks of the largest load less their own.", kind: graph, unit: "short", lines: one(`evenkeel_imbalance_tokens`, "{{group}}")},
 			{title: "Idle share of a step", kind: graph, unit: "percentunit",
 				lines: []line{{`evenkeel_idle_share_ratio`, "{{group}} by load"}, {`evenkeel_step_lost_ratio`, "{{group}} by the step model"}}},
-			{title: "Saved by the policy, against others", says: "Share of the time of steps, as replays of the last minutes tell; below 0 it is lost. Differences no larger than the error of the replay are not counted.", kind: graph, unit: "percentunit", signed: true,
+			{title: "Saved by the policy, against others", says: "Share of the time of steps, as replays of the last minutes tell; below 0 it is " +
+				"lost. Differences no larger than the error of the replay are not counted.", kind: graph, unit: "percentunit", signed: true,
 				lines: []line{
 					{`sum by (group, against) (rate(evenkeel_twin_saved_seconds_total[15m]) - rate(evenkeel_twin_lost_seconds_total[15m])) / on (group) group_left () sum by (group) (rate(evenkeel_step_seconds_sum[15m]))`, "{{group}} against {{against}}"},
 					{`max by (group) (evenkeel_twin_error_ratio)`, "{{group}} error of the replay"},
 				}, idle: "it comes with the first verdicts, after some minutes"},
 			{title: "Time of a step", kind: graph, unit: "s", lines: quantiles("evenkeel_step_seconds", "group")},
 			{title: "Step model", kind: graph, unit: "short", lines: one(`evenkeel_step_model_r2_ratio`, "{{group}} R²")},
-			{title: "What a step takes by it", says: "A step without load, and what a million KV tokens of the fullest rank add.", kind: graph, unit: "s", lines: []line{
-				{`evenkeel_step_model_c0_seconds`, "{{group}} without load"}, {`1e6 * evenkeel_step_model_c1_seconds`, "{{group}} a million KV tokens"},
-			}},
+			{title: "What a step takes by it", says: "A step without load, and what a million KV tokens of the fullest rank add.", kind: graph,
+				unit: "s", lines: []line{
+					{`evenkeel_step_model_c0_seconds`, "{{group}} without load"}, {`1e6 * evenkeel_step_model_c1_seconds`, "{{group}} a million KV tokens"},
+				}},
 		}},
 		{"Deciding", []panel{
 			{title: "Time of a tick", kind: graph, unit: "s", lines: quantiles("evenkeel_tick_seconds", "group")},
@@ -177,7 +182,8 @@ var decodeBoard = dashboard{
 			{title: "Largest backlog as a multiple of the mean", kind: graph, unit: "short", lines: one(`evenkeel_backlog_imbalance_ratio`, "{{group}}"), idle: noMixed},
 			{title: "Steps in which a rank computes a prompt", kind: graph, unit: "percentunit",
 				lines: one(`sum by (group) (rate(evenkeel_prefill_steps_total[$rate])) / sum by (group) (rate(evenkeel_step_seconds_count[$rate]))`, "{{group}}"), idle: noMixed},
-			{title: "What a step takes for prompts and requests", says: "Of 1,000 prompt tokens on the slowest rank, of 1,000 that a rank computes in the mean, of any prompt, of a request.",
+			{title: "What a step takes for prompts and requests",
+				says: "Of 1,000 prompt tokens on the slowest rank, of 1,000 that a rank computes in the mean, of any prompt, of a request.",
 				kind: graph, unit: "s", lines: []line{
 					{`1000 * evenkeel_step_model_own_prefill_seconds`, "{{group}} a rank's own part"}, {`1000 * evenkeel_step_model_shared_prefill_seconds`, "{{group}} shared part"},
 					{`evenkeel_step_model_prefill_step_seconds`, "{{group}} any prompt"}, {`evenkeel_step_model_request_seconds`, "{{group}} a request"},
@@ -203,9 +209,11 @@ var decodeBoard = dashboard{
 			{title: "Outages", kind: graph, unit: "short", lines: one(`sum by (engine, reason) (increase(evenkeel_engine_outages_total[$rate]))`, "{{engine}} {{reason}}"),
 				idle: "none was"},
 			{title: "Prefilled where it is decoded", kind: graph, unit: "reqps", lines: one(`sum by (reason) (rate(evenkeel_local_prefill_requests_total[$rate]))`, "{{reason}}")},
-			{title: "Bound before their prefill", says: "Requests that wait for their first token there, and KV tokens that are kept for prefills which will not come, in thousands.", kind: graph, unit: "short", lines: []line{
-				{`sum by (rank) (evenkeel_rank_bound)`, "{{rank}} bound"}, {`sum by (rank) (evenkeel_bind_orphan_tokens) / 1000 > 0`, "{{rank}} thousand orphan tokens"},
-			}, idle: "only where the connector wants the rank so early"},
+			{title: "Bound before their prefill",
+				says: "Requests that wait for their first token there, and KV tokens that are kept for prefills which will not come, in thousands.",
+				kind: graph, unit: "short", lines: []line{
+					{`sum by (rank) (evenkeel_rank_bound)`, "{{rank}} bound"}, {`sum by (rank) (evenkeel_bind_orphan_tokens) / 1000 > 0`, "{{rank}} thousand orphan tokens"},
+				}, idle: "only where the connector wants the rank so early"},
 			{title: "Callbacks and lost ranks", says: "Of requests that are bound before their prefill.", kind: graph, unit: "reqps", lines: []line{
 				{`sum by (result) (rate(evenkeel_bind_callbacks_total[$rate])) > 0`, "callback {{result}}"}, {`sum by (cause) (rate(evenkeel_bind_rebinds_total[$rate])) > 0`, "bound anew: {{cause}}"},
 			}, idle: "only where the connector wants the rank so early"},
@@ -215,7 +223,8 @@ var decodeBoard = dashboard{
 }
 
 var prefillBoard = dashboard{
-	file: "prefill.json", title: "evenkeel: prefill", says: "Which engine gets a prompt, what waits, what KV is held, and how well caches are known.",
+	file: "prefill.json", title: "evenkeel: prefill",
+	says: "Which engine gets a prompt, what waits, what KV is held, and how well caches are known.",
 	rows: []row{
 		{"Load", []panel{
 			{title: "Candidates by state", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_prefill_candidates)`, "{{state}}")},
@@ -267,7 +276,8 @@ var prefillBoard = dashboard{
 }
 
 var regionsBoard = dashboard{
-	file: "regions.json", title: "evenkeel: regions and ownership", says: "Which peers take what, what that costs, and who owns which engines.",
+	file: "regions.json", title: "evenkeel: regions and ownership",
+	says: "Which peers take what, what that costs, and who owns which engines.",
 	rows: []row{
 		{"Peers", []panel{
 			{title: "Up", kind: graph, unit: "short", lines: one(`evenkeel_geo_peer_up`, "{{instance}} → {{peer}}")},
@@ -302,7 +312,8 @@ var regionsBoard = dashboard{
 			{title: "Epoch", kind: graph, unit: "short", lines: one(`evenkeel_geo_epoch`, "{{instance}} {{region}}")},
 			{title: "Owner of a decode group", says: "The sum over proxies is 1.", kind: graph, unit: "short", lines: one(`evenkeel_ha_owner`, "{{instance}} {{group}}"),
 				idle: "ha.mode is off"},
-			{title: "Store of leases away", says: "1 while it fails or is too slow for owners to renew in time; owned by promises: 1 while a group goes on without it.",
+			{title: "Store of leases away",
+				says: "1 while it fails or is too slow for owners to renew in time; owned by promises: 1 while a group goes on without it.",
 				kind: graph, unit: "short", lines: []line{
 					{`max by (instance) (evenkeel_ha_lease_store_away or evenkeel_geo_lease_store_away)`, "{{instance}} away"},
 					{`evenkeel_ha_pledged`, "{{instance}} {{group}} owned by promises"},

@@ -140,7 +140,8 @@ func save(plots []*plot.Plot, file string) error {
 		copy(grid[i], plots[i*across:])
 	}
 	canvas := vgimg.NewWith(vgimg.UseWH(across*panelWidth, vg.Length(down)*panelHeight), vgimg.UseDPI(110))
-	tiles := draw.Tiles{Rows: down, Cols: across, PadX: vg.Points(8), PadY: vg.Points(10), PadTop: vg.Points(6), PadBottom: vg.Points(4), PadLeft: vg.Points(4),
+	tiles := draw.Tiles{Rows: down, Cols: across, PadX: vg.Points(8), PadY: vg.Points(10), PadTop: vg.Points(6), PadBottom: vg.Points(4),
+		PadLeft:  vg.Points(4),
 		PadRight: vg.Points(10)}
 	for i, line := range plot.Align(grid, tiles, draw.New(canvas)) {
 		for j, at := range line {

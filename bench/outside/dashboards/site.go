@@ -55,11 +55,13 @@ func (w *site) build(ctx context.Context, rules string) error {
 		}
 	}
 	if err := w.Write("prometheus.yaml", fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 5s}\nrule_files: [%q]\n"+
-		"scrape_configs:\n  - {job_name: evenkeel, static_configs: [{targets: [%q, %q]}]}\n", rules, w.proxies[0].Address, w.proxies[1].Address)); err != nil {
+		"scrape_configs:\n  - {job_name: evenkeel, static_configs: [{targets: [%q, %q]}]}\n", rules, w.proxies[0].Address,
+		w.proxies[1].Address)); err != nil {
 		return err
 	}
-	p, err := w.Start("prometheus", exec.Command("prometheus", "--config.file", w.File("prometheus.yaml"), "--storage.tsdb.path", w.File("tsdb"),
-		"--web.listen-address", prometheus))
+	p, err := w.Start("prometheus",
+		exec.Command("prometheus", "--config.file", w.File("prometheus.yaml"), "--storage.tsdb.path", w.File("tsdb"),
+			"--web.listen-address", prometheus))
 	if err != nil {
 		return err
 	}
@@ -70,7 +72,8 @@ func (w *site) build(ctx context.Context, rules string) error {
 // first has too little to prefill with for its load, so that it forwards.
 func (w *site) region(i int) (config string, err error) {
 	prefill := refengine.Config{
-		Role: refengine.Prefill, PrefillBase: 40 * time.Millisecond, PrefillPerToken: 30 * time.Microsecond, PrefixCache: 4096, PromptTokensDetails: true, Seed: uint64(i * 10),
+		Role: refengine.Prefill, PrefillBase: 40 * time.Millisecond, PrefillPerToken: 30 * time.Microsecond, PrefixCache: 4096,
+		PromptTokensDetails: true, Seed: uint64(i * 10),
 	}
 	if i == 0 {
 		prefill.PrefillBase = 90 * time.Millisecond
@@ -78,7 +81,8 @@ func (w *site) region(i int) (config string, err error) {
 	second := prefill
 	second.Seed++
 	engines, err := w.Engines(prefill, second, refengine.Config{
-		Role: refengine.Decode, PrefixCache: 4096, PromptTokensDetails: true, Slots: 16, C0: 15 * time.Millisecond, C1: 400 * time.Nanosecond, DPSize: 4, Seed: uint64(i * 10),
+		Role: refengine.Decode, PrefixCache: 4096, PromptTokensDetails: true, Slots: 16, C0: 15 * time.Millisecond, C1: 400 * time.Nanosecond,
+		DPSize: 4, Seed: uint64(i * 10),
 	})
 	if err != nil {
 		return "", err
@@ -119,7 +123,8 @@ func (w *site) load(ctx context.Context, last time.Duration) error {
 	for i, p := range w.proxies {
 		ended = append(ended, load.Start(ctx, load.Config{
 			URLs: []string{p.URL()}, Requests: requests, Duration: last, SharePrefixes: true,
-			Concurrency: [2]int{40, 6}[i], Chat: 0.5, Stream: 0.9, Usage: 0.5, Cancel: load.Cancel{Share: 0.05}, Seed: uint64(i), Backoff: 100 * time.Millisecond,
+			Concurrency: [2]int{40, 6}[i], Chat: 0.5, Stream: 0.9, Usage: 0.5, Cancel: load.Cancel{Share: 0.05}, Seed: uint64(i),
+			Backoff: 100 * time.Millisecond,
 		}))
 	}
 	var wrong []error

@@ -145,7 +145,8 @@ func (t *tarball) add(name string, f file) error {
 			return err
 		}
 	}
-	if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: f.mode, Size: int64(len(f.text)), ModTime: t.at}); err != nil {
+	if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: f.mode, Size: int64(len(f.text)),
+		ModTime: t.at}); err != nil {
 		return err
 	}
 	_, err := t.Write(f.text)

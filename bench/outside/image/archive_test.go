@@ -20,7 +20,8 @@ func TestTheSameArgumentsGiveTheSameBytes(t *testing.T) {
 	require.NoError(t, err)
 	var r recipe
 	require.NoError(t, r.read(string(text)))
-	context := map[string]file{"evenkeel": {0o755, []byte("the program")}, "ca-certificates.crt": {0o644, []byte("roots")}, "licences.txt": {0o644, []byte("texts")}}
+	context := map[string]file{"evenkeel": {0o755, []byte("the program")}, "ca-certificates.crt": {0o644, []byte("roots")},
+		"licences.txt": {0o644, []byte("texts")}}
 	var first, second bytes.Buffer
 	at := time.Unix(1_760_000_000, 0)
 	require.NoError(t, r.archive(&first, context, "evenkeel:1.2.3", "arm64", at))
@@ -79,7 +80,8 @@ func TestAnInstructionThatIsNotKnownIsRefused(t *testing.T) {
 	require.ErrorContains(t, r.read("FROM scratch\nHEALTHCHECK CMD evenkeel\n"), `Dockerfile:2: this program cannot read "HEALTHCHECK CMD evenkeel"`)
 	r = recipe{}
 	require.NoError(t, r.read("COPY other /other\n"))
-	require.ErrorContains(t, r.archive(io.Discard, map[string]file{"evenkeel": {}}, "a:b", "amd64", time.Unix(0, 0)), "COPY other: the image is made of [evenkeel] only")
+	require.ErrorContains(t, r.archive(io.Discard, map[string]file{"evenkeel": {}}, "a:b", "amd64", time.Unix(0, 0)),
+		"COPY other: the image is made of [evenkeel] only")
 }
 
 func TestTheAuthoritiesAreThoseOfTheModule(t *testing.T) {

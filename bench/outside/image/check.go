@@ -73,7 +73,8 @@ func (b builder) check(ctx context.Context, tag, folder string, out io.Writer) (
 		text, _ := os.ReadFile(log)
 		return fmt.Errorf("%s: %w\n%s", how, err, text)
 	}
-	fmt.Fprintf(out, "the image, loaded by %s, run %s: it was ready, %s, and ended when it was told to; %.1f s\n", b.name(), how, answer, time.Since(began).Seconds())
+	fmt.Fprintf(out, "the image, loaded by %s, run %s: it was ready, %s, and ended when it was told to; %.1f s\n", b.name(), how, answer,
+		time.Since(began).Seconds())
 	return nil
 }
 
@@ -170,5 +171,6 @@ func (b builder) chroot(ctx context.Context, tag, config string) (cmd *exec.Cmd,
 	}
 	const script = `mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/written" 2>/dev/null && exec chroot --userspec="$1" --groups= "$0" "${@:2}"`
 	args := append([]string{"--mount", "bash", "-c", script, root, image.User}, append(image.Entrypoint, image.Cmd...)...)
-	return exec.CommandContext(ctx, "unshare", args...), "with chroot as user " + image.User + ", read-only (no container can be started here)", nil
+	return exec.CommandContext(ctx, "unshare", args...),
+		"with chroot as user " + image.User + ", read-only (no container can be started here)", nil
 }

@@ -56,14 +56,17 @@ func TestSmallGroupsStandSideBySide(t *testing.T) {
 		b.visit(s)
 		b.eventually("the pictures", "document.querySelectorAll('canvas.map').length === 3 && evenkeel.frames.length > 1")
 		require.Equal(t, fmt.Sprint(tt.rows), b.eval(rows), "rows of groups at %d px", tt.width)
-		require.Equal(t, "true", b.eval("[...document.querySelectorAll('canvas.map')].every((c) => c.width === c.clientWidth)"), "each is as wide as it was drawn")
-		require.Equal(t, "true", b.eval(bottom("traffic")+" < document.getElementById('ranks').getBoundingClientRect().top"), "the numbers stand first")
+		require.Equal(t, "true", b.eval("[...document.querySelectorAll('canvas.map')].every((c) => c.width === c.clientWidth)"),
+			"each is as wide as it was drawn")
+		require.Equal(t, "true", b.eval(bottom("traffic")+" < document.getElementById('ranks').getBoundingClientRect().top"),
+			"the numbers stand first")
 		require.Equal(t, "true", b.eval(bottom("traffic")+" < 900"), "they are on the first screen at %d px", tt.width)
 	}
 	b.do(chromedp.EmulateViewport(1440, 900))
 	b.eventually("all groups on the first screen", bottom("ranks")+" < 900")
 	s.fake.Change(nil)
-	b.eventually("one group has the whole width", "document.querySelectorAll('canvas.map').length === 1 && document.querySelector('canvas.map').clientWidth > 1300")
+	b.eventually("one group has the whole width",
+		"document.querySelectorAll('canvas.map').length === 1 && document.querySelector('canvas.map').clientWidth > 1300")
 	b.calm(s)
 }
 
@@ -81,7 +84,8 @@ func TestPageMarksWhatIncidentsName(t *testing.T) {
 	s.open()
 	b.visit(s)
 	b.eventually("the incidents", "evenkeel.document && evenkeel.document.incidents.length === 3")
-	b.eventually("the marks in words, once the picture is drawn", "document.querySelector('canvas.map').getAttribute('aria-label').includes('Marked as wrong: Empty answers; Engine hangs.')")
+	b.eventually("the marks in words, once the picture is drawn",
+		"document.querySelector('canvas.map').getAttribute('aria-label').includes('Marked as wrong: Empty answers; Engine hangs.')")
 	b.press("1")
 	b.press(kb.Home)
 	read := "document.querySelector('.read span').textContent"
@@ -95,11 +99,14 @@ func TestPageMarksWhatIncidentsName(t *testing.T) {
 	b.eval("(document.getElementById('rank-details').open = true, '')")
 	b.eventually("the ranks in the table", "document.querySelectorAll('#rank-rows tr[data-named=bad]').length === 17")
 	require.Equal(t, "✕ Engine hangs", b.eval("document.querySelector('#rank-rows tr:nth-child(17)').title"))
-	require.Equal(t, "10.0.1.13:8000/0 ! Engine trouble", b.eval("[...document.querySelectorAll('#prefill-rows tr[data-named=warn]')].map((r) => r.children[0].textContent + ' ' + r.title).join()"))
-	require.Equal(t, "10.0.1.13:8000 warn,10.0.3.11:8000 bad", b.eval("[...document.querySelectorAll('#engine-rows tr')].filter((r) => r.dataset.named).map((r) => r.children[0].textContent + ' ' + r.dataset.named).join()"), "what is named stands first")
+	require.Equal(t, "10.0.1.13:8000/0 ! Engine trouble", b.eval("[...document.querySelectorAll('#prefill-rows "+
+		"tr[data-named=warn]')].map((r) => r.children[0].textContent + ' ' + r.title).join()"))
+	require.Equal(t, "10.0.1.13:8000 warn,10.0.3.11:8000 bad", b.eval("[...document.querySelectorAll('#engine-rows tr')].filter((r) => "+
+		"r.dataset.named).map((r) => r.children[0].textContent + ' ' + r.dataset.named).join()"), "what is named stands first")
 	b.shoot("marks")
 	s.fake.Change(nil)
-	b.eventually("no mark is left", "document.querySelectorAll('tr[data-named=bad]').length === 0 && !document.querySelector('canvas.map').getAttribute('aria-label').includes('wrong:')")
+	b.eventually("no mark is left", "document.querySelectorAll('tr[data-named=bad]').length === 0 && "+
+		"!document.querySelector('canvas.map').getAttribute('aria-label').includes('wrong:')")
 	b.calm(s)
 }
 
@@ -112,6 +119,7 @@ func TestPageMarksTheGroupThatIsNamed(t *testing.T) {
 	})
 	s.open()
 	b.visit(s)
-	b.eventually("the mark", "[...document.querySelectorAll('#groups h3')].map((e) => e.textContent).join() === 'deepseek-r1 · a,deepseek-r1 · b! Imbalance,deepseek-r1 · c'")
+	b.eventually("the mark", "[...document.querySelectorAll('#groups h3')].map((e) => e.textContent).join() === 'deepseek-r1 · a,deepseek-r1 "+
+		"· b! Imbalance,deepseek-r1 · c'")
 	b.calm(s)
 }

@@ -74,7 +74,8 @@ func (s *site) open() *site {
 	s.live = s.fake.Live(s.watch)
 	for i := range 900 { // a quarter of an hour, with a bad time in it
 		if bad := uint64(max(0, min(120, i-500))); bad > 0 {
-			s.fake.Fail(map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}, nil, 0)
+			s.fake.Fail(map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}, nil,
+				0)
 		}
 		sample := s.fake.At(3600 - float64(900-i))
 		sample.At, sample.Looked, sample.Policy = time.Now().Add(time.Duration(i-900)*time.Second), true, "evenkeel"
@@ -108,7 +109,8 @@ func (s *site) open() *site {
 		s.receipts = append(s.receipts, cmp.Or(r.URL.Query().Get("id"), r.URL.RawQuery))
 		s.mu.Unlock()
 		if r.URL.Query().Has("brief") {
-			_ = json.NewEncoder(w).Encode(map[string]any{"kept": 9000, "running": 12, "receipts": []any{}, "decisions": []live.Decision{{ID: "found", AtMs: 1, Outcome: "queue_full", Why: "it was refused"}}})
+			_ = json.NewEncoder(w).Encode(map[string]any{"kept": 9000, "running": 12, "receipts": []any{},
+				"decisions": []live.Decision{{ID: "found", AtMs: 1, Outcome: "queue_full", Why: "it was refused"}}})
 			return
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"receipts": []any{aReceipt(r.URL.Query().Get("id"))}})
@@ -164,7 +166,8 @@ func chromium(t *testing.T) *browser {
 		t.Skip("no Chromium here, so the page is not tried in one: apt-get install chromium")
 	}
 	t.Parallel() // a page mostly waits for the next second
-	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WindowSize(1360, 1000))
+	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox,
+		chromedp.WindowSize(1360, 1000))
 	allocator, cancel := chromedp.NewExecAllocator(context.Background(), opts...)
 	t.Cleanup(cancel)
 	ctx, cancelTab := chromedp.NewContext(allocator)
@@ -185,7 +188,8 @@ func (b *browser) hear(event any) {
 	defer b.mu.Unlock()
 	switch e := event.(type) {
 	case *runtime.EventExceptionThrown:
-		b.complaints = append(b.complaints, fmt.Sprint(e.ExceptionDetails.Text, " line ", e.ExceptionDetails.LineNumber+1, " ", e.ExceptionDetails.Exception.Description))
+		b.complaints = append(b.complaints,
+			fmt.Sprint(e.ExceptionDetails.Text, " line ", e.ExceptionDetails.LineNumber+1, " ", e.ExceptionDetails.Exception.Description))
 	case *runtime.EventConsoleAPICalled:
 		b.complaints = append(b.complaints, fmt.Sprintf("console.%s: %v", e.Type, e.Args))
 	case *log.EventEntryAdded:
@@ -232,7 +236,8 @@ func (b *browser) eventually(what, script string) {
 func (b *browser) press(key string) { b.do(chromedp.KeyEvent(key)) }
 
 func (b *browser) scheme(name string) {
-	b.do(command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}}))
+	b.do(command(emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}}))
 }
 
 // shoot writes a picture where they are wanted.
@@ -267,8 +272,10 @@ func aReceipt(id string) *receipt.Receipt {
 			{N: 1, State: receipt.Ended, Waits: receipt.Waits{Queue: 20, Prefill: 80}, Cause: "connection refused", Again: true, Prefill: &receipt.Prefill{Candidate: "p1:8000/0", Policy: "finish", Eligible: 3}},
 			{
 				N: 2, At: 100, State: receipt.Ended, Waits: receipt.Waits{Queue: 100, Prefill: 400, Pool: 60, Transfer: 40, Relay: 1400},
-				Prefill: &receipt.Prefill{Candidate: "p2:8000/0", Policy: "finish", Eligible: 2, Hit: 512, Best: []receipt.Choice{{Name: "p2:8000/0", Score: score(120), Chosen: true}, {Name: "p3:8000/0", Score: score(180)}}},
-				Decode:  &receipt.Decode{Rank: "d1:8000/3", Policy: "evenkeel", Able: 7, KVTokens: 1000, Fullest: 9000, Better: "less", Best: []receipt.Choice{{Name: "d1:8000/3", Score: score(1e6), Chosen: true}, {Name: "d1:8000/4", Score: score(2e6)}}},
+				Prefill: &receipt.Prefill{Candidate: "p2:8000/0", Policy: "finish", Eligible: 2, Hit: 512,
+					Best: []receipt.Choice{{Name: "p2:8000/0", Score: score(120), Chosen: true}, {Name: "p3:8000/0", Score: score(180)}}},
+				Decode: &receipt.Decode{Rank: "d1:8000/3", Policy: "evenkeel", Able: 7, KVTokens: 1000, Fullest: 9000, Better: "less",
+					Best: []receipt.Choice{{Name: "d1:8000/3", Score: score(1e6), Chosen: true}, {Name: "d1:8000/4", Score: score(2e6)}}},
 			},
 		},
 	}
@@ -280,7 +287,8 @@ func TestPageShows144RanksAndKeepsUp(t *testing.T) {
 	b, s := chromium(t), newSite(t, 144).open()
 	b.visit(s)
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✓ Nothing is wrong: 21 of 21 engines are up')`)
-	for _, says := range []string{"144 of 144 ranks up", "deepseek-r1 · dp", "eu-1", "decode policy evenkeel", "prefill policy finish", "evenkeel: imbalance ", "10.0.1.10:8000/0", "10.0.3.18:8000"} {
+	for _, says := range []string{"144 of 144 ranks up", "deepseek-r1 · dp", "eu-1", "decode policy evenkeel", "prefill policy finish",
+		"evenkeel: imbalance ", "10.0.1.10:8000/0", "10.0.3.18:8000"} {
 		require.Equal(t, "true", b.eval(text+`.includes(`+fmt.Sprintf("%q", says)+`)`), says)
 	}
 	require.Equal(t, "300", b.eval("evenkeel.document && document.querySelectorAll('canvas.map').length && 300"))
@@ -315,7 +323,8 @@ func TestPageSaysWhatIsWrong(t *testing.T) {
 	require.Contains(t, first, "Decode engine 10.0.3.13:8000 is out and gets no requests: three requests failed in a row")
 	require.Contains(t, first, "A finished prefill of model deepseek-r1 has waited 33.0 s", "what clients see stands with its cause")
 	require.Equal(t, "true", b.eval("document.title.startsWith('(1) ')"))
-	require.Equal(t, "✕ out", b.eval("document.getElementById('engine-rows').children[0].children[2].textContent"), "who is not well stands first")
+	require.Equal(t, "✕ out", b.eval("document.getElementById('engine-rows').children[0].children[2].textContent"),
+		"who is not well stands first")
 	b.scheme("light")
 	b.shoot("live-wrong-light")
 	b.scheme("dark")
@@ -357,7 +366,8 @@ func TestPageFitsANarrowScreen(t *testing.T) {
 	b.visit(s)
 	b.eventually("the verdict", `document.getElementById('problem-list').children.length > 0`)
 	require.Equal(t, "true", b.eval("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways")
-	require.Equal(t, "true", b.eval("document.querySelectorAll('#decision-rows tr').length > 5 && [...document.querySelectorAll('#decision-rows tr')].every((r) => r.offsetHeight < 32)"), "a request has one line")
+	require.Equal(t, "true", b.eval("document.querySelectorAll('#decision-rows tr').length > 5 && "+
+		"[...document.querySelectorAll('#decision-rows tr')].every((r) => r.offsetHeight < 32)"), "a request has one line")
 	b.scheme("light")
 	b.shoot("live-narrow")
 	b.calm(s)
@@ -412,7 +422,8 @@ func TestPageIsWorkedByKeys(t *testing.T) {
 	b.eval("document.querySelector('#decision-rows button').focus()")
 	id := b.eval("document.activeElement.parentElement.title")
 	b.press(kb.Enter)
-	b.eventually("the receipt", "document.getElementById('receipt').open && document.getElementById('receipt-text').textContent.includes('finishes first')")
+	b.eventually("the receipt",
+		"document.getElementById('receipt').open && document.getElementById('receipt-text').textContent.includes('finishes first')")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	require.Equal(t, []string{id}, s.receipts)
@@ -431,7 +442,9 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 	for i := range 3 {
 		open := int64(1000 + i)
 		s.fake.Change(func(d *detect.Facts) { d.Proxy.Open = open })
-		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, stats.Grouped(open)))
+		b.eventually("another document",
+			fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open,
+				stats.Grouped(open)))
 	}
 	require.Equal(t, "0", b.eval("spoken.length"), "%s", b.eval("spoken.join(' | ')"))
 	s.fake.Change(troubledFew)
@@ -466,8 +479,11 @@ func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
 	b.visit(s)
 	b.eventually("the verdict", `document.querySelectorAll('.twin li').length === 2`)
-	require.Equal(t, "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms", b.eval("document.querySelector('.twin li').textContent"))
-	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ", "evenkeel: imbalance "} {
+	require.Equal(t,
+		"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms",
+		b.eval("document.querySelector('.twin li').textContent"))
+	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ",
+		"evenkeel: imbalance "} {
 		require.Contains(t, b.eval("document.getElementById('balances').innerText"), says)
 	}
 	s.fake.Change(func(d *detect.Facts) {
@@ -491,7 +507,8 @@ func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
 	s.open()
 	b.visit(s)
 	b.eventually("the reading", `(document.querySelector('.read') || {}).textContent === 'fullest 10.0.3.10:8000/3 100k, mean 100k, emptiest 10.0.3.10:8000/1 100k'`)
-	require.Contains(t, b.eval("document.querySelector('canvas.map').getAttribute('aria-label')"), "3 of 4 ranks up, KV tokens from 100k to 100k, mean 100k")
+	require.Contains(t, b.eval("document.querySelector('canvas.map').getAttribute('aria-label')"),
+		"3 of 4 ranks up, KV tokens from 100k to 100k, mean 100k")
 	require.Contains(t, b.eval(text), "X: 1 down")
 	b.calm(s)
 }
@@ -537,12 +554,14 @@ func TestPageAsksForTheTokenOnce(t *testing.T) {
 		b.do(chromedp.SetValue("#token", word), chromedp.Click("#token-form button"))
 	}
 	enter("guess")
-	b.eventually("a wrong one is told", "document.getElementById('token-dialog').open && document.getElementById('token-wrong').textContent !== ''")
+	b.eventually("a wrong one is told",
+		"document.getElementById('token-dialog').open && document.getElementById('token-wrong').textContent !== ''")
 	enter(s.token)
 	b.eventually("live", `document.getElementById('link-word').textContent === 'live'`)
 	b.do(chromedp.Reload())
 	b.eventually("it is kept in the tab", `document.getElementById('link-word').textContent === 'live'`)
-	require.Equal(t, "true", b.eval("sessionStorage.getItem('evenkeel-token') === 'open sesame' && localStorage.getItem('evenkeel-token') === null && !location.href.includes('sesame')"))
+	require.Equal(t, "true", b.eval("sessionStorage.getItem('evenkeel-token') === 'open sesame' && localStorage.getItem('evenkeel-token') "+
+		"=== null && !location.href.includes('sesame')"))
 	b.calm(s, "401 (Unauthorized)")
 }
 

@@ -122,7 +122,8 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 	s.fake.Change(nil)
 	b.eventually("they are over", "evenkeel.document.at_ms > "+before+" && document.querySelectorAll('#problem-list li.over').length === 4")
 	require.Equal(t, "Runbook: engine_out", b.eval("document.activeElement.textContent"), "the focus stayed")
-	require.Equal(t, "true", b.eval("document.querySelector('#problem-list details').open && document.getElementById('problems').className === 'ok'"))
+	require.Equal(t, "true",
+		b.eval("document.querySelector('#problem-list details').open && document.getElementById('problems').className === 'ok'"))
 	b.shoot("incident-over")
 	hidden := "document.querySelectorAll('#problem-list li[hidden]').length + document.getElementById('problem-more').textContent"
 	require.Equal(t, "11 more that is over", b.eval(hidden), "the fourth line in grey is folded")
@@ -157,11 +158,13 @@ func TestStripMovesThePage(t *testing.T) {
 	b.eventually("back to now", text+".includes('222,222') && !document.body.classList.contains('then')")
 	b.press(kb.Home)
 	b.eventually("too long ago", "document.getElementById('seen').textContent.includes('nothing is kept of that moment')")
-	require.Equal(t, "true", b.eval("!document.body.classList.contains('then') && "+text+".includes('222,222')"), "what is shown is not told to be of that moment")
+	require.Equal(t, "true", b.eval("!document.body.classList.contains('then') && "+text+".includes('222,222')"),
+		"what is shown is not told to be of that moment")
 	b.press(kb.End)
 	b.eventually("now again", "!document.body.classList.contains('then')")
 
-	box := b.eval("JSON.stringify((({ x, y, width, height }) => [x, y, width, height])(document.getElementById('strip').getBoundingClientRect()))")
+	box := b.eval("JSON.stringify((({ x, y, width, height }) => [x, y, width, " +
+		"height])(document.getElementById('strip').getBoundingClientRect()))")
 	var x, y, w, h float64
 	_, err := fmt.Sscanf(box, "[%g,%g,%g,%g]", &x, &y, &w, &h)
 	require.NoError(t, err)
@@ -185,7 +188,8 @@ func TestRequests(t *testing.T) {
 	require.Equal(t, "filter-find", b.eval("document.activeElement.id"))
 	b.do(chromedp.SetValue("#filter-find", "abc"))
 	b.eval(`(() => { const o = document.getElementById('filter-outcome'); o.value = 'failed'; o.dispatchEvent(new Event('input', { bubbles: true })); })()`)
-	b.eventually("what was found", "document.querySelectorAll('#decision-rows button').length === 1 && document.getElementById('decisions-note').textContent === '1 of 9,000 that ended and 12 that run'")
+	b.eventually("what was found", "document.querySelectorAll('#decision-rows button').length === 1 && "+
+		"document.getElementById('decisions-note').textContent === '1 of 9,000 that ended and 12 that run'")
 	s.mu.Lock()
 	require.Equal(t, "brief=1&n=200&find=abc&outcome=failed", s.receipts[len(s.receipts)-1])
 	s.mu.Unlock()
@@ -200,14 +204,17 @@ func TestRequests(t *testing.T) {
 	require.Equal(t, rows, b.eval("document.getElementById('decision-rows').textContent"))
 	b.press(kb.Enter)
 	b.eventually("the waterfall", "document.querySelectorAll('#receipt-bars tr').length === 7")
-	require.Equal(t, "1: queue,1: prefill,2: queue,2: prefill,2: pool,2: pull,2: decode", b.eval("[...document.querySelectorAll('#receipt-bars td:first-child')].map((e) => e.textContent).join()"))
+	require.Equal(t, "1: queue,1: prefill,2: queue,2: prefill,2: pool,2: pull,2: decode",
+		b.eval("[...document.querySelectorAll('#receipt-bars td:first-child')].map((e) => e.textContent).join()"))
 	why := b.eval("document.getElementById('receipt-why').innerText")
-	for _, says := range []string{"the runner-up p3:8000/0 180, worse by 60.0", "It failed: connection refused; another attempt followed.", "Decode on d1:8000/3: evenkeel chose it of 7 with room", "worse by 1,000,000"} {
+	for _, says := range []string{"the runner-up p3:8000/0 180, worse by 60.0", "It failed: connection refused; another attempt followed.",
+		"Decode on d1:8000/3: evenkeel chose it of 7 with room", "worse by 1,000,000"} {
 		require.Contains(t, why, says)
 	}
 	b.shoot("receipt")
 	b.press(kb.Escape)
-	b.eventually("it closes, and the focus is back", "!document.getElementById('receipt').open && document.activeElement.tagName === 'BUTTON' && document.getElementById('decision-rows').contains(document.activeElement)")
+	b.eventually("it closes, and the focus is back", "!document.getElementById('receipt').open && document.activeElement.tagName === "+
+		"'BUTTON' && document.getElementById('decision-rows').contains(document.activeElement)")
 	b.calm(s)
 }
 
@@ -252,7 +259,8 @@ var hurt = map[string]func(*detect.Facts){
 		}
 		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 2100, 1500
 		d.Models[0].Pool.Entries = 9000
-		d.Advice = []advice.Advice{{Model: "deepseek-r1", Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
+		d.Advice = []advice.Advice{{Model: "deepseek-r1",
+			Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
 		d.Advice[0].Steps = append(d.Advice[0].Steps, advice.Step{Kind: "add_prefill", Reason: "backlog"})
 	},
 	"draining": func(d *detect.Facts) {
@@ -278,7 +286,8 @@ func TestPageInEverySizeAndState(t *testing.T) {
 				b.scheme([]string{"dark", "light"}[(i+ranks/8)%2])
 				b.visit(s)
 				b.eventually("the picture", "!!evenkeel.document && !!document.querySelector('canvas.map')")
-				require.Equal(t, "true", b.eval("document.documentElement.scrollWidth <= innerWidth"), "%s, %d ranks, %d px: it scrolls sideways", name, ranks, width)
+				require.Equal(t, "true", b.eval("document.documentElement.scrollWidth <= innerWidth"), "%s, %d ranks, %d px: it scrolls sideways", name,
+					ranks, width)
 				b.shoot(fmt.Sprintf("all-%s-%d-%d", name, ranks, width))
 				b.accessible(name)
 			}
@@ -371,13 +380,16 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	b.eventually("history", `document.getElementById('problems').className === 'ok' && document.getElementById('failures-now').textContent === 'No request fails now. These numbers are history.'`)
 	require.Equal(t, "0", b.eval(`document.querySelectorAll('#failure-rows .bad').length`), "nothing is red while nothing fails")
 	s.fake.Fail(map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 90_000, {Name: "upstream_broken", Status: 502}: 1080},
-		map[detect.Outcome]detect.Why{{Name: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}, 82_800)
+		map[detect.Outcome]detect.Why{{Name: "queue_full",
+			Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}, 82_800)
 	s.fake.Change(hurt["flood"])
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✕ Overload: ')`)
 	first := func() string { return b.eval("document.getElementById('problem-list').children[0].innerText") }
 	b.eventually("the queue", `document.getElementById('problem-list').children[0].innerText.includes('prefill.queue.max')`)
-	require.Contains(t, first(), "All 1,536 decode slots of model deepseek-r1 are taken, and 10,000 requests wait in the pool and in the arrival queue")
-	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000). At the last look 1,000 requests waited in the arrival queue, and 37 of 400 places of the pool were taken.")
+	require.Contains(t, first(),
+		"All 1,536 decode slots of model deepseek-r1 are taken, and 10,000 requests wait in the pool and in the arrival queue")
+	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000). At "+
+		"the last look 1,000 requests waited in the arrival queue, and 37 of 400 places of the pool were taken.")
 	b.eventually("they are marked", `document.querySelectorAll('#failure-rows .bad').length === 1 && document.getElementById('failures-now').textContent === 'Requests fail now.'`)
 	require.Equal(t, "true", b.eval(`[...document.querySelectorAll('#tiles .bad')].map((e) => e.textContent).join().startsWith('✕ ')`), "so is their rate")
 	require.Equal(t, "true", b.eval(`!document.getElementById('problems').contains(document.getElementById('gain')) && document.getElementById('gain').textContent !== ''`), "what the policy gains is no alert")
@@ -441,7 +453,8 @@ func TestPageShowsRounds(t *testing.T) {
 	b.eventually("the rounds of a second", `(document.querySelector('p.rounds') || {}).textContent === 'Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them. In the last second 3 rounds went to 4 of 8 ranks.'`)
 	require.Equal(t, "true", b.eval("document.getElementById('prefill').hidden"), "there is no prefill engine")
 	b.eval("(document.getElementById('rank-details').open = true, '')")
-	b.eventually("the table", "[...document.querySelectorAll('#rank-rows tr')].map((r) => r.lastElementChild.textContent).join() === '0,300,600,900,1,200,1,500,1,800,2,100'")
+	b.eventually("the table", "[...document.querySelectorAll('#rank-rows tr')].map((r) => r.lastElementChild.textContent).join() === "+
+		"'0,300,600,900,1,200,1,500,1,800,2,100'")
 	b.eval("(document.querySelector('canvas.map').focus(), '')")
 	b.press(kb.ArrowRight)
 	b.press(kb.ArrowRight)

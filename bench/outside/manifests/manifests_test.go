@@ -68,7 +68,8 @@ func documents(t *testing.T, folder string) (all [][]byte) {
 // object reads a document as strictly as an API server reads.
 func object(t *testing.T, document []byte) runtime.Object {
 	t.Helper()
-	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
 	o, _, err := decoder.Decode(document, nil, nil)
 	require.NoError(t, err, string(document))
 	return o
@@ -212,7 +213,8 @@ func configIsOne(t *testing.T, m *manifest) {
 	require.Len(t, m.configs, 1)
 	text := m.configs[0].Data["evenkeel.yaml"]
 	require.NotEmpty(t, text)
-	require.Equal(t, m.configs[0].Name, pod.Volumes[0].ConfigMap.Name, "in the base by the name with its hash, so that a change rolls the pods")
+	require.Equal(t, m.configs[0].Name, pod.Volumes[0].ConfigMap.Name,
+		"in the base by the name with its hash, so that a change rolls the pods")
 	mounts := map[string]string{}
 	for _, v := range pod.Containers[0].VolumeMounts {
 		mounts[v.Name] = v.MountPath
@@ -220,7 +222,8 @@ func configIsOne(t *testing.T, m *manifest) {
 	require.Equal(t, []string{"serve", "--config", mounts["config"] + "/evenkeel.yaml"}, pod.Containers[0].Args)
 
 	secrets := t.TempDir()
-	for name, secret := range map[string]string{"admin-token": "0123456789abcdef0123456789abcdef", "peers.key": "one 0123456789abcdef0123456789abcdef"} {
+	for name, secret := range map[string]string{"admin-token": "0123456789abcdef0123456789abcdef",
+		"peers.key": "one 0123456789abcdef0123456789abcdef"} {
 		require.NoError(t, os.WriteFile(filepath.Join(secrets, name), []byte(secret), 0o600))
 		require.Contains(t, text, mounts["secrets"]+"/"+name)
 	}
@@ -236,7 +239,8 @@ func configIsOne(t *testing.T, m *manifest) {
 		names = append(names, fmt.Sprint(m.proxy.Name, "-", i))
 	}
 	require.Equal(t, names, cfg.HA.MemberList(), "all pods, by the names that a StatefulSet gives them")
-	require.Greater(t, time.Duration(m.proxy.Spec.MinReadySeconds)*time.Second, cfg.HA.Lease+cfg.HA.StartDelay, "the pod before may admit when the next one is replaced")
+	require.Greater(t, time.Duration(m.proxy.Spec.MinReadySeconds)*time.Second, cfg.HA.Lease+cfg.HA.StartDelay,
+		"the pod before may admit when the next one is replaced")
 	peers := slices.IndexFunc(m.services, func(s *core.Service) bool { return s.Name == m.proxy.Spec.ServiceName })
 	require.GreaterOrEqual(t, peers, 0, "the service that the pods' names belong to")
 	require.True(t, m.services[peers].Spec.PublishNotReadyAddresses, "pods find each other before they are ready")
@@ -250,7 +254,9 @@ func configIsOne(t *testing.T, m *manifest) {
 	}
 	drain := cfg.Limits.DrainGrace + cfg.Limits.DrainTimeout + gateway.CutTime
 	require.Greater(t, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second, drain, "nothing kills a pod that drains")
-	require.LessOrEqual(t, time.Duration(pod.Containers[0].ReadinessProbe.PeriodSeconds*pod.Containers[0].ReadinessProbe.FailureThreshold)*time.Second, cfg.Limits.DrainGrace,
+	require.LessOrEqual(t,
+		time.Duration(pod.Containers[0].ReadinessProbe.PeriodSeconds*pod.Containers[0].ReadinessProbe.FailureThreshold)*time.Second,
+		cfg.Limits.DrainGrace,
 		"who asks has noticed before requests are refused")
 
 	memory := pod.Containers[0].Resources.Limits.Memory().Value()
@@ -264,7 +270,8 @@ func configIsOne(t *testing.T, m *manifest) {
 	unit, err := os.ReadFile("../../../configs/systemd/evenkeel.service")
 	require.NoError(t, err)
 	require.Contains(t, string(unit), fmt.Sprint("TimeoutStopSec=", *pod.TerminationGracePeriodSeconds))
-	require.NotContains(t, string(unit), "ProcSubset=pid", "Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")
+	require.NotContains(t, string(unit), "ProcSubset=pid",
+		"Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")
 }
 
 // TestWhatStandsBesideTheBaseFitsIt compares the base with the examples beside it, which not every cluster can have.

@@ -18,7 +18,8 @@ import (
 func drawDemo(ctx context.Context, o options, w *testbed.World, b *browser.Browser, out io.Writer) error {
 	fmt.Fprintf(out, "the demo, %d requests a policy\n", o.requests)
 	folder := w.File("demo")
-	cmd := exec.CommandContext(ctx, w.Binary, "demo", "--out", folder, "--policies", "jsq-kv,jsq,br0,evenkeel", "--requests", strconv.Itoa(o.requests),
+	cmd := exec.CommandContext(ctx, w.Binary, "demo", "--out", folder, "--policies", "jsq-kv,jsq,br0,evenkeel", "--requests",
+		strconv.Itoa(o.requests),
 		"--c0", "10ms", "--c1", "400ns", "--prefill-base", "18ms", "--prefill-per-token", "18us")
 	said, err := cmd.CombinedOutput()
 	if err != nil {

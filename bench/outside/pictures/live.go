@@ -75,7 +75,8 @@ type setting struct {
 // setUp returns when the proxy is ready.
 func setUp(ctx context.Context, w *testbed.World) (*setting, error) {
 	prefill := refengine.Config{
-		Role: refengine.Prefill, PrefillBase: 20 * time.Millisecond, PrefillPerToken: 25 * time.Microsecond, PrefixCache: 2048, PromptTokensDetails: true,
+		Role: refengine.Prefill, PrefillBase: 20 * time.Millisecond, PrefillPerToken: 25 * time.Microsecond, PrefixCache: 2048,
+		PromptTokensDetails: true,
 	}
 	decode := refengine.Config{Role: refengine.Decode, DPSize: ranks - 1, Slots: slots, C0: 50 * time.Millisecond, C1: time.Microsecond}
 	alone := decode // with the same clock
@@ -116,7 +117,8 @@ func (s *setting) load(ctx context.Context) error {
 		return err
 	}
 	if got != nil && got.Failed > got.OK/100 {
-		return fmt.Errorf("%d requests failed beside %d that did not: the pictures show something else than one rank that is down: %v", got.Failed, got.OK, got.Kinds)
+		return fmt.Errorf("%d requests failed beside %d that did not: the pictures show something else than one rank that is down: %v",
+			got.Failed, got.OK, got.Kinds)
 	}
 	return nil
 }

@@ -128,7 +128,8 @@ func TestNegativeFlagsAreRefused(t *testing.T) {
 }
 
 func TestSavedCountsWhatARetryCouldSave(t *testing.T) {
-	reset, reject, comments := refengine.Rule{Fault: refengine.Reset}, refengine.Rule{Fault: refengine.Reject}, refengine.Rule{Fault: refengine.Comments}
+	reset, reject, comments := refengine.Rule{Fault: refengine.Reset}, refengine.Rule{Fault: refengine.Reject},
+		refengine.Rule{Fault: refengine.Comments}
 	for _, row := range []struct {
 		name    string
 		strikes map[uint64][]refengine.Rule

@@ -23,7 +23,8 @@ const (
 )
 
 // spoken are the connectors that a scene can be played with.
-var spoken = []refengine.Connector{refengine.AscendMooncake, refengine.NIXLPull, refengine.VLLMMooncake, refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
+var spoken = []refengine.Connector{refengine.AscendMooncake, refengine.NIXLPull, refengine.VLLMMooncake, refengine.AscendLayerwise,
+	refengine.SGLang, refengine.NIXLPush}
 
 func connectors() (names []string) {
 	for _, c := range spoken {
@@ -112,8 +113,9 @@ func (s *settings) profiles() string {
 // ownFaults are those that only requests of a connector meet, by the leg that they strike.
 var ownFaults = map[refengine.Connector]map[string][]refengine.Fault{
 	refengine.AscendLayerwise: {
-		refengine.LegDecode: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty},
-		refengine.LegProbe:  {refengine.DoneLost, refengine.FailedSent},
+		refengine.LegDecode: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost,
+			refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty},
+		refengine.LegProbe: {refengine.DoneLost, refengine.FailedSent},
 	},
 	refengine.SGLang: {
 		refengine.LegDecode: {refengine.TransferFails},

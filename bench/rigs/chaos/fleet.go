@@ -39,8 +39,9 @@ func startFleet(w *testbed.World, s scenario, seed uint64, books *ledger) (*flee
 	}
 	for i := range s.prefill + s.decode {
 		c := refengine.Config{
-			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond, PrefillPerToken: 20 * time.Microsecond,
-			PrefixCache: 4096, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
+			Role: refengine.Prefill, Seed: seed + uint64(i), PrefillConcurrency: 8, PrefillBase: 2 * time.Millisecond,
+			PrefillPerToken: 20 * time.Microsecond,
+			PrefixCache:     4096, PromptTokensDetails: true, KVHoldTimeout: s.hold, OnStrike: books.struck,
 		}
 		c = shortened(c, s)
 		role := "prefill"

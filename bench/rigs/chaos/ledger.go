@@ -39,14 +39,17 @@ func (l *ledger) reset() {
 // Swallow is none of them: the ids of what a parser kept back are gone, so an
 // answer that is lost after it cannot go on by its ids.
 var harmless = []refengine.Fault{
-	refengine.MissingDone, refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
-	refengine.UsageAlways, refengine.EOSFirst, refengine.CallbackTwice, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty,
+	refengine.MissingDone, refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Comments, refengine.CRLF,
+	refengine.SplitBytes,
+	refengine.UsageAlways, refengine.EOSFirst, refengine.CallbackTwice, refengine.CallbackShortID, refengine.CallbackNewKey,
+	refengine.CallbackEmpty,
 }
 
 // final tells faults that say no to the request itself: the answer is the
 // client's, no other engine is asked. A callback that sends the KV to a stranger is one of them.
 func final(r refengine.Rule) bool {
-	return r.Fault == refengine.Reject || r.Fault == refengine.CallbackBadHost || r.Fault == refengine.Status && (r.Value < 500 || r.Value == 501)
+	return r.Fault == refengine.Reject || r.Fault == refengine.CallbackBadHost || r.Fault == refengine.Status &&
+		(r.Value < 500 || r.Value == 501)
 }
 
 // saved counts the requests that a retry could save, and those of them that it

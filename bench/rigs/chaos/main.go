@@ -34,7 +34,8 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	flags.Float64Var(&o.rate, "rate", 0, "share of the engines' requests that a fault strikes; 0: as the scenario has it")
 	flags.Func("connector", "of the engines, instead of the scenario's: "+strings.Join(connectors(), ", "), o.speak)
 	flags.IntVar(&o.loops, "event-loops", 0, "the proxy's event_loops; -1: each answer has a goroutine")
-	flags.StringVar(&o.record, "record", "", "file for what happens to each request, for go test ./gateway/lifecycle -recording; what its fleet is told is beside it in FILE.rosters, for go test ./gateway/recording -rosters; the proxy is built for it")
+	flags.StringVar(&o.record, "record", "", "file for what happens to each request, for go test ./gateway/lifecycle -recording; what its "+
+		"fleet is told is beside it in FILE.rosters, for go test ./gateway/recording -rosters; the proxy is built for it")
 	flags.BoolVar(&o.race, "race", false, "build the proxy with the race detector")
 	asJSON := flags.Bool("json", false, "print the report as JSON")
 	if err := flags.Parse(args); err != nil {
@@ -47,7 +48,8 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
-	s.duration, s.count, s.rate, s.connector = cmp.Or(o.duration, s.duration), cmp.Or(o.count, s.count), cmp.Or(o.rate, s.rate), cmp.Or(o.connector, s.connector)
+	s.duration, s.count, s.rate, s.connector = cmp.Or(o.duration, s.duration), cmp.Or(o.count, s.count), cmp.Or(o.rate, s.rate),
+		cmp.Or(o.connector, s.connector)
 	if o.record != "" {
 		if o.Bin != "" {
 			return false, errors.New("only a proxy that is built for it records: leave -bin out")

@@ -19,7 +19,8 @@ type proxy struct {
 func startProxy(ctx context.Context, w *testbed.World, s scenario, loops int, f *fleet) (*proxy, error) {
 	p := &proxy{Proxy: w.Proxies("evenkeel")[0]}
 	p.settings = settings{
-		world: w, proxy: p.Proxy, loops: loops, callbacks: testbed.FreeAddresses(1)[0], hold: s.hold, pool: 4 * s.streams, fleet: f, geo: s.strangers,
+		world: w, proxy: p.Proxy, loops: loops, callbacks: testbed.FreeAddresses(1)[0], hold: s.hold, pool: 4 * s.streams, fleet: f,
+		geo:    s.strangers,
 		budget: max(prefill.Default().Retry.Budget, 3*s.rate, 3*s.heads), slots: f.of("decode")[0].Config().Slots,
 	}
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers), p.Serve()); err != nil {
@@ -48,5 +49,6 @@ func (p *proxy) vitals() (v vitals, err error) {
 		}
 	}
 	all, err := p.Series()
-	return vitals{all["go_goroutines"], all["go_memstats_heap_alloc_bytes"], all["process_resident_memory_bytes"], all["process_open_fds"]}, err
+	return vitals{all["go_goroutines"], all["go_memstats_heap_alloc_bytes"], all["process_resident_memory_bytes"], all["process_open_fds"]},
+		err
 }

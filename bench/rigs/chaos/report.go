@@ -70,7 +70,8 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	r.hold(len(harm) == 0, "no engine was harmed", "%s", counts(harm))
 	switch r.Leaks = leaks; {
 	case s.heads > 0:
-		r.hold(float64(r.Leaks) < mostLeft*float64(made), "few hand-offs are left to their timeout where heads are reset", "%d of %d", r.Leaks, made)
+		r.hold(float64(r.Leaks) < mostLeft*float64(made), "few hand-offs are left to their timeout where heads are reset", "%d of %d", r.Leaks,
+			made)
 	case s.rate == 0 && !s.operators && !s.killAll:
 		r.hold(r.Leaks == 0, "no hand-off was left to its timeout", "%d", r.Leaks)
 	}
@@ -79,9 +80,11 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	case s.operators: // engines are taken away, too, and callers are over their limits
 	case s.busy > 0:
 		bad := got.Refused + got.Broken + wrong
-		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent, some(got.Failures))
+		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent,
+			some(got.Failures))
 	case s.rate+s.heads > 0:
-		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable, some(r.Saved.Lost))
+		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable,
+			some(r.Saved.Lost))
 	default:
 		told := got.Refused + got.Broken
 		r.hold(told == 0, "nobody is told of an engine that others replace", "%d are%s", told, some(got.Failures))
@@ -95,7 +98,8 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	bugs := map[string]int64{}
 	for name, v := range all {
 		metric, _, _ := strings.Cut(name, "{")
-		if v != 0 && (metric == "evenkeel_audit_drift" || strings.HasSuffix(metric, "double_releases_total") || metric == "evenkeel_invalid_assignments_total") {
+		if v != 0 && (metric == "evenkeel_audit_drift" || strings.HasSuffix(metric, "double_releases_total") ||
+			metric == "evenkeel_invalid_assignments_total") {
 			bugs[name] = int64(v)
 		}
 	}
@@ -159,17 +163,20 @@ func (r *report) writeJSON(out io.Writer) error {
 func (r *report) writeTable(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	c := r.Clients
-	fmt.Fprintf(w, "%.0f s\t%d requests: %d right, %d left by plan, %d refused, %d ended by an error event\n", r.Seconds, c.Sent, c.Right, c.Left, c.Refused, c.Broken)
+	fmt.Fprintf(w, "%.0f s\t%d requests: %d right, %d left by plan, %d refused, %d ended by an error event\n", r.Seconds, c.Sent, c.Right,
+		c.Left, c.Refused, c.Broken)
 	fmt.Fprintf(w, "not right\t%s\n", counts(c.Kinds))
 	fmt.Fprintf(w, "several answers\t%d right, %d told, %d wrong\n", c.Wide.Right, c.Wide.Failed, c.Wide.Wrong)
 	fmt.Fprintf(w, "slow clients\t%d right, %d told, %d wrong\n", c.Slow.Right, c.Slow.Failed, c.Slow.Wrong)
 	fmt.Fprintf(w, "faults\t%s\n", counts(r.Struck))
 	fmt.Fprintf(w, "trouble\t%s\n", counts(r.Actions))
-	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n", r.Saved.Struck, r.Saved.Final,
+	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n",
+		r.Saved.Struck, r.Saved.Final,
 		r.Saved.Often, r.Saved.Savable, 100*r.Saved.Share)
 	fmt.Fprintf(w, "hand-offs\t%d left to an engine's timeout\n", r.Leaks)
 	if r.Lost != nil {
-		fmt.Fprintf(w, "KV of nobody\t%d tokens in decode engines until their restart, %d on the proxy's account\n", r.Lost.Stranded, r.Lost.Orphans)
+		fmt.Fprintf(w, "KV of nobody\t%d tokens in decode engines until their restart, %d on the proxy's account\n", r.Lost.Stranded,
+			r.Lost.Orphans)
 	}
 	if len(r.TTFT) > 0 {
 		fmt.Fprintf(w, "first token\t")

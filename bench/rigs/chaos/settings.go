@@ -74,7 +74,8 @@ log: {level: info, requests: %[6]q}
 		if m.internal {
 			ranks = fmt.Sprintf(", ranks: %d", m.Config().DPSize)
 		}
-		decode = append(decode, testbed.EnginesAt(m.urls, ", group: %s, slots: %d, profile: %s%s", m.Config().Group, s.slots, m.profile(), ranks)...)
+		decode = append(decode,
+			testbed.EnginesAt(m.urls, ", group: %s, slots: %d, profile: %s%s", m.Config().Group, s.slots, m.profile(), ranks)...)
 	}
 	return s.world.Write(s.proxy.Config(), config+testbed.Engines(prefill, decode))
 }
@@ -97,7 +98,8 @@ func (s *settings) writeKeys(who []caller) error {
 	var b strings.Builder
 	b.WriteString("keys:\n")
 	for _, c := range who {
-		fmt.Fprintf(&b, "  - {name: %s, sha256: %x, trusted: %v, max_concurrent: %d}\n", c.name, sha256.Sum256([]byte(c.key())), c.trusted, c.most)
+		fmt.Fprintf(&b, "  - {name: %s, sha256: %x, trusted: %v, max_concurrent: %d}\n", c.name, sha256.Sum256([]byte(c.key())), c.trusted,
+			c.most)
 	}
 	return errors.Join(s.world.Write("keys.yaml", b.String()), s.world.Write("hops.key", testbed.PeersKey))
 }

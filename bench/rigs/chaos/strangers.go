@@ -56,7 +56,8 @@ var attacks = []struct {
 	run  func(s *strangers, ctx context.Context, rng *randv2.Rand)
 }{
 	{"uploads broken off", func(s *strangers, _ context.Context, rng *randv2.Rand) {
-		whole := s.post(greedy.key()) + "Transfer-Encoding: chunked\r\n\r\n1000\r\n" + strings.Repeat("x", 4096) + "\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n"
+		whole := s.post(greedy.key()) + "Transfer-Encoding: chunked\r\n\r\n1000\r\n" + strings.Repeat("x", 4096) +
+			"\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n"
 		s.send(whole[:rng.IntN(len(whole))], func(c *net.TCPConn) {
 			switch rng.IntN(3) {
 			case 0:
@@ -74,11 +75,13 @@ var attacks = []struct {
 		s.hold(ctx, s.p.Clients, 8, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", 2<<20, strings.Repeat("x", 1<<20)))
 	}},
 	{"uploads without a key", func(s *strangers, ctx context.Context, rng *randv2.Rand) {
-		framing := []string{fmt.Sprintf("Content-Length: %d\r\n\r\nhello", largest), "Transfer-Encoding: chunked\r\n\r\n100000\r\nhello"}[rng.IntN(2)]
+		framing := []string{fmt.Sprintf("Content-Length: %d\r\n\r\nhello", largest),
+			"Transfer-Encoding: chunked\r\n\r\n100000\r\nhello"}[rng.IntN(2)]
 		s.hold(ctx, s.p.Clients, 16, s.post("nobody")+framing)
 	}},
 	{"uploads that wait for 100 Continue", func(s *strangers, _ context.Context, rng *randv2.Rand) {
-		s.send(s.post([]string{"nobody", greedy.key()}[rng.IntN(2)])+fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", largest+rng.IntN(2)), answered)
+		s.send(s.post([]string{"nobody", greedy.key()}[rng.IntN(2)])+fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n",
+			largest+rng.IntN(2)), answered)
 	}},
 	{"bodies too large", func(s *strangers, _ context.Context, _ *randv2.Rand) {
 		s.send(s.post(greedy.key())+fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\nhello", largest+1), answered)
@@ -86,14 +89,17 @@ var attacks = []struct {
 	{"requests that read in two ways", func(s *strangers, _ context.Context, rng *randv2.Rand) {
 		chunked := "Transfer-Encoding: chunked\r\n\r\n"
 		s.send(s.post(greedy.key())+[]string{
-			"Transfer-Encoding: identity\r\n\r\n", "Authorization: Bearer " + callers[0].key() + "\r\nContent-Length: 0\r\n\r\n", "Content-Length: 5\r\n" + chunked + "0\r\n\r\n",
-			chunked + "0\r\nX : y\r\n\r\n", chunked + "0\r\nX: y\n\r\n", chunked + "0\r\nX: y\r\n z\r\n\r\n", chunked + "5;a\x00b\r\nhello\r\n0\r\n\r\n",
+			"Transfer-Encoding: identity\r\n\r\n", "Authorization: Bearer " + callers[0].key() + "\r\nContent-Length: 0\r\n\r\n",
+			"Content-Length: 5\r\n" + chunked + "0\r\n\r\n",
+			chunked + "0\r\nX : y\r\n\r\n", chunked + "0\r\nX: y\n\r\n", chunked + "0\r\nX: y\r\n z\r\n\r\n", chunked +
+				"5;a\x00b\r\nhello\r\n0\r\n\r\n",
 			chunked + "5;" + strings.Repeat("x", 60_000) + "\r\n", chunked + strings.Repeat("1;"+strings.Repeat("x", 200)+"\r\na\r\n", 500),
 		}[rng.IntN(9)], answered)
 	}},
 	{"scores that would end an engine of SGLang", func(s *strangers, _ context.Context, rng *randv2.Rand) {
 		path, body := []string{"/v1/score", "/v1/rerank", "/v1/embeddings"}[rng.IntN(3)], fmt.Sprintf(`{"model":%q,"query":"a","items":["b"],"documents":["b"],"input":"a"}`, model)
-		s.send(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", path, greedy.key(), len(body), body), answered)
+		s.send(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: "+
+			"%d\r\n\r\n%s", path, greedy.key(), len(body), body), answered)
 	}},
 	{"heads that drip", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
 		s.hold(ctx, s.p.Clients, 16, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")

@@ -156,7 +156,8 @@ func (c *crowd) slowOnce(ctx context.Context, rng *rand.Rand) error {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetReadBuffer(4 << 10)
 	}
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Type: "+
+		"application/json\r\nContent-Length: %d\r\n\r\n%s",
 		callers[1].key(), len(body), body)
 	if rng.IntN(2) == 0 {
 		pause(ctx, 5*time.Second) // reads nothing at all

@@ -65,13 +65,15 @@ func (b *bench) evenkeel(ctx context.Context, c refengine.Connector, at string, 
 	if c == refengine.AscendLayerwise {
 		bind = fmt.Sprintf("bind: {listen: %q}\n", testbed.FreeAddresses(1)[0])
 	}
-	err := proxy.ServeWith(ctx, fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nself_test: false\nprofiles:\n%s%s", at, proxy.Address, profiles, bind)+
-		testbed.Engines(prefill, testbed.EnginesAt(e.decode, ", profile: p0, slots: 16")))
+	err := proxy.ServeWith(ctx,
+		fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nself_test: false\nprofiles:\n%s%s", at, proxy.Address, profiles, bind)+
+			testbed.Engines(prefill, testbed.EnginesAt(e.decode, ", profile: p0, slots: 16")))
 	return proxy.Kill, err
 }
 
 // record serves the request once, by one engine of each kind, and returns the bodies that these got.
-func (b *bench) record(ctx context.Context, c refengine.Connector, serve func(at string, e engines) (func(), error)) (bodies [2]map[string]any, err error) {
+func (b *bench) record(ctx context.Context, c refengine.Connector,
+	serve func(at string, e engines) (func(), error)) (bodies [2]map[string]any, err error) {
 	all, err := b.ranks(c)
 	if err != nil {
 		return bodies, err
@@ -110,7 +112,8 @@ func (b *bench) record(ctx context.Context, c refengine.Connector, serve func(at
 	defer end()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	answer, err := testbed.Do(ctx, b.world.HTTP, http.MethodPost, "http://"+at+"/v1/chat/completions", []byte(asked), "Content-Type", "application/json")
+	answer, err := testbed.Do(ctx, b.world.HTTP, http.MethodPost, "http://"+at+"/v1/chat/completions", []byte(asked), "Content-Type",
+		"application/json")
 	if err != nil {
 		return bodies, err
 	}
@@ -131,7 +134,8 @@ func (b *bench) record(ctx context.Context, c refengine.Connector, serve func(at
 }
 
 // own are fields that are another one in each request, or name an engine.
-var own = []string{"bootstrap_room", "bootstrap_host", "bootstrap_port", "rid", "request_id", "cache_salt", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
+var own = []string{"bootstrap_room", "bootstrap_host", "bootstrap_port", "rid", "request_id", "cache_salt", "remote_block_ids",
+	"remote_engine_id", "remote_request_id", "remote_host",
 	"remote_port", "remote_blocks_expiry_time", "remote_multi_nodes_meta_mapping", "metaserver"}
 
 // compare lists the fields that two bodies do not share, and those of kv_transfer_params by themselves. Of fields that each request has for

@@ -1,5 +1,6 @@
 // Command peers asks whether the reference engines take what other routers send: it starts proxies that serve vLLM, vllm-ascend and
-// SGLang today in front of reference engines, checks each answer that clients get, and holds the bodies that engines get against evenkeel's.
+// SGLang today in front of reference engines, checks each answer that clients get, and holds the bodies that engines get against
+// evenkeel's.
 package main
 
 import (
@@ -54,7 +55,8 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	defer func() { err = errors.Join(err, w.Close(ok)) }()
 	b := &bench{o, w, out}
-	answers := page.Markdown{Text: 4, Head: []string{"router", "connector", "answers", "clients that left", "what engines hold then", "complaints of engines"}}
+	answers := page.Markdown{Text: 4,
+		Head: []string{"router", "connector", "answers", "clients that left", "what engines hold then", "complaints of engines"}}
 	bodies := page.Markdown{Text: 4, Head: []string{"router", "leg", "only it sends", "only evenkeel sends", "what differs: its, evenkeel's"}}
 	peers, err := b.peers(ctx)
 	if err != nil {
@@ -99,7 +101,8 @@ type seen struct {
 
 // ranks are the engines: two that prefill and two that decode.
 func (b *bench) ranks(c refengine.Connector) (list []*refengine.Engine, err error) {
-	one := refengine.Config{Connector: c, Slots: 16, PromptTokensDetails: true, KVHoldTimeout: keeps, WaitingTimeout: keeps, BootstrapTimeout: keeps}
+	one := refengine.Config{Connector: c, Slots: 16, PromptTokensDetails: true, KVHoldTimeout: keeps, WaitingTimeout: keeps,
+		BootstrapTimeout: keeps}
 	for _, role := range []refengine.Role{refengine.Prefill, refengine.Prefill, refengine.Decode, refengine.Decode} {
 		one.Role = role
 		e, err := b.world.Engines(one)

@@ -67,8 +67,9 @@ func (b *bench) peers(ctx context.Context) ([]*peer, error) {
 	}
 	if !env.Has(ctx, "sglang-router", sglangRouter, "vllm-router", vllmRouter, "fastapi", fastapi) {
 		fmt.Fprintf(b.out, "routers are being installed into %s: 400 MB\n", env.Dir)
-		if err := errors.Join(env.Create(ctx), env.Run(ctx, "python", "-m", "pip", "-q", "install", "sglang-router=="+sglangRouter, "vllm-router=="+vllmRouter,
-			"fastapi=="+fastapi, "httpx", "uvicorn", "aiohttp", "orjson")); err != nil {
+		if err := errors.Join(env.Create(ctx),
+			env.Run(ctx, "python", "-m", "pip", "-q", "install", "sglang-router=="+sglangRouter, "vllm-router=="+vllmRouter,
+				"fastapi=="+fastapi, "httpx", "uvicorn", "aiohttp", "orjson")); err != nil {
 			return nil, fmt.Errorf("a Python package index must be there that pip can reach: %w", err)
 		}
 	}
@@ -140,7 +141,8 @@ func (b *bench) example(env pyenv.Env, file string) func(at string, e engines) (
 			"vllm/logger.py": "import logging\n\n\ndef init_logger(name):\n    return logging.getLogger(name)\n",
 			"vllm_ascend/distributed/kv_transfer/kv_p2p/sfa_pd_rd2h/protocol.py": "BATCH_KV_TRANSFER_PARAMS = \"batch_kv_transfer_params\"\n",
 		} {
-			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(site, path)), 0o755), os.WriteFile(filepath.Join(site, path), []byte(text), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(site, path)), 0o755),
+				os.WriteFile(filepath.Join(site, path), []byte(text), 0o600)); err != nil {
 				return nil, err
 			}
 		}

@@ -27,5 +27,6 @@ func TestBodiesAreComparedFieldByField(t *testing.T) {
 
 func TestComplaintsAreOfWhatARouterDoes(t *testing.T) {
 	require.Empty(t, complaints("prefill 1", refengine.Events[int64]{Probes: 3, Pulls: 3, Finished: 3}))
-	require.Equal(t, []string{"decode 1: 2 prompts computed by a decode engine"}, complaints("decode 1", refengine.Events[int64]{LocalPrefills: 2}))
+	require.Equal(t, []string{"decode 1: 2 prompts computed by a decode engine"},
+		complaints("decode 1", refengine.Events[int64]{LocalPrefills: 2}))
 }

@@ -41,7 +41,8 @@ func (e Env) Bin(name string) string { return filepath.Join(e.Folder(), "bin", n
 // Has says whether the environment holds distributions: name and version, in turn.
 func (e Env) Has(ctx context.Context, pairs ...string) bool {
 	return exec.CommandContext(ctx, e.Bin("python"), append([]string{"-c",
-		"import sys; from importlib.metadata import version as v; a = sys.argv[1:]; assert [v(d) for d in a[::2]] == a[1::2]"}, pairs...)...).Run() == nil
+		"import sys; from importlib.metadata import version as v; a = sys.argv[1:]; assert [v(d) for d in a[::2]] == a[1::2]"},
+		pairs...)...).Run() == nil
 }
 
 // Create makes the environment anew, with the first Python that is not too old.
@@ -55,7 +56,8 @@ func (e Env) Create(ctx context.Context) error {
 		}
 		return Tool(ctx, e.Dir, python, "-m", "venv", e.Folder())
 	}
-	return fmt.Errorf("this needs Python 3.11 to 3.14 with the modules venv and ensurepip (Debian's package is python3-venv): %w", errors.Join(tried...))
+	return fmt.Errorf("this needs Python 3.11 to 3.14 with the modules venv and ensurepip (Debian's package is python3-venv): %w",
+		errors.Join(tried...))
 }
 
 // Run runs a program of the environment, such as pip, in its folder. Its error has

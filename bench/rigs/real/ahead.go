@@ -7,8 +7,9 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// aheadOfItsSlot has a rank get a request more than the engine runs at once, as policies send one while an answer ends. docs/engines.md says what it
-// does there: vLLM looks at nobody who waits while max_num_seqs requests run, so it pulls nothing before one of these has ended.
+// aheadOfItsSlot has a rank get a request more than the engine runs at once, as policies send one while an answer ends. docs/engines.md
+// says what it does there: vLLM looks at nobody who waits while max_num_seqs requests run, so it pulls nothing before one of these has
+// ended.
 func aheadOfItsSlot(ctx context.Context, w *site) (outcome, error) {
 	s := w.usual()
 	s.decode, s.slots = s.decode[:1], slots+1
@@ -69,7 +70,8 @@ func aheadOfItsSlot(ctx context.Context, w *site) (outcome, error) {
 		return outcome{}, err
 	}
 	if !last.all() || looks < 5 || early != 0 || after-before < 1 {
-		return failed("while %d ran and one waited, in %d looks, the KV of %.0f was pulled, and of %.0f in the end; %v", slots, looks, early, after-before, last), nil
+		return failed("while %d ran and one waited, in %d looks, the KV of %.0f was pulled, and of %.0f in the end; %v", slots, looks, early,
+			after-before, last), nil
 	}
 	return passed("while %d ran, the engine pulled nothing for the next one in %d looks; it did when one had ended", slots, looks), nil
 }

@@ -25,7 +25,8 @@ var clients = []row{
 
 // examples of the Python client that ask for chat completions and need no service
 // of somebody else.
-var examples = []string{"demo", "streaming", "async_demo", "module_client", "parsing", "parsing_stream", "parsing_tools", "parsing_tools_stream"}
+var examples = []string{"demo", "streaming", "async_demo", "module_client", "parsing", "parsing_stream", "parsing_tools",
+	"parsing_tools_stream"}
 
 // theirModel is what stands in the examples where every user writes a model's
 // name. A model of random weights seldom ends an answer, so ours also limits it.
@@ -148,7 +149,8 @@ func runClients(ctx context.Context, w *site, engine string, programs []program)
 			ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 			cmd := exec.CommandContext(ctx, p.args[0], p.args[1:]...)
 			cmd.Dir = p.dir
-			cmd.Env = append(os.Environ(), "OPENAI_BASE_URL="+url+"/v1", "OPENAI_API_KEY=none", "ANTHROPIC_BASE_URL="+url, "ANTHROPIC_API_KEY=none", "NO_COLOR=1")
+			cmd.Env = append(os.Environ(), "OPENAI_BASE_URL="+url+"/v1", "OPENAI_API_KEY=none", "ANTHROPIC_BASE_URL="+url, "ANTHROPIC_API_KEY=none",
+				"NO_COLOR=1")
 			said, err := cmd.CombinedOutput()
 			cancel()
 			out[i] = shorn(string(said)) + fmt.Sprint("exit: ", err)

@@ -33,18 +33,21 @@ var mayDiffer = []rule{
 		func(d difference, _ map[string]any) bool {
 			return d.Plain == json.Number("0") && d.Got != asked.Missing{}
 		},
-		"which weights have made an answer, an engine says at its end; of an answer that went on elsewhere, the first engine never said it, so that evenkeel tells it only from there on",
+		"which weights have made an answer, an engine says at its end; of an answer that went on elsewhere, the first engine never said it, so " +
+			"that evenkeel tells it only from there on",
 	},
 	{
 		regexp.MustCompile(`\.tool_calls\[\d+\]\.function\.arguments$`),
 		func(d difference, _ map[string]any) bool { return sameJSON(d.Plain, d.Got) },
-		"vLLM reads the arguments of an answer in one piece and writes them anew (`0e02` becomes `0.0`), and those of a stream it sends as they were generated; they are the same value",
+		"vLLM reads the arguments of an answer in one piece and writes them anew (`0e02` becomes `0.0`), and those of a stream it sends as " +
+			"they were generated; they are the same value",
 	},
 	{
 		regexp.MustCompile(`^body\.(service_tier|prompt_logprobs|prompt_token_ids|prompt_text|ec_transfer_params|metrics|choices\[\d+\]\.(token_ids|prompt_token_ids|prompt_logprobs|routed_experts)` +
 			`|choices\[\d+\]\.message\.(refusal|annotations|audio|function_call|reasoning)|usage\.(completion_tokens_details|prompt_tokens_details\.(multimodal_tokens|created_cache_tokens)))$`),
 		func(d difference, _ map[string]any) bool { return d.Plain == nil && d.Got == asked.Missing{} },
-		"it is null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's stream, where vLLM leaves these fields out, " +
+		"it is null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's " +
+			"stream, where vLLM leaves these fields out, " +
 			"and evenkeel removes token ids from a stream whose client did not ask for them",
 	},
 	{
@@ -61,7 +64,8 @@ var mayDiffer = []rule{
 			_, own := asked.Leaves(got)["body.error.code"].(string)
 			return own
 		},
-		"where evenkeel itself refuses a request, the text is its own, and the code is OpenAI's, which is a word and not a number; the status is the same as the engine's",
+		"where evenkeel itself refuses a request, the text is its own, and the code is OpenAI's, which is a word and not a number; the status " +
+			"is the same as the engine's",
 	},
 }
 

@@ -110,7 +110,8 @@ func TestWhatThePlainEngineDoesNotDoTwice(t *testing.T) {
 func TestRowsAreChosenByNameAndNamedOnce(t *testing.T) {
 	rows := rowsOf(mooncake.NIXLPush)
 	for connector, engines := range map[string][]string{
-		mooncake.NIXLPush: {"plain", "p0", "d0", "d1", "dp"}, mooncake.NIXLPull: {"plain", "p0", "d0", "d1", "dp", embedding}, mooncake.None: {"plain", "d0", "d1"},
+		mooncake.NIXLPush: {"plain", "p0", "d0", "d1", "dp"}, mooncake.NIXLPull: {"plain", "p0", "d0", "d1", "dp", embedding},
+		mooncake.None: {"plain", "d0", "d1"},
 	} {
 		seen := map[string]bool{}
 		for _, r := range rowsOf(connector) {
@@ -151,7 +152,9 @@ func TestATableReplacesTheRowsThatRan(t *testing.T) {
 	ran(mooncake.NIXLPush, true, failed("a | b\nc"), "40 at once", boundEarly+"chat, greedy")
 	text := ran(mooncake.NIXLPush, true, passed("4 fields"), boundEarly+"chat, greedy", "chat, greedy")
 	require.Equal(t, 1, strings.Count(text, "\n| chat, greedy | pass | 3 fields |\n| chat, n | pass | 3 fields |\n"), text)
-	require.Equal(t, 1, strings.Count(text, "\n| chat, greedy | pass | 4 fields |\n| 40 at once | FAIL | a \\| b c |\n| "+boundEarly+"chat, greedy | pass | 4 fields |\n\n3 rows: 2 pass, 1 FAIL,"), text)
+	require.Equal(t, 1,
+		strings.Count(text, "\n| chat, greedy | pass | 4 fields |\n| 40 at once | FAIL | a \\| b c |\n| "+boundEarly+
+			"chat, greedy | pass | 4 fields |\n\n3 rows: 2 pass, 1 FAIL,"), text)
 	text = ran(mooncake.NIXLPush, false, passed("5 fields"), "chat, greedy")
 	require.NotContains(t, text, "40 at once")
 	text = ran(mooncake.None, true, passed("6 fields"), "chat, n")

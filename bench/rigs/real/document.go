@@ -48,7 +48,8 @@ func joinEvents(stream []byte) (map[string]any, error) {
 }
 
 // appended are the fields whose values in later events follow those before.
-var appended = map[string]bool{"content": true, "text": true, "arguments": true, "reasoning": true, "reasoning_content": true, "refusal": true}
+var appended = map[string]bool{"content": true, "text": true, "arguments": true, "reasoning": true, "reasoning_content": true,
+	"refusal": true}
 
 // indexed are the lists whose items say themselves which item they go on with.
 var indexed = map[string]bool{"choices": true, "tool_calls": true}

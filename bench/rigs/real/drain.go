@@ -40,7 +40,8 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	}
 	got := make(chan answer, 1)
 	go func() { got <- ask(ctx, "POST", w.proxy.URL()+victim.path, victim.body) }()
-	if err := testbed.Await(ctx, time.Minute, "a decode engine has answered", func() bool { return relays[0].Withheld()+relays[1].Withheld() > 0 }); err != nil {
+	if err := testbed.Await(ctx, time.Minute, "a decode engine has answered",
+		func() bool { return relays[0].Withheld()+relays[1].Withheld() > 0 }); err != nil {
 		return outcome{}, err
 	}
 	if err := overwrite(ctx, w, 121); err != nil {
@@ -51,7 +52,8 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	}
 	a := <-got
 	t := w.count(ctx, list, []answer{a})
-	if err := testbed.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off", func() bool { return w.books()[drained] > before[drained] }); err != nil {
+	if err := testbed.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off",
+		func() bool { return w.books()[drained] > before[drained] }); err != nil {
 		return failed("%v; %v", t, err), nil
 	}
 	if err := w.idle(ctx, w.behind...); err != nil {
@@ -79,7 +81,8 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	return passed("the request was prefilled again: %v; both decode engines answer the prompt as the plain engine does; the same hand-off without a cache_salt: %s", t,
+	return passed("the request was prefilled again: %v; both decode engines answer the prompt as the plain engine does; the same hand-off "+
+		"without a cache_salt: %s", t,
 		poisoned), nil
 }
 
@@ -131,8 +134,10 @@ func (w *site) handoff(ctx context.Context, b body) (json.RawMessage, error) {
 	var probe struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
-	a := ask(ctx, "POST", w.engines["p0"].url()+completions, body{"model": model, "prompt": b["prompt"], "max_tokens": 1, "kv_transfer_params": body{
-		"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}})
+	a := ask(ctx, "POST", w.engines["p0"].url()+completions,
+		body{"model": model, "prompt": b["prompt"], "max_tokens": 1, "kv_transfer_params": body{
+			"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil,
+			"remote_port": nil}})
 	if err := json.Unmarshal(a.Body, &probe); err != nil || probe.Params == nil {
 		return nil, fmt.Errorf("the prefill engine made no hand-off: %v", a)
 	}

@@ -67,7 +67,8 @@ func (e *engine) start() (err error) {
 	}
 	e.Engine, err = e.installed.Serve(filepath.Join(e.installed.Dir, folder), e.port, e.log,
 		[]string{
-			"PYTHONPATH=" + filepath.Join(e.installed.Dir, "plugin") + e.plugins, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_SERVER_DEV_MODE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind",
+			"PYTHONPATH=" + filepath.Join(e.installed.Dir, "plugin") + e.plugins, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_SERVER_DEV_MODE=1",
+			"VLLM_CPU_OMP_THREADS_BIND=nobind",
 			"UCX_TLS=tcp,self,sm", "UCX_NET_DEVICES=lo", "UCX_RCACHE_MAX_UNRELEASED=1024",
 			"VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", fmt.Sprint("VLLM_NIXL_SIDE_CHANNEL_PORT=", e.side),
 		},

@@ -47,7 +47,8 @@ var generating = []row{
 	}),
 	usually("generate, kill -9 of a decode engine under streams and answers in one piece, and its restart", generateDies),
 	usually("generate, a request is aborted by its name", generateAborts),
-	// It comes last, because the decode engine computes the prompt anew: nobody fetches the KV of the prefill engine, which keeps it for a while.
+	// It comes last, because the decode engine computes the prompt anew: nobody fetches the KV of the prefill engine, which keeps it for a
+	// while.
 	shape{name: "generate, prompt_logprobs", path: generate, body: generates(body{"stream_options": nil}, body{"prompt_logprobs": 2})}.row(),
 }
 

@@ -72,8 +72,10 @@ func tryHandBacks(ctx context.Context, o options, installed *vllm.Installation, 
 			return fmt.Errorf("%s: %w", by, err)
 		}
 	}
-	fmt.Fprintf(out, "\n%s, %d chats of %d turns by token ids. Of turns 2 to %d, whose prompts the prefill engine had dropped:\n\n", w.version, chats, chatTurns, chatTurns)
-	fmt.Fprintln(out, "| the prefill engine | tokens computed | tokens cached or pulled | MB pulled | TTFT, median | TTFT, 90th of 100 | answers as of the plain engine |")
+	fmt.Fprintf(out, "\n%s, %d chats of %d turns by token ids. Of turns 2 to %d, whose prompts the prefill engine had dropped:\n\n", w.version,
+		chats, chatTurns, chatTurns)
+	fmt.Fprintln(out, "| the prefill engine | tokens computed | tokens cached or pulled | MB pulled | TTFT, median | TTFT, 90th of 100 | "+
+		"answers as of the plain engine |")
 	fmt.Fprintln(out, "|---|--:|--:|--:|--:|--:|--:|")
 	for i, name := range ways {
 		t := found[i]
@@ -81,9 +83,11 @@ func tryHandBacks(ctx context.Context, o options, installed *vllm.Installation, 
 		fmt.Fprintf(out, "| %s | %d | %d | %.1f | %d ms | %d ms | %d of %d |\n", name, t.computed, t.cached, t.bytes/1e6,
 			t.ttft[len(t.ttft)/2].Milliseconds(), t.ttft[len(t.ttft)*9/10].Milliseconds(), t.right, t.turns)
 	}
-	fmt.Fprintf(out, "\nThe decode engine kept %.0f, %.0f and %.0f tokens more at the end of each.\n", found[0].kept, found[1].kept, found[2].kept)
+	fmt.Fprintf(out, "\nThe decode engine kept %.0f, %.0f and %.0f tokens more at the end of each.\n", found[0].kept, found[1].kept,
+		found[2].kept)
 	for _, outcome := range []string{"fetched", "failed", "none"} {
-		fmt.Fprintf(out, "evenkeel_hand_backs_total{outcome=%q} %.0f\n", outcome, w.books()[fmt.Sprintf("evenkeel_hand_backs_total{outcome=%q}", outcome)])
+		fmt.Fprintf(out, "evenkeel_hand_backs_total{outcome=%q} %.0f\n", outcome,
+			w.books()[fmt.Sprintf("evenkeel_hand_backs_total{outcome=%q}", outcome)])
 	}
 	good = true
 	return nil
@@ -133,7 +137,8 @@ func (w *site) keptBy(ctx context.Context) (tokens float64, err error) {
 // pushOut fills the prefill engine's cache with other prompts.
 func (w *site) pushOut(ctx context.Context, seed uint64) error {
 	for i := range blocks*blockSize/1900 + 2 {
-		if a := ask(ctx, http.MethodPost, w.engines["p0"].url()+completions, greedy.With(body{"prompt": ids(1900, seed+uint64(i)), "max_tokens": 1})); a.Status != http.StatusOK {
+		if a := ask(ctx, http.MethodPost, w.engines["p0"].url()+completions,
+			greedy.With(body{"prompt": ids(1900, seed+uint64(i)), "max_tokens": 1})); a.Status != http.StatusOK {
 			return fmt.Errorf("the prefill engine: %v", a)
 		}
 	}

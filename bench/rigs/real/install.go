@@ -76,7 +76,8 @@ func makeModel(ctx context.Context, i *vllm.Installation) error {
 // fetchExamples unpacks the source distribution of the Python client, which has
 // examples that the installed package lacks.
 func fetchExamples(ctx context.Context, i *vllm.Installation) error {
-	if err := i.Run(ctx, "pip", "download", "--quiet", "--no-deps", "--no-binary", "openai", "--dest", "sdist", "openai=="+vllm.OpenAI); err != nil {
+	if err := i.Run(ctx, "pip", "download", "--quiet", "--no-deps", "--no-binary", "openai", "--dest", "sdist",
+		"openai=="+vllm.OpenAI); err != nil {
 		return fmt.Errorf("a Python package index must be there that pip can reach: %w", err)
 	}
 	archive := "openai-" + vllm.OpenAI

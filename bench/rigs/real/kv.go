@@ -74,7 +74,8 @@ func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
 		if err := testbed.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
 			return outcome{}, err
 		}
-		counted, predicted, err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.With(body{"prompt": s.prompt, "max_tokens": tokens})))
+		counted, predicted,
+			err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.With(body{"prompt": s.prompt, "max_tokens": tokens})))
 		switch {
 		case err != nil:
 			return outcome{}, err
@@ -120,7 +121,8 @@ func kvAgainstGauges(ctx context.Context, w *site) (outcome, error) {
 				high := blocksUsed(after)*blockSize + running*slack
 				if off := max(low-ours, ours-high, 0); off > most || worst == "" {
 					most = off
-					worst = fmt.Sprintf("%s: evenkeel %.0f, vLLM %.0f to %.0f tokens in %.0f blocks of %.0f requests", name, ours, low, high, blocksUsed(before), running)
+					worst = fmt.Sprintf("%s: evenkeel %.0f, vLLM %.0f to %.0f tokens in %.0f blocks of %.0f requests", name, ours, low, high,
+						blocksUsed(before), running)
 				}
 			}
 			if err := testbed.Pause(ctx, 50*time.Millisecond); err != nil {
@@ -196,5 +198,6 @@ func twoRanks(ctx context.Context, w *site) (outcome, error) {
 			}
 		}
 	}
-	return passed("%v; 8 of 16 requests on each rank by vLLM's own gauges, %d KV tokens each by evenkeel; nothing is held", t, blocks*blockSize), nil
+	return passed("%v; 8 of 16 requests on each rank by vLLM's own gauges, %d KV tokens each by evenkeel; nothing is held", t,
+		blocks*blockSize), nil
 }

@@ -94,7 +94,8 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 	phases := []string{"queued", "prefill", "pooled", "transfer", "streaming"}
 	if w.connector == mooncake.None {
 		phases = slices.DeleteFunc(phases, func(p string) bool { return p == "transfer" }) // there is none
-		stages[0].stay = time.Second                                                       // soon the engines count as down, and then the requests are queued again
+		// soon the engines count as down, and then the requests are queued again
+		stages[0].stay = time.Second
 	} else {
 		stages = append(stages, leaving{prompts(6, 50, 50), []*engine{w.engines["p0"]}, 1500 * time.Millisecond, nil})
 	}

@@ -27,7 +27,8 @@ import (
 )
 
 func main() {
-	testbed.Main("real", testbed.Page(testbed.Judged(run), []string{"-out", document}, []string{"-connector", mooncake.NIXLPush, "-out", document}))
+	testbed.Main("real",
+		testbed.Page(testbed.Judged(run), []string{"-out", document}, []string{"-connector", mooncake.NIXLPush, "-out", document}))
 }
 
 const document = "docs/results/real.md"
@@ -52,14 +53,19 @@ type options struct {
 func parse(args []string, out io.Writer) (o options, err error) {
 	flags := o.Flags("real")
 	flags.SetOutput(out)
-	flags.StringVar(&o.cache, "cache", os.Getenv(cacheVariable), "folder for vLLM, the model and the clients; empty: evenkeel/real in the user's cache folder")
+	flags.StringVar(&o.cache, "cache", os.Getenv(cacheVariable),
+		"folder for vLLM, the model and the clients; empty: evenkeel/real in the user's cache folder")
 	flags.StringVar(&o.out, "out", "", "the file in which the connector's table is written anew as well; rows that do not run stay in it")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
-	flags.BoolVar(&o.handBack, "handback", false, "have prefill engines fetch the KV that decode engines keep of answers, and run no row; vLLM must be 0.33 or later (-over)")
-	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
-	flags.StringVar(&o.over, "over", "", "a version of vLLM whose Python files are laid over the installed one, for one that has no package for CPUs yet")
-	flags.StringVar(&o.breaks, "break", "", "what breaks between evenkeel and its decode engines, so that rows must fail: "+strings.Join(breaks, ", "))
+	flags.BoolVar(&o.handBack, "handback", false,
+		"have prefill engines fetch the KV that decode engines keep of answers, and run no row; vLLM must be 0.33 or later (-over)")
+	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull,
+		"how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
+	flags.StringVar(&o.over, "over", "",
+		"a version of vLLM whose Python files are laid over the installed one, for one that has no package for CPUs yet")
+	flags.StringVar(&o.breaks, "break", "",
+		"what breaks between evenkeel and its decode engines, so that rows must fail: "+strings.Join(breaks, ", "))
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
 	if err := flags.Parse(args); err != nil {
 		return o, err

@@ -60,6 +60,7 @@ func record(ctx context.Context, o options, installed *vllm.Installation, out io
 	if err != nil {
 		return err
 	}
-	return recorder.Record(ctx, recorder.Engines{Prefill: address(1), Decode: address(2), Events: address(10), Replay: address(11), ModelPath: modelPath}, recording.Dir(),
+	return recorder.Record(ctx, recorder.Engines{Prefill: address(1), Decode: address(2), Events: address(10), Replay: address(11),
+		ModelPath: modelPath}, recording.Dir(),
 		out)
 }

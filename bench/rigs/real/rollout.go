@@ -22,8 +22,9 @@ var rollouts = []row{
 // rolloutPrompts are those of each step, and samples how many answers each has.
 const rolloutPrompts, samples = 64, 8
 
-// rolloutSteps has two steps of the same prompts. Between them all engines are paused while the second step's requests come already, their prefix
-// caches are emptied, and they are resumed. Every sample must be what a plain engine says, and the prompts of the second step must be computed again.
+// rolloutSteps has two steps of the same prompts. Between them all engines are paused while the second step's requests come already, their
+// prefix caches are emptied, and they are resumed. Every sample must be what a plain engine says, and the prompts of the second step must
+// be computed again.
 func rolloutSteps(ctx context.Context, w *site) (outcome, error) {
 	step := func(number uint64) (list []question, tokens float64) {
 		for i := range rolloutPrompts {
@@ -77,7 +78,8 @@ func rolloutSteps(ctx context.Context, w *site) (outcome, error) {
 	case after-before < tokens:
 		return failed("of the second step's %g prompt tokens only %g were computed: some came from a cache of before", tokens, after-before), nil
 	}
-	return passed("%d samples in each step; all %g prompt tokens of the second were computed again", rolloutPrompts*samples, tokens), w.idle(ctx, w.behind...)
+	return passed("%d samples in each step; all %g prompt tokens of the second were computed again", rolloutPrompts*samples, tokens),
+		w.idle(ctx, w.behind...)
 }
 
 // computed is how many tokens of prompts the engines behind evenkeel have computed, and not found in their caches.
@@ -134,5 +136,6 @@ func rendered(ctx context.Context, w *site) (outcome, error) {
 	for _, ms := range took {
 		slices.Sort(ms)
 	}
-	return passed("the same ids for %d chats of up to %d tokens; in the median %.1f ms and %.1f ms", chats, tokens, stats.Median(took["/tokenize"]), stats.Median(took[chat+"/render"])), nil
+	return passed("the same ids for %d chats of up to %d tokens; in the median %.1f ms and %.1f ms", chats, tokens,
+		stats.Median(took["/tokenize"]), stats.Median(took[chat+"/render"])), nil
 }

@@ -153,7 +153,8 @@ func (w *site) need(ctx context.Context, names ...string) error {
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
 	s.bind = w.bind
-	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.fetches == w.now.fetches {
+	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots &&
+		s.fetches == w.now.fetches {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {

@@ -110,9 +110,11 @@ func (t *table) count(v verdict) (n int) {
 // write prints the table as Markdown.
 func (t *table) write(out io.Writer) {
 	if t.connector == mooncake.None {
-		fmt.Fprintf(out, "\n%s on a CPU with a MoE model: two data-parallel ranks that step together, one engine beside them, and one plain engine. Made by `%s`", t.version, t.command)
+		fmt.Fprintf(out, "\n%s on a CPU with a MoE model: two data-parallel ranks that step together, one engine beside them, and one plain "+
+			"engine. Made by `%s`", t.version, t.command)
 	} else {
-		fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress threads sleep instead of spin "+
+		fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress "+
+			"threads sleep instead of spin "+
 			"and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s`", t.version, vllm.NIXL, t.command)
 	}
 	if t.part {
@@ -124,7 +126,8 @@ func (t *table) write(out io.Writer) {
 	for i, r := range t.rows {
 		fmt.Fprintf(out, "| %s | %s | %s |\n", r.name, t.outcomes[i].verdict, asked.Cell(t.outcomes[i].seen))
 	}
-	fmt.Fprintf(out, "\n%d rows: %d pass, %d FAIL, %d not deterministic, %d engine's fault.\n", len(t.rows), t.count(pass), t.count(fail), t.count(unsteady), t.count(fault))
+	fmt.Fprintf(out, "\n%d rows: %d pass, %d FAIL, %d not deterministic, %d engine's fault.\n", len(t.rows), t.count(pass), t.count(fail),
+		t.count(unsteady), t.count(fault))
 }
 
 // keep puts the rows of an earlier table, which were not run now, where they belong.
@@ -169,5 +172,6 @@ func (t *table) save(file string) error {
 	for _, m := range mayDiffer {
 		rules.Add(page.Code(strings.ReplaceAll(m.path.String(), "|", `\|`)), m.why)
 	}
-	return errors.Join(page.Write(file, target, name, name, now.String()), page.Write(file, differs, "differ", "What may differ", rules.String()))
+	return errors.Join(page.Write(file, target, name, name, now.String()),
+		page.Write(file, differs, "differ", "What may differ", rules.String()))
 }

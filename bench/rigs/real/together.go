@@ -64,5 +64,6 @@ func together(rows []row) (all []row) {
 
 // alone are rows that want an engine that computes its prompts itself.
 var alone = []row{
-	shape{name: "completion, echo with logprobs", path: completions, body: completes(body{"prompt": ids(100, 140), "max_tokens": 8, "echo": true, "logprobs": 2})}.row(),
+	shape{name: "completion, echo with logprobs", path: completions,
+		body: completes(body{"prompt": ids(100, 140), "max_tokens": 8, "echo": true, "logprobs": 2})}.row(),
 }

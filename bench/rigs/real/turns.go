@@ -19,7 +19,8 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 	defer leave()
 	left := make(chan answer, 1)
 	go func() {
-		left <- ask(busy, http.MethodPost, w.proxy.URL()+completions, greedy.With(body{"prompt": ids(300, 9700), "max_tokens": 1500, "ignore_eos": true, "stream": true}))
+		left <- ask(busy, http.MethodPost, w.proxy.URL()+completions,
+			greedy.With(body{"prompt": ids(300, 9700), "max_tokens": 1500, "ignore_eos": true, "stream": true}))
 	}()
 	var first, second string
 	if err := testbed.Await(ctx, time.Minute, "a request runs", func() bool {

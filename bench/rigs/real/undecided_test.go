@@ -63,7 +63,8 @@ func TestAnswersMayPartWhereThePlainEngineIsUndecided(t *testing.T) {
 			require.Contains(t, o.seen, c.seen)
 			if c.verdict == pass && c.name != "the same" {
 				w := &site{options: options{connector: mooncake.NIXLPull}}
-				require.Equal(t, fail, w.judge(t.Context(), question{want: want}, want, c.got).verdict, "before a connector nothing is rounded elsewhere")
+				require.Equal(t, fail, w.judge(t.Context(), question{want: want}, want, c.got).verdict,
+					"before a connector nothing is rounded elsewhere")
 			}
 		})
 	}

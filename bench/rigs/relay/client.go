@@ -360,7 +360,9 @@ func (c *client) decode(i int, more string) {
 
 // post is a request.
 func post(path, host, id, body string) []byte {
-	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", path, host, id, len(body), body)
+	return fmt.Appendf(nil,
+		"POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", path, host, id,
+		len(body), body)
 }
 
 // ready goes on with the connection whose events bear a number.

@@ -147,8 +147,9 @@ func runEngines() error {
 		e, err := refengine.Start(refengine.Config{
 			Role: job.Role, Listen: job.Listen, Slots: job.Slots, C0: max(job.Step, time.Nanosecond), C1: time.Nanosecond,
 			FirstAtOnce: true, Spread: job.Spread, Phase: job.phase(i),
-			PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: prefills, TransferBase: time.Nanosecond, TransferPer: time.Nanosecond,
-			KVTokens: 1 << 24, StepLog: 1,
+			PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: prefills, TransferBase: time.Nanosecond,
+			TransferPer: time.Nanosecond,
+			KVTokens:    1 << 24, StepLog: 1,
 			KeepAlive: 75 * time.Second, // longer than a proxy keeps one that is idle: none is closed as it is used
 		})
 		if err != nil {

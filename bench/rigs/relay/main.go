@@ -61,7 +61,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.cache, "cache", "", "folder for vllm-router; empty: evenkeel/relay in the user's cache folder")
 	flags.StringVar(&o.samples, "samples", "", "file to which measurements are added; the page is made from all that it holds")
 	flags.StringVar(&o.page, "page", "", "page whose tables are written")
-	flags.BoolVar(&o.watched, "watched", false, "measure evenkeel as well with the live page open, with every request traced, and without receipts")
+	flags.BoolVar(&o.watched, "watched", false,
+		"measure evenkeel as well with the live page open, with every request traced, and without receipts")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -96,7 +97,8 @@ func (o options) run(ctx context.Context) (err error) {
 		}
 		b.collector = c.url
 		defer func() {
-			err = errors.Join(err, c.close(err == nil && slices.ContainsFunc(watched, func(w way) bool { return w.traced && o.proxies.MatchString(w.name) })))
+			err = errors.Join(err,
+				c.close(err == nil && slices.ContainsFunc(watched, func(w way) bool { return w.traced && o.proxies.MatchString(w.name) })))
 		}()
 	}
 	kinds := b.kinds(ctx, o)
@@ -156,7 +158,8 @@ func (b *bench) row(ctx context.Context, r row, n int, kinds []*kind, s *store) 
 	_, rest := share(b.cores, n)
 	fmt.Fprintf(b.out, "\n%s, %d %s for the proxy\n", r.title(), n, map[bool]string{true: "core", false: "cores"}[n == 1])
 	if r.files() > b.files {
-		fmt.Fprintf(b.out, "  not run: a proxy needs %s files for it, and a process may open %s; raise the limit (ulimit -n)\n", stats.Grouped(r.files()), stats.Grouped(b.files))
+		fmt.Fprintf(b.out, "  not run: a proxy needs %s files for it, and a process may open %s; raise the limit (ulimit -n)\n",
+			stats.Grouped(r.files()), stats.Grouped(b.files))
 		return nil
 	}
 	at, err := b.engines(r, rest)
@@ -195,7 +198,8 @@ const (
 )
 
 func (m Sample) String() string {
-	text := fmt.Sprintf("%5d streams  %6.1f µs a chunk  %6.0f µs a request  %7.0f chunks/s  %6.0f requests/s  %6.1f MiB (%.1f idle)  TTFT %.1f %.1f  gaps %.1f %.1f %.1f ms  load %.0f %%, others %.0f %%",
+	text := fmt.Sprintf("%5d streams  %6.1f µs a chunk  %6.0f µs a request  %7.0f chunks/s  %6.0f requests/s  %6.1f MiB (%.1f idle)  TTFT "+
+		"%.1f %.1f  gaps %.1f %.1f %.1f ms  load %.0f %%, others %.0f %%",
 		m.Streams, testbed.Micros(m.Chunk), testbed.Micros(m.Request), m.Chunks, m.Requests, testbed.MiB(m.RSS), testbed.MiB(m.Idle),
 		m.TTFT.P50/1e3, m.TTFT.P99/1e3, m.Gaps.P50/1e3, m.Gaps.P99/1e3, m.Gaps.P999/1e3, m.Load*100, m.Others*100)
 	if m.Failed > 0 {

@@ -123,10 +123,12 @@ func (b *bench) kinds(ctx context.Context, o options) []*kind {
 			if w.traced {
 				collector = b.collector
 			}
-			list = append(list, &kind{name: w.name, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary, w.receipts, collector), page: w.page})
+			list = append(list, &kind{name: w.name, legs: 2, version: versionOf(ctx, b.world.Binary),
+				start: startEvenkeel(b.world.Binary, w.receipts, collector), page: w.page})
 		}
 	}
-	return append(list, &kind{name: evenkeelName, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary, receipts, "")})
+	return append(list,
+		&kind{name: evenkeelName, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary, receipts, "")})
 }
 
 func versionOf(ctx context.Context, binary string) string {
@@ -146,8 +148,10 @@ func startEvenkeel(binary string, receipts int, collector string) func(b *bench,
 		if collector != "" {
 			tracing = fmt.Sprintf("tracing: {endpoint: %q, sample: 1}\n", collector)
 		}
-		err := b.world.Write("evenkeel.yaml", fmt.Sprintf("listen: %q\nadmin: {listen: %q, receipts: %d}\nself_test: false\nprefill: {push: {max_unanswered: %d}}\n", at, admin, receipts, prefills)+tracing+
-			testbed.Engines(testbed.EnginesAt(p.prefill, ""), testbed.EnginesAt(p.decode, ", slots: %d", p.slots)))
+		err := b.world.Write("evenkeel.yaml",
+			fmt.Sprintf("listen: %q\nadmin: {listen: %q, receipts: %d}\nself_test: false\nprefill: {push: {max_unanswered: %d}}\n", at, admin,
+				receipts, prefills)+tracing+
+				testbed.Engines(testbed.EnginesAt(p.prefill, ""), testbed.EnginesAt(p.decode, ", slots: %d", p.slots)))
 		if err != nil {
 			return nil, "", err
 		}

@@ -96,7 +96,8 @@ func FuzzAnswer(f *testing.F) {
 
 // engineOf starts a reference engine of a role.
 func engineOf(t *testing.T, role refengine.Role) (e *refengine.Engine, at []string) {
-	e, err := refengine.Start(refengine.Config{Role: role, C0: 5 * time.Millisecond, Slots: 64, FirstAtOnce: true, PrefillBase: time.Nanosecond})
+	e, err := refengine.Start(refengine.Config{Role: role, C0: 5 * time.Millisecond, Slots: 64, FirstAtOnce: true,
+		PrefillBase: time.Nanosecond})
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
 	return e, addresses(e.URLs()[:1])
@@ -199,7 +200,8 @@ func TestClientsMakeBothRequestsThemselves(t *testing.T) {
 		require.Empty(t, r.Failed, x.what)
 		require.GreaterOrEqual(t, r.Whole, x.job.Streams, x.what)
 		d, p := decodes.Stats(), prefills.Stats()
-		require.Equal(t, make([]int64, 4), []int64{d.LocalPrefills, d.Unknown, d.KeyMismatches, p.Leaks}, "%s: what is decoded was prefilled there", x.what)
+		require.Equal(t, make([]int64, 4), []int64{d.LocalPrefills, d.Unknown, d.KeyMismatches, p.Leaks},
+			"%s: what is decoded was prefilled there", x.what)
 		require.GreaterOrEqual(t, p.Probes, int64(r.Whole), x.what)
 	}
 }
@@ -300,7 +302,8 @@ func TestARowNamesItsRegime(t *testing.T) {
 }
 
 func TestNginxTakesItsConfig(t *testing.T) {
-	config := nginxConfig("127.0.0.1:8000", place{decode: []string{"http://127.0.0.21:1", "http://127.0.0.21:2"}, on: cores{0, 1, 2, 3}}, 20_000)
+	config := nginxConfig("127.0.0.1:8000", place{decode: []string{"http://127.0.0.21:1", "http://127.0.0.21:2"}, on: cores{0, 1, 2, 3}},
+		20_000)
 	require.Contains(t, config, "worker_processes 4;")
 	require.Contains(t, config, "    server 127.0.0.21:2;\n")
 	require.Contains(t, config, "listen 127.0.0.1:8000 backlog=4096 reuseport;")
@@ -321,7 +324,8 @@ func sitting(times float64) *store {
 	for round := range 2 {
 		for _, name := range []string{direct, twoLegs, nginxName, evenkeelName} {
 			for _, r := range []string{"100", "1000", "4000", "spread-1000"} {
-				m := Sample{Row: r, Cores: 1, Proxy: name, Round: round, Streams: 1000, Chunk: 10 * time.Microsecond, RSS: 50 << 20, Whole: 1000, TTFT: Times{P99: 1000}}
+				m := Sample{Row: r, Cores: 1, Proxy: name, Round: round, Streams: 1000, Chunk: 10 * time.Microsecond, RSS: 50 << 20, Whole: 1000,
+					TTFT: Times{P99: 1000}}
 				if name == evenkeelName {
 					m.Chunk = time.Duration(times * float64(m.Chunk))
 					m.TTFT.P99 += 500
@@ -355,9 +359,12 @@ func TestThePageSaysWhatIsMetAndWhatWasNotMeasured(t *testing.T) {
 		require.Contains(t, string(text), "| vllm-router | not measured: not installed |")
 		require.Contains(t, string(text), "× 1.00 | – | not measured |")
 		require.Contains(t, string(text), "| 10.0 (overloaded: streams ended before all were open) |")
-		require.Contains(t, string(text), "| resident, 1,000 streams spread, requests included | 60.0 MiB | 74.0 MiB (74.0 MiB to 74.0 MiB) | **not met** |")
-		require.Contains(t, string(text), "| 1,000, 20,000 chunks/s, spread, 96 tokens per answer | 1 | 10.0 |", "what a chunk costs with its requests")
-		require.Contains(t, string(text), "| evenkeel | 0.0 / 0.2 / 0.0 |", "what is added to the first token, beside clients that make both requests")
+		require.Contains(t, string(text),
+			"| resident, 1,000 streams spread, requests included | 60.0 MiB | 74.0 MiB (74.0 MiB to 74.0 MiB) | **not met** |")
+		require.Contains(t, string(text), "| 1,000, 20,000 chunks/s, spread, 96 tokens per answer | 1 | 10.0 |",
+			"what a chunk costs with its requests")
+		require.Contains(t, string(text), "| evenkeel | 0.0 / 0.2 / 0.0 |",
+			"what is added to the first token, beside clients that make both requests")
 		require.Contains(t, string(text), "| no proxy, two legs, the times themselves | 0.0 / 1.3 / 0.0 |")
 	}
 }

@@ -77,7 +77,8 @@ func (s *store) write(out io.Writer, b *bench) {
 func (s *store) writeMissing(out io.Writer, b *bench) {
 	for _, r := range rows {
 		if r.files() > b.files && !slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Row == r.name }) {
-			fmt.Fprintf(out, "\nThe row of %s streams was not run: a proxy needs %s files for it.\n", stats.Grouped(r.streams), stats.Grouped(r.files()))
+			fmt.Fprintf(out, "\nThe row of %s streams was not run: a proxy needs %s files for it.\n", stats.Grouped(r.streams),
+				stats.Grouped(r.files()))
 		}
 	}
 }
@@ -101,7 +102,8 @@ func (s *store) loads(of ...shape) (list []load) {
 }
 
 // table writes a row for each load: its name, the cores, and what cells say of each proxy; then evenkeel's ratio to some of them.
-func (s *store) table(out io.Writer, title, first string, loads []load, cell func(l load, proxy string) string, ratios ...page.Cells[load]) {
+func (s *store) table(out io.Writer, title, first string, loads []load, cell func(l load, proxy string) string,
+	ratios ...page.Cells[load]) {
 	columns := []page.Cells[load]{{Title: "cores", Of: func(l load) string { return fmt.Sprint(l.n) }}}
 	for _, p := range s.measured() {
 		columns = append(columns, page.Cells[load]{Title: p, Of: func(l load) string { return cell(l, p) }})
@@ -164,7 +166,8 @@ func (s *store) writeMemory(out io.Writer) {
 
 // writeTimes has a line for each proxy and load.
 func (s *store) writeTimes(out io.Writer) {
-	t := page.Markdown{Head: []string{"streams", "cores", "proxy", "to the first token", "to gaps", "failed streams", "CPUs of engines and clients in use"}}
+	t := page.Markdown{Head: []string{"streams", "cores", "proxy", "to the first token", "to gaps", "failed streams",
+		"CPUs of engines and clients in use"}}
 	for _, l := range s.loads(standing, turning) {
 		for _, p := range append([]string{direct, twoLegs}, s.measured()...) {
 			if _, ok := s.median(l.name, l.n, p, chunkCPU); !ok {
@@ -173,7 +176,8 @@ func (s *store) writeTimes(out io.Writer) {
 			base := without(p)
 			added := func(of func(Sample) Times) string {
 				var parts []string
-				for _, at := range []func(Times) float64{func(t Times) float64 { return t.P50 }, func(t Times) float64 { return t.P99 }, func(t Times) float64 { return t.P999 }} {
+				for _, at := range []func(Times) float64{func(t Times) float64 { return t.P50 }, func(t Times) float64 { return t.P99 },
+					func(t Times) float64 { return t.P999 }} {
 					figure := func(m Sample) float64 { return at(of(m)) / 1e3 }
 					v, _ := s.median(l.name, l.n, p, figure)
 					ok := true

@@ -208,7 +208,8 @@ func dies(ctx context.Context, w *site) (string, error) {
 	var want, got [n]answer
 	var begun, all sync.WaitGroup
 	for i := range n {
-		b := asks(body{"input_ids": ids(40+i, uint64(100+i)), "stream": i%2 == 0, "return_logprob": i%3 == 0}, body{"max_new_tokens": 300, "ignore_eos": true})
+		b := asks(body{"input_ids": ids(40+i, uint64(100+i)), "stream": i%2 == 0, "return_logprob": i%3 == 0},
+			body{"max_new_tokens": 300, "ignore_eos": true})
 		begun.Add(1)
 		all.Go(func() {
 			want[i] = ask(ctx, "POST", w.url(plain)+generate, b)
@@ -241,9 +242,11 @@ func dies(ctx context.Context, w *site) (string, error) {
 		return "", err
 	}
 	if len(wrong) > 0 || lost == 0 || broken == n/2 {
-		return "", fmt.Errorf("%d of %d differ, %g were lost, %d streams ended with an error: %s", len(wrong), n, lost, broken, strings.Join(wrong[:min(2, len(wrong))], "; "))
+		return "", fmt.Errorf("%d of %d differ, %g were lost, %d streams ended with an error: %s", len(wrong), n, lost, broken,
+			strings.Join(wrong[:min(2, len(wrong))], "; "))
 	}
-	return fmt.Sprintf("%g were lost; %d of %d answers are what the server says by itself, %d streams have its beginning and end with an error", lost, n-broken, n, broken), nil
+	return fmt.Sprintf("%g were lost; %d of %d answers are what the server says by itself, %d streams have its beginning and end with an "+
+		"error", lost, n-broken, n, broken), nil
 }
 
 // breaks says whether a stream is the beginning of another one, with an error at its end.

@@ -59,7 +59,8 @@ func newSite(ctx context.Context, o options, env pyenv.Env, model string) (_ *si
 func (w *site) start(ctx context.Context, model string) error {
 	args := []string{w.env.Dir + "/servers.py"}
 	for server := range servers {
-		line := fmt.Sprintf("--model-path %s --served-model-name tiny --device cpu --host 127.0.0.1 --port %d --context-length 2048 --skip-server-warmup --enable-metrics --enable-cache-report",
+		line := fmt.Sprintf("--model-path %s --served-model-name tiny --device cpu --host 127.0.0.1 --port %d --context-length 2048 "+
+			"--skip-server-warmup --enable-metrics --enable-cache-report",
 			model, w.port+server)
 		switch server {
 		case prefill:
@@ -87,14 +88,17 @@ func (w *site) start(ctx context.Context, model string) error {
 		}
 	}
 	head := func(p *testbed.Proxy) string {
-		return fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nprofiles:\n  sgl: {connector: sglang, bootstrap_port: %d}\nlimits: {answers: 512}\n", p.Clients, p.Address, w.bootstrap())
+		return fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nprofiles:\n  sgl: {connector: sglang, bootstrap_port: %d}\nlimits: {answers: 512}\n",
+			p.Clients, p.Address, w.bootstrap())
 	}
 	both := []string{w.url(first), w.url(second)}
-	if err := w.alone.ServeWith(ctx, head(w.alone)+testbed.Aggregated(testbed.EnginesAt(both, ", profile: sgl, slots: 16, barrier: none"))); err != nil {
+	if err := w.alone.ServeWith(ctx,
+		head(w.alone)+testbed.Aggregated(testbed.EnginesAt(both, ", profile: sgl, slots: 16, barrier: none"))); err != nil {
 		return err
 	}
 	return w.pair.ServeWith(ctx, head(w.pair)+testbed.Engines(
-		testbed.EnginesAt([]string{w.url(prefill)}, ", profile: sgl"), testbed.EnginesAt([]string{w.url(decode)}, ", profile: sgl, group: main, slots: 16")))
+		testbed.EnginesAt([]string{w.url(prefill)}, ", profile: sgl"),
+		testbed.EnginesAt([]string{w.url(decode)}, ", profile: sgl, group: main, slots: 16")))
 }
 
 // pids are the processes of the servers: those of the last starts.
@@ -102,7 +106,8 @@ func (w *site) pids() (list [servers]int) {
 	text, _ := os.ReadFile(w.File("servers.log")) // without it there are none
 	for line := range strings.Lines(string(text)) {
 		var server, pid int
-		if n, err := fmt.Sscanf(line, "%d %d\n", &server, &pid); err == nil && n == 2 && server >= 0 && server < servers && len(strings.Fields(line)) == 2 {
+		if n, err := fmt.Sscanf(line, "%d %d\n", &server, &pid); err == nil && n == 2 && server >= 0 && server < servers &&
+			len(strings.Fields(line)) == 2 {
 			list[server] = pid
 		}
 	}

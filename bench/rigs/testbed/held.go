@@ -14,7 +14,8 @@ import (
 var Books = []string{
 	"evenkeel_requests_open", "evenkeel_bodies_bytes", "evenkeel_pool_entries", "evenkeel_rank_kv_tokens", "evenkeel_rank_running",
 	"evenkeel_prefill_inflight_requests", "evenkeel_handoffs", "evenkeel_prefill_held_tokens", "evenkeel_prefill_queued_new_tokens",
-	"evenkeel_geo_forwards_inflight", "evenkeel_bind_callbacks_expected", "evenkeel_audit_drift", "evenkeel_double_releases_total", "evenkeel_prefill_double_releases_total",
+	"evenkeel_geo_forwards_inflight", "evenkeel_bind_callbacks_expected", "evenkeel_audit_drift", "evenkeel_double_releases_total",
+	"evenkeel_prefill_double_releases_total",
 }
 
 // Held lists what of these books is not 0, and slots that are used.

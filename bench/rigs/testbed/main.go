@@ -27,7 +27,8 @@ func Main(name string, run func(ctx context.Context, args []string, out io.Write
 }
 
 // Page is for Main: without arguments the command makes its whole page of docs/results. Each part is the arguments of one run of it.
-func Page(run func(ctx context.Context, args []string, out io.Writer) error, parts ...[]string) func(context.Context, []string, io.Writer) error {
+func Page(run func(ctx context.Context, args []string, out io.Writer) error, parts ...[]string) func(context.Context, []string,
+	io.Writer) error {
 	return func(ctx context.Context, args []string, out io.Writer) error {
 		if len(args) > 0 {
 			return run(ctx, args, out)
@@ -57,7 +58,8 @@ func Parsed[O any](parse func(args []string) (O, error), run func(o O, ctx conte
 var errBreach = errors.New("something was not held, as was told")
 
 // Judged is for Main: it also exits with 1 where ok says that something was not held.
-func Judged(run func(ctx context.Context, args []string, out io.Writer) (ok bool, err error)) func(context.Context, []string, io.Writer) error {
+func Judged(run func(ctx context.Context, args []string, out io.Writer) (ok bool, err error)) func(context.Context, []string,
+	io.Writer) error {
 	return func(ctx context.Context, args []string, out io.Writer) error {
 		ok, err := run(ctx, args, out)
 		if err == nil && !ok {

@@ -55,7 +55,8 @@ func build(ctx context.Context, named, folder string, flags []string) (string, e
 		return filepath.Abs(named)
 	}
 	binary := filepath.Join(folder, "evenkeel")
-	cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", "-ldflags=-s -w", "-o", binary}, flags...), "evenkeel/cmd/evenkeel")...)
+	cmd := exec.CommandContext(ctx, "go",
+		append(append([]string{"build", "-ldflags=-s -w", "-o", binary}, flags...), "evenkeel/cmd/evenkeel")...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as releases are built, and without what only a debugger reads
 	if slices.Contains(flags, race) {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")

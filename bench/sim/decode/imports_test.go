@@ -27,7 +27,8 @@ func TestTheServersBoardDecides(t *testing.T) {
 		for _, i := range file.Imports {
 			path := strings.Trim(i.Path.Value, `"`)
 			drives = drives || path == "evenkeel/dispatcher/board"
-			require.NotContains(t, []string{"evenkeel/dispatcher", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/subset", "evenkeel/pool", "evenkeel/predictor"}, path, name)
+			require.NotContains(t, []string{"evenkeel/dispatcher", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/subset", "evenkeel/pool",
+				"evenkeel/predictor"}, path, name)
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			if s, ok := n.(*ast.SelectorExpr); ok {

@@ -15,7 +15,8 @@ import (
 
 // forms are all policies, and brh with more of its settings.
 func forms() []string {
-	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none", "brh:decrement_anchor=true,every=3")
+	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none",
+		"brh:decrement_anchor=true,every=3")
 }
 
 func drawFleet(t *rapid.T) Fleet {
@@ -150,7 +151,8 @@ func checkRun(t *rapid.T, r *run) {
 				placed++
 			}
 			must(kv == w.KV, "%d KV tokens charged for %d", w.KV, kv)
-			must(w.Capacity == 0 || kv+w.Kept.Tokens() <= w.Capacity || pulled <= 1, "%d KV tokens, and %d kept, on a rank for %d", kv, w.Kept.Tokens(), w.Capacity)
+			must(w.Capacity == 0 || kv+w.Kept.Tokens() <= w.Capacity || pulled <= 1, "%d KV tokens, and %d kept, on a rank for %d", kv,
+				w.Kept.Tokens(), w.Capacity)
 			told, kept := r.Boards.Kept(model, w.ID), w.Kept.Clone()
 			told.Expire(r.Instant(r.Now))
 			kept.Expire(r.Instant(r.Now))
@@ -160,16 +162,18 @@ func checkRun(t *rapid.T, r *run) {
 	r.Count(r.Now)
 	loads := r.Boards.Loads()
 	for _, l := range loads.Ranks {
-		must(l.KVTokens == seen[l.Worker], "the board holds %d KV tokens on rank %d, requests that are told have %d", l.KVTokens, l.Worker, seen[l.Worker])
+		must(l.KVTokens == seen[l.Worker], "the board holds %d KV tokens on rank %d, requests that are told have %d", l.KVTokens, l.Worker,
+			seen[l.Worker])
 	}
 	must(loads.Pool == r.waits, "%d wait on the board, %d here", loads.Pool, r.waits)
-	must(r.inside == placed+r.waits+len(r.back)+len(r.line), "%d inside, of whom %d+%d+%d+%d are somewhere", r.inside, placed, r.waits, len(r.back), len(r.line))
+	must(r.inside == placed+r.waits+len(r.back)+len(r.line), "%d inside, of whom %d+%d+%d+%d are somewhere", r.inside, placed, r.waits,
+		len(r.back), len(r.line))
 }
 
-// watchWaits: a pooled policy sends into free slots and room only, so that a request decodes or is pulled as soon as it comes. The board hears
-// of tokens f.Stale steps late, and a rank may have less room by those that it has not heard of. They fit into what the watermark leaves empty.
-// But that is a share of the room that a rank has for requests, and nearly nothing where answers that are kept have most of it: only there, and only
-// for want of so few tokens, a request waits in the engine, until a step begins for which the engine has room.
+// watchWaits: a pooled policy sends into free slots and room only, so that a request decodes or is pulled as soon as it comes. The board
+// hears of tokens f.Stale steps late, and a rank may have less room by those that it has not heard of. They fit into what the watermark
+// leaves empty. But that is a share of the room that a rank has for requests, and nearly nothing where answers that are kept have most of
+// it: only there, and only for want of so few tokens, a request waits in the engine, until a step begins for which the engine has room.
 func watchWaits(t *rapid.T, r *run) (check func()) {
 	if r.immediate() || r.load.AtArrival {
 		return func() {}
@@ -189,7 +193,8 @@ func watchWaits(t *rapid.T, r *run) (check func()) {
 			unheard += int64(l.Gen - r.Counts.Tokens[l.Slot])
 		}
 		if w.Active == w.Slots || w.Kept.Tokens() == 0 || lacks(w, last) > unheard {
-			t.Fatalf("request %d came to a rank with %d of %d slots in use that lacks %d tokens of room; the board has not heard of %d, and %d are kept",
+			t.Fatalf("request %d came to a rank with %d of %d slots in use that lacks %d tokens of room; the board has not heard of %d, and %d are "+
+				"kept",
 				last.Job, w.Active, w.Slots, lacks(w, last), unheard, w.Kept.Tokens())
 		}
 	}

@@ -73,7 +73,8 @@ func (p *Plan) Validate() error {
 	case len(p.Policies) == 0:
 		return errors.New("no policy")
 	case p.Fleet.Caches && !p.Source.shares():
-		return errors.New("ranks that keep prompts need a trace with hash_ids, which say what prompts share; take one like Mooncake's, or synth:prefix")
+		return errors.New("ranks that keep prompts need a trace with hash_ids, which say what prompts share; take one like Mooncake's, or " +
+			"synth:prefix")
 	case p.Load.AtArrival && p.Fleet.Spare != nil:
 		return errors.New("a rank that is chosen at arrival has the prefill before it, so it has nothing to pull")
 	}
@@ -86,7 +87,8 @@ func (p *Plan) Validate() error {
 	}
 	full := p.inSystem()
 	if least := max(full, replay/warmShare) + p.Fleet.slots(); p.Source.Drawn == nil && replay < least {
-		return fmt.Errorf("%d requests are too few: nothing is measured before %d of them are in the system and as many are done as there are slots, %d; take at least %d "+
+		return fmt.Errorf("%d requests are too few: nothing is measured before %d of them are in the system and as many are done as there are "+
+			"slots, %d; take at least %d "+
 			"requests, or fewer ranks and slots",
 			replay, full, p.Fleet.slots(), least)
 	}

@@ -207,7 +207,8 @@ func TestWhatBalanceIsWorth(t *testing.T) {
 		return out
 	}
 	slice := func(ranks int, policies ...string) *Plan {
-		return &Plan{Source: Source{Trace: azure(6000)}, Requests: 3000, Fleet: Uniform(ranks, 16, 0), Load: Load{Pool: 4 * ranks}, Policies: policies, Seeds: 2}
+		return &Plan{Source: Source{Trace: azure(6000)}, Requests: 3000, Fleet: Uniform(ranks, 16, 0), Load: Load{Pool: 4 * ranks},
+			Policies: policies, Seeds: 2}
 	}
 	synth := func(name string, policies ...string) *Plan {
 		return &Plan{Source: Source{Synth: name}, Requests: 2000, Fleet: Uniform(8, 16, 0), Load: Load{Pool: 32}, Policies: policies, Seeds: 2}

@@ -14,7 +14,8 @@ import (
 )
 
 func TestAPolicyAgreesWithItsOwnLog(t *testing.T) {
-	for _, spec := range []string{"jsq", "pjsq", "prr", "br0:window=4,theta=0", "br0:paper", "brh:horizon=30", "brh", "evenkeel:kappa=0", "evenkeel"} {
+	for _, spec := range []string{"jsq", "pjsq", "prr", "br0:window=4,theta=0", "br0:paper", "brh:horizon=30", "brh", "evenkeel:kappa=0",
+		"evenkeel"} {
 		t.Run(spec, func(t *testing.T) {
 			f := Uniform(4, 4, 20_000)
 			w := drawn(t, Source{Trace: azure(1200)}, 150)

@@ -80,7 +80,8 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 			g.Law = *plan.Law
 		}
 		for _, p := range plan.Ranks {
-			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Keeps: p.Keeps, Group: g.Group}, plan: p}
+			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Keeps: p.Keeps,
+				Group: g.Group}, plan: p}
 			if fleet.Spare != nil {
 				w.Runs = p.Slots + *fleet.Spare
 			}
@@ -259,8 +260,9 @@ func (r *run) comeAndGo() {
 	for _, g := range r.groups {
 		for _, w := range g.Ranks {
 			ws = append(ws, board.Worker{
-				ID: w.ID, Name: strconv.Itoa(int(w.ID)), Model: model, Group: g.Key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity, Cost: float32(w.Cost),
-				Up: r.workers[w.ID].up, Early: r.early, Keeps: w.Keeps,
+				ID: w.ID, Name: strconv.Itoa(int(w.ID)), Model: model, Group: g.Key.Name, Barrier: true, Slots: w.Slots, Capacity: w.Capacity,
+				Cost: float32(w.Cost),
+				Up:   r.workers[w.ID].up, Early: r.early, Keeps: w.Keeps,
 			})
 		}
 	}
@@ -323,8 +325,9 @@ func (r *run) enter(at int) {
 		hits = r.caches.hits(q)
 	}
 	r.Apply(board.Enqueue{Output: q.output, Hits: hits, Entry: &board.Entry{
-		ID: uint64(at) + 1, Model: model, Prompt: int(q.prompt), Age: int(q.age), Key: q.key, Arrival: instant(q.arrival), Entered: instant(q.entered),
-		Early: r.early,
+		ID: uint64(at) + 1, Model: model, Prompt: int(q.prompt), Age: int(q.age), Key: q.key, Arrival: instant(q.arrival),
+		Entered: instant(q.entered),
+		Early:   r.early,
 	}}, r.Now)
 }
 
@@ -397,7 +400,8 @@ func (r *run) breaks(e *board.Effect) {
 		what = fmt.Errorf("entry %d was sent to worker %d, which has no free slot", e.ID, e.Worker)
 	default:
 		w := r.workers[e.Worker]
-		what = fmt.Errorf("entry %d of %d tokens was sent to worker %d, which holds %d of %d", e.ID, r.jobs[e.ID-1].prompt, e.Worker, w.KV, w.Capacity)
+		what = fmt.Errorf("entry %d of %d tokens was sent to worker %d, which holds %d of %d", e.ID, r.jobs[e.ID-1].prompt, e.Worker, w.KV,
+			w.Capacity)
 	}
 	r.err = fmt.Errorf("policy %s, at %.0f ms: %w", r.Boards.Policy(), r.Now, what)
 }

@@ -79,7 +79,8 @@ func TestStepByStep(t *testing.T) {
 		{
 			"the oldest takes the slot that came free, the step waits for the fullest rank",
 			simple(2, 1, 0), Load{Pool: 1}, of([2]int32{100, 2}, [2]int32{200, 1}, [2]int32{300, 3}, [2]int32{50, 1}), "pjsq-kv",
-			[]stepSeen{{0, []int{100, 200}}, {12, []int{101, 0}}, {23.01, []int{0, 300}}, {36.01, []int{50, 301}}, {49.02, []int{0, 302}}}, // whoever takes a slot that came free misses a step
+			// whoever takes a slot that came free misses a step
+			[]stepSeen{{0, []int{100, 200}}, {12, []int{101, 0}}, {23.01, []int{0, 300}}, {36.01, []int{50, 301}}, {49.02, []int{0, 302}}},
 		},
 		{
 			"an immediate policy lets the engine queue, first come first served",
@@ -138,10 +139,12 @@ func TestStepByStep(t *testing.T) {
 // A step of two ranks takes what its law says: the first one has one long prompt, the second one three short ones.
 func TestStepsFollowTheirLaw(t *testing.T) {
 	for form, want := range map[step.Form]float64{
-		step.Eager: 10 + (10 + 1) + 3*2 + 2*3, step.Unmasked: 10 + (10 + 4) + 4*2 + 4*3, step.Masked: 10 + (10 + 4) + 4*2 + 2*3, step.OwnBuckets: 10 + (10 + 1) + 4*2 + 2*3,
+		step.Eager: 10 + (10 + 1) + 3*2 + 2*3, step.Unmasked: 10 + (10 + 4) + 4*2 + 4*3, step.Masked: 10 + (10 + 4) + 4*2 + 2*3,
+		step.OwnBuckets: 10 + (10 + 1) + 4*2 + 2*3,
 	} {
 		f := simple(2, 3, 0)
-		f.Groups[0].Law = &step.Law{Model: step.Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1}, Form: form, MostMs: 2, MeanMs: 3, Sizes: step.Captured(4)}
+		f.Groups[0].Law = &step.Law{Model: step.Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1}, Form: form, MostMs: 2, MeanMs: 3,
+			Sizes: step.Captured(4)}
 		require.NoError(t, f.Validate())
 		g := &virtual.Group{Law: *f.Groups[0].Law, Step: 1}
 		for _, prompts := range [][]int32{{1000}, {10, 10, 10}} {
@@ -243,7 +246,8 @@ func TestWhatFitsNowhereFails(t *testing.T) {
 	f := simple(2, 1, 1000)
 	f.Groups[0].Ranks[1].Capacity = 2000
 	f.Groups[0].Ranks[1].Leave = Moment{Step: 2}
-	r, _ := follow(t, f, Load{Pool: 2}, of([2]int32{100, 1}, [2]int32{1901, 1}, [2]int32{1500, 5}, [2]int32{1600, 5}, [2]int32{200, 1}), "pjsq")
+	r, _ := follow(t, f, Load{Pool: 2}, of([2]int32{100, 1}, [2]int32{1901, 1}, [2]int32{1500, 5}, [2]int32{1600, 5}, [2]int32{200, 1}),
+		"pjsq")
 	require.Equal(t, 3, r.meter.done)
 	require.Equal(t, 2, r.meter.failed, "one is larger than any watermark leaves, one waits for a rank that leaves")
 }
@@ -287,7 +291,8 @@ func TestAPolicyThatBreaksTheRulesEndsTheRun(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := simple(2, 1, 500)
 			f.Groups[0].Ranks[1].Capacity = 1000
-			r, err := newRun(&f, Load{}, of([2]int32{100, 5}, [2]int32{600, 5}), withPolicy("bad", bad{policy.Assignment{Entry: c.entry, Worker: c.to}}))
+			r, err := newRun(&f, Load{}, of([2]int32{100, 5}, [2]int32{600, 5}),
+				withPolicy("bad", bad{policy.Assignment{Entry: c.entry, Worker: c.to}}))
 			require.NoError(t, err)
 			require.ErrorContains(t, r.all(context.Background()), c.want)
 		})

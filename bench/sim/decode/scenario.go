@@ -66,7 +66,8 @@ func ParseScenario(text []byte, like Fleet) (f Fleet, err error) {
 	}
 	group := &like.Groups[0]
 	for i, g := range in.Groups {
-		out := Group{Name: cmp.Or(g.Name, "group "+strconv.Itoa(i)), C0Ms: or(g.C0Ms, group.C0Ms), C1Ms: or(g.C1Ms, group.C1Ms), RequestMs: or(g.Each, group.RequestMs)}
+		out := Group{Name: cmp.Or(g.Name, "group "+strconv.Itoa(i)), C0Ms: or(g.C0Ms, group.C0Ms), C1Ms: or(g.C1Ms, group.C1Ms),
+			RequestMs: or(g.Each, group.RequestMs)}
 		for k, r := range g.Ranks {
 			rank, err := r.rank(&group.Ranks[0])
 			if err != nil {
@@ -93,7 +94,8 @@ func or[T any](p *T, otherwise T) T {
 }
 
 func (r *rankFile) rank(like *Rank) (Rank, error) {
-	out := Rank{Slots: or(r.Slots, like.Slots), Capacity: or(r.Capacity, like.Capacity), Cost: or(r.Cost, like.Cost), Keeps: r.Keeps, Fails: r.Fails != ""}
+	out := Rank{Slots: or(r.Slots, like.Slots), Capacity: or(r.Capacity, like.Capacity), Cost: or(r.Cost, like.Cost), Keeps: r.Keeps,
+		Fails: r.Fails != ""}
 	if r.Leaves != "" && r.Fails != "" {
 		return Rank{}, errors.New("it leaves and fails: keep one")
 	}

@@ -102,7 +102,8 @@ func serve(t *testing.T, g Group, w *workload, spec string, twins ...string) (lo
 		require.NoError(t, err)
 		var ws []board.Worker
 		for i, r := range g.Ranks {
-			ws = append(ws, board.Worker{ID: int32(i), Model: model, Group: "0", Barrier: true, Slots: r.Slots, Capacity: r.Capacity, Cost: 1, Up: true})
+			ws = append(ws, board.Worker{ID: int32(i), Model: model, Group: "0", Barrier: true, Slots: r.Slots, Capacity: r.Capacity, Cost: 1,
+				Up: true})
 		}
 		d.SetWorkers(ws)
 		decisions, err := os.Open(file)

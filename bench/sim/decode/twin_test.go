@@ -23,7 +23,8 @@ func taped(t testing.TB, f *Fleet, load Load, w *workload, spec string, every ti
 }
 
 // tapedWith leaves out some of the events.
-func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config, every time.Duration, misses func(board.Event) bool) (stretches []*twin.Stretch) {
+func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config, every time.Duration,
+	misses func(board.Event) bool) (stretches []*twin.Stretch) {
 	cfg.Twin = []string{"jsq-kv", "evenkeel"} // their predictors learn, too
 	r, err := newRun(f, load, w, cfg)
 	require.NoError(t, err)
@@ -150,7 +151,8 @@ func TestOverManyWindowsTheTwinIsSurer(t *testing.T) {
 		under := func(tape []*twin.Stretch) float64 { return mean(t, at(t, tape, from), at(t, tape, to)) }
 		own, really := under(tapes[in]), under(tapes[1-in])
 		off, differ := math.Abs(told.StepMs/really-1), math.Abs(really/own-1)
-		t.Logf("%s in force for %.0f s: %.2f ms, replayed %.2f; %s has %.2f as told, really %.2f; off by %.1f %%, error %.1f %%, they differ by %.1f %%",
+		t.Logf("%s in force for %.0f s: %.2f ms, replayed %.2f; %s has %.2f as told, really %.2f; off by %.1f %%, error %.1f %%, they differ by "+
+			"%.1f %%",
 			spec, told.Seconds, own, told.StepMs-told.SavedMs, specs[1-in], told.StepMs, really, 100*off, 100*told.Error, 100*differ)
 		require.Greater(t, differ, 0.03)
 		require.Equal(t, spec == "evenkeel", told.SavedMs > 0, "the better one")
@@ -328,7 +330,8 @@ func TestAForecastIsNoSurerThanTheReplayOfWhatWas(t *testing.T) {
 	for _, misses := range []uint64{0, 1, 2} {
 		v := judged(misses)
 		off := math.Abs(v.TwinMs/v.StepMs - 1)
-		t.Logf("%d of 10 are missed: the replay of what was is off by %.1f %%, the forecast by %.1f %% at most", misses, 100*off, 100*v.Against[0].Error)
+		t.Logf("%d of 10 are missed: the replay of what was is off by %.1f %%, the forecast by %.1f %% at most", misses, 100*off,
+			100*v.Against[0].Error)
 		require.Equal(t, misses > 0, off > 0.03)
 		require.Equal(t, misses > 0, v.Against[0].Error > 0.05)
 		require.Greater(t, v.Against[0].Error, off)

@@ -39,10 +39,11 @@ type Load struct {
 	stale   int // steps
 	lag     int // steps from an admission to the first token
 
-	seed   uint64        // of its requests
-	Tokens float64       // that are generated, where that many steps or requests are not enough
-	Lasts  time.Duration // at least, if steps take as long as where nothing is read; but for no more requests and tokens than can be simulated in a minute or two
-	stays  float64       // of a request, at least
+	seed   uint64  // of its requests
+	Tokens float64 // that are generated, where that many steps or requests are not enough
+	// at least, if steps take as long as where nothing is read; but for no more requests and tokens than can be simulated in a minute or two
+	Lasts time.Duration
+	stays float64 // of a request, at least
 }
 
 // Lag is how many steps there are from an admission to the first token.
@@ -194,19 +195,26 @@ const (
 // Ranges is the table of them.
 func Ranges() string {
 	t := page.Markdown{Head: []string{"property", "drawn from"}, Text: 1}
-	t.Add("length of answers", "bimodal (long ones 4 to 100 times the short, 5 to 50 % of all), heavy-tailed (Pareto, exponent 1.1 to 2.5, cut at 50 times the least), geometric, uniform "+
-		"(±20 to ±100 %), recurrent (50 to 95 % from 100 prompts, each with its own length), drifting (the mean changes 2 to 10 times over the run, up or down): each as often")
+	t.Add("length of answers", "bimodal (long ones 4 to 100 times the short, 5 to 50 % of all), heavy-tailed (Pareto, exponent 1.1 to 2.5, "+
+		"cut at 50 times the least), geometric, uniform "+
+		"(±20 to ±100 %), recurrent (50 to 95 % from 100 prompts, each with its own length), drifting (the mean changes 2 to 10 times over the "+
+		"run, up or down): each as often")
 	t.Add("mean answer", fmt.Sprintf("%d to %s tokens", meanFrom, report.Grouped(meanTo, 0)))
-	t.Add("prompts", "short (log-normal, median 50 to 500 tokens), chat (500 to 3,000), long (4,000 to 30,000), chat with 2 to 20 % huge ones (40,000 to 120,000): each as often")
+	t.Add("prompts", "short (log-normal, median 50 to 500 tokens), chat (500 to 3,000), long (4,000 to 30,000), chat with 2 to 20 % huge "+
+		"ones (40,000 to 120,000): each as often")
 	t.Add("law of a step", fmt.Sprintf("loads of even numbers: that of one of %d deployments of [the table](laws.md), in its own form, "+
 		"with as many ranks, which are alike; the others: from the ranges below", len(deployments())))
 	t.Add("ranks", fmt.Sprintf("%d to %d", ranksFrom, ranksTo))
 	t.Add("slots of a rank", fmt.Sprintf("%d to %d, but fewer where %d stays of a request would be more than %d million tokens or %s requests",
 		slotsFrom, slotsTo, Stays, int(staysTokens/1e6), report.Grouped(mostRequests, 0)))
-	t.Add("ranks differ", fmt.Sprintf("not, in slots (each has %g to 1 of that), in what a token costs (%g to %g): each as often", unevenFrom, costFrom, costTo))
-	t.Add("KV capacity", fmt.Sprintf("unlimited, or %g to %g of what the slots of a rank hold in the mean, at least the longest request: each as often", fullFrom, fullTo))
+	t.Add("ranks differ",
+		fmt.Sprintf("not, in slots (each has %g to 1 of that), in what a token costs (%g to %g): each as often", unevenFrom, costFrom, costTo))
+	t.Add("KV capacity",
+		fmt.Sprintf("unlimited, or %g to %g of what the slots of a rank hold in the mean, at least the longest request: each as often", fullFrom,
+			fullTo))
 	t.Add("groups", fmt.Sprintf("1 to %d", groupsTo))
-	t.Add("arrivals", fmt.Sprintf("closed loop with %g to %g waiting requests a slot, or open loop (Poisson) at %g to %g of what level ranks could serve: each as often", poolFrom, float64(poolTo), rhoFrom, rhoTo))
+	t.Add("arrivals", fmt.Sprintf("closed loop with %g to %g waiting requests a slot, or open loop (Poisson) at %g to %g of what level ranks "+
+		"could serve: each as often", poolFrom, float64(poolTo), rhoFrom, rhoTo))
 	t.Add("c0", fmt.Sprintf("%d to %d ms", c0From, c0To))
 	t.Add("c1", fmt.Sprintf("%g to %g ms for 1,000 tokens", 1000*c1From, 1000*c1To))
 	t.Add("a request in a step", fmt.Sprintf("%g to %g ms", requestFrom, requestTo))
@@ -291,7 +299,8 @@ func (l *Load) Plan(policies []string, shift float64) decode.Plan {
 	}
 	d := &decode.Drawn{Before: all[:history], Requests: all[history:], Warm: int(warm)}
 	l.underway(r, d, running)
-	p := decode.Plan{Source: decode.Source{Drawn: d}, Policies: policies, Seeds: 1, Window: board.DefaultWindow, Load: decode.Load{Rho: l.Rho, Pool: l.pool}, Fleet: l.fleet(r, d)}
+	p := decode.Plan{Source: decode.Source{Drawn: d}, Policies: policies, Seeds: 1, Window: board.DefaultWindow,
+		Load: decode.Load{Rho: l.Rho, Pool: l.pool}, Fleet: l.fleet(r, d)}
 	return p
 }
 

@@ -60,7 +60,8 @@ func TestACacheForgetsTheOldest(t *testing.T) {
 
 // Each run has the requests of the trace in their order, from the one with which it begins, however often it is begun.
 func TestATraceIsReplayedFromWhereItBegins(t *testing.T) {
-	texts := &Replayed{Name: "three", From: 2, Requests: []trace.Request{{Prompt: 1, Output: 4}, {Prompt: 2, Output: 0}, {Prompt: 3, Output: 6}}}
+	texts := &Replayed{Name: "three", From: 2,
+		Requests: []trace.Request{{Prompt: 1, Output: 4}, {Prompt: 2, Output: 0}, {Prompt: 3, Output: 6}}}
 	l := &Load{Texts: texts, Ranks: 2, Slots: 2, Law: step.Law{Model: step.Model{C0Ms: 10}}, Full: 1}
 	for range 2 {
 		var prompts []int32

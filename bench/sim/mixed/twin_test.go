@@ -110,7 +110,8 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 		}
 	}
 	n := float64(made)
-	t.Logf("%d of %d within the error; off by %.1f %% and error %.1f %% in the mean; %d times the policies differ by more than a tenth", within, made, 100*offs/n, 100*errs/n, apart)
+	t.Logf("%d of %d within the error; off by %.1f %% and error %.1f %% in the mean; %d times the policies differ by more than a tenth",
+		within, made, 100*offs/n, 100*errs/n, apart)
 	require.GreaterOrEqual(t, float64(within), 0.9*n)
 	require.Positive(t, apart)
 }

@@ -20,7 +20,8 @@ type cache struct {
 }
 
 func newCache(capacity, names int) *cache {
-	c := &cache{capacity: capacity, here: make([]bool, names), pins: make([]int32, names), next: make([]int32, names+1), prev: make([]int32, names+1)}
+	c := &cache{capacity: capacity, here: make([]bool, names), pins: make([]int32, names), next: make([]int32, names+1),
+		prev: make([]int32, names+1)}
 	c.next[names], c.prev[names] = int32(names), int32(names)
 	return c
 }

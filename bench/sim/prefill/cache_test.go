@@ -49,7 +49,8 @@ func TestACacheIsNeverOverfull(t *testing.T) {
 				c.unpin(uses[at].blocks, uses[at].nameless)
 				uses = slices.Delete(uses, at, at+1)
 			} else {
-				u := use{rapid.SliceOfNDistinct(rapid.Int32Range(0, names-1), 0, 4, rapid.ID).Draw(t, "blocks"), rapid.IntRange(0, 2).Draw(t, "nameless")}
+				u := use{rapid.SliceOfNDistinct(rapid.Int32Range(0, names-1), 0, 4, rapid.ID).Draw(t, "blocks"),
+					rapid.IntRange(0, 2).Draw(t, "nameless")}
 				if c.pin(u.blocks, u.nameless) {
 					uses = append(uses, u)
 				}

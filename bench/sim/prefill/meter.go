@@ -60,7 +60,8 @@ func (m *meter) sample() report.Sample {
 		off += max(j.cached-j.expected, j.expected-j.cached)
 	}
 	slices.Sort(ttft)
-	s[report.TTFTMean], s[report.TTFTP50], s[report.TTFTP90], s[report.TTFTP99] = stats.Mean(ttft), stats.Percentile(ttft, 0.5), stats.Percentile(ttft, 0.9),
+	s[report.TTFTMean], s[report.TTFTP50], s[report.TTFTP90], s[report.TTFTP99] = stats.Mean(ttft), stats.Percentile(ttft, 0.5),
+		stats.Percentile(ttft, 0.9),
 		stats.Percentile(ttft, 0.99)
 	s[report.HitRatio] = float64(cached) / float64(prompt)
 	s[report.HitError] = float64(off) / float64(max(1, expected))

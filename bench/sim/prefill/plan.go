@@ -138,17 +138,19 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 	}
-	samples, err := report.Trials(ctx, len(p.Policies), p.Seeds, p.Progress, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
-		s, err := p.try(ctx, pr, p.Policies[i], pr.draw(pr.block(int(seed), p.Seeds), seed, stretch, p.Burst), pr.warmUp())
-		if err != nil {
-			return nil, fmt.Errorf("%s, seed %d: %w", p.Policies[i], seed, err)
-		}
-		return s, nil
-	})
+	samples, err := report.Trials(ctx, len(p.Policies), p.Seeds, p.Progress,
+		func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
+			s, err := p.try(ctx, pr, p.Policies[i], pr.draw(pr.block(int(seed), p.Seeds), seed, stretch, p.Burst), pr.warmUp())
+			if err != nil {
+				return nil, fmt.Errorf("%s, seed %d: %w", p.Policies[i], seed, err)
+			}
+			return s, nil
+		})
 	if err != nil {
 		return nil, err
 	}
-	return &Result{Runs: report.RunsOf(p.Policies, samples), Seeds: samples, Pace: stretch, PerHour: float64(len(pr.requests)) / (pr.span(stretch)).Hours()}, nil
+	return &Result{Runs: report.RunsOf(p.Policies, samples), Seeds: samples, Pace: stretch,
+		PerHour: float64(len(pr.requests)) / (pr.span(stretch)).Hours()}, nil
 }
 
 func (p *prompts) span(stretch float64) time.Duration {

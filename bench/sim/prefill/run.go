@@ -50,7 +50,8 @@ func newRun(p *Plan, spec string, pr *prompts, jobs []*job, warmUp int) (*run, e
 		r.engines = append(r.engines, e)
 		name := "p" + strconv.Itoa(i)
 		candidates = append(candidates, prefill.Candidate{
-			ID: name + "/0", Instance: name, Models: []string{model}, CapacityTokens: told, BlockTokens: blockTokens, Live: true, Decodes: p.Engines.Decode != nil,
+			ID: name + "/0", Instance: name, Models: []string{model}, CapacityTokens: told, BlockTokens: blockTokens, Live: true,
+			Decodes: p.Engines.Decode != nil,
 		})
 	}
 	cfg := p.tier(spec)

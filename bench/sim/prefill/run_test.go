@@ -18,7 +18,8 @@ var line = policy.Line{T0Ms: 100, TPMs: 1}
 
 // simple is engines without surprises.
 func simple(ranks int) *Plan {
-	return &Plan{Load: 0.7, Seeds: 1, Policies: []string{"finish"}, TellLine: true, Engines: Engines{Ranks: ranks, Capacity: 1 << 20, Line: line, Hold: 50 * time.Millisecond}}
+	return &Plan{Load: 0.7, Seeds: 1, Policies: []string{"finish"}, TellLine: true,
+		Engines: Engines{Ranks: ranks, Capacity: 1 << 20, Line: line, Hold: 50 * time.Millisecond}}
 }
 
 // ask is a request at a time, with its blocks and tokens behind them.
@@ -81,7 +82,8 @@ func TestFinishWaitsForACacheWhereTheProductDoesNot(t *testing.T) {
 		t.Run(tt.policy, func(t *testing.T) {
 			p := simple(2)
 			p.Policies[0] = tt.policy
-			first, busy, asks := ask(0, 1, 1, 2, 3, 4, 5, 6, 7, 8), ask(10_000, 2500, 1, 2, 3, 4, 5, 6, 7, 8), ask(10_001, 100, 1, 2, 3, 4, 5, 6, 7, 8)
+			first, busy, asks := ask(0, 1, 1, 2, 3, 4, 5, 6, 7, 8), ask(10_000, 2500, 1, 2, 3, 4, 5, 6, 7, 8),
+				ask(10_001, 100, 1, 2, 3, 4, 5, 6, 7, 8)
 			play(t, p, first, busy, asks)
 			require.Equal(t, tt.hit, asks.cached)
 		})

@@ -104,8 +104,9 @@ func (d *dispatcher) queue() prefill.Config {
 func (d *dispatcher) candidates() (all []prefill.Candidate) {
 	for _, r := range d.replicas {
 		c := prefill.Candidate{
-			ID: replicaNames[r.number], Instance: replicaNames[r.number], Models: []string{model}, CapacityTokens: int64(r.KVTokens), BlockTokens: blockTokens,
-			Live: true, Decodes: true, RTT: time.Duration(2 * d.distance(r) * float64(time.Millisecond)),
+			ID: replicaNames[r.number], Instance: replicaNames[r.number], Models: []string{model}, CapacityTokens: int64(r.KVTokens),
+			BlockTokens: blockTokens,
+			Live:        true, Decodes: true, RTT: time.Duration(2 * d.distance(r) * float64(time.Millisecond)),
 		}
 		if r.region != d.region {
 			c.Region = d.s.scenario.Regions[r.region].Name

@@ -115,7 +115,8 @@ func TestByHand(t *testing.T) {
 			[]answer{{112, 112}, {112 + 120 - 50, 112 + 120 - 50}, {112 + 120 - 60, 112 + 120 + 10 - 60}},
 		},
 		{
-			"t0 that keeps the engine busy is paid for each prompt", quiet(Engine{TPMs: 1, T0Ms: 10, BusyMs: 10, StepMs: 10, KVTokens: 20_000}, 1), "finish",
+			"t0 that keeps the engine busy is paid for each prompt", quiet(Engine{TPMs: 1, T0Ms: 10, BusyMs: 10, StepMs: 10, KVTokens: 20_000}, 1),
+			"finish",
 			[]ask{{0, 0, 100, 1, 1}, {50, 0, 50, 1, 2}},
 			[]answer{{112, 112}, {112 + 60 - 50, 112 + 60 - 50}},
 		},

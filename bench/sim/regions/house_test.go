@@ -23,7 +23,8 @@ import (
 // policy decides on is none of it. A prefill.Candidate is an engine of the config.
 var mayName = map[string][]string{
 	"evenkeel/geo": {
-		"Ask", "Central", "Config", "Default", "Echo", "Forward", "Hop", "Link", "New", "Node", "OutcomeGone", "OutcomeLost", "OutcomeOK", "PeerConfig", "Question",
+		"Ask", "Central", "Config", "Default", "Echo", "Forward", "Hop", "Link", "New", "Node", "OutcomeGone", "OutcomeLost", "OutcomeOK",
+		"PeerConfig", "Question",
 		"RejectBusy", "RejectDraining", "RejectModel", "RejectVersion", "Rejected", "RingKeyOf",
 	},
 	"evenkeel/geo/policy":         {"Blind", "Defaults", "Names", "Push", "SPE", "SPP"},

@@ -42,7 +42,8 @@ var replicaNames = func() (names [512]string) {
 }()
 
 func newSimulation(sc *Scenario, a *arm, seed uint64) (*simulation, error) {
-	s := &simulation{scenario: sc, arm: a, probeMs: sc.ProbeMs, rng: rand.New(rand.NewPCG(seed, 77)), salt: reftext.Mix(seed), cut: map[[2]int]bool{}}
+	s := &simulation{scenario: sc, arm: a, probeMs: sc.ProbeMs, rng: rand.New(rand.NewPCG(seed, 77)), salt: reftext.Mix(seed),
+		cut: map[[2]int]bool{}}
 	if a.probeMs > 0 {
 		s.probeMs = a.probeMs
 	}

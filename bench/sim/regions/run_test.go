@@ -113,7 +113,8 @@ func TestFaultsBreakWhatTheyMustAndNoMore(t *testing.T) {
 		watch := func() {
 			for _, d := range s.dispatchers {
 				for _, v := range d.live {
-					if v.state == forwarded && s.named(v.forward.PeerID()).region == 1 && d.region == 0 && v.movedAt > 1000*sc.Faults[0].AtS+2500 && s.now < 1000*(sc.Faults[0].AtS+sc.Faults[0].ForS) {
+					if v.state == forwarded && s.named(v.forward.PeerID()).region == 1 && d.region == 0 && v.movedAt > 1000*sc.Faults[0].AtS+2500 &&
+						s.now < 1000*(sc.Faults[0].AtS+sc.Faults[0].ForS) {
 						intoBroken++
 					}
 				}

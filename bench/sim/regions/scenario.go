@@ -131,7 +131,8 @@ func (s *Scenario) Peaks() (most, sum int) {
 
 // Names lists the scenarios that need no file.
 func Names() []string {
-	return []string{"multi-turn", "multi-turn-uneven", "tot", "tot-mixed", "skew", "diurnal", "gorgo", "tot-uniform", "one-region", "dies", "partition", "drains", "version"}
+	return []string{"multi-turn", "multi-turn-uneven", "tot", "tot-mixed", "skew", "diurnal", "gorgo", "tot-uniform", "one-region", "dies",
+		"partition", "drains", "version"}
 }
 
 // Presets lists the engines that have a name.
@@ -242,7 +243,8 @@ func (s *Scenario) Validate() error {
 		return errors.New("no region has a replica")
 	}
 	for i, f := range s.Faults {
-		if f.Region < 0 || f.Region >= len(s.Regions) || f.Kind == Partition && (f.Other < 0 || f.Other >= len(s.Regions) || f.Other == f.Region) {
+		if f.Region < 0 || f.Region >= len(s.Regions) || f.Kind == Partition &&
+			(f.Other < 0 || f.Other >= len(s.Regions) || f.Other == f.Region) {
 			return fmt.Errorf("faults[%d]: a %s needs regions that there are, and two for a partition", i, f.Kind)
 		}
 		if !(f.AtS >= 0) || !(f.ForS > 0) {

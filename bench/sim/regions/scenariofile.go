@@ -66,7 +66,8 @@ func Read(nameOrPath, preset string) (*Scenario, error) {
 	}
 	text, err := os.ReadFile(nameOrPath)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("scenario %q%s: there are %s, and no such file", nameOrPath, spelling.Hint(nameOrPath, Names()), strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("scenario %q%s: there are %s, and no such file", nameOrPath, spelling.Hint(nameOrPath, Names()),
+			strings.Join(Names(), ", "))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("scenario: %w", err)

@@ -39,7 +39,8 @@ func TestOnlyWhatStandsBetweenMarkersChanges(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, p.set("open", "", "\nnew\n\n"))
 	require.NoError(t, p.save())
-	require.Equal(t, "# Mine\n\nText.\n"+opening("open")+"new\n"+closing("open")+"\nMore | text.\n"+opening("closed")+closing("closed"), textOf(t, path))
+	require.Equal(t, "# Mine\n\nText.\n"+opening("open")+"new\n"+closing("open")+"\nMore | text.\n"+opening("closed")+closing("closed"),
+		textOf(t, path))
 }
 
 func TestADocumentWithoutAPlaceIsRefused(t *testing.T) {
@@ -64,7 +65,8 @@ func TestADocumentOfTablesAlone(t *testing.T) {
 		require.NoError(t, p.set(title, title, title))
 		require.NoError(t, p.save())
 	}
-	require.Equal(t, bareTitle+"\n## Open\n\n"+opening("Open")+"Open\n"+closing("Open")+"\n## Closed\n\n"+opening("Closed")+"Closed\n"+closing("Closed"), textOf(t, path))
+	require.Equal(t, bareTitle+"\n## Open\n\n"+opening("Open")+"Open\n"+closing("Open")+"\n## Closed\n\n"+opening("Closed")+"Closed\n"+
+		closing("Closed"), textOf(t, path))
 }
 
 func TestTableAlignsNumbersToTheRight(t *testing.T) {

@@ -47,11 +47,14 @@ func TestWhereTablesGo(t *testing.T) {
 func TestABlockBeginsWithTheCommandThatMakesItAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tables.md")
 	for _, only := range [][]string{{"claims"}, {"open"}} { // the second run leaves the first one's table as it is
-		b := &Book{Options: Options{Out: path, Quick: only[0] == "open", Only: only, Files: []string{"a.csv"}}, Runs: page.Runs{Progress: io.Discard}}
+		b := &Book{Options: Options{Out: path, Quick: only[0] == "open", Only: only, Files: []string{"a.csv"}},
+			Runs: page.Runs{Progress: io.Discard}}
 		require.NoError(t, program.Fill(b))
 	}
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Contains(t, string(text), "<!-- claims: written by `make claim NAME=these` -->\n`go run ./bench/claims/these --only claims a.csv`\n\nof claims\n<!-- end of claims -->\n")
-	require.Contains(t, string(text), "<!-- open: written by `make claim NAME=these` -->\n`go run ./bench/claims/these --only open --quick a.csv`\n\nof open\n<!-- end of open -->\n")
+	require.Contains(t, string(text), "<!-- claims: written by `make claim NAME=these` -->\n`go run ./bench/claims/these --only claims "+
+		"a.csv`\n\nof claims\n<!-- end of claims -->\n")
+	require.Contains(t, string(text), "<!-- open: written by `make claim NAME=these` -->\n`go run ./bench/claims/these --only open --quick "+
+		"a.csv`\n\nof open\n<!-- end of open -->\n")
 }

@@ -99,7 +99,8 @@ func (s *Source) Describe() string {
 	}
 	m := t.Summary()
 	return fmt.Sprintf("%s: %s requests; prompt tokens: mean %s, median %s; output tokens: mean %.0f, median %d, 99 %% below %s",
-		s.Title, report.Grouped(float64(m.Requests), 0), report.Grouped(m.Prompt.Mean, 0), report.Grouped(float64(m.Prompt.P50), 0), m.Output.Mean, m.Output.P50,
+		s.Title, report.Grouped(float64(m.Requests), 0), report.Grouped(m.Prompt.Mean, 0), report.Grouped(float64(m.Prompt.P50), 0),
+		m.Output.Mean, m.Output.P50,
 		report.Grouped(float64(m.Output.P99), 0))
 }
 

@@ -53,7 +53,8 @@ type Resolver interface {
 // timeout of a lookup.
 const timeout = 5 * time.Second
 
-var errNothing = errors.New("the name has no such records; no engine is removed for this reason; remove the entry from discovery.dns if there are to be none")
+var errNothing = errors.New("the name has no such records; no engine is removed for this reason; remove the entry from discovery.dns if " +
+	"there are to be none")
 
 // Source asks for one name. It implements discover.Source.
 type Source struct {

@@ -141,7 +141,8 @@ func TestServicesBringHostsAndPorts(t *testing.T) {
 			srvs: []*net.SRV{{Target: "Pod-1.decode.", Port: 8201}, {Target: "pod-0.decode.", Port: 8200}, {Target: ".", Port: 1}},
 			err:  errors.New("some records were left out"),
 		}
-		told := listen(t, Config{Host: "_http._tcp.decode", Type: TypeSRV, Role: "decode", Scheme: "https", Interval: time.Second, Misses: 1, Resolver: r})
+		told := listen(t,
+			Config{Host: "_http._tcp.decode", Type: TypeSRV, Role: "decode", Scheme: "https", Interval: time.Second, Misses: 1, Resolver: r})
 		require.Equal(t, heard{urls: []string{"https://pod-0.decode:8200", "https://pod-1.decode:8201"}}, told())
 	})
 }

@@ -154,9 +154,12 @@ func (s *site) remove(p *corev1.Pod) {
 
 func pod(name, uid, ip, role string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "llm", UID: types.UID(uid), Labels: map[string]string{"app": "vllm", "evenkeel.io/role": role}, Annotations: map[string]string{}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8000}}}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "llm", UID: types.UID(uid),
+			Labels: map[string]string{"app": "vllm", "evenkeel.io/role": role}, Annotations: map[string]string{}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "engine",
+			Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8000}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
 }
 
@@ -259,7 +262,8 @@ func TestAWatchThatOpensIsNoList(t *testing.T) {
 	// A watch that told nothing would be followed by a list.
 	s.update(with(one, unready))
 	s.becomes("decode http://10.0.0.1:8000 u1 not ready")
-	_, err := s.api.DiscoveryV1().EndpointSlices("llm").Create(t.Context(), slice("a", endpoint("u1", discoveryv1.EndpointConditions{Terminating: new(true)})), metav1.CreateOptions{})
+	_, err := s.api.DiscoveryV1().EndpointSlices("llm").Create(t.Context(),
+		slice("a", endpoint("u1", discoveryv1.EndpointConditions{Terminating: new(true)})), metav1.CreateOptions{})
 	require.NoError(t, err)
 	s.becomes("decode http://10.0.0.1:8000 u1 leaving")
 
@@ -351,7 +355,8 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			want := discover.Engine{Role: "decode", Address: "10.0.0.1:8000", URL: "http://10.0.0.1:8000", Incarnation: "u", Attributes: cfg.Attributes}
+			want := discover.Engine{Role: "decode", Address: "10.0.0.1:8000", URL: "http://10.0.0.1:8000", Incarnation: "u",
+				Attributes: cfg.Attributes}
 			row.want(&want)
 			require.Equal(t, []discover.Engine{want}, got)
 		})
@@ -367,7 +372,8 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 			keys = append(keys, e.Role+" "+e.URL)
 			require.Equal(t, e.Role == "decode", e.Group == "main")
 		}
-		require.Equal(t, []string{"prefill https://10.0.0.1:8000", "decode https://10.0.0.1:8000", "prefill https://10.0.0.1:8001", "decode https://10.0.0.1:8001"}, keys)
+		require.Equal(t, []string{"prefill https://10.0.0.1:8000", "decode https://10.0.0.1:8000", "prefill https://10.0.0.1:8001",
+			"decode https://10.0.0.1:8001"}, keys)
 	})
 }
 

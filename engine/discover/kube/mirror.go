@@ -100,7 +100,8 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 		return e
 	}
 	m.keepFailure(ctx, "watch", err)
-	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}} // without its reason, for the same reason
+	// without its reason, for the same reason
+	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}}
 }
 
 // overheard is a watch whose events pass a function. watch.Filter would do, but its goroutine stays for ever if it holds an

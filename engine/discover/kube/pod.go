@@ -111,7 +111,8 @@ func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	case both:
 		return []string{discover.Prefill, discover.Decode}, nil
 	default:
-		return nil, fmt.Errorf("its label %s is %q; write prefill, decode, both or aggregated there, or set role of the source", c.RoleLabel, role)
+		return nil, fmt.Errorf("its label %s is %q; write prefill, decode, both or aggregated there, or set role of the source", c.RoleLabel,
+			role)
 	}
 }
 
@@ -159,7 +160,8 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a.Group, a.Barrier = cmp.Or(said[annGroup], a.Group), cmp.Or(said[annBarrier], a.Barrier)
 	kvTokens := int(a.KVTokens)
 	for name, into := range map[string]*int{
-		annRanks: &a.Ranks, annFirstRank: &a.FirstRank, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort, annBudget: &a.Budget, annInterval: &a.Interval,
+		annRanks: &a.Ranks, annFirstRank: &a.FirstRank, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort,
+		annReplayPort: &a.KVReplayPort, annBudget: &a.Budget, annInterval: &a.Interval,
 	} {
 		if text, ok := said[name]; ok {
 			n, err := strconv.Atoi(text)

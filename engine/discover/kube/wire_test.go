@@ -84,7 +84,8 @@ func (s *wire) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(o)
 	}
 	refuse := func(code int, reason metav1.StatusReason, details *metav1.StatusDetails) {
-		answer(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Details: details})
+		answer(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code),
+			Reason: reason, Details: details})
 	}
 	q, has := r.URL.Query(), s.version.Load()
 	asked, _ := strconv.ParseInt(q.Get("resourceVersion"), 10, 64)
@@ -102,7 +103,8 @@ func (s *wire) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case asked > has:
 		w.Header().Set("Retry-After", "1")
 		refuse(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, &metav1.StatusDetails{
-			RetryAfterSeconds: 1, Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}},
+			RetryAfterSeconds: 1,
+			Causes:            []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}},
 		})
 	case q.Get("watch") != "":
 		until := *s.until.Load() // before it counts as open: whoever has seen it open may end it
@@ -116,7 +118,8 @@ func (s *wire) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	default:
 		answer(http.StatusOK, metav1.PartialObjectMetadataList{
-			TypeMeta: metav1.TypeMeta{Kind: kind, APIVersion: version}, ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(has, 10)}, Items: []metav1.PartialObjectMetadata{},
+			TypeMeta: metav1.TypeMeta{Kind: kind, APIVersion: version}, ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(has, 10)},
+			Items: []metav1.PartialObjectMetadata{},
 		})
 	}
 }
@@ -129,7 +132,8 @@ func (s *wire) watch() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		New(Config{Client: client, Namespace: "llm", Selector: "app=vllm", RoleLabel: "role", Port: "80", Slices: true}).Run(ctx, func(_ []discover.Engine, err error) { s.told <- err })
+		New(Config{Client: client, Namespace: "llm", Selector: "app=vllm", RoleLabel: "role", Port: "80", Slices: true}).Run(ctx,
+			func(_ []discover.Engine, err error) { s.told <- err })
 	}()
 	s.Cleanup(func() {
 		cancel()

@@ -20,8 +20,10 @@ import (
 // Derive returns what follows from the roster as the last Tick left it.
 func Derive(r *Roster) *Published {
 	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
-		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{}, order: make([]*Engine, 0, len(r.order)),
-		stops: maps.Clone(r.stops), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead), routes: map[string]Route{},
+		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
+		order: make([]*Engine, 0, len(r.order)),
+		stops: maps.Clone(r.stops), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead),
+		routes: map[string]Route{},
 	}}
 	p := d.p
 	for id, l := range r.left {
@@ -111,8 +113,9 @@ func (d *deriving) joins(e *Engine, w board.Worker) {
 func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: e.ID + "/" + strconv.Itoa(max(0, rank)), Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
-		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.abroad, Limit: e.limit(slowProbes),
-		Live: state.in(Up, Starting), Late: state.awaited(),
+		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.abroad,
+		Limit: e.limit(slowProbes),
+		Live:  state.in(Up, Starting), Late: state.awaited(),
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID]
 	for _, m := range e.Status.Models {
@@ -128,7 +131,8 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	t := e.At(rank)
 	to := &Rank{
-		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank), Region: e.abroad, Board: e.board,
+		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank), Region: e.abroad,
+		Board:   e.board,
 		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,
 	}
 	if e.Role == Aggregated {
@@ -140,11 +144,13 @@ func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
-		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)), Cost: e.Conf.Cost, Keeps: e.Profile.Keeps(),
+		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)),
+		Cost: e.Conf.Cost, Keeps: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
 		Strays:  !rank.Heeds(mooncake.Responses),
 		Down:    !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
-		Process: math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush,
+		Process: math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() &&
+			e.Profile.Connector == mooncake.NIXLPush,
 	}
 	if e.Role == Aggregated {
 		w.Mixed, w.Budget, w.Interval, w.Early, w.AtOnce = true, e.Conf.Budget, e.Conf.Interval, false, false

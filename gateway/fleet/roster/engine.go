@@ -208,8 +208,8 @@ func (e *Engine) roomsEverywhere() bool {
 
 // computesRows says whether a decode engine computes a prompt whose logprobs are asked for by itself, although it is given its KV.
 // From 0.31 on the scheduler of vLLM loads nothing for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache). Before, an
-// engine ended with an OverflowError there (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and a decode engine of SGLang
-// tells no logprobs of a prompt (0.5.23, disaggregation/utils.py).
+// engine ended with an OverflowError there (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and a decode engine of
+// SGLang tells no logprobs of a prompt (0.5.23, disaggregation/utils.py).
 func (e *Engine) computesRows() bool {
 	switch e.Profile.Connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
@@ -236,7 +236,8 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
 		return ep.Common() || ep == mooncake.Generate || e.roomsEverywhere()
 	}
-	return ep.Common() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) && e.reaches(handOffMinor[ep], false)
+	return ep.Common() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) &&
+		e.reaches(handOffMinor[ep], false)
 }
 
 // mayGiveBack says whether a decode engine may give an answer back, which responses and messages do not show.

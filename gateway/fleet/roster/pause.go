@@ -12,8 +12,8 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause has the engines of a group get nothing new, because a call to all of them has paused them. Requests wait for them. It is not changed
-// any more once it is in force.
+// Pause has the engines of a group get nothing new, because a call to all of them has paused them. Requests wait for them. It is not
+// changed any more once it is in force.
 type Pause struct {
 	Group string             `json:"group"` // of engines that decode; empty: all engines
 	Path  string             `json:"path"`  // of the call that began it
@@ -78,8 +78,8 @@ func (v PauseBegun) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// PauseEnded ends the pause of a group, and of all groups if it names none, but for the engines that did not resume. What had not resumed with all
-// engines may do so with its group.
+// PauseEnded ends the pause of a group, and of all groups if it names none, but for the engines that did not resume. What had not resumed
+// with all engines may do so with its group.
 type PauseEnded struct {
 	Group string
 	Left  []string // keys
@@ -105,8 +105,8 @@ func (v PauseEnded) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// forgetLeft drops the engines that did not resume and are not there any more, or not as the process that was paused: that is gone while its
-// engine is down, unless its start time tells.
+// forgetLeft drops the engines that did not resume and are not there any more, or not as the process that was paused: that is gone while
+// its engine is down, unless its start time tells.
 func (r *Roster) forgetLeft(a *applying) {
 	for group, p := range r.pauses {
 		next := *p

@@ -48,7 +48,8 @@ func TestWhoIsPaused(t *testing.T) {
 		{"until it does", []Event{PauseBegun{"main", "/pause"}, PauseEnded{"main", []string{"aggregated a3:80"}}, PauseEnded{"main", nil}}, "", nil},
 		{
 			"an engine that resumes with its group, and did not with all",
-			[]Event{PauseBegun{Path: "/pause"}, PauseEnded{Left: []string{"decode d2:80", "aggregated a4:80"}}, PauseEnded{"main", nil}}, "", []string{"a4"},
+			[]Event{PauseBegun{Path: "/pause"}, PauseEnded{Left: []string{"decode d2:80", "aggregated a4:80"}}, PauseEnded{"main", nil}}, "",
+			[]string{"a4"},
 		},
 		{"until it starts anew", []Event{PauseBegun{"main", "/pause"}, PauseEnded{"main", []string{"aggregated a3:80"}}}, "a3 restarted m", nil},
 		{"until it leaves", []Event{PauseBegun{"main", "/pause"}, PauseEnded{"main", []string{"aggregated a3:80"}}}, "a3 leaves", nil},

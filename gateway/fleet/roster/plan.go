@@ -27,9 +27,10 @@ type Changes struct {
 	Removed []string  // keys
 }
 
-// Compare finds what the engines of one config, by key, are in the next one. order is that of the next config's keys, and profile returns the
-// profile that it has for an engine; nil: none.
-func (p *Published) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes, err error) {
+// Compare finds what the engines of one config, by key, are in the next one. order is that of the next config's keys, and profile returns
+// the profile that it has for an engine; nil: none.
+func (p *Published) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
+	err error) {
 	spoken := map[string]bool{}
 	for _, key := range order {
 		was, known := before[key]

@@ -349,7 +349,8 @@ func TestWhichVersionsOfSGLangTakeHandOffsEverywhere(t *testing.T) {
 // Another proxy may admit to a region, or to a decode group.
 func TestWhoAdmits(t *testing.T) {
 	s := begin(t, "p1 d2 d3+g d4@eu").steps("p1 up m; d2 up m; d3 up m; d4 up m")
-	s.tell(Owners{Kind: owner.Groups, Scopes: map[string]Owned{"main": {Admits: true}}, Rooms: map[string]Room{"d2:80": {Limit: 3, Others: 70}}})
+	s.tell(Owners{Kind: owner.Groups, Scopes: map[string]Owned{"main": {Admits: true}},
+		Rooms: map[string]Room{"d2:80": {Limit: 3, Others: 70}}})
 	require.Equal(t, []string{"d2:80 #0 m up limit=3 others=70", "d3:80 #1 m unowned", "d4:80 #2 m@eu up"}, s.shows("decode"))
 	require.Equal(t, []string{"p1:80/0 m m live"}, s.shows("prefill"), "a group is one of ranks that decode")
 	require.Equal(t, map[string]owner.Reach{"main": {All: 2, Up: 2}, "g": {All: 1, Up: 1}}, s.Scopes())
@@ -407,7 +408,8 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	require.Equal(t, []What{DrainOverdue}, s.whats(), "what still runs on an engine that left ends, too")
 	require.False(t, s.Drains("prefill p1:80"))
 	s.steps("d2/0 drains; p1 enters; p1 drains")
-	decode := board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "d2:80/0", Used: 2, KVTokens: 30}, {Name: "d2:80/1", Used: 1}}}}}
+	decode := board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "d2:80/0", Used: 2, KVTokens: 30},
+		{Name: "d2:80/1", Used: 1}}}}}
 	tier := []prefill.CandidateStatus{{ID: "p1:80/0", Instance: "prefill p1:80", Inflight: 1, KVTokens: 5, Pooled: 1}}
 	states := map[string]string{}
 	for _, d := range s.DrainStatuses(decode, tier) {

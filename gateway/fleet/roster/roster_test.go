@@ -22,14 +22,17 @@ import (
 func drawn(t *rapid.T, s *scene, name string) Event {
 	switch rapid.IntRange(0, 7).Draw(t, "event") {
 	case 0:
-		return Stopped{Stop{Role: roleOf(name), ID: name + ":80", At: Place{key(name), -1}, Since: s.now, Deadline: s.now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "seconds")) * time.Second)}}
+		return Stopped{Stop{Role: roleOf(name), ID: name + ":80", At: Place{key(name), -1}, Since: s.now,
+			Deadline: s.now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "seconds")) * time.Second)}}
 	case 1:
 		return Resumed{key(name)}
 	case 2:
 		return Turned{key(name), Found{Away: rapid.SampledFrom([]string{"", "not ready"}).Draw(t, "away")}}
 	}
-	words := rapid.SampledFrom([]string{"up", "down", "late", "late,accused", "halted", "out", "wedged", "accused", "retired", "up,lost0", "restarted"}).Draw(t, "health")
-	return Health{Key: key(name), Status: health(words, rapid.SampledFrom([][]string{nil, {"m"}, {"m", "x"}, {"n"}}).Draw(t, "lists")...), IsRefused: words == "down"}
+	words := rapid.SampledFrom([]string{"up", "down", "late", "late,accused", "halted", "out", "wedged", "accused", "retired", "up,lost0",
+		"restarted"}).Draw(t, "health")
+	return Health{Key: key(name), Status: health(words, rapid.SampledFrom([][]string{nil, {"m"}, {"m", "x"}, {"n"}}).Draw(t, "lists")...),
+		IsRefused: words == "down"}
 }
 
 func roleOf(name string) string { return described(name).Role }
@@ -66,7 +69,8 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 			case 4:
 				s.tell(PauseBegun{rapid.SampledFrom([]string{"", "main", "g"}).Draw(rt, "group"), "/pause"})
 			case 5:
-				s.tell(PauseEnded{rapid.SampledFrom([]string{"", "main", "g"}).Draw(rt, "group"), rapid.SliceOf(rapid.Map(rapid.SampledFrom(allNames), key)).Draw(rt, "left")})
+				s.tell(PauseEnded{rapid.SampledFrom([]string{"", "main", "g"}).Draw(rt, "group"),
+					rapid.SliceOf(rapid.Map(rapid.SampledFrom(allNames), key)).Draw(rt, "left")})
 			default:
 				s.tell(drawn(rt, s, name))
 			}
@@ -121,7 +125,8 @@ func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
 // copied is a scene that goes on by itself.
 func (s *scene) copied() *scene {
 	r := *s.r
-	r.engines, r.stops, r.hosts, r.ids, r.bygone, r.left, r.dead = map[string]*Engine{}, map[string]*Stop{}, map[string]trust{}, map[string]int32{}, map[string]bygone{}, map[int32]leftRank{}, map[string]time.Time{}
+	r.engines, r.stops, r.hosts, r.ids, r.bygone, r.left, r.dead = map[string]*Engine{}, map[string]*Stop{}, map[string]trust{},
+		map[string]int32{}, map[string]bygone{}, map[int32]leftRank{}, map[string]time.Time{}
 	for k, e := range s.r.engines {
 		r.engines[k] = new(*e)
 	}
@@ -257,7 +262,8 @@ func TestAnEngineThatIsDownIsDown(t *testing.T) {
 // A reload leaves what it does not speak of as it is.
 func TestAPlan(t *testing.T) {
 	s := begin(t, "p1 d2 d3").steps("d2 up m; d3 up m; d2 drains 10s; d3 drains")
-	s.tell(Removed{key("d2")}, Planned{Set: []*Engine{described("d4"), described("d3"), described("d2")}, Remove: []string{key("p1"), "nobody"}, Order: []string{key("d4"), key("d2")}})
+	s.tell(Removed{key("d2")}, Planned{Set: []*Engine{described("d4"), described("d3"), described("d2")},
+		Remove: []string{key("p1"), "nobody"}, Order: []string{key("d4"), key("d2")}})
 	require.Equal(t, []string{key("d4"), key("d2"), key("d3")}, s.r.order)
 	s.tell(Entered{Engine: described("d9")}, Entered{Engine: described("d1")}, Planned{Order: []string{key("d3")}})
 	require.Equal(t, []string{key("d3"), key("d4"), key("d2"), key("d9"), key("d1")}, s.r.order, "those of the file, then as they came")
@@ -283,7 +289,8 @@ func TestWhatIsToldOfProcesses(t *testing.T) {
 	require.False(t, s.Engine(key("p1")).Learns(2, s.now) || s.Engine(key("d2")).Learns(2, s.now))
 	gone, sure = s.Outlived(made)
 	require.True(t, gone && sure)
-	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"}, Lived{"nobody", 1, s.now}, Handed{Birth: Birth{Key: "nobody"}})
+	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"},
+		Lived{"nobody", 1, s.now}, Handed{Birth: Birth{Key: "nobody"}})
 	require.Equal(t, []What{Restarted}, s.whats())
 	require.Equal(t, "10.0.0.2", s.Statuses()[0].Moved.To)
 	made, known = s.Made(Birth{Key: "nobody"}, "", "a")
@@ -295,10 +302,12 @@ func TestWhatEnginesMissRequests(t *testing.T) {
 	require.Equal(t, []string{
 		"decode d2:80 is draining: it drains", "decode d3:80 is starting: its engine has not named its models yet",
 		"decode d4:80 is draining: where it was discovered, it is said to be not ready",
-		"decode d5:80 is odd: its connector is sglang (profile a), and prefill engine p1:80, which has model m too, has nixl-pull (profile a); all engines of a model share one connector",
+		"decode d5:80 is odd: its connector is sglang (profile a), and prefill engine p1:80, which has model m too, has nixl-pull (profile a); " +
+			"all engines of a model share one connector",
 		"prefill p6:80 is down: 500",
 	}, s.Missing())
-	require.Equal(t, []string{"draining, odd", "up, down", "starting, draining, odd"}, []string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
+	require.Equal(t, []string{"draining, odd", "up, down", "starting, draining, odd"},
+		[]string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
 	for state := range RankState(len(states)) {
 		require.Equal(t, state == Up, state.Why() == "", state)
 	}

@@ -27,7 +27,8 @@ func legal(what Event, own bool, from, to RankState) bool {
 		if own {
 			return move(but(Draining), anyState) || move([]RankState{Draining}, []RankState{Odd, Down})
 		}
-		return both([]RankState{Down, Out}, []RankState{Late, Up, Unowned, Lost, Draining}) || both([]RankState{Up}, []RankState{Paused}) || both(anyState, []RankState{Broken, Odd})
+		return both([]RankState{Down, Out}, []RankState{Late, Up, Unowned, Lost, Draining}) || both([]RankState{Up}, []RankState{Paused}) ||
+			both(anyState, []RankState{Broken, Odd})
 	case Entered:
 		return own && from == Absent && to == Down || own && from != Absent || legal(Health{}, false, from, to)
 	case Removed:
@@ -63,7 +64,8 @@ func TestOnlyLegalMoves(t *testing.T) {
 				rapid.Map(rapid.Bool(), func(ours bool) Event {
 					return Owners{Kind: owner.Regions, Scopes: map[string]Owned{"": {Admits: ours}}}
 				}),
-				rapid.SampledFrom([]Event{PauseBegun{"", "/pause"}, PauseBegun{"main", "/pause"}, PauseEnded{"", nil}, PauseEnded{"main", []string{key(name)}}}),
+				rapid.SampledFrom([]Event{PauseBegun{"", "/pause"}, PauseBegun{"main", "/pause"}, PauseEnded{"", nil},
+					PauseEnded{"main", []string{key(name)}}}),
 			).Draw(rt, "event")
 			if rapid.IntRange(0, 3).Draw(rt, "health") > 0 {
 				event = drawn(rt, s, name)

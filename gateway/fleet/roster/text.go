@@ -11,20 +11,23 @@ import (
 func (p *Published) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
-		lines = append(lines, words("prefill", c.ID, c.Board, list(c.Models), is("live", c.Live), is("late", c.Late), is("second", c.Second), is("idle", c.Idle),
-			is("behind="+list(c.Behind), len(c.Behind) > 0), is(fmt.Sprint("limit=", c.Limit), c.Limit > 0)))
+		lines = append(lines,
+			words("prefill", c.ID, c.Board, list(c.Models), is("live", c.Live), is("late", c.Late), is("second", c.Second), is("idle", c.Idle),
+				is("behind="+list(c.Behind), len(c.Behind) > 0), is(fmt.Sprint("limit=", c.Limit), c.Limit > 0)))
 	}
 	for i := range p.Workers {
 		w := &p.Workers[i]
-		lines = append(lines, words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), is(fmt.Sprint("limit=", w.Limit), w.Limit > 0),
-			is("down", w.Down), is(fmt.Sprint("others=", w.Others), w.Others > 0)))
+		lines = append(lines,
+			words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), is(fmt.Sprint("limit=", w.Limit), w.Limit > 0),
+				is("down", w.Down), is(fmt.Sprint("others=", w.Others), w.Others > 0)))
 	}
 	for _, l := range p.Locals {
 		lines = append(lines, words("local", l.Name, is("up", l.Up), is("computes", l.Computes)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
 		r := p.routes[name]
-		lines = append(lines, words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.Alone)))
+		lines = append(lines,
+			words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.Alone)))
 	}
 	return lines
 }

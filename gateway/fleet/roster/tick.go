@@ -104,7 +104,8 @@ func (r *Roster) refuseOdd(a *applying) {
 		e := r.engines[k]
 		why, one := "", first[e.board]
 		if one != nil && len(e.Status.Models) > 0 && config.Manner(e.Profile) != config.Manner(one.Profile) {
-			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a model share one connector",
+			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a "+
+				"model share one connector",
 				e.Profile.Connector, e.Conf.Profile, one.Role, one.ID, e.base(), one.Profile.Connector, one.Conf.Profile)
 		}
 		if why != "" && e.odd == "" {

@@ -110,7 +110,8 @@ func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 	for i := range f.Models {
 		for j := range f.Models[i].Groups {
 			for _, r := range f.Models[i].Groups[j].Ranks {
-				s.Ranks = append(s.Ranks, detect.RankAt{ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers), Lately: detect.Lately{Answers: r.Answers, Empty: r.Empty}})
+				s.Ranks = append(s.Ranks, detect.RankAt{ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers),
+					Lately: detect.Lately{Answers: r.Answers, Empty: r.Empty}})
 			}
 		}
 	}
@@ -154,14 +155,17 @@ func (p *Proxy) Facts(context.Context) detect.Facts {
 func (p *Proxy) facts() detect.Facts {
 	seconds := p.seconds()
 	s := p.at(seconds)
-	g := detect.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3}
+	g := detect.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6,
+		LostShare: 0.062, LostMs: 1.9, Held: 3}
 	g.Source, g.Law = "learned", detect.Law{C0: 20, C1: 1.3e-4}
 	g.Twin = &verdict.Twin{
 		AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
 		Against: []verdict.Against{
 			{
-				Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012},
-				Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms",
+				Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true,
+				Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012},
+				Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 " +
+					"ms",
 			},
 			{Policy: "brh", StepMs: 31.3, SavedMs: 0.1, Says: "against brh: no difference beyond the twin's error of 0.8 % of a step"},
 		},
@@ -170,18 +174,21 @@ func (p *Proxy) facts() detect.Facts {
 	for i, r := range s.Ranks {
 		loads.Add(r.KVTokens)
 		g.Ranks = append(g.Ranks, detect.Rank{
-			ID: r.ID, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: r.KVTokens, Capacity: 320_000,
-			Used: 30 + i%11, Slots: 48, Running: 29 + i%11,
+			ID: r.ID, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: r.KVTokens,
+			Capacity: 320_000,
+			Used:     30 + i%11, Slots: 48, Running: 29 + i%11,
 		})
 	}
 	g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = loads.Ranks, loads.Sum, loads.Mean(), loads.Min, loads.Max
 	g.ImbalanceTokens, g.IdleShare = loads.Imbalance(), loads.IdleShare()
 	f := detect.Facts{
 		At: p.now(), Twin: true,
-		Proxy:   detect.Proxy{ID: "eu-1", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
+		Proxy: detect.Proxy{ID: "eu-1", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012,
+			Places: 400, PlacesUsed: 37},
 		Traffic: detect.Traffic{TTFT: s.TTFT, TPOT: s.TPOT},
 		Models: []detect.Model{{Name: "deepseek-r1", Groups: []detect.Group{g}, Pool: detect.Pool{
-			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
+			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds,
+			Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
 		}}},
 		Prefill: detect.Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41},
 	}
@@ -189,12 +196,15 @@ func (p *Proxy) facts() detect.Facts {
 		used := int64(400_000 + 30_000*i + int(20_000*math.Sin(seconds/9+float64(i))))
 		f.Prefill.Engines = append(f.Prefill.Engines, detect.PrefillEngine{
 			ID: fmt.Sprintf("10.0.1.%d:8000/0", 10+i), State: "open", KVTokens: used, Budget: 900_000, KVShare: float64(used) / 1e6, GateShare: 0.9,
-			Inflight: i % 4, NewTokens: int64(i%4) * 6100, Waiting: float64(i % 3), Pooled: i % 5, Dispatched: i % 2, HitShare: 0.3 + 0.02*float64(i), ScrapeAgeMs: 120,
+			Inflight: i % 4, NewTokens: int64(i%4) * 6100, Waiting: float64(i % 3), Pooled: i % 5, Dispatched: i % 2,
+			HitShare: 0.3 + 0.02*float64(i), ScrapeAgeMs: 120,
 		})
-		f.Engines = append(f.Engines, detect.Engine{ID: fmt.Sprintf("10.0.1.%d:8000", 10+i), Role: "prefill", Models: []string{"deepseek-r1"}, State: "up", SinceS: 86_000, Share: 1, Ranks: 1, Version: "0.11.0"})
+		f.Engines = append(f.Engines, detect.Engine{ID: fmt.Sprintf("10.0.1.%d:8000", 10+i), Role: "prefill", Models: []string{"deepseek-r1"},
+			State: "up", SinceS: 86_000, Share: 1, Ranks: 1, Version: "0.11.0"})
 	}
 	for i := range (p.ranks + 15) / 16 {
-		f.Engines = append(f.Engines, detect.Engine{ID: fmt.Sprintf("10.0.3.%d:8000", 10+i), Role: "decode", Models: []string{"deepseek-r1"}, Group: "dp", State: "up", SinceS: 86_000, Share: 1, Ranks: 16, Version: "0.11.0"})
+		f.Engines = append(f.Engines, detect.Engine{ID: fmt.Sprintf("10.0.3.%d:8000", 10+i), Role: "decode", Models: []string{"deepseek-r1"},
+			Group: "dp", State: "up", SinceS: 86_000, Share: 1, Ranks: 16, Version: "0.11.0"})
 	}
 	if p.change != nil {
 		p.change(&f)
@@ -210,8 +220,10 @@ func (p *Proxy) Decisions(now time.Time) []live.Decision {
 	seconds := p.seconds()
 	for i := range 12 {
 		list = append(list, live.Decision{
-			ID: fmt.Sprintf("%016x%016x", uint64(int(seconds)-i)*0x9e3779b97f4a7c15, uint64(i)*0xbf58476d1ce4e5b9), AtMs: now.UnixMilli() - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
-			Rank: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i%9, i), WaitMs: 2.1 * float64(i), Outcome: []string{"", "ok", "ok"}[i%3], Why: "evenkeel: least imbalance over 40 steps",
+			ID:   fmt.Sprintf("%016x%016x", uint64(int(seconds)-i)*0x9e3779b97f4a7c15, uint64(i)*0xbf58476d1ce4e5b9),
+			AtMs: now.UnixMilli() - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
+			Rank: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i%9, i), WaitMs: 2.1 * float64(i), Outcome: []string{"", "ok", "ok"}[i%3],
+			Why: "evenkeel: least imbalance over 40 steps",
 		})
 	}
 	if p.decide != nil {

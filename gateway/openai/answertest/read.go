@@ -79,7 +79,8 @@ func ReadMessage(t *testing.T, body string) (got Message) {
 		}
 		require.NoError(t, json.Unmarshal([]byte(data), &e), data)
 		require.Equal(t, "event: "+e.Type, head)
-		require.Equal(t, len(got.Kinds) == 0, e.Type == "message_start" || e.Type == "error" && len(got.Kinds) == 0, "%s stands first, and once", block)
+		require.Equal(t, len(got.Kinds) == 0, e.Type == "message_start" || e.Type == "error" && len(got.Kinds) == 0, "%s stands first, and once",
+			block)
 		got.Kinds = append(got.Kinds, e.Type)
 		switch e.Type {
 		case "message_start":
@@ -183,6 +184,7 @@ func ReadResponse(t *testing.T, body string) (got Response) {
 	ends := got.Kinds[len(got.Kinds)-1]
 	last := []string{"response.completed", "response.incomplete", "error"}
 	require.Contains(t, last, ends, "an end that says how it ended")
-	require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(got.Kinds), func(k string) bool { return !slices.Contains(last, k) })), "%v", got.Kinds)
+	require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(got.Kinds), func(k string) bool { return !slices.Contains(last, k) })), "%v",
+		got.Kinds)
 	return got
 }

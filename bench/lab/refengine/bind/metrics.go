@@ -48,7 +48,8 @@ func appendTokens(dst []byte, model, role string, ranks []Gauges) []byte {
 			tokens int64
 		}{{"prefill_compute", g.Computed}, {"prefill_cache", g.Cached}, {"decode", g.Decoded}} {
 			if of.tokens > 0 {
-				dst = fmt.Appendf(dst, "%s{model_name=%q,engine_type=%q,tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"%d\",mode=%q} %d\n", name, model, role, g.Rank, of.mode, of.tokens)
+				dst = fmt.Appendf(dst, "%s{model_name=%q,engine_type=%q,tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"%d\",mode=%q} %d\n", name, model, role,
+					g.Rank, of.mode, of.tokens)
 			}
 		}
 	}
@@ -60,7 +61,8 @@ func AppendMetrics(dst []byte, model, role string, ranks []Gauges) []byte {
 	family := func(name string, value func(g Gauges) float64) {
 		dst = fmt.Appendf(dst, "# HELP sglang:%s gauge of the reference engine.\n# TYPE sglang:%s gauge\n", name, name)
 		for _, g := range ranks {
-			dst = fmt.Appendf(dst, "sglang:%s{model_name=%q,engine_type=%q,tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"%d\"} %g\n", name, model, role, g.Rank, value(g))
+			dst = fmt.Appendf(dst, "sglang:%s{model_name=%q,engine_type=%q,tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"%d\"} %g\n", name, model, role,
+				g.Rank, value(g))
 		}
 	}
 	family("num_running_reqs", func(g Gauges) float64 { return float64(g.Running) })

@@ -30,7 +30,8 @@ type Room struct {
 
 // shaping are the members that have a part in an answer's first token. The prefill engine samples it, and the
 // decode engine relies on that.
-var shaping = []string{"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+var shaping = []string{"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+	"logit_bias",
 	"min_tokens", "ignore_eos", "logprobs", "top_logprobs", "response_format", "regex", "ebnf", "json_schema"}
 
 // ReadRoom reads the members of a body that say where its legs meet.

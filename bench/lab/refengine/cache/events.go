@@ -108,7 +108,8 @@ func (k *Events) encode(removed []uint64, stored []run, cleared bool) []byte {
 			parent = k.hashes(r.parent)[0]
 		}
 		k.event(e, "BlockStored", []member{
-			{"block_hashes", k.hashes(r.hashes...)}, {"parent_block_hash", parent}, {"token_ids", r.ids}, {"block_size", BlockSize}, {"lora_id", nil}, medium,
+			{"block_hashes", k.hashes(r.hashes...)}, {"parent_block_hash", parent}, {"token_ids", r.ids}, {"block_size", BlockSize},
+			{"lora_id", nil}, medium,
 		}, member{"lora_name", nil}, member{"extra_keys", make([]any, len(r.hashes))}, group, member{"kv_cache_spec_kind", "full_attention"})
 	}
 	_ = e.EncodeInt(int64(k.Rank))
@@ -161,7 +162,8 @@ func (k *Events) Publish(conn net.Conn) {
 		return
 	}
 	first, err := z.RecvMsg()
-	if err != nil || len(first.Frames) != 1 || len(first.Frames[0]) == 0 || first.Frames[0][0] != 1 || !strings.HasPrefix(kvTopic, string(first.Frames[0][1:])) {
+	if err != nil || len(first.Frames) != 1 || len(first.Frames[0]) == 0 || first.Frames[0][0] != 1 ||
+		!strings.HasPrefix(kvTopic, string(first.Frames[0][1:])) {
 		return // no subscription to what there is
 	}
 	sub := make(chan batch, k.HWM)

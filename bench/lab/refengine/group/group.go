@@ -77,7 +77,8 @@ type Group struct {
 // New is a group without requests. caches are those of the ranks, nil for one that has none.
 func New(cfg Config, count Counts, log *steplog.Log, caches []*cache.Cache) *Group {
 	g := &Group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
-		ranks: make([]decodeRank, cfg.Ranks), loads: make([]steplog.RankLoad, cfg.Ranks), does: make([]step.Rank, cfg.Ranks), law: cfg.law(), caches: caches}
+		ranks: make([]decodeRank, cfg.Ranks), loads: make([]steplog.RankLoad, cfg.Ranks), does: make([]step.Rank, cfg.Ranks), law: cfg.law(),
+		caches: caches}
 	if cfg.Mixed != nil {
 		g.mixed = newMixed(g)
 	}

@@ -25,7 +25,8 @@ func clocked(t *testing.T, cfg Config, f func(g *Group)) {
 		cfg.Ranks, cfg.Slots, cfg.Blocks, cfg.TokensPerChunk = cmp.Or(cfg.Ranks, 1), cmp.Or(cfg.Slots, 32), cmp.Or(cfg.Blocks, 4096), 1
 		cfg.PrefillBase, cfg.PrefillPer = cmp.Or(cfg.PrefillBase, 9*time.Millisecond), cmp.Or(cfg.PrefillPer, 9*time.Microsecond)
 		var c struct{ overAdmitted, preemptions, localPrefills, tokens atomic.Int64 }
-		g := New(cfg, Counts{&c.overAdmitted, &c.preemptions, &c.localPrefills, &c.tokens}, steplog.New(1000, "", nil), make([]*cache.Cache, cfg.Ranks))
+		g := New(cfg, Counts{&c.overAdmitted, &c.preemptions, &c.localPrefills, &c.tokens}, steplog.New(1000, "", nil),
+			make([]*cache.Cache, cfg.Ranks))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); g.Run(ctx) }()
@@ -74,7 +75,8 @@ func TestStepsOfEachForm(t *testing.T) {
 		step.OwnBuckets: 10*time.Millisecond + (33+4*1000)*time.Microsecond + 4*2*time.Millisecond + 2*3*time.Millisecond,
 	} {
 		t.Run(form.String(), func(t *testing.T) {
-			cfg := Config{Ranks: 2, PrefillBase: 1, PrefillPer: 1, CR: time.Millisecond, CM: 2 * time.Millisecond, CS: 3 * time.Millisecond, Form: form, Captured: 4}
+			cfg := Config{Ranks: 2, PrefillBase: 1, PrefillPer: 1, CR: time.Millisecond, CM: 2 * time.Millisecond, CS: 3 * time.Millisecond,
+				Form: form, Captured: 4}
 			clocked(t, cfg, func(g *Group) {
 				g.put(0, 1000, 4)
 				for range 3 {
@@ -124,7 +126,8 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		steps := g.log.All()
 		require.Equal(t, 1510*time.Millisecond+500*time.Microsecond, steps[0].Length)
-		require.EqualValues(t, 1500*time.Millisecond+1001*time.Microsecond, g.Gauges(1).WaitNanos.Load(), "for the prefill, too, and in the second step for the KV")
+		require.EqualValues(t, 1500*time.Millisecond+1001*time.Microsecond, g.Gauges(1).WaitNanos.Load(),
+			"for the prefill, too, and in the second step for the KV")
 		require.Zero(t, g.Gauges(0).WaitNanos.Load())
 		require.Less(t, steps[1].Length, 12*time.Millisecond)
 		require.EqualValues(t, 1, g.count.LocalPrefills.Load())
@@ -134,7 +137,8 @@ func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 func TestALocalPrefillComputesWhatTheCacheDoesNotHave(t *testing.T) {
 	clocked(t, Config{Ranks: 2, PrefillBase: time.Second, PrefillPer: time.Millisecond}, func(g *Group) {
 		g.caches[0] = cache.New(100, nil)
-		for i, want := range []time.Duration{1510*time.Millisecond + 500*time.Microsecond, (1510-384)*time.Millisecond + 500*time.Microsecond} { // three blocks
+		// three blocks
+		for i, want := range []time.Duration{1510*time.Millisecond + 500*time.Microsecond, (1510-384)*time.Millisecond + 500*time.Microsecond} {
 			j := g.put(0, 500, 1)
 			time.Sleep(10 * time.Second)
 			require.Equal(t, want, g.log.All()[i].Length)
@@ -237,7 +241,8 @@ func TestARankNeverHoldsMoreThanItsKVExceptByOneRequest(t *testing.T) {
 		capacity := rapid.IntRange(2, 8).Draw(rt, "blocks")
 		type ask struct{ prompt, want, gap int }
 		asks := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) ask {
-			return ask{rapid.IntRange(1, capacity*cache.BlockSize-1).Draw(t, "prompt"), rapid.IntRange(1, 150).Draw(t, "want"), rapid.IntRange(0, 40).Draw(t, "gap")}
+			return ask{rapid.IntRange(1, capacity*cache.BlockSize-1).Draw(t, "prompt"), rapid.IntRange(1, 150).Draw(t, "want"),
+				rapid.IntRange(0, 40).Draw(t, "gap")}
 		}), 1, 12).Draw(rt, "requests")
 		enabled := rapid.Bool().Draw(rt, "recompute")
 		clocked(t, Config{Slots: 3, Blocks: capacity, Recompute: enabled}, func(g *Group) {

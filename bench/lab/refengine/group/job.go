@@ -50,7 +50,8 @@ const (
 
 // NewJob is a request that decodes want tokens. remote: its KV comes from a prefill engine.
 func NewJob(rank int, ids []int32, salt string, remote bool, want int) *Job {
-	return &Job{rank: rank, prompt: len(ids), ids: ids, salt: salt, remote: remote, want: want, Granted: make(chan struct{}), Wake: make(chan struct{}, 1)}
+	return &Job{rank: rank, prompt: len(ids), ids: ids, salt: salt, remote: remote, want: want, Granted: make(chan struct{}),
+		Wake: make(chan struct{}, 1)}
 }
 
 func (j *Job) kvTokens() int { return j.prompt + int(j.Made.Load()) }

@@ -48,7 +48,8 @@ func (c *Config) law() step.Law {
 		return *c.Law
 	}
 	l := step.Law{
-		Model: step.Model{C0Ms: ms(c.C0), RequestMs: ms(c.CR), C1Ms: ms(c.C1)}, Form: c.Form, MostMs: ms(c.CM), MeanMs: ms(c.CS), Sizes: step.Captured(c.Captured),
+		Model: step.Model{C0Ms: ms(c.C0), RequestMs: ms(c.CR), C1Ms: ms(c.C1)}, Form: c.Form, MostMs: ms(c.CM), MeanMs: ms(c.CS),
+		Sizes: step.Captured(c.Captured),
 	}
 	if c.Mixed != nil {
 		l.OwnMs, l.SharedMs, l.PrefillMs = ms(c.PrefillPer), ms(c.Mixed.Shared), ms(c.PrefillBase)

@@ -71,10 +71,12 @@ func TestAggregatedRanksScheduleAsVLLM(t *testing.T) {
 			"0+10|0+0 1+0|0+0 1+50|0+50 1+0|0+0 1+20|0+0 1+0|0+0 1+0|0+0", 0,
 		},
 		"SGLang's rank does not decode while it can compute, and the other one does": {
-			aggregated(Mixed{First: true}), []ask{{0, 0, 10, 3}, {0, 1, 10, 5}, {2, 0, 150, 1}}, "0+10|0+0 1+0|0+10 0+100|1+0 0+50|1+0 1+0|1+0 0+0|1+0", 0,
+			aggregated(Mixed{First: true}), []ask{{0, 0, 10, 3}, {0, 1, 10, 5}, {2, 0, 150, 1}},
+			"0+10|0+0 1+0|0+10 0+100|1+0 0+50|1+0 1+0|1+0 0+0|1+0", 0,
 		},
 		"the delayer holds a prompt until the other rank has one, too": {
-			aggregated(Mixed{Delay: 5}), []ask{{0, 0, 10, 8}, {1, 0, 10, 1}, {3, 1, 10, 1}}, "0+10|0+0 1+0|0+0 1+0|0+0 1+10|0+10 1+0|0+0 1+0|0+0 1+0|0+0 1+0|0+0", 0,
+			aggregated(Mixed{Delay: 5}), []ask{{0, 0, 10, 8}, {1, 0, 10, 1}, {3, 1, 10, 1}},
+			"0+10|0+0 1+0|0+0 1+0|0+0 1+10|0+10 1+0|0+0 1+0|0+0 1+0|0+0 1+0|0+0", 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -164,7 +164,8 @@ func (r *request) chat() (map[string]any, error) {
 	if r.Tools != nil {
 		tools := []any{}
 		for _, t := range r.Tools {
-			tools = append(tools, map[string]any{"type": "function", "function": map[string]any{"name": t.Name, "description": t.Description, "parameters": t.Schema}})
+			tools = append(tools,
+				map[string]any{"type": "function", "function": map[string]any{"name": t.Name, "description": t.Description, "parameters": t.Schema}})
 		}
 		chat["tools"] = tools
 	}
@@ -289,7 +290,8 @@ func (w *Writer) chunk(events, data []byte) []byte {
 	var c chunk
 	if json.Unmarshal(data, &c) != nil || c.Error != nil || c.Choices == nil {
 		w.broken = true
-		return event(events, "error", map[string]any{"error": map[string]string{"type": "internal_error", "message": "validation errors for ChatCompletionStreamResponse"}})
+		return event(events, "error",
+			map[string]any{"error": map[string]string{"type": "internal_error", "message": "validation errors for ChatCompletionStreamResponse"}})
 	}
 	if !w.begun {
 		w.begun = true
@@ -326,7 +328,8 @@ func (w *Writer) deltas(events []byte, d *words) []byte {
 	for _, call := range d.Calls {
 		if call.Function.Name != "" {
 			w.called, w.args = true, nil
-			events = w.begin(w.close(events), "tool_use", map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": map[string]any{}})
+			events = w.begin(w.close(events), "tool_use",
+				map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": map[string]any{}})
 		}
 		if call.Function.Arguments != "" {
 			w.args = append(w.args, call.Function.Arguments...)
@@ -387,7 +390,8 @@ func (w *Writer) Whole(_ string, chat []byte) (message []byte, status int) {
 		if !json.Valid([]byte(call.Function.Arguments)) {
 			return []byte(`{"type":"error","error":{"type":"BadRequestError","message":"Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"}}`), http.StatusBadRequest
 		}
-		blocks = append(blocks, map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": json.RawMessage(call.Function.Arguments)})
+		blocks = append(blocks,
+			map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": json.RawMessage(call.Function.Arguments)})
 	}
 	if blocks == nil {
 		blocks = append(blocks, map[string]any{"type": "text", "text": ""})

@@ -85,7 +85,8 @@ func (s *SGLang) end(events []byte) []byte {
 	if events = s.start(events, 0); !s.said && s.w.finish == "" {
 		return s.fails(events, "api_error", "Backend produced no content")
 	}
-	events = event(s.w.close(events), "message_delta", map[string]any{"delta": map[string]string{"stop_reason": s.reason()}, "usage": map[string]int{"output_tokens": s.made}})
+	events = event(s.w.close(events), "message_delta",
+		map[string]any{"delta": map[string]string{"stop_reason": s.reason()}, "usage": map[string]int{"output_tokens": s.made}})
 	return event(events, "message_stop", map[string]any{})
 }
 

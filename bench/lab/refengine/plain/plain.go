@@ -86,7 +86,8 @@ func answer(v any, tokens int) Answer {
 }
 
 func refuse(status int, message string) Answer {
-	body, _ := json.Marshal(map[string]any{"error": map[string]any{"message": message, "type": "BadRequestError", "param": nil, "code": status}})
+	body, _ := json.Marshal(map[string]any{"error": map[string]any{"message": message, "type": "BadRequestError", "param": nil,
+		"code": status}})
 	return Answer{Status: status, Type: "application/json", Body: body}
 }
 
@@ -242,7 +243,8 @@ func classify(model string, ask inputs) Answer {
 func pool(model string, ask inputs) Answer {
 	all := texts(ask.Input)
 	used, n := usage(all...)
-	return listed(model, "pool", all, used, n, func(text string) map[string]any { return map[string]any{"object": "pooling", "data": Vector(text)} })
+	return listed(model, "pool", all, used, n,
+		func(text string) map[string]any { return map[string]any{"object": "pooling", "data": Vector(text)} })
 }
 
 // Heard is the transcription of a file.

@@ -41,7 +41,8 @@ func Chat(body []byte) (chat []byte, err error) {
 	if string(m["stream"]) == "true" {
 		m["stream_options"] = json.RawMessage(`{"include_usage":true}`)
 	}
-	for _, key := range []string{"input", "instructions", "max_output_tokens", "store", "reasoning", "text", "include", "parallel_tool_calls", "top_logprobs"} {
+	for _, key := range []string{"input", "instructions", "max_output_tokens", "store", "reasoning", "text", "include", "parallel_tool_calls",
+		"top_logprobs"} {
 		delete(m, key)
 	}
 	return json.Marshal(m)
@@ -114,8 +115,9 @@ func tools(m object) error {
 
 // A Writer turns a chat's answer into a response's.
 type Writer struct {
-	Model           string
-	TellsIncomplete bool // vLLM from 0.33 on ends an answer that its limit ended with response.incomplete, earlier ones with response.completed
+	Model string
+	// vLLM from 0.33 on ends an answer that its limit ended with response.incomplete, earlier ones with response.completed
+	TellsIncomplete bool
 
 	SGLang bool // the answer is as that of SGLang 0.5.23, in entrypoints/openai/serving_responses.py
 	holds  bool // a text back until a tool is called, or the answer ends, as SGLang does where there are tools
@@ -253,7 +255,8 @@ func (w *Writer) chunk(events, data []byte) []byte {
 			}
 			events = w.open(events)
 			if w.args += call.Function.Arguments; call.Function.Arguments != "" {
-				events = w.event(events, "response.function_call_arguments.delta", map[string]any{"item_id": "fc_1", "output_index": 0, "delta": call.Function.Arguments})
+				events = w.event(events, "response.function_call_arguments.delta",
+					map[string]any{"item_id": "fc_1", "output_index": 0, "delta": call.Function.Arguments})
 			}
 		}
 		if c.Delta.Content != "" {
@@ -262,7 +265,8 @@ func (w *Writer) chunk(events, data []byte) []byte {
 			if w.holds {
 				continue
 			}
-			events = w.event(events, "response.output_text.delta", map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": c.Delta.Content, "logprobs": []any{}})
+			events = w.event(events, "response.output_text.delta",
+				map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": c.Delta.Content, "logprobs": []any{}})
 		}
 		if c.Finish != "" {
 			w.finish = c.Finish
@@ -281,7 +285,8 @@ func (w *Writer) open(events []byte) []byte {
 	if w.call != "" {
 		return events
 	}
-	return w.event(events, "response.content_part.added", map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "part": map[string]any{"type": "output_text", "text": "", "annotations": []any{}}})
+	return w.event(events, "response.content_part.added", map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0,
+		"part": map[string]any{"type": "output_text", "text": "", "annotations": []any{}}})
 }
 
 // end are the last events; a chat without a finish_reason has none.
@@ -294,7 +299,8 @@ func (w *Writer) end() []byte {
 	}
 	events := w.open(nil)
 	if w.holds && w.call == "" {
-		events = w.event(events, "response.output_text.delta", map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": w.text, "logprobs": []any{}})
+		events = w.event(events, "response.output_text.delta",
+			map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": w.text, "logprobs": []any{}})
 	}
 	events = w.event(events, "response.output_item.done", map[string]any{"output_index": 0, "item": w.item(w.itemStatus())})
 	last := "response.completed"
@@ -351,7 +357,8 @@ func (w *Writer) Error(status int, chat []byte) (body []byte, now int) {
 	if status != http.StatusBadRequest {
 		why = fmt.Sprintf("%d: %s", status, why)
 	}
-	body, _ = json.Marshal(map[string]any{"error": map[string]any{"message": why, "type": "invalid_request_error", "param": nil, "code": http.StatusBadRequest}})
+	body, _ = json.Marshal(map[string]any{"error": map[string]any{"message": why, "type": "invalid_request_error", "param": nil,
+		"code": http.StatusBadRequest}})
 	return body, http.StatusBadRequest
 }
 

@@ -1,5 +1,5 @@
-// Package tokens has the words of the endpoints at which engines speak token ids. What they are like, as read in vLLM 0.32.0 and 0.33.0 (the
-// lines are of 0.32.0, below entrypoints/scale_out) and in SGLang 0.5.23 (below srt):
+// Package tokens has the words of the endpoints at which engines speak token ids. What they are like, as read in vLLM 0.32.0 and 0.33.0
+// (the lines are of 0.32.0, below entrypoints/scale_out) and in SGLang 0.5.23 (below srt):
 //
 //	vLLM, POST /inference/v1/generate
 //	request            token_ids and sampling_params are required; GenerateRequest, token_in_token_out/protocol.py:162

@@ -65,8 +65,9 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, port int) {
 		_ = conn.SetReadDeadline(time.Time{})
 		req, err := http.ReadRequest(br)
 		if err != nil {
-			_, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\nconnection: close\r\n\r\n"+
-				"Invalid HTTP request received.")
+			_, _ = io.WriteString(conn,
+				"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\nconnection: close\r\n\r\n"+
+					"Invalid HTTP request received.")
 			return
 		}
 		x := &Exchange{conn: conn, Req: req, Port: port, Close: req.Close || !req.ProtoAtLeast(1, 1), out: out[:0], event: event[:0]}

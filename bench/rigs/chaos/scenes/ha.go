@@ -37,7 +37,8 @@ var groups = []string{"east", "west"}
 
 func buildShard(w *site) error {
 	prefill := refengine.Config{Role: refengine.Prefill, PrefixCache: 4096, KVHoldTimeout: hold, RejectReleases: true}
-	decode := refengine.Config{Role: refengine.Decode, DPSize: 2, Slots: 16, C0: 5 * time.Millisecond, C1: time.Nanosecond, RejectReleases: true}
+	decode := refengine.Config{Role: refengine.Decode, DPSize: 2, Slots: 16, C0: 5 * time.Millisecond, C1: time.Nanosecond,
+		RejectReleases: true}
 	for _, decode.Group = range groups {
 		p, err := w.here(prefill)
 		d, failed := w.here(decode)
@@ -196,8 +197,9 @@ func playBack(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	got := judge(func(f load.Failure) bool { // it was not ready yet
-		return f.Kind == load.Connect || f.Kind == load.Reset || slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"},
-			func(code string) bool { return says(f, code) })
+		return f.Kind == load.Connect || f.Kind == load.Reset ||
+			slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"},
+				func(code string) bool { return says(f, code) })
 	}, results...)
 	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %v", took.Seconds(), got)
 	got.noneWrong(r, scene, "")

@@ -35,8 +35,10 @@ func playLeasedDeath(ctx context.Context, w *site, r *testbed.Report) error {
 	if err != nil {
 		return err
 	}
-	r.Add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", s.CallerTurns, s.OverAdmitted)
-	r.Hold(s.CallerTurns == 2 && s.OverAdmitted == 0, scene, "who admits changed %d times, %d requests were beyond the slots", s.CallerTurns, s.OverAdmitted)
+	r.Add(scene, "eu's decode engine: %d changes of who admits, eu to us and back; %d requests beyond its slots", s.CallerTurns,
+		s.OverAdmitted)
+	r.Hold(s.CallerTurns == 2 && s.OverAdmitted == 0, scene, "who admits changed %d times, %d requests were beyond the slots", s.CallerTurns,
+		s.OverAdmitted)
 	r.Hold(s.StaleEpochs == 0, scene, "%d requests of an owner came after those of a later one", s.StaleEpochs)
 	return nil
 }
@@ -86,7 +88,8 @@ func (w *site) apart(ctx context.Context, r *testbed.Report, scene string, set f
 	if err != nil {
 		return nil, err
 	}
-	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots", s.StaleEpochs, s.OverAdmitted)
+	r.Add(scene, "its engines were taken over and handed back; %d requests of an owner after those of a later one, %d beyond the slots",
+		s.StaleEpochs, s.OverAdmitted)
 	r.Hold(taken, scene, "nobody took its engines over")
 	r.Hold(back, scene, "its engines were not handed back")
 	r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%d stale, %d beyond the slots", s.StaleEpochs, s.OverAdmitted)
@@ -124,7 +127,8 @@ func playLeasedAway(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	s, then := judge(lost, during...), judge(lost, after...)
-	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d "+
+	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came "+
+		"meanwhile are right, %d of %d "+
 		"after that", took, s.ok, s.sent, then.ok, then.sent)
 	r.Hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
 	then.allRight(r, scene, "afterwards: ")
@@ -136,7 +140,8 @@ func playLeasedAway(ctx context.Context, w *site, r *testbed.Report) error {
 		if err != nil {
 			return err
 		}
-		r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%s's engines: %d stale, %d beyond the slots", e.group, s.StaleEpochs, s.OverAdmitted)
+		r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%s's engines: %d stale, %d beyond the slots", e.group, s.StaleEpochs,
+			s.OverAdmitted)
 	}
 	return nil
 }

@@ -45,7 +45,8 @@ func buildRegions(w *site) error {
 	}
 	for i := range w.all {
 		p, err := w.there(i, "prefill", w.place(i).prefill, 0)
-		d, failed := w.there(i, "decode", w.place(i).decode, slots, "--slots", fmt.Sprint(slots), "--group", names[i], "--c0", "5ms", "--c1", "1ns")
+		d, failed := w.there(i, "decode", w.place(i).decode, slots, "--slots", fmt.Sprint(slots), "--group", names[i], "--c0", "5ms", "--c1",
+			"1ns")
 		if err := errors.Join(err, failed); err != nil {
 			return err
 		}
@@ -73,7 +74,8 @@ limits: {connect_timeout: 1s, probe_timeout: 10s, event_timeout: 3s, write_timeo
 	if w.leases { // a third of the usual times and less
 		engine = fmt.Sprintf("engine: etcd, etcd: {endpoints: [%q]}, lease: 3s, start_delay: 1s", "http://"+p.store.Address())
 	}
-	geo = fmt.Sprintf("  probe: {interval: 200ms, misses: 5}\n  ownership: {%s, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n  residency:\n", engine, w.deadAfter)
+	geo = fmt.Sprintf("  probe: {interval: 200ms, misses: 5}\n  ownership: {%s, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n  "+
+		"residency:\n", engine, w.deadAfter)
 	for name, where := range callers {
 		geo += fmt.Sprintf("    %s: [%s]\n", name, strings.Join(append([]string{p.region}, where...), ", "))
 	}
@@ -179,7 +181,8 @@ func playLoss(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	s := judge(lost, results...)
-	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99, results[1].All.TTFT.P99,
+	r.Add(scene, "%d requests, all answered, every token right; TTFT p99 %.0f, %.0f and %.0f ms", s.sent, results[0].All.TTFT.P99,
+		results[1].All.TTFT.P99,
 		results[2].All.TTFT.P99)
 	s.allRight(r, scene, "")
 	return nil
@@ -197,7 +200,8 @@ func playDeath(ctx context.Context, w *site, r *testbed.Report) error {
 		inflight := func() float64 {
 			return w.all[us].Metric(`evenkeel_geo_forwards_inflight{peer="eu-1"}`)
 		}
-		for end := time.Now().Add(w.load / 2); time.Now().Before(end) && (w.forwards(us, eu) == before || inflight() < 4); { // the load is over then
+		// the load is over then
+		for end := time.Now().Add(w.load / 2); time.Now().Before(end) && (w.forwards(us, eu) == before || inflight() < 4); {
 			if err := testbed.Pause(ctx, 10*time.Millisecond); err != nil {
 				return err
 			}
@@ -243,7 +247,8 @@ func playReturn(ctx context.Context, w *site, r *testbed.Report, scene string, b
 		return err
 	}
 	s := judge(lost, results...)
-	r.Add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(), w.forwards(us, back)-before, results[0].Sent,
+	r.Add(scene, "available after %.1f s; %.0f of %d requests at us forwarded, %d at %s, all right", took.Seconds(),
+		w.forwards(us, back)-before, results[0].Sent,
 		results[1].Sent, names[back])
 	s.allRight(r, scene, "")
 	r.Hold(w.forwards(us, back) > before, scene, "nothing is forwarded to it")
@@ -314,7 +319,8 @@ func playCut(ctx context.Context, w *site, r *testbed.Report) error {
 		return err
 	}
 	s, others := judge(lost, results[0]), judge(lost, results[1:]...)
-	r.Add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all right", w.load/2, s.sent, s.ok,
+	r.Add(scene, "for %v: %d requests for eu: %d right, %d streams ended in `peer_lost`, none lost before its first event; %d for as all "+
+		"right", w.load/2, s.sent, s.ok,
 		s.allowed, others.sent)
 	r.Hold(len(s.wrong) == 0 && s.ok+s.allowed == s.sent && s.allowed <= 12, scene, "%s", s.first())
 	r.Hold(others.ok == others.sent, scene, "ways that were not cut: %s, %d lost", others.first(), others.allowed)

@@ -75,7 +75,8 @@ func playSame(ctx context.Context, w *site, r *testbed.Report) error {
 				}
 			}
 			if !routed(there, "local") || !routed(here, "forwarded") || here.Header.Get("Content-Type") != there.Header.Get("Content-Type") {
-				wrong = append(wrong, fmt.Sprintf("%v, %s: %d %v there, %d %v forwarded: %.200s", way, f[1], there.Status, there.Header, here.Status, here.Header, here.Body))
+				wrong = append(wrong, fmt.Sprintf("%v, %s: %d %v there, %d %v forwarded: %.200s", way, f[1], there.Status, there.Header, here.Status,
+					here.Header, here.Body))
 				continue
 			}
 			a, b := own.ReplaceAll(there.Body, nil), own.ReplaceAll(here.Body, nil)
@@ -85,7 +86,8 @@ func playSame(ctx context.Context, w *site, r *testbed.Report) error {
 			compared, size = compared+1, size+len(b)
 		}
 	}
-	r.Add(scene, "%d answers, %d bytes, streamed and not, chat and completions; left out of the comparison: values of `id` and `created`", compared, size)
+	r.Add(scene, "%d answers, %d bytes, streamed and not, chat and completions; left out of the comparison: values of `id` and `created`",
+		compared, size)
 	r.Hold(len(wrong) == 0, scene, "%s", strings.Join(wrong, "\n"))
 	return nil
 }

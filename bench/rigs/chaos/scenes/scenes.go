@@ -34,7 +34,8 @@ type options struct {
 var (
 	ofHA      = options{lease: 5 * time.Second, load: 3 * time.Second, absence: time.Minute, clients: 6, on: onLoopback}
 	ofRegions = options{
-		on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01, load: 6 * time.Second, count: 60,
+		on: "auto", delays: [3]time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond}, loss: 0.01,
+		load: 6 * time.Second, count: 60,
 		deadAfter: 5 * time.Second, absence: time.Minute,
 	}
 )

@@ -43,7 +43,8 @@ func TestOwnersComeAndGo(t *testing.T) {
 	t.Parallel()
 	binary, err := program.Binary()
 	require.NoError(t, err)
-	o := options{Options: testbed.Options{Bin: binary}, lease: 3 * time.Second, load: time.Second, absence: 15 * time.Second, clients: 4, on: onLoopback}
+	o := options{Options: testbed.Options{Bin: binary}, lease: 3 * time.Second, load: time.Second, absence: 15 * time.Second, clients: 4,
+		on: onLoopback}
 	r, err := play(t.Context(), o, shard)
 	require.NoError(t, err)
 	r.Write(t.Output())

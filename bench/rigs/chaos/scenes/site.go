@@ -152,7 +152,8 @@ func (w *site) there(i int, role, at string, slots int, more ...string) (*engine
 	of := w.all[i]
 	e := &engine{Admin: w.at(at), region: of.region, group: of.region, slots: slots, urls: []string{"http://" + at}}
 	e.start = func() (err error) {
-		args := []string{"engine", "--role", role, "--listen", at, "--prefix-cache", "4096", "--kv-hold-timeout", hold.String(), "--reject-releases"}
+		args := []string{"engine", "--role", role, "--listen", at, "--prefix-cache", "4096", "--kv-hold-timeout", hold.String(),
+			"--reject-releases"}
 		e.Process, err = w.Start(of.region+"-"+role, w.within(i, w.Binary, append(args, more...)...))
 		return err
 	}

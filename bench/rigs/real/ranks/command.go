@@ -28,7 +28,8 @@ type Options struct {
 func (o *Options) Flags(name string) *flag.FlagSet {
 	o.began = time.Now()
 	flags := o.Options.Flags(name)
-	flags.StringVar(&o.Cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"), "folder of the installation; empty: evenkeel/real in the user's cache folder")
+	flags.StringVar(&o.Cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"),
+		"folder of the installation; empty: evenkeel/real in the user's cache folder")
 	flags.StringVar(&o.Out, "out", "", "the page whose tables are written anew as well")
 	flags.IntVar(&o.Rounds, "rounds", 5, "how often each policy runs; 0: only the law")
 	flags.Uint64Var(&o.Seed, "seed", 1, "of the lists and of the order of the policies")

@@ -52,7 +52,8 @@ func Start(ctx context.Context, w *testbed.World, in *vllm.Installation, name st
 			"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0|1", "VLLM_SERVER_DEV_MODE=1",
 		},
 		append([]string{
-			"--data-parallel-size", fmt.Sprint(Count), "--api-server-count", "1", "--max-model-len", fmt.Sprint(ContextLen), "--max-num-seqs", fmt.Sprint(Slots),
+			"--data-parallel-size", fmt.Sprint(Count), "--api-server-count", "1", "--max-model-len", fmt.Sprint(ContextLen), "--max-num-seqs",
+			fmt.Sprint(Slots),
 			"--block-size", fmt.Sprint(Block), "--no-enable-prefix-caching",
 		}, flags...)...)
 	if err != nil {

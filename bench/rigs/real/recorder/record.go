@@ -173,12 +173,14 @@ func clean(rec *recording.Recording, scrub *strings.Replacer) {
 func (r *recorder) both(ctx context.Context, engine, name, path, about, body string) {
 	r.ask(ctx, engine, recording.Recording{Name: name, About: about, Ask: recording.Request{Path: path, Body: body}}, 0)
 	body = strings.TrimSuffix(body, "}") + `,"stream":true,"stream_options":{"include_usage":true}}`
-	r.ask(ctx, engine, recording.Recording{Name: name + "-stream", About: about + ", streamed", Ask: recording.Request{Path: path, Body: body}}, 0)
+	r.ask(ctx, engine,
+		recording.Recording{Name: name + "-stream", About: about + ", streamed", Ask: recording.Request{Path: path, Body: body}}, 0)
 }
 
 // get records a page.
 func (r *recorder) get(ctx context.Context, engine, name, path, about string) {
-	r.ask(ctx, engine, recording.Recording{Name: engine + "-" + name, About: about, Ask: recording.Request{Method: http.MethodGet, Path: path}}, 0)
+	r.ask(ctx, engine,
+		recording.Recording{Name: engine + "-" + name, About: about, Ask: recording.Request{Method: http.MethodGet, Path: path}}, 0)
 }
 
 // running records the metrics page while requests run.
@@ -242,7 +244,8 @@ func (r *recorder) probe(ctx context.Context, name, path, about, client string) 
 		r.err = errors.Join(r.err, err)
 		return nil
 	}
-	rec := r.ask(ctx, "prefill", recording.Recording{Name: "prefill-" + name, About: about, Client: client, Ask: recording.Request{Path: path, Body: body}}, 0)
+	rec := r.ask(ctx, "prefill",
+		recording.Recording{Name: "prefill-" + name, About: about, Client: client, Ask: recording.Request{Path: path, Body: body}}, 0)
 	var said struct {
 		KV json.RawMessage `json:"kv_transfer_params"`
 	}
@@ -261,7 +264,8 @@ func (r *recorder) decode(ctx context.Context, name, path, about, client string,
 		r.err = errors.Join(r.err, err)
 		return
 	}
-	r.ask(ctx, "decode", recording.Recording{Name: "decode-" + name, About: about, Client: client, Ask: recording.Request{Path: path, Body: body}}, 0)
+	r.ask(ctx, "decode",
+		recording.Recording{Name: "decode-" + name, About: about, Client: client, Ask: recording.Request{Path: path, Body: body}}, 0)
 }
 
 // tokens is a list of n token ids that no other start has.

@@ -118,8 +118,9 @@ func (r *recorder) plain(ctx context.Context) {
 	r.pages(ctx, "plain")
 	long := `{"model":"tiny","prompt":"hello there","temperature":0,"max_tokens":1500,"ignore_eos":true,"stream":true}`
 	r.running(ctx, "plain", long)
-	r.ask(ctx, "plain", recording.Recording{Name: "abort", About: "a client that leaves in the middle of a stream", Ask: recording.Request{Path: textPath,
-		Body: strings.TrimSuffix(text(`,"max_tokens":1500,"ignore_eos":true`), "}") + proxied}}, 5)
+	r.ask(ctx, "plain",
+		recording.Recording{Name: "abort", About: "a client that leaves in the middle of a stream", Ask: recording.Request{Path: textPath,
+			Body: strings.TrimSuffix(text(`,"max_tokens":1500,"ignore_eos":true`), "}") + proxied}}, 5)
 	_ = testbed.Pause(ctx, time.Second)
 	r.get(ctx, "plain", "metrics-after-abort", "/metrics", "the metrics a second after the client has left")
 }
@@ -153,7 +154,8 @@ func (r *recorder) pair(ctx context.Context) {
 		}
 	}()
 	_ = testbed.Pause(ctx, 2*time.Second) // the subscription has no answer
-	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-reset", About: "the prefix cache is emptied", Ask: recording.Request{Path: "/reset_prefix_cache"}}, 0)
+	r.ask(ctx, "prefill",
+		recording.Recording{Name: "prefill-reset", About: "the prefix cache is emptied", Ask: recording.Request{Path: "/reset_prefix_cache"}}, 0)
 
 	long := func(n, start int, more string) string {
 		return fmt.Sprintf(`{"model":"tiny","prompt":%s,"temperature":0,"max_tokens":8%s}`, tokens(n, start), more)
@@ -179,14 +181,17 @@ func (r *recorder) pair(ctx context.Context) {
 	split("context-beyond", textPath, "prompt and max_tokens pass the context", long(2044, 24, `,"ignore_eos":true`), true)
 	r.probe(ctx, "context-full", textPath, "a prompt as long as the context", long(2048, 25, ""))
 	r.probe(ctx, "unknown-model", textPath, "a model that is not served", `{"model":"nope","prompt":"x"}`)
-	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-local", About: "a request without a hand-off on a prefill engine", Ask: recording.Request{Path: textPath,
-		Body: strings.TrimSuffix(long(40, 26, ""), "}") + proxied}}, 0)
+	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-local", About: "a request without a hand-off on a prefill engine",
+		Ask: recording.Request{Path: textPath,
+			Body: strings.TrimSuffix(long(40, 26, ""), "}") + proxied}}, 0)
 	prompts = append(prompts, "prefill-local")
-	r.ask(ctx, "decode", recording.Recording{Name: "decode-local", About: "a request without a hand-off on a decode engine", Ask: recording.Request{Path: textPath,
-		Body: strings.TrimSuffix(long(40, 26, ""), "}") + proxied}}, 0)
-	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-end", About: "a probe whose first token ends the answer: no hand-off", Ask: recording.Request{Path: textPath,
-		Body: `{"model":"tiny","prompt":` + tokens(70, 27) + `,"temperature":0,"max_tokens":1,"logit_bias":{"2":100},` +
-			`"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`}}, 0)
+	r.ask(ctx, "decode", recording.Recording{Name: "decode-local", About: "a request without a hand-off on a decode engine",
+		Ask: recording.Request{Path: textPath,
+			Body: strings.TrimSuffix(long(40, 26, ""), "}") + proxied}}, 0)
+	r.ask(ctx, "prefill", recording.Recording{Name: "prefill-end", About: "a probe whose first token ends the answer: no hand-off",
+		Ask: recording.Request{Path: textPath,
+			Body: `{"model":"tiny","prompt":` + tokens(70, 27) + `,"temperature":0,"max_tokens":1,"logit_bias":{"2":100},` +
+				`"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`}}, 0)
 	prompts = append(prompts, "prefill-end")
 
 	late := r.probe(ctx, "expired", textPath, "a prompt whose hand-off waits too long: prefill", long(200, 28, ""))

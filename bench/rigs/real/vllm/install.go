@@ -50,7 +50,8 @@ func Install(ctx context.Context, dir string, out io.Writer) (*Installation, err
 		return nil, fmt.Errorf("vLLM %s cannot be installed: %w", Version, err)
 	}
 	if !i.complete(ctx) {
-		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again", i.Folder(), Version, torch, NIXL)
+		return nil, fmt.Errorf("%s does not hold vLLM %s with torch %s and nixl %s after the installation; remove the folder and try again",
+			i.Folder(), Version, torch, NIXL)
 	}
 	return i, nil
 }
@@ -142,7 +143,8 @@ func Metadata(site, name, version, entryPoints string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	err := os.WriteFile(filepath.Join(dir, "METADATA"), fmt.Appendf(nil, "Metadata-Version: 2.1\nName: %s\nVersion: %s\n", name, version), 0o600)
+	err := os.WriteFile(filepath.Join(dir, "METADATA"), fmt.Appendf(nil, "Metadata-Version: 2.1\nName: %s\nVersion: %s\n", name, version),
+		0o600)
 	if err != nil || entryPoints == "" {
 		return err
 	}

@@ -42,7 +42,8 @@ func TestAnEngineEndsWithAllItStarted(t *testing.T) {
 	e, err := i.Serve("model", 1, log, nil, "--flag")
 	require.NoError(t, err)
 	require.ErrorContains(t, e.Ready(t.Context(), 0), "its log is "+log)
-	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(i.Dir, "child")); return err == nil }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(i.Dir, "child")); return err == nil }, 10*time.Second,
+		5*time.Millisecond)
 	e.Stop()
 	<-e.Gone()
 	require.Error(t, syscall.Kill(-e.Pid, 0), "nobody of its group is left")

@@ -32,7 +32,8 @@ func TestTheBillNamesEachModuleOnce(t *testing.T) {
 	for _, c := range d.Components {
 		refs = append(refs, c.Ref)
 	}
-	require.Equal(t, []string{"pkg:golang/stdlib@1.26.8", "pkg:golang/go.uber.org/zap@v1.28.0", "pkg:golang/example.com/new@v2.0.0%2Bincompatible"}, refs)
+	require.Equal(t,
+		[]string{"pkg:golang/stdlib@1.26.8", "pkg:golang/go.uber.org/zap@v1.28.0", "pkg:golang/example.com/new@v2.0.0%2Bincompatible"}, refs)
 	require.Equal(t, refs, d.Dependencies[0].DependsOn)
 	require.Equal(t, []property{{"go:sum", "h1:new="}}, d.Components[2].Properties)
 }
