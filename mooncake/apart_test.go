@@ -12,11 +12,15 @@ func TestBodiesOfTokenIDsKeepWhatTheClientSent(t *testing.T) {
 	const asked = `{"request_id":"mine","model":"m","token_ids":[1, 2],"max_tokens":"not its place","sampling_params":{"n":2,"temperature":0.5,"max_tokens":9,"min_tokens":3,"seed":4,"stop":["a"],"extra_args":{"kv_transfer_params":{}},"_eos_token_id":7},"output_mode":"text","priority":3,"kv_transfer_params":{"remote_host":"elsewhere"},"newer":true}`
 	b, err := ScanFor(Tokens, []byte(asked), 0)
 	require.NoError(t, err)
+	derendered, err := ScanFor(Tokens, []byte(`{"token_ids":[1],"output_mode":"derender","sampling_params":{}}`), 0)
+	require.NoError(t, err)
 	p := Profile{Connector: NIXLPull}.WithDefaults()
 	text := func(segments [][]byte) string { return string(bytes.Join(segments, nil)) }
 	for _, row := range []struct{ name, got, want string }{
 		{"the probe has one token", text(p.ProbeBody(&b, Tokens, nil, nil, nil)),
-			`{"model":"m","max_tokens":"not its place","newer":true,"token_ids":[1, 2],"stream":false,"kv_transfer_params":` + string(pullProbe) + `,"sampling_params":{"temperature":0.5,"max_tokens":1,"min_tokens":1}}`},
+			`{"model":"m","max_tokens":"not its place","output_mode":"text","newer":true,"token_ids":[1, 2],"stream":false,"kv_transfer_params":` + string(pullProbe) + `,"sampling_params":{"temperature":0.5,"max_tokens":1,"min_tokens":1}}`},
+		{"the probe does not parse what it makes", text(p.ProbeBody(&derendered, Tokens, nil, nil, nil)),
+			`{"token_ids":[1],"stream":false,"kv_transfer_params":` + string(pullProbe) + `,"sampling_params":{"max_tokens":1,"min_tokens":1}}`},
 		{"the decode leg is asked for one answer", text(p.DecodeBody(&b, Tokens, &Leg{SeedOffset: 1}, json.RawMessage(`{"a":1}`), "", true, nil)),
 			`{"model":"m","token_ids":[1, 2],"max_tokens":"not its place","output_mode":"text","newer":true,"stream":true,"stream_options":` + string(usageEachStep) +
 				`,"kv_transfer_params":{"a":1},"sampling_params":{"temperature":0.5,"max_tokens":9,"min_tokens":3,"stop":["a"],"seed":5}}`},

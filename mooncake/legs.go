@@ -156,6 +156,12 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 	if asksForMany(b) {
 		drop = dropOnProbeButLogprobs
 	}
+	// A mode that there is not, the prefill engine refuses. A decode engine would refuse it where it reads the body, and nobody would tell
+	// the prefill engine, which keeps the KV then (vLLM 0.32.0, GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py).
+	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` { // else it would parse its one token as a whole answer
+		inner := drop
+		drop = func(key string) bool { return key != "output_mode" && inner(key) }
+	}
 	return b.Splice(dst, leg.resume().drop(drop), append(members, Member{"kv_transfer_params", params}))
 }
 

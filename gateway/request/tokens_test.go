@@ -353,3 +353,20 @@ func TestLogprobsOfAPromptOfTokens(t *testing.T) {
 	}
 	b.settle()
 }
+
+// The prefill engine refuses what the decode engine would refuse where it reads the body: there, nobody frees the KV.
+func TestAModeThatThereIsNotIsRefusedBeforeThePrefill(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}})
+	b.engines.frees = true
+	for _, params := range []string{`"output_mode":"song","sampling_params":{}`, `"output_mode":"text","sampling_params":{"detokenize":false}`} {
+		for _, stream := range []bool{true, false} {
+			r := b.post(mooncake.Tokens.Path(), fmt.Sprintf(`{"model":%q,"stream":%t,"token_ids":[1,2,3],%s}`, refModel, stream, params))
+			require.Equal(t, http.StatusBadRequest, r.status, r.body)
+			require.Contains(t, r.body, "output_mode")
+		}
+	}
+	require.Zero(t, b.pins())
+	require.Zero(t, b.d[0].Stats().Requests)
+	b.settle()
+}
