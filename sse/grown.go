@@ -163,6 +163,8 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
 				}
 			}
+		case key == "weight_versions" && v[0] == '[': // some engines tell them at the end only
+			put = joinSpans(before, memberOf(last, "weight_version"), v, tokens)
 		case before == nil:
 		case slices.Contains(perToken, key):
 			if g == AllSoFar {
@@ -171,8 +173,6 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
 			key == "output_token_sampling_mask_length":
 			put = strconv.Itoa(numberOf(before) + numberOf(v))
-		case key == "weight_versions" && v[0] == '[':
-			put = joinLists(before, appendSpans(nil, v, tokens))
 		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
 			put = string(before) // it tells of the prompt, to which the answer so far does not belong
 		}
@@ -181,6 +181,45 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 		}
 	}
 	return cuts
+}
+
+// A span says which weights made some tokens of an answer (add_weight_versions_to_meta_info in utils/weight_versions.py).
+type span struct {
+	version    []byte
+	start, end int
+}
+
+// readSpans adds a list of spans, each n tokens later. One with the weights of the one before goes on with it.
+func readSpans(all []span, list []byte, n int) []span {
+	for a := rawjson.ArrayAt(list, 0); a.Next(); {
+		a.Pos = rawjson.ValueEnd(list, a.Val)
+		one := list[a.Val:a.Pos]
+		s := span{memberOf(one, "version"), numberOf(memberOf(one, "start")) + n, numberOf(memberOf(one, "end")) + n}
+		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].version, s.version) && all[i].end == s.start {
+			all[i].end = s.end
+			continue
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// joinSpans makes one list of that before and of one behind so many tokens. Before there may be none: then all tokens are of one version.
+func joinSpans(before, version, behind []byte, tokens int) string {
+	all := readSpans(nil, before, 0)
+	if len(all) == 0 && version != nil {
+		all = []span{{version, 0, tokens}}
+	}
+	list := []byte{'['}
+	for i, s := range readSpans(all, behind, tokens) {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = append(append(list, `{"version":`...), s.version...)
+		list = strconv.AppendInt(append(list, `,"start":`...), int64(s.start), 10)
+		list = append(strconv.AppendInt(append(list, `,"end":`...), int64(s.end), 10), '}')
+	}
+	return string(append(list, ']'))
 }
 
 // memberOf is the member of an object with a key; nil: it has none.

@@ -19,6 +19,7 @@ type grows struct {
 	growth Growth
 	ids    bool // no tokenizer: no text
 	cached int
+	late   bool // which weights made the tokens is told at the end only
 }
 
 // events are those of the engine up to a token, the last one with its end.
@@ -32,8 +33,15 @@ func (g *grows) events(to int) (all []string) {
 		for i := from; i < n; i++ {
 			ids, probs = append(ids, fmt.Sprint(100+i)), append(probs, fmt.Sprintf("[-0.5,%d,null]", 100+i))
 		}
-		for i := g.made; i < n; i++ {
+		for i := g.made; i < n && !g.late; i++ {
 			spans = append(spans, fmt.Sprintf(`{"version":"v%d","start":%d,"end":%d}`, i, i-g.made, i-g.made+1))
+		}
+		told := fmt.Sprintf(`,"weight_versions":[%s]`, strings.Join(spans, ","))
+		if g.late {
+			told = `,"weight_version":"w"`
+			if n == len(g.texts) {
+				told += fmt.Sprintf(`,"weight_versions":[{"version":"w","start":0,"end":%d}]`, n-g.made)
+			}
 		}
 		for i := range g.prompt + g.made {
 			input = append(input, fmt.Sprintf("[-1,%d,null]", i))
@@ -47,9 +55,9 @@ func (g *grows) events(to int) (all []string) {
 			said, _ := json.Marshal(strings.Join(g.texts[from:n], ""))
 			text = fmt.Sprintf(`"text":%s,`, said)
 		}
-		all = append(all, fmt.Sprintf(`{%s"output_ids":[%s],"meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":%d,"input_token_logprobs":[%s],"output_token_logprobs":[%s],"output_token_logprobs_length":%d,"output_top_logprobs":null,"reasoning_tokens":0,"completion_tokens":%d,"cached_tokens":%d,"weight_versions":[%s]},"prompt_token_ids":[%d]}`,
+		all = append(all, fmt.Sprintf(`{%s"output_ids":[%s],"meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":%d,"input_token_logprobs":[%s],"output_token_logprobs":[%s],"output_token_logprobs_length":%d,"output_top_logprobs":null,"reasoning_tokens":0,"completion_tokens":%d,"cached_tokens":%d%s},"prompt_token_ids":[%d]}`,
 			text, strings.Join(ids, ","), end, g.prompt+g.made, strings.Join(input, ","), strings.Join(probs, ","), n-g.made, n-g.made, g.cached,
-			strings.Join(spans, ","), g.prompt+g.made))
+			told, g.prompt+g.made))
 	}
 	return all
 }
@@ -72,6 +80,7 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 		g := grows{
 			texts: rapid.SliceOfN(rapid.SampledFrom([]string{"a", " b", `"`, "ü", "\n", "\\u12"}), 2, 12).Draw(t, "texts"), prompt: rapid.IntRange(0, 3).Draw(t, "prompt"),
 			growth: rapid.SampledFrom([]Growth{AllSoFar, OnlyNew}).Draw(t, "growth"), ids: rapid.Bool().Draw(t, "ids only"), cached: 1,
+			late: rapid.Bool().Draw(t, "late"),
 		}
 		want, legs, sofar := g.events(len(g.texts)), g, &Trail{}
 		var got []string

@@ -61,7 +61,8 @@ func call(t *testing.T, limit time.Duration, answers ...http.HandlerFunc) (c *Ca
 		id := at.Host
 		target := &engine.Target{ID: id, URL: at, Rank: -1}
 		keys = append(keys, "decode "+id)
-		f.apply(roster.Entered{Engine: &roster.Engine{ID: id, Role: roster.Decode, Target: target, Profile: &p, Conf: config.Engine{Group: "a", Slots: 1}}})
+		f.apply(roster.Entered{Engine: &roster.Engine{ID: id, Role: roster.Decode, Target: target, Profile: &p,
+			Conf: config.Engine{Group: "a", Slots: 1}}})
 	}
 	for _, key := range keys {
 		f.apply(roster.Health{Key: key, Status: engine.Status{Up: true, StartTime: 1}})
