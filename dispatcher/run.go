@@ -363,12 +363,12 @@ func (r *runner) answer(e *pool.Entry, result Result) {
 	w.answer(r.cfg.Places, result)
 }
 
-// answer answers the caller and frees the entry's place.
+// answer frees the entry's place and then answers the caller, who finds it free.
 func (w waiting) answer(places *pool.Places, r Result) {
-	w.result <- r
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
 	}
+	w.result <- r
 }
 
 // record ends a stretch of the tape if it is time.

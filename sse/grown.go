@@ -106,19 +106,42 @@ func (t *Trail) Join(next *Trail) {
 
 // joinLast puts the last event of a leg in the place of that of the legs before.
 func (t *Trail) joinLast(next *Trail) {
-	switch {
-	case len(next.Last) == 0:
-	case len(t.Last) == 0:
-		t.Last, t.Grows = bytes.Clone(next.Last), next.Grows
-	default:
-		var whole []byte
-		at := 0
-		for _, c := range join(nil, t.Last, t.Grows, next.Last) {
-			whole = append(append(whole, next.Last[at:c.from]...), c.put...)
-			at = c.to
-		}
-		t.Last = slices.Concat(whole, next.Last[at:])
+	if len(next.Last) == 0 {
+		return
 	}
+	last := withSpans(next.Last)
+	if len(t.Last) == 0 {
+		t.Last, t.Grows = last, next.Grows
+		return
+	}
+	t.Last = applied(join(nil, t.Last, t.Grows, last), last)
+}
+
+// withSpans is an event that says which weights made its tokens. Some engines say that at the end only, and before, which they have now.
+func withSpans(event []byte) []byte {
+	o := rawjson.ObjectAt(event, rawjson.Space(event, 0))
+	for o.NextValue() {
+		meta := o.Value()
+		if string(o.Key) != "meta_info" || meta[0] != '{' {
+			continue
+		}
+		version, end := memberOf(meta, "weight_version"), o.Pos-1
+		if memberOf(meta, "weight_versions") == nil && version != nil {
+			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
+			return applied([]cut{{end, end, spans}}, event)
+		}
+	}
+	return bytes.Clone(event)
+}
+
+// applied is a new event with its cuts, which are in the order of their places.
+func applied(cuts []cut, event []byte) (all []byte) {
+	at := 0
+	for _, c := range cuts {
+		all = append(append(all, event[at:c.from]...), c.put...)
+		at = c.to
+	}
+	return append(all, event[at:]...)
 }
 
 // perToken are the members of meta_info that have an element for each token.
@@ -163,8 +186,8 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
 				}
 			}
-		case key == "weight_versions" && v[0] == '[': // some engines tell them at the end only
-			put = joinSpans(before, memberOf(last, "weight_version"), v, tokens)
+		case key == "weight_versions" && v[0] == '[':
+			put = string(appendSpanList(nil, readSpans(readSpans(nil, before, 0), v, tokens)))
 		case before == nil:
 		case slices.Contains(perToken, key):
 			if g == AllSoFar {
@@ -204,22 +227,17 @@ func readSpans(all []span, list []byte, n int) []span {
 	return all
 }
 
-// joinSpans makes one list of that before and of one behind so many tokens. Before there may be none: then all tokens are of one version.
-func joinSpans(before, version, behind []byte, tokens int) string {
-	all := readSpans(nil, before, 0)
-	if len(all) == 0 && version != nil {
-		all = []span{{version, 0, tokens}}
-	}
-	list := []byte{'['}
-	for i, s := range readSpans(all, behind, tokens) {
+func appendSpanList(dst []byte, spans []span) []byte {
+	dst = append(dst, '[')
+	for i, s := range spans {
 		if i > 0 {
-			list = append(list, ',')
+			dst = append(dst, ',')
 		}
-		list = append(append(list, `{"version":`...), s.version...)
-		list = strconv.AppendInt(append(list, `,"start":`...), int64(s.start), 10)
-		list = append(strconv.AppendInt(append(list, `,"end":`...), int64(s.end), 10), '}')
+		dst = append(append(dst, `{"version":`...), s.version...)
+		dst = strconv.AppendInt(append(dst, `,"start":`...), int64(s.start), 10)
+		dst = append(strconv.AppendInt(append(dst, `,"end":`...), int64(s.end), 10), '}')
 	}
-	return string(append(list, ']'))
+	return append(dst, ']')
 }
 
 // memberOf is the member of an object with a key; nil: it has none.

@@ -64,6 +64,9 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.drop(func(old *Turn) bool { return !now.Before(old.Until) })
+	if len(k.lengths) == 0 {
+		return nil
+	}
 	var best *Turn
 	hash := begin(scope)
 	for i, id := range prompt[:max(0, len(prompt)-1)] { // the engine has to compute something

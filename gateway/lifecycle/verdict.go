@@ -41,7 +41,7 @@ const (
 	Unlearned              // it is not known at which address decode engines reach the prefill engine
 	Outlived               // the prefill engine's process is another one, and its KV is gone
 	MayOutlive             // it may be another one
-	Expired                // its slot came when the hand-off was too old to be sent
+	Expired                // its slot came when the hand-off was too old to be sent, or what a prefill engine was to fetch is gone
 	Disbelieved            // its KV may have been another prompt's when it was read
 	Ignored                // the engine did not take up the answer so far
 	TooLong                // the engine counted more tokens than its model takes
@@ -163,10 +163,12 @@ type row struct {
 var prefills = [whys]row{
 	//              Unsent  Sent    Headed  Through
 	// the engine ends a prefill with its connection, and pins one that it answers
-	Left:      {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
-	Leaving:   {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
-	Moved:     {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
-	HungUp:    {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
+	Left:    {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
+	Leaving: {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
+	Moved:   {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
+	HungUp:  {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
+	// what it was to fetch of the turn before is gone; the prompt is computed
+	Expired:   {[...]How{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
 	Unowned:   {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // the pool's answers come before an early prefill, and after a late one
 	NoRank:    {[...]How{Free, unsaid, unsaid, Discard}, Over, Nobody},
 	RanksLost: {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch it

@@ -101,6 +101,7 @@ func TestVerdicts(t *testing.T) {
 		{"a decode engine is out of KV memory", Ended{Decode, Headed, GivenBack, false, false, false, false}, Verdict{Doubt, Room, Nobody}},
 		{"a group re-forms, so that nobody frees the KV", Ended{Decode, Headed, Withheld, false, true, false, false}, Verdict{Doubt, Held, Nobody}},
 		{"that of a prefill engine does, which has read nothing", Ended{Prefill, Headed, Withheld, true, false, false, false}, Verdict{Free, Held, Nobody}},
+		{"what a prefill engine was to fetch is gone", Ended{Prefill, Headed, Expired, true, false, false, false}, Verdict{Free, Anew, Nobody}},
 		{"that of an engine that serves a request alone does", Ended{Sole, Headed, Withheld, false, false, false, false}, Verdict{Free, Again, Nobody}},
 		{"a prefill engine does not have the model any more", Ended{Prefill, Headed, Unlisted, true, false, false, false}, Verdict{Free, Listed, Nobody}},
 		{"a decode engine does not", Ended{Decode, Headed, Unlisted, false, false, false, false}, Verdict{Doubt, Listed, Nobody}},

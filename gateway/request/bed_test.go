@@ -71,6 +71,7 @@ type bed struct {
 	asked  []*Incoming
 	limits Limits // of callers
 	wish   Wishes // of the next request
+	key    string // of the caller
 	met    int    // probes from before the test
 }
 
@@ -303,8 +304,8 @@ func (b *bed) listen() {
 }
 
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {
-	in := b.Incoming(journal.Facts{ID: NewID(), Arrival: time.Now()})
 	b.mu.Lock()
+	in := b.Incoming(journal.Facts{ID: NewID(), Arrival: time.Now(), Key: b.key})
 	in.Limits, in.Wishes = b.limits, b.wish
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()

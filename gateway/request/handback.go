@@ -2,12 +2,16 @@ package request
 
 import (
 	"bytes"
+	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handback"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -28,9 +32,9 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 }
 
 // fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which is
-// nobody else's now; nil: there is none.
+// nobody else's now; nil: there is none. Only the first attempt fetches: the next ones do not depend on what another engine keeps.
 func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Leg, t *handback.Turn) {
-	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.life.Resumed() {
+	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.leg, nil
 	}
 	scope, prompt, ok := ownTurns(j)
@@ -46,20 +50,23 @@ func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Leg, t *handback.Tur
 		j.srv.metrics.handBacks.WithLabelValues("none").Inc()
 		return j.leg, nil
 	}
-	longer := *j.leg
-	longer.Fetch = t.Params
-	return &longer, t
+	fetches := *j.leg
+	fetches.Fetch = t.Params
+	return &fetches, t
 }
 
-// fetched notes how the prefill went that was to fetch a turn.
-func (j *job) fetched(t *handback.Turn, well bool) {
+// fetched takes note of how a prefill ended that was to fetch a turn. An engine that cannot fetch it says that it failed, and is not to
+// blame (vLLM 0.33.0, kv_load_failure_policy fail); neither is the request.
+func (j *job) fetched(t *handback.Turn, f *failure.Fault) {
 	switch {
 	case t == nil:
-	case well:
+	case f == nil:
 		j.srv.metrics.handBacks.WithLabelValues("fetched").Inc()
-	default: // the next attempt goes without it
+	case f.Status == http.StatusInternalServerError:
+		f.Why, f.Err = lifecycle.Expired, fmt.Errorf("%w: %w", f.Err, failure.ErrUndelivered)
 		j.srv.metrics.handBacks.WithLabelValues("failed").Inc()
-		j.srv.Log.Warn("a prefill that was to fetch the KV of the turn before has failed; the prompt is computed if another attempt is left",
+		j.srv.Log.Warn("a prefill engine could not fetch the KV of the turn before, and the prompt is computed; "+
+			"if this repeats, compare decoder_kv_blocks_ttl of the profile with that of the decode engine",
 			zap.Inline(j), zap.String("kept_by", t.Made.Key), zap.Int("tokens", len(t.IDs)))
 	}
 }

@@ -135,7 +135,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 		answer, f = call.Read(resp, *room, mooncake.MaxProbeAnswer, call.by())
 	}
 	f = call.answered(j, f)
-	if j.fetched(turn, f == nil); f != nil {
+	if j.fetched(turn, f); f != nil {
 		return nil, f
 	}
 	return j.accept(lease, call.born, x, answer, answered)
