@@ -381,8 +381,9 @@ func (l *life) decode(x *exchange, r *request) bool {
 	a.job = j
 	j.Beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
 	if j.Keeps = l.engine.cfg.keepsAnswer(r, p); j.Keeps {
-		a.handBack = handBack(l, r, j, &a.plan.answer)
-		defer giveUpLater(l.group, j, l.engine.cfg.KeepsAnswers)
+		name := r.id + "-" + l.engine.suffix()
+		a.handBack = handBack(l, r, j, name, &a.plan.answer)
+		defer l.giveUpLater(j, name)
 	}
 	if remote {
 		defer l.renew(x, r, j)()

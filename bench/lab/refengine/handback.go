@@ -50,9 +50,8 @@ func (k *backs) fetch(q pullRequest) (reply pullReply, ok bool) {
 }
 
 // handBack is what such an answer tells of its KV, which is there from then on.
-func handBack(l *life, r *request, j *group.Job, answer *uint64) func(made int) []byte {
+func handBack(l *life, r *request, j *group.Job, name string, answer *uint64) func(made int) []byte {
 	cfg := l.engine.cfg
-	name := r.id + "-" + l.engine.suffix()
 	id, _ := json.Marshal(name) // a string always marshals
 	return func(made int) []byte {
 		tokens, registration := r.prompt.Tokens()+made-1, ""
@@ -66,11 +65,6 @@ func handBack(l *life, r *request, j *group.Job, answer *uint64) func(made int) 
 		l.backs.mu.Lock()
 		l.backs.all[name] = one
 		l.backs.mu.Unlock()
-		time.AfterFunc(cfg.KeepsAnswers, func() {
-			l.backs.mu.Lock()
-			defer l.backs.mu.Unlock()
-			delete(l.backs.all, name)
-		})
 		return fmt.Appendf(nil, `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%s,"remote_host":%q,"remote_port":%d,`+
 			`"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,"remote_blocks_expiry_time":%.3f,%s"transfer_mode":"pull"}`,
 			blockList(one.blocks, false, r.troubles), one.engine, id, cfg.Advertise, l.ports[l.portOf(r.rank)],
@@ -109,9 +103,14 @@ func (a *answer) appendHandBack(dst []byte, made int) []byte {
 	return append(dst, a.handBack(made)...)
 }
 
-// giveUpLater frees the blocks of a finished answer after so long.
-func giveUpLater(g *group.Group, j *group.Job, kept time.Duration) {
-	if j.End.Load() == group.Finished {
-		time.AfterFunc(kept, func() { g.Cancel(j) })
-	}
+// giveUpLater gives a finished answer up after a while: nobody can fetch it, and then its blocks are free.
+func (l *life) giveUpLater(j *group.Job, name string) {
+	time.AfterFunc(l.engine.cfg.KeepsAnswers, func() {
+		l.backs.mu.Lock()
+		delete(l.backs.all, name)
+		l.backs.mu.Unlock()
+		if j.End.Load() == group.Finished {
+			l.group.Cancel(j)
+		}
+	})
 }
