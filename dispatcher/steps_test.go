@@ -96,7 +96,7 @@ func teach(t *testing.T, truth board.StepModel, late, runs, charged, output int,
 		id++
 		prompt := 20 + int(min(5000, 400*math.Exp(1.5*rng.NormFloat64())))
 		r := <-d.Enqueue(&pool.Entry{ID: id, Model: "m", Prompt: prompt})
-		requests = append(requests, &inside{r.Slot, prompt, step + late, 1 + rng.IntN(2*output), 0})
+		requests = append(requests, &inside{Slot: r.Slot, prompt: prompt, arrives: step + late, left: 1 + rng.IntN(2*output)})
 	}
 	for range charged {
 		send(0)

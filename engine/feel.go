@@ -72,7 +72,7 @@ func (w *watch) feelRanks(s *Sample, at time.Time) {
 	for _, t := range w.in.Canaries {
 		now := vitalsOf(s, t.Rank)
 		signs := w.traffic.Signs(t.Rank)
-		signs.gauge.Store(now != vitals{-1, -1, -1, -1})
+		signs.gauge.Store(now != vitals{generated: -1, running: -1, waiting: -1, kv: -1})
 		if old, known := before[t.Rank]; known && now != old {
 			signs.Seen(p.at)
 		}

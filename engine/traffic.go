@@ -161,7 +161,10 @@ func vitalsOf(s *Sample, rank int) vitals {
 		}
 		return v
 	}
-	return vitals{known(s.Generated(rank)), known(s.Running(rank)), known(s.Waiting(rank)), known(s.KVUsage(rank))}
+	return vitals{
+		generated: known(s.Generated(rank)), running: known(s.Running(rank)), waiting: known(s.Waiting(rank)),
+		kv: known(s.KVUsage(rank)),
+	}
 }
 
 // scrapes are what the scrapes of an instance showed; only run's goroutine has it.

@@ -200,7 +200,10 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 		lost += st.LostHandoffs
 		surplus += st.OverAdmitted
 		type harm struct{ Leaks, Pins, KVUsed, InTransfer, Unknown, LocalPrefills int64 }
-		require.Zero(t, harm{st.Leaks, int64(st.Pins), st.KVUsed, st.InTransfer, st.Unknown, st.LocalPrefills})
+		require.Zero(t, harm{
+			Leaks: st.Leaks, Pins: int64(st.Pins), KVUsed: st.KVUsed, InTransfer: st.InTransfer, Unknown: st.Unknown,
+			LocalPrefills: st.LocalPrefills,
+		})
 	}
 	require.LessOrEqual(t, float64(surplus), c.Metric("evenkeel_heedless_engines_total"),
 		"no rank had more than its slots but where the engine had not let go in time")

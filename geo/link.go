@@ -20,8 +20,8 @@ type httpLink struct {
 }
 
 func (n *Node) linkOverHTTP(p *peer) Link {
-	return &httpLink{n, p.conf.ID, p.target,
-		engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
+	return &httpLink{node: n, to: p.conf.ID, target: p.target,
+		client: engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*n.cfg.Probe.Interval)})}
 }
 
 func (l *httpLink) Close() { l.client.Close() }

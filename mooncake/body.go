@@ -73,7 +73,10 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 			return tooManyMembers
 		}
 		b.members = append(b.members,
-			member{rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), int32(at.From), int32(at.To), int32(at.Val), int32(at.ValEnd)})
+			member{
+				key: rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), from: int32(at.From), to: int32(at.To), val: int32(at.Val),
+				valTo: int32(at.ValEnd),
+			})
 		return ""
 	})
 	if err != nil {

@@ -187,7 +187,7 @@ type Counts struct {
 
 // Counts returns what was taken in so far.
 func (o *Online) Counts() Counts {
-	return Counts{o.finished, o.censored, len(o.outputs.buf), o.keys.len()}
+	return Counts{Finished: o.finished, Censored: o.censored, Outputs: len(o.outputs.buf), Keys: o.keys.len()}
 }
 
 // Drift says how far the last outputs have moved from a table: the largest

@@ -215,10 +215,16 @@ func (t *Tier) Overview() Overview {
 	for _, of := range t.fit.All() {
 		law, known := t.fit.Law(of.Model, of.Hardware)
 		o.Lines = append(o.Lines,
-			LineStatus{of.Model, of.Hardware, known, law.TPMs, law.T0Ms, law.Beta2, law.BesideTPMs, law.BesideT0Ms, of.R2(), of.Samples()})
+			LineStatus{
+				Model: of.Model, Hardware: of.Hardware, Known: known, TPMs: law.TPMs, T0Ms: law.T0Ms, Beta2Ms: law.Beta2,
+				BesideTPMs: law.BesideTPMs, BesideT0Ms: law.BesideT0Ms, R2: of.R2(), Samples: of.Samples(),
+			})
 	}
 	stats, tokens := t.cache.Stats(), &t.cache.Totals
-	o.Index = IndexStatus{stats.Bytes, stats.Entries, tokens.Prompt, tokens.Predicted, tokens.Actual}
+	o.Index = IndexStatus{
+		Bytes: stats.Bytes, Blocks: stats.Entries, PromptTokens: tokens.Prompt, PredictedTokens: tokens.Predicted,
+		ActualTokens: tokens.Actual,
+	}
 	return o
 }
 

@@ -174,7 +174,7 @@ func problemsOf(err error) (list []problem) {
 	}
 	var at *config.Error
 	if errors.As(err, &at) {
-		return []problem{{at.File, at.Line, at.Column, at.Path, at.Msg}}
+		return []problem{{File: at.File, Line: at.Line, Column: at.Column, Key: at.Path, Msg: at.Msg}}
 	}
 	return []problem{{Msg: err.Error() + relativeTo(err)}}
 }

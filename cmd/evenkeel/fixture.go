@@ -136,7 +136,10 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	policy.Aggregate(view)
 	choice := p.Choose(&query, view)
 	chosen := view[choice.Index].ID
-	return verdict{f.Name, p.String(), chosen == f.Want, chosen, f.Want, p.Explain(view, choice.Index, len(view))}, nil
+	return verdict{
+		Name: f.Name, Policy: p.String(), OK: chosen == f.Want, Chosen: chosen, Want: f.Want,
+		Scores: p.Explain(view, choice.Index, len(view)),
+	}, nil
 }
 
 // read sets a candidate's indicators. What is not given is as of an idle engine,

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
 	"go/scanner"
 	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -22,6 +25,60 @@ var tableRow = regexp.MustCompile(`^\s*(\{.*\},?|"[^"]*":.*,)( //.*)?$`)
 
 // No line is long, but rows of tables, and what stands between backquotes, such as the help of flags.
 func TestNoLineIsLong(t *testing.T) {
+	eachGoFile(t, func(path string, text []byte) {
+		if strings.HasSuffix(path, "examples_test.go") { // what an example prints is one line
+			return
+		}
+		quoted := backquoted(text)
+		for i, line := range strings.Split(string(text), "\n") {
+			if n := utf8.RuneCountInString(line); n > widest && !tableRow.MatchString(line) && !quoted[i+1] && !strings.HasPrefix(line, "//go:") {
+				t.Errorf("%s:%d has %d columns, which may be %d: break it where its outermost part ends", path, i+1, n, widest)
+			}
+		}
+	})
+}
+
+// A struct of more than three values says which is which, but in a row of a table.
+func TestManyValuesHaveTheirNames(t *testing.T) {
+	lists := map[string]bool{} // the names of types that are lists, whose values have none
+	files, parsed := token.NewFileSet(), map[string]*ast.File{}
+	eachGoFile(t, func(path string, text []byte) {
+		f, err := parser.ParseFile(files, path, text, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		parsed[path] = f
+		ast.Inspect(f, func(n ast.Node) bool {
+			if d, ok := n.(*ast.TypeSpec); ok {
+				_, list := d.Type.(*ast.ArrayType)
+				lists[d.Name.Name] = lists[d.Name.Name] || list
+			}
+			return true
+		})
+	})
+	for _, f := range parsed {
+		ast.Inspect(f, func(n ast.Node) bool {
+			all, ok := n.(*ast.CompositeLit)
+			if !ok {
+				return true
+			}
+			name := ""
+			switch of := all.Type.(type) {
+			case *ast.Ident:
+				name = of.Name
+			case *ast.SelectorExpr:
+				name = of.Sel.Name
+			default:
+				return len(all.Elts) < 2 // else it is a table, all of whose rows are alike
+			}
+			if _, named := slices.Concat(all.Elts, []ast.Expr{nil})[0].(*ast.KeyValueExpr); len(all.Elts) > 3 && !named && !lists[name] {
+				t.Errorf("%s: %d values of a %s have no names", files.Position(all.Pos()), len(all.Elts), name)
+			}
+			return true
+		})
+	}
+}
+
+// eachGoFile calls f with each file of Go, product, bench and tests.
+func eachGoFile(t *testing.T, f func(path string, text []byte)) {
 	root := filepath.Join("..", "..")
 	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -30,15 +87,12 @@ func TestNoLineIsLong(t *testing.T) {
 		if name := d.Name(); d.IsDir() && name != ".." && (strings.HasPrefix(name, ".") || name == "bin" || name == "out") {
 			return fs.SkipDir
 		}
-		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "examples_test.go") { // what an example prints is one line
+		if d.IsDir() || !strings.HasSuffix(path, ".go") {
 			return nil
 		}
 		text, err := os.ReadFile(path)
-		quoted := backquoted(text)
-		for i, line := range strings.Split(string(text), "\n") {
-			if n := utf8.RuneCountInString(line); n > widest && !tableRow.MatchString(line) && !quoted[i+1] && !strings.HasPrefix(line, "//go:") {
-				t.Errorf("%s:%d has %d columns, which may be %d: break it where its outermost part ends", path, i+1, n, widest)
-			}
+		if err == nil {
+			f(path, text)
 		}
 		return err
 	}))

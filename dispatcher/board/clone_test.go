@@ -44,7 +44,8 @@ func (w *twin) copied() *twin {
 		}
 	}
 	c.counts = Counts{
-		"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined), slices.Clone(w.counts.Unheard),
+		Model: "m", Tokens: slices.Clone(w.counts.Tokens), Began: slices.Clone(w.counts.Began),
+		Joined: slices.Clone(w.counts.Joined), Unheard: slices.Clone(w.counts.Unheard),
 	}
 	return c
 }
@@ -189,7 +190,10 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 						slot := w.slots[id]
 						delete(w.slots, id)
 						o.Generated = int(w.counts.Tokens[slot])
-						return &Release{"m", slot, o, w.counts.Tokens[slot], w.counts.Began[slot], w.counts.Joined[slot], steps, w.counts.unheard(slot)}
+						return &Release{
+							Model: "m", Slot: slot, Outcome: o, Generated: w.counts.Tokens[slot], Started: w.counts.Began[slot],
+							First: w.counts.Joined[slot], Last: steps, Unheard: w.counts.unheard(slot),
+						}
 					}, 0)
 				}
 			},

@@ -128,7 +128,7 @@ func newHand(t tb, cfg Config) *hand {
 	}
 	return &hand{
 		Boards: b, at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), waiting: map[*pool.Entry]waiting{}, pulses: map[GroupKey]*beat{},
-		metrics: counted{labelled{}, labelled{}, labelled{}, 0, nil}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
+		metrics: counted{fallbacks: labelled{}, invalid: labelled{}, steered: labelled{}}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
 	}
 }
 

@@ -167,6 +167,8 @@ func (b *board) learn(s *charge, o Outcome) {
 	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
 	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
 	if s.rank.group.chosen.source != nil {
-		b.emit(Effect{Kind: EffectEnding, Ending: Ending{b.model, finished, s.prompt - s.age, output, s.key}})
+		b.emit(Effect{
+			Kind: EffectEnding, Ending: Ending{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
+		})
 	}
 }

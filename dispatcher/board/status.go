@@ -221,7 +221,9 @@ func (l *Boards) Loads() Loads {
 			}
 			all.OutputTokens += output
 			if r.present && !r.Down {
-				all.Ranks = append(all.Ranks, Load{r.ID, b.streams(r), r.kv, r.output + output, r.answers, r.empty})
+				all.Ranks = append(all.Ranks, Load{
+					Worker: r.ID, Running: b.streams(r), KVTokens: r.kv, Output: r.output + output, Answers: r.answers, Empty: r.empty,
+				})
 			}
 		}
 	}

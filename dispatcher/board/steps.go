@@ -140,7 +140,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	if r.Mixed {
 		prompt, _ = c.computedIn(first, first)
 	}
-	r.left = append(r.left, departed{first, last, kv, prompt})
+	r.left = append(r.left, departed{first: first, last: last, kv: kv, prompt: prompt})
 }
 
 // forget drops the departed that were in no step from this one on.

@@ -77,7 +77,10 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
 			if c := &b.ledger.table[slot]; r.present {
-				all = append(all, Charge{r.ID, slot, c.id, c.key, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since, c.bound, c.left})
+				all = append(all, Charge{
+					Worker: r.ID, Slot: slot, ID: c.id, Key: c.key, Prompt: c.prompt, Generated: r.running[i].Generated, Age: c.age,
+					Started: b.started(slot), Since: c.since, Step: c.bound, Left: c.left,
+				})
 			}
 		}
 	}

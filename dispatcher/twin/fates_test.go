@@ -39,11 +39,11 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)), left: []left{{at: at(1), id: 4, generated: -1, lag: -1}}},
 	}, End: end}
 	f := w.fates("m")
-	require.Equal(t, answer{7, at(9), 0, 0, 30, 42, -1, 110}, *f.of(1))
+	require.Equal(t, answer{key: 7, left: at(9), leg: 30, tokens: 42, lag: -1, prompt: 110}, *f.of(1))
 	require.Same(t, f.of(1), f.of(3))
-	require.Equal(t, answer{8, at(3), 0, 0, 0, 50, 4, 0}, *f.of(2))
-	require.Equal(t, answer{7, at(11), 0, 0, 0, -1, -1, 0}, *f.of(4))
-	require.Equal(t, answer{8, hasNotLeft, 20, 20, 20, 20, -1, 0}, *f.of(5))
+	require.Equal(t, answer{key: 8, left: at(3), tokens: 50, lag: 4}, *f.of(2))
+	require.Equal(t, answer{key: 7, left: at(11), tokens: -1, lag: -1}, *f.of(4))
+	require.Equal(t, answer{key: 8, left: hasNotLeft, age: 20, first: 20, leg: 20, tokens: 20, lag: -1}, *f.of(5))
 	require.Nil(t, f.of(6), "it is another model's")
 	require.Len(t, f.again, 1)
 	require.True(t, f.again[&w.Stretches[0].came[2]])

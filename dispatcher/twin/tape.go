@@ -156,7 +156,7 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 		for int(e.Bound.Slot) >= len(all) {
 			all = append(all, bound{})
 		}
-		all[e.Bound.Slot] = bound{e.Entry.ID, e.Bound.Step, e.Bound.Full, e.Entry.Mixed}
+		all[e.Bound.Slot] = bound{id: e.Entry.ID, step: e.Bound.Step, queue: e.Bound.Full, mixed: e.Entry.Mixed}
 		t.bound[e.Group.Model] = all
 	case board.EffectRefuse:
 		if t.stretch != nil {

@@ -71,7 +71,7 @@ func (m *Mixes) Put(g *MixedGroup, rank int, w Work, left int32, first uint32) {
 // Send gives a request to a rank, whose engine has it in its queue so many ms later: connections and tokenizers take that.
 func (m *Mixes) Send(g *MixedGroup, rank int, w Work, late float64) {
 	w.due = w.Prompt
-	s := sent{m.Now + late, g, rank, w}
+	s := sent{at: m.Now + late, group: g, rank: rank, work: w}
 	at, _ := slices.BinarySearchFunc(m.under, s.at, func(o sent, at float64) int {
 		if o.at <= at {
 			return -1

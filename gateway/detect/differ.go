@@ -70,7 +70,9 @@ func differing(g *Group) []Differs {
 		least := max(gauge.least, differShare*middle, differApart*stats.Median(apart))
 		for i := range g.Ranks {
 			if v := g.saysOf(i, gauge); v-middle > least {
-				all = append(all, far{Differs{g.Ranks[i].Name, gauge.name, v, middle, gauge.says(v, middle)}, (v - middle) / least})
+				all = append(all, far{Differs{
+					Rank: g.Ranks[i].Name, Gauge: gauge.name, Value: v, Median: middle, Says: gauge.says(v, middle),
+				}, (v - middle) / least})
 			}
 		}
 	}

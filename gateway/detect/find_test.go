@@ -21,7 +21,7 @@ type told struct{ severity, panel, where, what string }
 func toldOf(d *detect.Facts) []told {
 	list := []told{}
 	for _, f := range detect.Find(d, detect.Ended{All: 6000, Failed: 1200}) {
-		list = append(list, told{f.Severity, f.Panel, f.Where, f.What + f.Rest})
+		list = append(list, told{severity: f.Severity, panel: f.Panel, where: f.Where, what: f.What + f.Rest})
 	}
 	return list
 }

@@ -30,7 +30,7 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	if began == nil {
 		return nil
 	}
-	return &baseline{began.Ended, began.Failed, before.TTFT, before.TPOT, before.TokensPerS}
+	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
 }
 
 // harm says in numbers what clients have had since then, as a sentence without a full stop.

@@ -77,7 +77,9 @@ func sampleOf(f *Facts) Sample {
 	s := Sample{At: f.At}
 	for _, g := range f.groups() {
 		for _, r := range g.Ranks {
-			s.Ranks = append(s.Ranks, RankAt{r.ID, r.Running, r.KVTokens, r.Output - int64(r.Answers), Lately{r.Answers, r.Empty}})
+			s.Ranks = append(s.Ranks, RankAt{
+				ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers), Lately: Lately{r.Answers, r.Empty},
+			})
 		}
 	}
 	return s

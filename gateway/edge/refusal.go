@@ -124,7 +124,7 @@ func errorJSON(r Refusal) []byte {
 	}
 	b, err := json.Marshal(struct {
 		Error detail `json:"error"`
-	}{detail{r.Message, kind, nil, r.Code}})
+	}{detail{Message: r.Message, Type: kind, Code: r.Code}})
 	if err != nil { // strings marshal
 		panic(err)
 	}

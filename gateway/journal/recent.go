@@ -154,5 +154,8 @@ type Recent struct {
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.fails()
-	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load(), r.own.Load(), failures, whys}
+	return Recent{
+		TTFT: r.ttft.latency(now), TPOT: r.tpot.latency(now), Ended: r.ended.Load(), Failed: r.failed.Load(), Own: r.own.Load(),
+		Failures: failures, Whys: whys,
+	}
 }

@@ -223,7 +223,7 @@ func (p *proxy) post(ctx context.Context, path, body, id, caller string) reply {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	all, err := io.ReadAll(resp.Body)
-	return reply{resp.StatusCode, resp.Header, string(all), err}
+	return reply{status: resp.StatusCode, header: resp.Header, body: string(all), err: err}
 }
 
 func (p *proxy) ask(path, id string) reply { return p.post(p.t.Context(), path, embedding, id, "") }

@@ -75,7 +75,7 @@ func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) 
 	}
 	r.asked.WithLabelValues(tokenizeAsked).Inc()
 	keys = h.Tokens(nil, root, ids, block)
-	r.tokenizer.remember(tokenized{digest, block, keys, len(ids)})
+	r.tokenizer.remember(tokenized{of: digest, block: block, keys: keys, tokens: len(ids)})
 	return keys, len(ids), true
 }
 

@@ -134,7 +134,7 @@ func plain(e roster.Event) any {
 
 // describe is what a roster gets of an engine.
 func describe(e *roster.Engine) described {
-	return described{e.ID, e.Role, e.Conf, e.Profile, e.Hosts, e.Found, e.Own}
+	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.Own}
 }
 
 func why(err error) string {

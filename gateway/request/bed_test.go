@@ -371,7 +371,10 @@ func (b *bed) settle() {
 			st.ExpiredPulls, st.FreedWrites = 0, 0
 		}
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, BadHits, Crashes, DuplicateIDs, RankMismatch int64 }
-		require.Zero(b.t, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.BadHits, st.Crashes, st.DuplicateIDs, st.RankMismatch})
+		require.Zero(b.t, harm{
+			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, WrongBlocks: st.WrongBlocks, BadHits: st.BadHits, Crashes: st.Crashes,
+			DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch,
+		})
 		type mix struct{ MixedPushes, FreedWrites, SampledApart int64 }
 		require.Zero(b.t, mix{st.MixedPushes, st.FreedWrites, st.SampledApart})
 	}
@@ -390,7 +393,10 @@ func (b *bed) clean() {
 		b.eventually("no hand-off is kept", func() bool { return e.Stats().Pins == 0 })
 		st := e.Stats()
 		type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned, OverAdmitted int64 }
-		require.Zero(b.t, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned, st.OverAdmitted})
+		require.Zero(b.t, loss{
+			Leaks: st.Leaks, Unknown: st.Unknown, KeyMismatches: st.KeyMismatches, InTransfer: st.InTransfer, Unpinned: st.Unpinned,
+			OverAdmitted: st.OverAdmitted,
+		})
 		locals -= st.LocalPrefills
 	}
 	require.GreaterOrEqual(b.t, locals, int64(0), "prompts that decode ranks computed and the proxy did not count")

@@ -45,8 +45,8 @@ func (p parting) leaves(t *testing.T, body string, legs int64) {
 	}
 	before := b.work()
 	want := work{
-		before.probes + legs*p.engines.probes, before.decodes + legs*p.engines.decodes,
-		before.discarded + legs*p.engines.discarded, before.pulls + legs*p.engines.pulls,
+		probes: before.probes + legs*p.engines.probes, decodes: before.decodes + legs*p.engines.decodes,
+		discarded: before.discarded + legs*p.engines.discarded, pulls: before.pulls + legs*p.engines.pulls,
 	}
 	send := b.send
 	if p.path != "" {

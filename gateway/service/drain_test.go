@@ -46,7 +46,7 @@ func TestAProxyGoesOutOfServiceInSteps(t *testing.T) {
 				defer s.Close()
 				see := func() moment {
 					synctest.Wait()
-					m := moment{s.Draining(), s.Refusing(), s.Context().Err() != nil, ended}
+					m := moment{draining: s.Draining(), refusing: s.Refusing(), over: s.Context().Err() != nil, ended: ended}
 					state := s.State()
 					require.Equal(t, m.draining, state != nil)
 					if state != nil {

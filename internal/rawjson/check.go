@@ -170,7 +170,7 @@ func (s *scanner) object(i, depth int, found func(Place) string) int {
 			return s.failAt(i, "',' or '}'")
 		}
 		if found != nil {
-			if refused := found(Place{from, key, keyEnd, val, valEnd, i}); refused != "" {
+			if refused := found(Place{From: from, Key: key, KeyEnd: keyEnd, Val: val, ValEnd: valEnd, To: i}); refused != "" {
 				return s.fail(key, refused)
 			}
 		}

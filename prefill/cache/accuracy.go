@@ -104,5 +104,5 @@ func (e *Expectation) judge(u Usage, capacity int64) *Suspected {
 		return nil
 	}
 	a.Suspect = found
-	return &Suspected{found, a.told, a.over / max(1, a.predicted), a.under / max(1, a.actual)}
+	return &Suspected{Suspicion: found, CapacityTokens: a.told, Over: a.over / max(1, a.predicted), Under: a.under / max(1, a.actual)}
 }

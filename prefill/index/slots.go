@@ -82,4 +82,6 @@ type Stats struct {
 }
 
 // Stats counts nothing anew: it may be called often.
-func (x *Index) Stats() Stats { return Stats{x.bytes(), x.entries, x.held, x.evictions} }
+func (x *Index) Stats() Stats {
+	return Stats{Bytes: x.bytes(), Entries: x.entries, Claims: x.held, Evictions: x.evictions}
+}

@@ -16,7 +16,7 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 			c.spec++
 		}
 	}
-	p := Speculation{keys, s, at.epoch, x.clock}
+	p := Speculation{keys: keys, slot: s, epoch: at.epoch, began: x.clock}
 	x.clock++
 	return p
 }

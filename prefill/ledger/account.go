@@ -388,7 +388,10 @@ func (a *Account) SinceIdle() (ran float64, answered int) {
 // Ask says that a scrape is sent.
 func (a *Account) Ask(now time.Time) Mark {
 	a.asked = now
-	return Mark{now, len(a.unanswered), a.sends, a.answers, float64(a.KVTokens()), float64(a.Tokens[Probing])}
+	return Mark{
+		sent: now, unanswered: len(a.unanswered), sends: a.sends, answers: a.answers, tokens: float64(a.KVTokens()),
+		probing: float64(a.Tokens[Probing]),
+	}
 }
 
 // Unasked says that nobody waits for the scrape any more.

@@ -91,7 +91,9 @@ func (o options) scenarios() (all []*scenario) {
 			for _, ranks := range p.ranks {
 				for _, slots := range p.slots {
 					for _, name := range p.traces {
-						all = append(all, &scenario{name, ranks, slots, load, p.steps, p.seeds, p.requests})
+						all = append(all, &scenario{
+							trace: name, ranks: ranks, slots: slots, load: load, steps: p.steps, seeds: p.seeds, requests: p.requests,
+						})
 					}
 				}
 			}

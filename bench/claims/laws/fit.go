@@ -68,7 +68,7 @@ const (
 func fitAll(points []point) (all []laws.Entry, lacks []lack) {
 	decodes, prompts, why := map[deployment][]point{}, map[deployment][]point{}, map[deployment]string{}
 	for _, p := range points {
-		switch d := (deployment{p.Model, p.Engine, p.GPU, p.Ranks}); {
+		switch d := (deployment{model: p.Model, engine: p.Engine, gpu: p.GPU, ranks: p.Ranks}); {
 		case p.Why != "" && (why[d] == "" || p.Phase == "decode"):
 			why[d] = reason(p.Why)
 		case p.Why != "":
@@ -105,7 +105,7 @@ func every() iter.Seq[deployment] {
 		for _, m := range g.Models {
 			for _, engine := range g.Engines {
 				for _, ranks := range g.Ranks {
-					all = append(all, deployment{m, engine, gpu, ranks})
+					all = append(all, deployment{model: m, engine: engine, gpu: gpu, ranks: ranks})
 				}
 			}
 		}

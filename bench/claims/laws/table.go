@@ -210,7 +210,7 @@ func promptShare(all []laws.Entry) float64 {
 
 func find(all []laws.Entry, d deployment) *laws.Entry {
 	for i := range all {
-		if e := &all[i]; (deployment{e.Model, e.Engine, e.GPU, e.Ranks}) == d {
+		if e := &all[i]; (deployment{model: e.Model, engine: e.Engine, gpu: e.GPU, ranks: e.Ranks}) == d {
 			return e
 		}
 	}

@@ -37,7 +37,7 @@ func made(d deployment, e *laws.Entry) (all []point) {
 }
 
 var (
-	kimi  = deployment{"moonshotai/Kimi-K2-Instruct", "sglang", "B200", 16}
+	kimi  = deployment{model: "moonshotai/Kimi-K2-Instruct", engine: "sglang", gpu: "B200", ranks: 16}
 	truth = laws.Entry{C0Ms: 12, C1Ms: 2e-5, OwnMs: 0.05, MostMs: 0.1, MeanMs: 0.3,
 		Prompt: laws.Prompt{C0Ms: 20, OwnMs: 0.05, MostMs: 0.02, MeanMs: 0.1}}
 )
@@ -55,8 +55,8 @@ func TestLawsAreFoundInTheirSteps(t *testing.T) {
 	require.Equal(t, []string{"own"}, e.Fit.Estimated())
 	require.True(t, e.Masked, "SGLang with deepep skips the rows that pad")
 	require.Len(t, lacks, 12*2*5*5-1)
-	require.Contains(t, lacks, lack{deployment{kimi.model, "vllm", "H100", 4}, noKernel})
-	require.Contains(t, lacks, lack{deployment{kimi.model, "vllm", "H100", 8}, noRoom})
+	require.Contains(t, lacks, lack{deployment{model: kimi.model, engine: "vllm", gpu: "H100", ranks: 4}, noKernel})
+	require.Contains(t, lacks, lack{deployment{model: kimi.model, engine: "vllm", gpu: "H100", ranks: 8}, noRoom})
 	text, err := encode(all)
 	require.NoError(t, err)
 	var f laws.File
@@ -102,11 +102,17 @@ func TestARangeIsPrintedWhereALawIsFarOff(t *testing.T) {
 
 func TestWhatIsLackingIsPutTogether(t *testing.T) {
 	var lacks []lack
-	for _, gpu := range gpus {
-		lacks = append(lacks, lack{deployment{"a/x", "vllm", gpu, 4}, noRoom}, lack{deployment{"a/x", "vllm", gpu, 8}, noRoom},
-			lack{deployment{"b/y", "vllm", gpu, 4}, noRoom}, lack{deployment{"b/y", "vllm", gpu, 8}, noRoom})
+	lacking := func(model, engine, gpu string, ranks int) {
+		lacks = append(lacks, lack{deployment{model: model, engine: engine, gpu: gpu, ranks: ranks}, noRoom})
 	}
-	lacks = append(lacks, lack{deployment{"a/x", "sglang", "H100", 4}, noRoom}, lack{deployment{"a/x", "sglang", "B200", 8}, noRoom})
+	for _, gpu := range gpus {
+		for _, model := range []string{"a/x", "b/y"} {
+			lacking(model, "vllm", gpu, 4)
+			lacking(model, "vllm", gpu, 8)
+		}
+	}
+	lacking("a/x", "sglang", "H100", 4)
+	lacking("a/x", "sglang", "B200", 8)
 	table := lackTable(lacks)
 	require.Contains(t, table, "| x, y | vLLM | all GPUs: 4, 8 | "+noRoom+" |\n")
 	require.Contains(t, table, "| x | SGLang | B200: 8; H100: 4 | "+noRoom+" |\n")

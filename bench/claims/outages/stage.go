@@ -324,7 +324,7 @@ func (e *ear) hear(at time.Duration, incidents []incident) {
 			}
 		}
 		if !known {
-			e.outage.heard = append(e.outage.heard, said{i.ID, i.Headline, at, at, says})
+			e.outage.heard = append(e.outage.heard, said{id: i.ID, headline: i.Headline, at: at, last: at, says: says})
 		}
 	}
 }

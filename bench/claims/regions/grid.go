@@ -38,7 +38,7 @@ func cells() (all []cell) {
 		for _, gauges := range gridGauges {
 			for _, thought := range gridThought {
 				for _, answer := range gridAnswers {
-					all = append(all, cell{preset, answer, thought, gauges})
+					all = append(all, cell{preset: preset, answer: answer, thought: thought, gauges: gauges})
 				}
 			}
 		}

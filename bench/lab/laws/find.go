@@ -47,7 +47,7 @@ func List(w io.Writer) error {
 	ranks, kinds := map[kind][]string{}, []kind(nil)
 	for _, e := range file().Laws {
 		model, _, _ := strings.Cut(e.Name(), ",")
-		k := kind{model, e.Engine, e.GPU, e.Form().String()}
+		k := kind{model: model, engine: e.Engine, gpu: e.GPU, form: e.Form().String()}
 		if ranks[k] == nil {
 			kinds = append(kinds, k)
 		}

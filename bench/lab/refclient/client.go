@@ -112,7 +112,7 @@ func (c *Client) Do(req *http.Request) Reply {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(resp.Body)
-	return Reply{resp.StatusCode, resp.Header, string(data), err}
+	return Reply{Status: resp.StatusCode, Header: resp.Header, Body: string(data), Err: err}
 }
 
 // KeepAsking has so many clients ask one request after the other, each of which must be answered right, until stop, which waits for the

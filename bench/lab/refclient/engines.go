@@ -140,10 +140,15 @@ func (c *Client) Settled(e *Engines, now func() Account) {
 		if e.Late {
 			st.ExpiredPulls = 0
 		}
-		require.Zero(c, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch})
+		require.Zero(c, harm{
+			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, WrongBlocks: st.WrongBlocks, Crashes: st.Crashes,
+			DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch,
+		})
 		if !e.Dirty {
 			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned int64 }
-			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned})
+			require.Zero(c, loss{
+				Leaks: st.Leaks, Unknown: st.Unknown, KeyMismatches: st.KeyMismatches, InTransfer: st.InTransfer, Unpinned: st.Unpinned,
+			})
 		}
 	}
 	require.True(c, e.Dirty || locals >= 0, "decode engines prefilled %d prompts that the proxy did not count", -locals)

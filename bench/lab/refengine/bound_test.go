@@ -28,7 +28,7 @@ func pairOf(t *testing.T, shared Config) pair {
 	t.Helper()
 	p, d := shared, shared
 	p.Role, d.Role = Prefill, Decode
-	return pair{t, start(t, p), start(t, d), client(t)}
+	return pair{T: t, p: start(t, p), d: start(t, d), c: client(t)}
 }
 
 // pending is a request that may still be under way.

@@ -383,7 +383,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 	if j.Keeps = l.engine.cfg.keepsAnswer(r, p); j.Keeps {
 		name := r.id + "-" + l.engine.suffix()
 		a.handBack = handBack(l, r, j, name, &a.plan.answer)
-		defer l.giveUpLater(j, name)
+		defer giveUpLater(l, j, name)
 	}
 	if remote {
 		defer l.renew(x, r, j)()

@@ -104,7 +104,7 @@ func (a *answer) appendHandBack(dst []byte, made int) []byte {
 }
 
 // giveUpLater gives a finished answer up after a while: nobody can fetch it, and then its blocks are free.
-func (l *life) giveUpLater(j *group.Job, name string) {
+func giveUpLater(l *life, j *group.Job, name string) {
 	time.AfterFunc(l.engine.cfg.KeepsAnswers, func() {
 		l.backs.mu.Lock()
 		delete(l.backs.all, name)

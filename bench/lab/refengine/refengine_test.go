@@ -77,7 +77,7 @@ func doContext(ctx context.Context, c *http.Client, method, url, body string, he
 	}
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(resp.Body)
-	return reply{resp.StatusCode, resp.Header, string(data), err}
+	return reply{status: resp.StatusCode, header: resp.Header, body: string(data), err: err}
 }
 
 // chatBody is a chat request with more members put in front.

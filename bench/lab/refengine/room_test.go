@@ -312,7 +312,7 @@ func TestSGLangHasPlacesForRequestsWhoseKVIsOnItsWay(t *testing.T) {
 func sglangRanks(t *testing.T, cfg Config) (*Engine, pair) {
 	cfg.Connector, cfg.DPMode = SGLang, "internal"
 	e := start(t, cfg)
-	return e, pair{t, e, e, client(t)}
+	return e, pair{T: t, p: e, d: e, c: client(t)}
 }
 
 const scores = `{"model":"ref","query":"a","items":["b"],"label_token_ids":[1]}`

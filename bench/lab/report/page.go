@@ -93,7 +93,7 @@ func (r *Report) draw(v *view) error {
 		if len(run.Steps) == 0 {
 			continue
 		}
-		svg, err := loadPlot(run, i, axes{until, ceiling(load), "KV tokens of a rank", thousands})
+		svg, err := loadPlot(run, i, axes{until: until, top: ceiling(load), label: "KV tokens of a rank", tick: thousands})
 		if err != nil {
 			return err
 		}

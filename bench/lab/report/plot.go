@@ -133,7 +133,7 @@ func veils(w Window, a axes) (out []plot.Plotter) {
 		if w.Length() == 0 || span[1] <= span[0] {
 			continue
 		}
-		rect := plotter.XYs{{X: span[0], Y: 0}, {X: span[1], Y: 0}, {X: span[1], Y: a.top}, {X: span[0], Y: a.top}}
+		rect := plotter.XYs([]plotter.XY{{X: span[0]}, {X: span[1]}, {X: span[1], Y: a.top}, {X: span[0], Y: a.top}})
 		if area, err := plotter.NewPolygon(rect); err == nil { // four finite points
 			area.Color, area.LineStyle.Width = veil, 0
 			out = append(out, area)

@@ -181,8 +181,10 @@ func (p *proxy) settled() {
 			Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch, Leaks, Unknown, KeyMismatches int64
 		}
 		st := e.Stats()
-		require.Zero(p, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.Crashes, st.DuplicateIDs, st.RankMismatch, st.Leaks, st.Unknown,
-			st.KeyMismatches})
+		require.Zero(p, harm{
+			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, WrongBlocks: st.WrongBlocks, Crashes: st.Crashes,
+			DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch, Leaks: st.Leaks, Unknown: st.Unknown, KeyMismatches: st.KeyMismatches,
+		})
 	}
 }
 

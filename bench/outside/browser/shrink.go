@@ -60,7 +60,7 @@ func withPalette(picture image.Image) *image.Paletted {
 	draw.Draw(full, full.Bounds(), picture, full.Bounds().Min, draw.Src)
 	counts := map[color.RGBA]int{}
 	for i := 0; i < len(full.Pix); i += 4 {
-		counts[color.RGBA{full.Pix[i], full.Pix[i+1], full.Pix[i+2], full.Pix[i+3]}]++
+		counts[color.RGBA{R: full.Pix[i], G: full.Pix[i+1], B: full.Pix[i+2], A: full.Pix[i+3]}]++
 	}
 	shades := make([]shade, 0, len(counts))
 	for c, n := range counts {
@@ -95,7 +95,7 @@ func withPalette(picture image.Image) *image.Paletted {
 	}
 	for i := range flat.Pix {
 		p := full.Pix[4*i:]
-		flat.Pix[i] = index[color.RGBA{p[0], p[1], p[2], p[3]}]
+		flat.Pix[i] = index[color.RGBA{R: p[0], G: p[1], B: p[2], A: p[3]}]
 	}
 	return flat
 }
@@ -136,5 +136,5 @@ func mean(box []shade) color.Color {
 		points += s.points
 	}
 	value := func(c int) uint8 { return uint8((sum[c] + points/2) / points) }
-	return color.RGBA{value(0), value(1), value(2), value(3)}
+	return color.RGBA{R: value(0), G: value(1), B: value(2), A: value(3)}
 }

@@ -40,10 +40,10 @@ func TestAPictureOfManyColoursIsCloseAndSmaller(t *testing.T) {
 	picture := image.NewRGBA(image.Rect(0, 0, 200, 200))
 	for y := range 200 {
 		for x := range 200 {
-			picture.Set(x, y, color.RGBA{byte(x + rng.IntN(20)), byte(y), byte(x + y), 255})
+			picture.Set(x, y, color.RGBA{R: byte(x + rng.IntN(20)), G: byte(y), B: byte(x + y), A: 255})
 		}
 	}
-	picture.Set(7, 7, color.RGBA{255, 0, 0, 255}) // a point that is alone in its colour
+	picture.Set(7, 7, color.RGBA{R: 255, A: 255}) // a point that is alone in its colour
 	file := filepath.Join(t.TempDir(), "p.png")
 	var before bytes.Buffer
 	require.NoError(t, png.Encode(&before, picture))

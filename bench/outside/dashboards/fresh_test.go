@@ -233,7 +233,7 @@ func inputs(t *testing.T) (all []input) {
 		for _, s := range test.Series {
 			metric, err := parser.NewParser(parser.Options{}).ParseMetric(s.Series)
 			require.NoError(t, err, s.Series)
-			in := input{test.Name, metric.Get(model.MetricNameLabel), s.Values, map[string]string{}}
+			in := input{test: test.Name, name: metric.Get(model.MetricNameLabel), values: s.Values, labels: map[string]string{}}
 			metric.Range(func(l labels.Label) {
 				if l.Name != model.MetricNameLabel && !slices.Contains(scraped, l.Name) {
 					in.labels[l.Name] = l.Value

@@ -49,6 +49,9 @@ func (p *proxy) vitals() (v vitals, err error) {
 		}
 	}
 	all, err := p.Series()
-	return vitals{all["go_goroutines"], all["go_memstats_heap_alloc_bytes"], all["process_resident_memory_bytes"], all["process_open_fds"]},
+	return vitals{
+			Goroutines: all["go_goroutines"], Heap: all["go_memstats_heap_alloc_bytes"], Resident: all["process_resident_memory_bytes"],
+			Files: all["process_open_fds"],
+		},
 		err
 }

@@ -163,7 +163,7 @@ func compare(leg string, theirs, ours map[string]any) (list []difference) {
 		}
 		one, other := shown(name, a, there), shown(name, b, here)
 		if one != other {
-			list = append(list, difference{leg, name, one, other})
+			list = append(list, difference{leg: leg, field: name, theirs: one, ours: other})
 		}
 	}
 	return list

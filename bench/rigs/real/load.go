@@ -97,7 +97,7 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 		// soon the engines count as down, and then the requests are queued again
 		stages[0].stay = time.Second
 	} else {
-		stages = append(stages, leaving{prompts(6, 50, 50), []*engine{w.engines["p0"]}, 1500 * time.Millisecond, nil})
+		stages = append(stages, leaving{list: prompts(6, 50, 50), stall: []*engine{w.engines["p0"]}, stay: 1500 * time.Millisecond})
 	}
 	before := w.books()
 	for _, s := range stages {

@@ -41,7 +41,7 @@ func timesOf(all []uint32) (t Times) {
 	}
 	slices.Sort(all)
 	at := func(share float64) float64 { return float64(all[min(len(all)-1, int(share*float64(len(all))))]) }
-	return Times{float64(len(all)), at(0.5), at(0.99), at(0.999)}
+	return Times{N: float64(len(all)), P50: at(0.5), P99: at(0.99), P999: at(0.999)}
 }
 
 // bench is a run.
@@ -102,7 +102,7 @@ func (b *bench) engines(r row, on cores) (s *site, err error) {
 func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round int) (m Sample, err error) {
 	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Version: k.version, Round: round, Streams: r.streams}
 	on, rest := share(b.cores, n)
-	p, err := k.run(ctx, b, place{s.prefill, s.decode, r.slots(), on})
+	p, err := k.run(ctx, b, place{prefill: s.prefill, decode: s.decode, slots: r.slots(), on: on})
 	if err != nil {
 		return m, err
 	}

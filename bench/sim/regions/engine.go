@@ -140,7 +140,7 @@ func (r *replica) cut() {
 }
 
 func (r *replica) plan(start, step float64, count int, prefill bool) {
-	r.run = iteration{r.run.number + 1, true, start, step, count, prefill}
+	r.run = iteration{number: r.run.number + 1, busy: true, start: start, step: step, count: count, prefill: prefill}
 	number := r.run.number
 	r.s.after(start+step*float64(count)-r.s.now, func() {
 		if r.run.number == number {

@@ -152,7 +152,7 @@ func TestByHand(t *testing.T) {
 
 func TestKVOverflowThrowsTheLatestOut(t *testing.T) {
 	sc := quiet(Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}, 1)
-	got, s := play(t, sc, "local-only:push=blind", ask{0, 0, 5000, 200, 1}, ask{0, 0, 5000, 200, 2})
+	got, s := play(t, sc, "local-only:push=blind", ask{tokens: 5000, output: 200, id: 1}, ask{tokens: 5000, output: 200, id: 2})
 	require.Positive(t, s.meter.preempted)
 	require.Positive(t, got[0].e2e)
 	require.Greater(t, got[1].e2e, got[0].e2e, "it began again after the first had ended, or nearly")
@@ -205,7 +205,9 @@ func TestPrefixesAreCachedInTheFreeKV(t *testing.T) {
 		{"one that takes all but 2240 tokens leaves what fits there", ask{500, 0, 8000, 1, 2}, 2224},
 		{"the prompt of a request that runs is there for all", ask{500, 0, 3200, 400, 1}, 3184},
 	} {
-		_, s := play(t, sc, "local-only:push=blind", ask{0, 0, 3200, 1, 1}, row.second, ask{1000, 0, 3200, 1, 1})
+		_, s := play(t, sc, "local-only:push=blind", ask{
+			tokens: 3200, output: 1, id: 1,
+		}, row.second, ask{at: 1000, tokens: 3200, output: 1, id: 1})
 		hit := s.meter.hit
 		if row.second.id == 1 {
 			hit -= 3184

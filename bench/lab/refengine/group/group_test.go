@@ -25,7 +25,9 @@ func clocked(t *testing.T, cfg Config, f func(g *Group)) {
 		cfg.Ranks, cfg.Slots, cfg.Blocks, cfg.TokensPerChunk = cmp.Or(cfg.Ranks, 1), cmp.Or(cfg.Slots, 32), cmp.Or(cfg.Blocks, 4096), 1
 		cfg.PrefillBase, cfg.PrefillPer = cmp.Or(cfg.PrefillBase, 9*time.Millisecond), cmp.Or(cfg.PrefillPer, 9*time.Microsecond)
 		var c struct{ overAdmitted, preemptions, localPrefills, tokens atomic.Int64 }
-		g := New(cfg, Counts{&c.overAdmitted, &c.preemptions, &c.localPrefills, &c.tokens}, steplog.New(1000, "", nil),
+		g := New(cfg, Counts{
+			OverAdmitted: &c.overAdmitted, Preemptions: &c.preemptions, LocalPrefills: &c.localPrefills, Tokens: &c.tokens,
+		}, steplog.New(1000, "", nil),
 			make([]*cache.Cache, cfg.Ranks))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})

@@ -76,7 +76,7 @@ func newLoopback(o options) (_ *loopback, err error) {
 	free := testbed.FreeAddresses(5 * sides)
 	for i := range l.places {
 		at := free[5*i:]
-		l.places[i] = place{at[0], at[1], at[2], at[3], at[4]}
+		l.places[i] = place{clients: at[0], admin: at[1], peers: at[2], prefill: at[3], decode: at[4]}
 	}
 	for a := range sides {
 		for b := range sides {

@@ -69,7 +69,7 @@ func (n *namespaces) address(i int) string {
 
 func (n *namespaces) place(region int) place {
 	at := n.address(region)
-	return place{at + ":8000", at + ":9090", at + ":9443", at + ":8100", at + ":8200"}
+	return place{clients: at + ":8000", admin: at + ":9090", peers: at + ":9443", prefill: at + ":8100", decode: at + ":8200"}
 }
 
 func (n *namespaces) command(region int, binary string, args ...string) *exec.Cmd {
