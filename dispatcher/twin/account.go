@@ -1,7 +1,6 @@
 package twin
 
 import (
-	"cmp"
 	"math"
 	"time"
 )
@@ -56,11 +55,6 @@ const LeastClaimed = Span / 3
 // an hour are off by up to 0.3 % in the mean over four to twelve runs of a load.
 const leastOff = 0.004
 
-// leastOffMixed is that where ranks prefill: what a prompt costs is learned from steps under one policy, and another one has others,
-// and nobody knows how long each request is on its way into the engine's queue. Ten simulated forecasts were off by 2.6 %
-// (root mean square), before the loads that the test judges were looked at.
-const leastOffMixed = 0.026
-
 // knows says whether it is known how much the replays of a policy differ by chance.
 func (a *account) knows(policy string) bool { return a.chance[policy] != nil }
 
@@ -81,7 +75,6 @@ func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance flo
 
 // wrong is by what share of a step the replays of the policy in force are off where that is not by chance.
 type wrong struct {
-	most float64 // by what they do not show; 0: by leastOff
 	mean float64
 	seen float64 // seconds it is of, an hour at most
 	hour float64 // in the mean over an hour, if chance explains that in less than one of twenty cases
@@ -105,10 +98,8 @@ func (w *wrong) add(off, chance, seconds, fresh float64) {
 // forecast is by what share of a step a forecast is wrong at most in nineteen of twenty cases. chance is by how much
 // it would be by chance.
 func (w *wrong) forecast(chance float64) float64 {
-	return 2 * math.Hypot(chance, max(w.unseen(), w.hour, w.now))
+	return 2 * math.Hypot(chance, max(leastOff, w.hour, w.now))
 }
-
-func (w *wrong) unseen() float64 { return cmp.Or(w.most, leastOff) }
 
 // steps are how many there were and how long they took.
 type steps struct{ n, ms float64 }
@@ -198,7 +189,7 @@ func (h *hour) tells(w *wrong) Hour {
 		return Hour{}
 	}
 	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.own.mean(),
-		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(w.unseen(), w.hour))}
+		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hour))}
 }
 
 // tried is a policy of which replays are made.

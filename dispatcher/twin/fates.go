@@ -23,7 +23,6 @@ type answer struct {
 	leg    int32         // tokens before its last leg
 	tokens int32         // in all, as far as they were seen; below 0: it left before it had a slot
 	lag    int32         // steps until its first token; below 0: not known
-	prompt int32         // tokens, as the engine counted them; 0: not known, or as the request said
 }
 
 // hasNotLeft is when an answer left that has not.
@@ -51,14 +50,6 @@ func (f *fates) of(id uint64) *answer {
 		return &f.answers[i]
 	}
 	return nil
-}
-
-// counted is how long a prompt is, as the engine counted it; 0: not known.
-func (f *fates) counted(id uint64) int32 {
-	if a := f.of(id); a != nil {
-		return a.prompt
-	}
-	return 0
 }
 
 func (l *learner) begin(id uint64, a answer) {

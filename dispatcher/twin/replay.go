@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"evenkeel/dispatcher/board"
@@ -35,19 +34,15 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		}
 	}
 	groups, dense := b.Groups(model)
-	mixed := isMixed(groups)
 	if dense || len(groups) == 0 {
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	}
-	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && mixed {
-		if share := w.bound(model, ranksOf(groups)); share > mostBound {
-			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them",
-				100*share, is)
-		}
+	if isMixed(groups) {
+		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
 	b.Only(model)
 	r := &Replay{
-		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{}, mixed: mixed,
+		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{},
 		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
 		spec: spec, begun: begun,
 	}
@@ -56,11 +51,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	}
 	r.collect(w, model)
 	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
-	if r.mixed {
-		r.engines = newMixing(r)
-	} else {
-		r.engines = newDecoding(r)
-	}
+	r.engines = newDecoding(r)
 	if err := r.build(groups, were, w.End); err != nil {
 		return nil, err
 	}
@@ -69,23 +60,6 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	r.newly = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
-
-func ranksOf(groups []board.GroupView) (n int) {
-	for i := range groups {
-		n += len(groups[i].Workers)
-	}
-	return n
-}
-
-// nameOf is the name of a policy without its settings.
-func nameOf(policy string) string {
-	name, _, _ := strings.Cut(policy, ":")
-	return name
-}
-
-// mostBound is what share of the prompt tokens may be bound to ranks that have them in their caches where something is told of a
-// policy that chooses ranks by another rule.
-const mostBound = 0.1
 
 func rejected(effects []board.Effect) error {
 	for i := range effects {
@@ -144,14 +118,14 @@ func (r *Replay) resume(another bool) {
 	queued := r.engines.resume(another)
 	for _, e := range r.Boards.Waiting(r.Model) {
 		r.wait(e.ID, came{
-			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard, mixed: e.Mixed, express: e.Express,
+			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
 		}).entry = e
 	}
 	for _, c := range queued {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
 		r.enter(r.wait(c.ID, came{
-			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since, mixed: r.mixed,
+			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since,
 		}))
 	}
 }
@@ -165,7 +139,7 @@ func isMixed(groups []board.GroupView) bool {
 // goesOn notes a request that was on a rank from the start, and says what it still gets.
 func (r *Replay) goesOn(c *board.Charge) (at, left int32) {
 	left = r.rest(c.ID, c.Age+c.Generated)
-	at = r.job(job{id: c.ID, prompt: c.Prompt, real: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
+	at = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
 	r.leaves(c.ID)
 	return at, left
 }
@@ -196,7 +170,7 @@ func (r *Replay) left(at int32) {
 
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
-	j := job{id: id, age: c.age, prompt: c.prompt, real: cmp.Or(r.fates.counted(id), c.prompt), left: r.rest(id, c.age), lag: r.lagOf(id),
+	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id),
 		came: c}
 	r.leaves(id)
 	at := r.job(j)
@@ -267,7 +241,7 @@ func (r *Replay) enter(j *job) {
 	e := &board.Entry{
 		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival),
 		Entered: at(j.came.entered),
-		Early:   j.came.early, Discard: j.came.discard, Mixed: j.came.mixed, Express: j.came.express,
+		Early:   j.came.early, Discard: j.came.discard,
 	}
 	if j.came.deadline != 0 {
 		e.Deadline = at(j.came.deadline)
@@ -323,7 +297,7 @@ func (r *Replay) placed(e *board.Effect) {
 // computed again is not known.
 func (r *Replay) again(at, prompt, generated, left int32) {
 	j := &r.jobs[at]
-	j.prompt, j.real, j.age, j.left = prompt+generated, prompt+generated, j.age+generated, left
+	j.prompt, j.age, j.left = prompt+generated, j.age+generated, left
 	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
 	j.came.deadline, j.came.hits = 0, nil
 	r.live[j.id] = at

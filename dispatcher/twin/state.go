@@ -11,8 +11,7 @@ import (
 // those before: clients who wait for an answer before they ask again would have come at other times.
 type Replay struct {
 	*virtual.Driver
-	engines engines
-	mixed   bool // its ranks prefill, too
+	engines *decoding
 	fates   *fates
 	came    arrivals
 	quits   []quit // those that leave at their own time, whatever they got by then, the next first
@@ -35,36 +34,13 @@ type Replay struct {
 	failed  error
 }
 
-// engines are what a replay has behind its boards.
-type engines interface {
-	// build makes a group of a view, whose steps follow a law.
-	build(v *board.GroupView, law board.StepModel) error
-	// join has a rank take part in its group, or be as it is now.
-	join(w *board.Worker)
-	// keep has ranks leave that are not among these, which tell their groups. What runs on them comes again.
-	keep(groups map[int32]string)
-	// resume has the requests on ranks that were there from the start. Those that it returns wait for a rank anew.
-	resume(anotherPolicy bool) (queued []board.Charge)
-	// place gives a request to the rank that the boards bound it to, and says whether that is there.
-	place(at int32, b *board.Bound) bool
-	// drop takes a request off, and says whether a rank has it.
-	drop(id uint64) bool
-	// turn is what happens now, and due is when something does next.
-	turn()
-	due() float64
-	// each tells of the requests on ranks, and what they still get.
-	each(func(job, left int32))
-}
-
 // job is a request of a replay.
 type job struct {
 	id     uint64
 	prompt int32 // of the present leg, as the boards are told
-	real   int32 // likewise, as its engine counts it
 	age    int32
 	left   int32 // tokens it still gets
 	lag    int32
-	cached int32 // of its prompt, on the rank where a mixed one is
 	came   came
 	entry  *board.Entry // that waits
 }

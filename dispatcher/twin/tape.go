@@ -24,7 +24,6 @@ type bound struct {
 	id    uint64
 	step  uint32 // that was told last when it was bound
 	queue bool   // it may have waited in the engine's queue
-	mixed bool   // its rank prefills, too
 }
 
 // Stretch is what happened from one copy of the boards to the next.
@@ -33,16 +32,9 @@ type Stretch struct {
 	From, To time.Time
 	First    bool // nothing that was before can be replayed together with it
 
-	came    []came
-	left    []left
-	counted []counted
-	fleet   []fleet
-}
-
-// counted is how long the engine of a mixed rank found a prompt.
-type counted struct {
-	id     uint64
-	prompt int32
+	came  []came
+	left  []left
+	fleet []fleet
 }
 
 // came is a request that came to the boards. Times are since the stretch began.
@@ -52,7 +44,6 @@ type came struct {
 	model, name                    string
 	prompt, age                    int32
 	early, discard                 bool
-	mixed, express                 bool
 	hits                           []board.Hit
 }
 
@@ -111,10 +102,6 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 		t.came(e, now)
 	case board.Enqueue:
 		t.came(&e, now)
-	case board.Recount:
-		if all := t.bound[e.Model]; int(e.Slot) < len(all) && all[e.Slot].mixed {
-			t.stretch.counted = append(t.stretch.counted, counted{all[e.Slot].id, int32(e.Prompt)})
-		}
 	case *board.Release:
 		t.leaves(e, now)
 	case board.SetWorkers:
@@ -128,9 +115,12 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 
 func (t *Tape) came(q *board.Enqueue, now time.Time) {
 	s, e := t.stretch, q.Entry
+	if e.Mixed { // nothing is foretold of it
+		return
+	}
 	c := came{
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
-		early: e.Early, discard: e.Discard, mixed: e.Mixed, express: e.Express, hits: q.Hits,
+		early: e.Early, discard: e.Discard, hits: q.Hits,
 	}
 	since := func(t time.Time, or time.Duration) time.Duration {
 		if t.IsZero() {
@@ -149,6 +139,9 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 	case board.EffectGone:
 		delete(t.bound, e.Group.Model)
 	case board.EffectBind:
+		if e.Entry.Mixed {
+			return
+		}
 		if t.bound == nil {
 			t.bound = map[string][]bound{}
 		}
@@ -156,7 +149,7 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 		for int(e.Bound.Slot) >= len(all) {
 			all = append(all, bound{})
 		}
-		all[e.Bound.Slot] = bound{id: e.Entry.ID, step: e.Bound.Step, queue: e.Bound.Full, mixed: e.Entry.Mixed}
+		all[e.Bound.Slot] = bound{id: e.Entry.ID, step: e.Bound.Step, queue: e.Bound.Full}
 		t.bound[e.Group.Model] = all
 	case board.EffectRefuse:
 		if t.stretch != nil {

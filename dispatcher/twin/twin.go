@@ -194,12 +194,8 @@ func (t *Twin) ends(j *judging) (fresh []Verdict) {
 	return fresh
 }
 
-// really is how long the steps of a group took between two moments, in ms, and how many they were: on ranks that decode those
-// that taught what a step takes, on ranks that prefill all, for no step with a prompt teaches that.
+// really is how long the steps of a group that taught what a step takes took between two moments, in ms, and how many they were.
 func really(from, to *board.GroupView) (took, n float64) {
-	if isMixed([]board.GroupView{*to}) {
-		return 1000 * (to.Seconds - from.Seconds), float64(to.Steps - from.Steps)
-	}
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
@@ -225,9 +221,6 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	a := t.models[model]
 	if a == nil {
 		a = &account{chance: map[string]*ewma{}, hours: map[string]*hour{}}
-		if isMixed(ended) {
-			a.wrong.most = leastOffMixed
-		}
 		t.models[model] = a
 	}
 	maps.DeleteFunc(a.chance, func(policy string, _ *ewma) bool {

@@ -119,30 +119,6 @@ func (w *Window) fresh() (from, to time.Time) {
 	return from, to
 }
 
-// bound is the share of the prompt tokens of a model's requests that some rank had in its cache, and another one had not.
-func (w *Window) bound(model string, ranks int) float64 {
-	all, some := 0., 0.
-	for _, s := range w.Stretches {
-		for i := range s.came {
-			c := &s.came[i]
-			if c.model != model {
-				continue
-			}
-			most, least := 0, 0
-			for k, h := range c.hits {
-				if most = max(most, h.Tokens); k == 0 || h.Tokens < least {
-					least = h.Tokens
-				}
-			}
-			if len(c.hits) < ranks {
-				least = 0
-			}
-			all, some = all+float64(c.prompt), some+float64(most-least)
-		}
-	}
-	return some / max(1, all)
-}
-
 // To is the end.
 func (w *Window) To() time.Time { return w.Stretches[len(w.Stretches)-1].To }
 
@@ -205,13 +181,6 @@ func (w *Window) learn(model string) *fates {
 		l.begin(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
 	}
 	w.each(model, l.comes, l.leaves)
-	for _, s := range w.Stretches {
-		for _, c := range s.counted {
-			if a := l.of(c.id); a != nil && a.prompt == 0 { // later legs have the answer so far in it
-				a.prompt = c.prompt
-			}
-		}
-	}
 	for _, c := range w.End.Charges(model) {
 		if a := l.of(c.ID); a != nil {
 			a.tokens = c.Age + c.Generated

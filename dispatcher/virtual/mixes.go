@@ -45,29 +45,6 @@ func (m *Mixes) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(
 	return g
 }
 
-// Put has a request on a rank from the start, with the tokens that it has got already, the first of them with that step; 0: it has
-// none. So many tokens are to be computed before its next one.
-func (m *Mixes) Put(g *MixedGroup, rank int, w Work, left int32, first uint32) {
-	m.seat(w.Slot)
-	w.due, w.joined = w.Prompt, first
-	if first != 0 {
-		m.progress(w.Slot, w.Gen, first)
-	} else {
-		left = max(1, left) // the last token is always computed
-	}
-	if left > 0 {
-		w.due += w.Gen
-	}
-	w.done = max(0, w.due-left)
-	r := &g.Ranks[rank]
-	if len(r.Running) == g.Slots {
-		r.Waiting = append(r.Waiting, w)
-		return
-	}
-	r.Running = append(r.Running, w)
-	r.KV += g.holds(w.tokens())
-}
-
 // Send gives a request to a rank, whose engine has it in its queue so many ms later: connections and tokenizers take that.
 func (m *Mixes) Send(g *MixedGroup, rank int, w Work, late float64) {
 	w.due = w.Prompt
@@ -79,29 +56,6 @@ func (m *Mixes) Send(g *MixedGroup, rank int, w Work, late float64) {
 		return 1
 	})
 	m.under = slices.Insert(m.under, at, s)
-}
-
-// Each tells of all requests, also of those under way.
-func (m *Mixes) Each(yield func(g *MixedGroup, rank int, w *Work)) {
-	for _, g := range m.Groups {
-		for i := range g.Ranks {
-			for _, all := range [...][]Work{g.Ranks[i].Running, g.Ranks[i].Waiting} {
-				for k := range all {
-					yield(g, i, &all[k])
-				}
-			}
-		}
-	}
-	for i := range m.under {
-		yield(m.under[i].group, m.under[i].rank, &m.under[i].work)
-	}
-}
-
-// Drop takes a request off a rank, or off its way there, and tells the boards what became of it.
-func (m *Mixes) Drop(g *MixedGroup, rank int, w Work, kind board.Kind) {
-	g.Mixed.Drop(rank, w.Job)
-	m.under = slices.DeleteFunc(m.under, func(s sent) bool { return s.work.Job == w.Job })
-	m.release(g, &w, kind)
 }
 
 // Turn is one instant at which something happens: steps end, and come tells the boards of whatever else there is.
@@ -154,17 +108,13 @@ func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
 }
 
 func (m *Mixes) finished(g *MixedGroup, rank int, w *Work) {
-	m.release(g, w, board.Finished)
-	m.Finished(g, rank, w)
-}
-
-func (m *Mixes) release(g *MixedGroup, w *Work, kind board.Kind) {
 	m.given = board.Release{
-		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0,
+		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0,
 		First: w.joined,
 	}
 	if w.joined != 0 {
 		m.given.Last = g.Number
 	}
 	m.Apply(&m.given, m.Now)
+	m.Finished(g, rank, w)
 }

@@ -14,6 +14,8 @@ func twinOf(m *detect.Model, g *detect.Group, on bool) Twin {
 	t := Twin{Says: []string{}, Verdict: g.Twin}
 	switch v := g.Twin; {
 	case !g.Barrier:
+	case g.Rounds != nil:
+		t.Note = "The twin replays no ranks that prefill and decode."
 	case v != nil && len(v.Against) == 0:
 		t.Note = fmt.Sprintf("The twin replayed no other policy: dispatch.twin lists only %s, which is in force.", v.Policy)
 	case v != nil:
@@ -34,8 +36,6 @@ func twinOf(m *detect.Model, g *detect.Group, on bool) Twin {
 				t.Note += "."
 			}
 		}
-	case g.Rounds != nil && g.OwnMs == 0:
-		t.Note = "The twin has replayed nothing yet: what a prompt costs is not known."
 	default:
 		t.Note = "The twin has replayed nothing yet."
 	}
@@ -51,11 +51,10 @@ func span(seconds float64) string {
 }
 
 // counterfactuals are the lines that other policies would have. The twin tells how much longer
-// their steps are, and the step model what a KV token of the fullest rank costs. Where ranks
-// prefill, prompts make the difference, and there are none.
+// their steps are, and the step model what a KV token of the fullest rank costs.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
-	if g.Twin == nil || g.Rounds != nil || g.Law.C1 <= 0 || g.SteppingRanks == 0 {
+	if g.Twin == nil || g.Law.C1 <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {

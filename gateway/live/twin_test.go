@@ -36,9 +36,8 @@ func TestTheTwinInWords(t *testing.T) {
 			detect.Group{ModelWhy: "step time does not follow the fullest rank: are these one group?"}, false, []string{},
 			"The twin has replayed nothing yet, because there is no step model: step time does not follow the fullest rank: are these one group?",
 		},
-		"what a prompt costs is not known yet": {
-			detect.Group{Source: "learned", Rounds: &board.RoundStatus{}}, false, []string{},
-			"The twin has replayed nothing yet: what a prompt costs is not known.",
+		"its ranks prefill, too": {
+			detect.Group{Source: "learned", Rounds: &board.RoundStatus{}}, false, []string{}, "The twin replays no ranks that prefill and decode.",
 		},
 		"it is off": {detect.Group{Source: "learned"}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
 	} {
@@ -62,9 +61,7 @@ func TestGhosts(t *testing.T) {
 		}},
 	}
 	require.Equal(t, []Counterfactual{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, counterfactuals(&g), "what is not claimed has no line")
-	g.Rounds = &board.RoundStatus{}
-	require.Empty(t, counterfactuals(&g), "prompts make the difference")
-	g.Rounds, g.Law.C1 = nil, 0
+	g.Law.C1 = 0
 	require.Empty(t, counterfactuals(&g), "what a token costs is not known")
 	require.Empty(t, counterfactuals(&detect.Group{}))
 }

@@ -27,7 +27,6 @@ import (
 	"evenkeel/bench/rigs/testbed"
 	"evenkeel/bench/sim/decode"
 	"evenkeel/bench/sim/draw"
-	"evenkeel/bench/sim/mixed"
 	"evenkeel/bench/tools/page"
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/twin"
@@ -44,7 +43,6 @@ type options struct {
 	testbed.Options
 	lasts time.Duration
 	price bool
-	mixed bool
 	only  string
 	out   string
 }
@@ -57,7 +55,6 @@ func main() {
 		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
 		f.DurationVar(&o.lasts, "for", 15*time.Minute, "how long each run lasts")
 		f.BoolVar(&o.price, "price", false, "what the twin costs at 144 ranks of 40 slots: two proxies at once, one of them without a twin")
-		f.BoolVar(&o.mixed, "aggregated", false, "only: ranks that prefill and decode, with round robin and rounds")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
 		f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
 		if err := f.Parse(args); err != nil {
@@ -67,7 +64,7 @@ func main() {
 			return o.prices(ctx, out)
 		}
 		return o.run(ctx, out)
-	}), []string{"-out", document}, []string{"-aggregated", "-for", "9m", "-out", document}))
+	}), []string{"-out", document}))
 }
 
 const document = "docs/results/twin.md"
@@ -75,9 +72,7 @@ const document = "docs/results/twin.md"
 // scene is a load on engines.
 type scene struct {
 	name     string
-	policies [2]string
 	fleet    decode.Fleet
-	mixed    *mixed.Load // of ranks that prefill and decode; nil: the fleet decodes
 	requests []trace.Request
 	rate     float64 // requests a second
 }
@@ -91,7 +86,7 @@ func (o options) scenes(ctx context.Context) (list []scene, err error) {
 	fleet.Groups[0].C0Ms, fleet.Groups[0].C1Ms = 20, 0.0025
 	all := trace.Azure().Requests[:6000]
 	list = append(list, scene{
-		name: "Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", policies: policies, fleet: fleet, requests: all,
+		name: "Azure's conversations, 8 x 8, rho 0.85, c0 20, c1 0.0025", fleet: fleet, requests: all,
 		rate: fleet.Rate(0.85, all),
 	})
 	for number := 0; len(list) < 3; number++ {
@@ -101,7 +96,7 @@ func (o options) scenes(ctx context.Context) (list []scene, err error) {
 		}
 		p := l.Plan(policies[:], 0)
 		requests := p.Source.Drawn.Requests[len(p.Source.Drawn.Ages):]
-		s := scene{name: "load " + l.String(), policies: policies, fleet: p.Fleet, requests: requests, rate: p.Fleet.Rate(l.Rho, requests)}
+		s := scene{name: "load " + l.String(), fleet: p.Fleet, requests: requests, rate: p.Fleet.Rate(l.Rho, requests)}
 		tells, err := s.tells(ctx, o.lasts)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
@@ -174,21 +169,13 @@ const longest = 0.2
 
 var policies = [2]string{"jsq-kv", "evenkeel"}
 
-// leastMixed is what share of the forecasts must be within their error on ranks that prefill and decode. Nothing else is asked for
-// there: their errors are wider, because requests wait for each other's prompts.
-const leastMixed = 0.9
-
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	m := page.Markdown{Head: []string{
 		"load", "in force", "minutes", "its step, ms", "as replayed", "the other's step, as told", "really", "off by, %", "error, %",
 		"by chance, %", "within", "of the windows", "the policies differ by, %",
 		"sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
-	scenes, block := o.scenes, "twin"
-	if o.mixed {
-		scenes, block = o.mixedScenes, "twin-aggregated"
-	}
-	list, err := scenes(ctx)
+	list, err := o.scenes(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -206,25 +193,20 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	within := 0
 	for i, s := range list {
 		for k, f := range runs[i] {
-			chance := math.NaN()
-			if s.mixed == nil {
-				if chance, err = s.chance(ctx, s.policies[1-k], o.lasts); err != nil {
-					return false, err
-				}
+			chance, err := s.chance(ctx, policies[1-k], o.lasts)
+			if err != nil {
+				return false, err
 			}
 			held := f.against(runs[i][1-k], chance, s.name, &m)
 			if held.within {
 				within++
 			}
-			ok = ok && held.sign && (s.mixed != nil || held.within && held.rest)
+			ok = ok && held.sign && held.within && held.rest
 		}
-	}
-	if o.mixed && float64(within) < leastMixed*float64(2*len(list)) {
-		ok = false
 	}
 	fmt.Fprintf(out, "\n%s\n%d of %d forecasts are within their error\n", m.String(), within, 2*len(list))
 	if o.out != "" {
-		err = page.Write(o.out, "claim NAME=twin", block, "Foretold and really", m.String())
+		err = page.Write(o.out, "claim NAME=twin", "twin", "Foretold and really", m.String())
 	}
 	return ok, err
 }
@@ -273,8 +255,8 @@ func (o options) both(ctx context.Context, s scene, number int) (runs [2]*found,
 	if o.Keep != "" {
 		o.Keep = filepath.Join(o.Keep, strconv.Itoa(number))
 	}
-	for i, p := range s.policies {
-		if runs[i], err = o.play(ctx, s, p, s.policies[1-i]); err != nil {
+	for i, p := range policies {
+		if runs[i], err = o.play(ctx, s, p, policies[1-i]); err != nil {
 			return runs, fmt.Errorf("%s under %s: %w", s.name, p, err)
 		}
 	}
@@ -288,11 +270,7 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close(err == nil)) }()
-	start := serve
-	if s.mixed != nil {
-		start = serveMixed
-	}
-	p, engines, err := start(ctx, w, s, "evenkeel", fmt.Sprintf("policy: %q, twin: [%q]", policy, other))
+	p, engines, err := serve(ctx, w, s, "evenkeel", fmt.Sprintf("policy: %q, twin: [%q]", policy, other))
 	if err != nil {
 		return nil, err
 	}
@@ -470,13 +448,9 @@ func (f *found) against(other *found, chance float64, name string, m *page.Markd
 		met.rest, windows = false, "**no**, "+windows
 	}
 	two, one := func(x float64) string { return fmt.Sprintf("%.2f", x) }, func(x float64) string { return fmt.Sprintf("%.1f", x) }
-	luck := "–"
-	if !math.IsNaN(chance) {
-		luck = one(100 * chance)
-	}
 	m.Add(name, f.policy, fmt.Sprintf("%.1f", h.Seconds/60),
 		two(own), two(h.StepMs-h.SavedMs), two(h.StepMs), two(really),
-		one(100*off), one(100*h.ErrorRatio), luck, yes(met.within), windows,
+		one(100*off), one(100*h.ErrorRatio), one(100*chance), yes(met.within), windows,
 		fmt.Sprintf("%+.1f", 100*apart), sign, third,
 		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(len(f.all))), two(100*f.cpu), fmt.Sprintf("%.0f", f.rss))
 	return met
