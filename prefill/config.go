@@ -33,7 +33,6 @@ type Config struct {
 
 	Disaggregation Disaggregation `yaml:"disaggregation"`
 
-	Shadow []string     `yaml:"shadow"` // policies that are asked about the same candidates, without effect
 	Scrape ScrapeConfig `yaml:"scrape"`
 	Queue  QueueConfig  `yaml:"queue"`
 	Retry  RetryConfig  `yaml:"retry"`

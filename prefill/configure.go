@@ -7,7 +7,7 @@ import (
 )
 
 // Configure replaces what a running tier may change: policies, KV threshold,
-// push, calibration, hotspots, affinity, shadows, scraping, queue and retries;
+// push, calibration, hotspots, affinity, scraping, queue and retries;
 // the rest of c is not looked at. Accounts, gates, learned lines and requests that wait keep what they have.
 // A config that cannot work changes nothing.
 func (t *Tier) Configure(c Config) error {
@@ -16,7 +16,7 @@ func (t *Tier) Configure(c Config) error {
 		return err
 	}
 	c = c.withDefaults()
-	policies, err := steer.NewPolicies(c.Policies, c.Policy, c.Shadow)
+	policies, err := steer.NewPolicies(c.Policies, c.Policy, t.cfg.Clock == nil)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,6 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-	shadowRegret *prometheus.HistogramVec
 
 	answered prometheus.Counter // of attempts, as nearly all of them end
 	last     struct {           // choice: most are alike, so its series need not be looked up
@@ -84,9 +83,6 @@ func newMetrics(policies []string) *metrics {
 			"Requests that were kept off the engines that hold their prefix.")),
 		affinity: prometheus.NewCounterVec(counter("affinity_total",
 			"Requests of a session, by whether they went to the engine of the session's last request."), []string{"outcome"}),
-		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
-			"Difference between the score of the real choice and the score of the shadow policy's own choice, both by that policy, as a share of "+
-				"the latter.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
 	m.createSeries(policies)
 	return m
@@ -152,15 +148,6 @@ func (m *metrics) predicted(v cache.Verdict) {
 	}
 }
 
-// shadow counts what shadow policies think of a choice.
-func (m *metrics) shadow(regrets []steer.Regret) {
-	for _, r := range regrets {
-		if !math.IsNaN(r.Share) {
-			m.shadowRegret.WithLabelValues(r.Policy).Observe(r.Share)
-		}
-	}
-}
-
 // forget drops the series of a candidate that is gone.
 func (m *metrics) forget(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}
@@ -171,8 +158,7 @@ func (m *metrics) forget(candidate string) {
 // register exports them, and what the tier collects itself.
 func (m *metrics) register(r prometheus.Registerer, t *Tier) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.batchWait, m.displaced,
-		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity,
-		m.shadowRegret, t} {
+		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity, t} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
 		}

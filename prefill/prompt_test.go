@@ -343,10 +343,3 @@ func TestASessionStays(t *testing.T) {
 		require.InDelta(t, want, testutil.ToFloat64(tier.metrics.affinity.WithLabelValues(outcome)), 0, outcome)
 	}
 }
-
-func TestShadowsOnlyWatch(t *testing.T) {
-	tier := newTier(t, up("a", "b"), withPolicy("round-robin"), func(c *Config) { c.Shadow = []string{"lmetric"} })
-	hold(t, tier, "a", probing, 1000)
-	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
-	require.Equal(t, 1, testutil.CollectAndCount(tier.metrics.shadowRegret))
-}

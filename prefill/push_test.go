@@ -49,7 +49,7 @@ func TestWhoseBestIsElsewherePassesWhoIsHeld(t *testing.T) {
 }
 
 func TestAPolicyThatIsBlindToLoadTakesWhoCanStart(t *testing.T) {
-	for _, policy := range []string{"round-robin", "random", "sticky-ring"} {
+	for _, policy := range []string{"round-robin", "random"} {
 		tier := newTier(t, up("a", "b"), withPolicy(policy), withPush(1))
 		hold(t, tier, "a", probing, 10)
 		require.Equal(t, "b", acquire(t, tier, request(1)).Candidate.ID, policy)

@@ -102,7 +102,6 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	} else if kept != "" {
 		d.steer.Affinity.Went(r.Session, c.ID, d.now)
 	}
-	d.metrics.shadow(d.steer.Shadow(&query, d.view, choice.Index))
 	d.waited(r, lease)
 	reason := d.count(lease, choice, kept, watch, len(eligible))
 	if d.cfg.Explain {

@@ -20,7 +20,7 @@ func New(cfg Config) (*Tier, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	policies, err := steer.NewPolicies(cfg.Policies, cfg.Policy, cfg.Shadow)
+	policies, err := steer.NewPolicies(cfg.Policies, cfg.Policy, cfg.Clock == nil)
 	if err != nil {
 		return nil, err
 	}

@@ -60,8 +60,6 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c.Limits.MediaHosts = nil
 	require.Empty(t, c.Admin.WorkerHosts)
 	c.Admin.WorkerHosts = nil
-	require.Empty(t, c.Prefill.Shadow)
-	c.Prefill.Shadow = nil
 	require.Empty(t, c.Prefill.Policies)
 	c.Prefill.Policies = nil
 	require.Empty(t, c.Tracing.Headers)

@@ -21,6 +21,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"an unknown decode policy", "dispatch: {policy: fastest}", "dispatch.policy", "there are br0,"},
 		{"a decode policy with a setting it has not", "dispatch: {policy: \"jsq,theta=1\"}", "dispatch.policy", "theta"},
 		{"a prefill policy nobody knows", "prefill: {policy: fnish}", "prefill.policy", "there are round-robin"},
+		{"a prefill policy that is only compared with", "prefill: {policy: sticky-ring}", "prefill.policy", "affinity.enabled: true"},
 		{"a policy whose expression has a typo", "prefill:\n  policies:\n    mine:\n      score: \"foo + 1\"", "prefill.policies.mine.score", "unknown name foo (1:1)"},
 		{"a policy without a score", "prefill: {policies: {mine: {objective: max}}}", "prefill.policies.mine.score", "it has none"},
 		{"a policy with a tie-break nobody knows", "prefill: {policies: {mine: {score: bs, tie_break: [bs, hits]}}}", "prefill.policies.mine.tie_break[1]", "no indicator"},

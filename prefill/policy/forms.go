@@ -30,6 +30,7 @@ type form struct {
 	source    string // of the score and the default
 	rounds    bool   // remembers where it was: the caller keeps the cursor
 	loadBlind bool   // does not look at what a candidate has to do
+	instead   string // what to write in a proxy; empty: this
 }
 
 func upTo(most float64, name string) []namedargs.Key[float64] {
@@ -120,6 +121,7 @@ var forms = []form{
 	},
 	{
 		name: "sticky-ring", loadBlind: true, source: "SkyLB's ring hash",
+		instead: "write finish, and prefill.affinity.enabled: true, which keeps a session on its engine while that is not loaded",
 		score: func(_ float64, q *Query, c *Candidate) float64 { return ahead(c.Ring, q.Key) },
 	},
 	{

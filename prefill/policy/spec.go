@@ -45,6 +45,9 @@ func (l *Library) Parse(text string) (*Policy, error) {
 		return u.build(), nil
 	}
 	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })]
+	if l != nil && l.Serves && f.instead != "" {
+		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, f.instead)
+	}
 	p := &Policy{name: f.name, ties: f.ties, score: f.score, param: f.value, rounds: f.rounds, loadBlind: f.loadBlind}
 	if err := namedargs.Apply(name, f.takes, &p.param, set...); err != nil {
 		return nil, err

@@ -47,7 +47,11 @@ func (e *DefinitionError) Where() string {
 }
 
 // Library is the built-in policies and those of a user. Nil has the former.
-type Library struct{ users map[string]*user }
+type Library struct {
+	Serves bool // requests, and not a simulation: those that are only compared with are not made
+
+	users map[string]*user
+}
 
 // user is a Definition that was compiled; any number of policies may run it.
 type user struct {

@@ -2,7 +2,6 @@ package steer
 
 import (
 	"fmt"
-	"math"
 
 	"evenkeel/prefill/policy"
 )
@@ -17,36 +16,27 @@ const (
 // mostPolicies bounds the policies kept for requests that name their own.
 const mostPolicies = 64
 
-// Policies are those that choose: one for requests that name none, those that
-// requests named, and shadows.
+// Policies are those that choose: one for requests that name none, and those that requests named.
 type Policies struct {
 	library *policy.Library
 	made    map[string]*policy.Policy
-	usual   *policy.Policy   // of requests that name none
-	noLine  *policy.Policy   // what stands in for finish while no line is known
-	shadows []*policy.Policy // that are asked without effect
-	regrets []Regret         // of the last choice
+	usual   *policy.Policy // of requests that name none
+	noLine  *policy.Policy // what stands in for finish while no line is known
 }
 
-// NewPolicies knows the built-in policies and those that a user defines.
-func NewPolicies(definitions map[string]policy.Definition, usual string, shadows []string) (*Policies, error) {
+// NewPolicies knows the built-in policies and those that a user defines. serves is false in a simulation.
+func NewPolicies(definitions map[string]policy.Definition, usual string, serves bool) (*Policies, error) {
 	library, err := policy.NewLibrary(definitions)
 	if err != nil {
 		return nil, fmt.Errorf("prefill.policies: %w", err)
 	}
+	library.Serves = serves
 	p := &Policies{library: library, made: map[string]*policy.Policy{}}
 	if p.usual, err = library.Parse(usual); err != nil {
 		return nil, err
 	}
 	if p.noLine, err = library.Parse(instead); err != nil {
 		return nil, err
-	}
-	for _, spec := range shadows { // each has scratch of its own
-		one, err := library.Parse(spec)
-		if err != nil {
-			return nil, fmt.Errorf("prefill.shadow: %w", err)
-		}
-		p.shadows = append(p.shadows, one)
 	}
 	return p, nil
 }
@@ -93,25 +83,4 @@ func (p *Policies) WithoutLine(of *policy.Policy) *policy.Policy {
 		return p.noLine
 	}
 	return of
-}
-
-// Regret is what a shadow policy thinks of a choice.
-type Regret struct {
-	Policy string
-	Share  float64 // how much worse the choice scores than its own, as a share of its own; NaN: it cannot be said
-}
-
-// Shadow asks the shadow policies about the same candidates. What it returns holds
-// until the next call.
-func (p *Policies) Shadow(q *policy.Query, candidates []policy.Candidate, chosen int) []Regret {
-	p.regrets = p.regrets[:0]
-	for _, s := range p.shadows {
-		theirs := s.Choose(q, candidates)
-		regret := math.NaN()
-		if scale := math.Abs(theirs.Score); scale > 0 {
-			regret = (s.ScoreOf(chosen) - theirs.Score) / scale
-		}
-		p.regrets = append(p.regrets, Regret{s.Name(), regret})
-	}
-	return p.regrets
 }

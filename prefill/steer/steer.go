@@ -1,7 +1,7 @@
 // Package steer says where a prompt goes among candidates that could all have it:
-// the policies that choose, what overrules them (hotspots and the affinity of
-// sessions), and shadow policies that only watch. It has no clock, lock, log or
-// metric: its owner gives it the time and tells of its outcomes.
+// the policies that choose, and what overrules them (hotspots and the affinity of
+// sessions). It has no clock, lock, log or metric: its owner gives it the time and
+// tells of its outcomes.
 package steer
 
 // Steer is all of it. A change of configuration replaces Policies as a whole.

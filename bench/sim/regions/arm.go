@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"evenkeel/geo"
 	"evenkeel/geo/policy"
@@ -121,7 +122,7 @@ func (a *arm) check() error {
 	if _, err := s.Parse(a.policy); err != nil {
 		return fmt.Errorf("%s: %w (here also prefill, probe_ms, replicas, without)", a.name, err)
 	}
-	if err := (prefill.Config{Policy: a.prefill, Policies: definitions}).Validate(); err != nil {
+	if err := (prefill.Config{Policy: a.prefill, Policies: definitions, Clock: time.Now}).Validate(); err != nil {
 		return fmt.Errorf("%s: %w", a.name, err)
 	}
 	return nil
