@@ -17,7 +17,7 @@ import (
 
 // initCmd writes the file that serve would be started with.
 type initCmd struct {
-	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not exist yet (default: stdout)."`
+	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not exist yet (default, and -: stdout)."`
 	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses for their settings, in place of the flags that list engines. ROLE is prefill, decode or aggregated; engines that do not tell their role need it."`
 
 	overrides
@@ -40,6 +40,9 @@ Then run evenkeel check --config evenkeel.yaml --probe.`
 
 // Run writes the file, and says on stderr what comes next.
 func (c *initCmd) Run(std streams) error {
+	if c.Out == "-" {
+		c.Out = ""
+	}
 	if c.Out != "" {
 		if _, err := os.Lstat(c.Out); err == nil {
 			return thereAlready(c.Out)

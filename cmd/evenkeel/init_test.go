@@ -37,6 +37,11 @@ func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
 			require.Contains(t, errs, "evenkeel check --config "+out+" --probe")
 			got, err := config.Load(out)
 			require.NoError(t, err)
+			written, err := os.ReadFile(out)
+			require.NoError(t, err)
+			status, printed, errs := line(append([]string{"init", "--out", "-"}, strings.Fields(tt.flags)...)...)
+			require.Equal(t, 0, status, errs)
+			require.Equal(t, string(written), printed)
 
 			serving := flags(t, "serve "+tt.flags)
 			want, err := serving.config()

@@ -17,6 +17,18 @@ diff -r "$work/one/out/release" "$work/another-name/out/release"
 (cd "$work/one/out/release" && sha256sum --quiet -c SHA256SUMS)
 grep '^left out' "$work/said" || true
 echo "two releases of $(git describe --always) are the same: $(find "$work/one/out/release" -type f | wc -l) files"
+archive=$(find "$work/one/out/release" -name "evenkeel_*_linux_$arch.tar.gz")
+if [ -n "$archive" ]; then
+	mkdir "$work/unpacked" && tar -xzf "$archive" --strip-components=1 -C "$work/unpacked"
+	cd "$work/unpacked"
+	find README.md docs -name '*.md' -print0 | while IFS= read -r -d '' page; do
+		grep -oE '\]\([^)#: ]+' "$page" | cut -c3- | sort -u | while read -r to; do
+			[ "$to" = https ] || [ -e "$(dirname "$page")/$to" ] || fail "$page links to $to, which the archive lacks"
+		done
+	done
+	cd - >/dev/null
+	echo "each link in README.md and docs leads to a file of the archive"
+fi
 deb=$(find "$work/one/out/release" -name '*.deb')
 if [ -n "$deb" ] && command -v dpkg-deb >/dev/null; then
 	# Without the folders of every Debian.

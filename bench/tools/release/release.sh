@@ -39,7 +39,7 @@ packed() { # FOLDER NAME: the folder's NAME as a tar.gz
 # What is the same on every platform. The program says it itself.
 common=$work/common
 mkdir -p "$common/completion"
-git archive HEAD README.md CHANGELOG.md SECURITY.md LICENSE docs configs | tar -xC "$common"
+git archive HEAD README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md LICENSE docs configs bench/README.md bench/lab/trace/NOTICE | tar -xC "$common"
 chart=$common/configs/kubernetes/chart
 sed -i "s|^version:.*|version: $VERSION|; s|^appVersion:.*|appVersion: \"$VERSION\" # the tag of the image where values name none|" "$chart/Chart.yaml"
 for shell in bash zsh fish; do bin/evenkeel completion $shell >"$common/completion/evenkeel.$shell"; done
