@@ -22,7 +22,7 @@ if [ -n "$archive" ]; then
 	mkdir "$work/unpacked" && tar -xzf "$archive" --strip-components=1 -C "$work/unpacked"
 	cd "$work/unpacked"
 	find README.md docs -name '*.md' -print0 | while IFS= read -r -d '' page; do
-		grep -oE '\]\([^)#: ]+' "$page" | cut -c3- | sort -u | while read -r to; do
+		{ grep -oE '\]\([^)#: ]+' "$page" || true; } | cut -c3- | sort -u | while read -r to; do
 			[ "$to" = https ] || [ -e "$(dirname "$page")/$to" ] || fail "$page links to $to, which the archive lacks"
 		done
 	done
