@@ -33,7 +33,6 @@ type options struct {
 	window  time.Duration
 	before  string
 	cache   string
-	samples string
 	page    string
 	watched bool
 }
@@ -59,7 +58,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.DurationVar(&o.window, "window", 5*time.Second, "how long a measurement lasts")
 	flags.StringVar(&o.before, "before", "", "another evenkeel that is measured as well, such as that of the last release")
 	flags.StringVar(&o.cache, "cache", "", "folder for vllm-router; empty: evenkeel/relay in the user's cache folder")
-	flags.StringVar(&o.samples, "samples", "", "file to which measurements are added; the page is made from all that it holds")
 	flags.StringVar(&o.page, "page", "", "page whose tables are written")
 	flags.BoolVar(&o.watched, "watched", false,
 		"measure evenkeel as well with the live page open, with every request traced, and without receipts")
@@ -102,12 +100,9 @@ func (o options) run(ctx context.Context) (err error) {
 		}()
 	}
 	kinds := b.kinds(ctx, o)
-	s, err := openStore(o.samples)
-	if err != nil {
-		return err
-	}
+	s := &store{peers: map[string]peer{}}
 	for _, k := range kinds {
-		s.Peers[k.name] = peer{k.version, k.missing}
+		s.peers[k.name] = peer{k.version, k.missing}
 	}
 	for _, r := range rows {
 		for _, n := range r.cores {
@@ -117,40 +112,9 @@ func (o options) run(ctx context.Context) (err error) {
 			if err := b.row(ctx, r, n, kinds, s); err != nil {
 				return fmt.Errorf("row %s: %w", r.name, err)
 			}
-			if err := s.save(); err != nil {
-				return err
-			}
 		}
-	}
-	if err := b.profile(ctx, kinds, s); err != nil {
-		return err
 	}
 	return s.report(b)
-}
-
-// profile measures evenkeel once more under the rows of this run that missed an aim, and asks what the CPU time was for.
-func (b *bench) profile(ctx context.Context, kinds []*kind, s *store) error {
-	for _, r := range rows {
-		if !b.rows.MatchString(r.name+"/1") || !b.proxies.MatchString(evenkeelName) || !s.misses(r.name) {
-			continue
-		}
-		_, rest := share(b.cores, 1)
-		at, err := b.engines(r, rest)
-		if err != nil {
-			return err
-		}
-		var costs []Cost
-		profiled := *b
-		profiled.profiled = &costs
-		m, err := profiled.measure(ctx, r, kinds[len(kinds)-1], at, 1, 0)
-		at.end()
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(b.out, "\n%s, what evenkeel's CPU time was for\n  %s\n  %v\n", r.title(), m, costs)
-		s.Profiles[r.name] = costs
-	}
-	return s.save()
 }
 
 // row measures all proxies under a row, in turn.
@@ -167,8 +131,7 @@ func (b *bench) row(ctx context.Context, r row, n int, kinds []*kind, s *store) 
 		return err
 	}
 	defer at.end()
-	first := s.next(r.name, n)
-	for round := first; round < first+b.rounds; round++ {
+	for round := range b.rounds {
 		for _, k := range kinds {
 			if k.version == "" || !b.proxies.MatchString(k.name) {
 				continue
@@ -184,7 +147,7 @@ func (b *bench) row(ctx context.Context, r row, n int, kinds []*kind, s *store) 
 					break
 				}
 			}
-			s.Samples = append(s.Samples, m)
+			s.samples = append(s.samples, m)
 		}
 	}
 	return nil

@@ -17,7 +17,6 @@ type Sample struct {
 	Row     string
 	Cores   int
 	Proxy   string
-	Version string // of the proxy
 	Round   int
 	Streams int
 
@@ -27,9 +26,9 @@ type Sample struct {
 	Idle, RSS      int64         // bytes
 	TTFT, Gaps     Times
 	Whole, Failed  int
-	Load           float64        // share of their CPUs that engines and clients used
-	Others         float64        // share of all CPUs that others used
-	Why            map[string]int `json:",omitempty"`
+	Load           float64 // share of their CPUs that engines and clients used
+	Others         float64 // share of all CPUs that others used
+	Why            map[string]int
 }
 
 // Times are in microseconds.
@@ -53,7 +52,6 @@ type bench struct {
 
 	collector string // URL that takes traces
 
-	profiled *[]Cost // of the measurement; nil: none is wanted
 }
 
 // spare is how many files a process has open beside its streams.
@@ -100,7 +98,7 @@ func (b *bench) engines(r row, on cores) (s *site, err error) {
 
 // measure measures a proxy once.
 func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round int) (m Sample, err error) {
-	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Version: k.version, Round: round, Streams: r.streams}
+	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Round: round, Streams: r.streams}
 	on, rest := share(b.cores, n)
 	p, err := k.run(ctx, b, place{prefill: s.prefill, decode: s.decode, slots: r.slots(), on: on})
 	if err != nil {
@@ -135,12 +133,7 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round i
 	if err != nil {
 		return m, err
 	}
-	if b.profiled == nil {
-		err = testbed.Pause(ctx, b.window)
-	} else {
-		*b.profiled, err = p.profile(ctx, b.world, b.window)
-	}
-	if err != nil {
+	if err := testbed.Pause(ctx, b.window); err != nil {
 		return m, err
 	}
 	to, err := c.mark(p, load)

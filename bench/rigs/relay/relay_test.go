@@ -271,7 +271,7 @@ func TestARowIsRunWithTheStreamsThatItNamesOrNotAtAll(t *testing.T) {
 	s := &store{}
 	require.NoError(t, b.row(t.Context(), many, 1, nil, s))
 	require.Contains(t, said.String(), "not run: a proxy needs 19,600 files for it, and a process may open 4,096; raise the limit (ulimit -n)")
-	require.Empty(t, s.Samples)
+	require.Empty(t, s.samples)
 	said.Reset()
 	s.write(&said, b)
 	require.Contains(t, said.String(), "The row of 9,500 streams was not run: a proxy needs 19,600 files for it.")
@@ -320,7 +320,7 @@ func TestNginxTakesItsConfig(t *testing.T) {
 
 // sitting is a store of two rounds, in which evenkeel costs so many times nginx.
 func sitting(times float64) *store {
-	s := &store{Peers: map[string]peer{nginxName: {Version: "1.22.1"}, routerName: {Missing: "not installed"}, evenkeelName: {Version: "dev"}}}
+	s := &store{peers: map[string]peer{nginxName: {version: "1.22.1"}, routerName: {missing: "not installed"}, evenkeelName: {version: "dev"}}}
 	for round := range 2 {
 		for _, name := range []string{direct, twoLegs, nginxName, evenkeelName} {
 			for _, r := range []string{"100", "1000", "4000", "spread-1000"} {
@@ -339,7 +339,7 @@ func sitting(times float64) *store {
 				if r == "4000" && name == nginxName {
 					m.Requests = 3
 				}
-				s.Samples = append(s.Samples, m)
+				s.samples = append(s.samples, m)
 			}
 		}
 	}
@@ -375,7 +375,7 @@ func TestGrowthIsThatOfBothFromFewStreamsToMany(t *testing.T) {
 		row, proxy string
 		chunk      time.Duration
 	}{{"1000", nginxName, 10}, {"9500", nginxName, 20}, {"1000", evenkeelName, 10}, {"9500", evenkeelName, 30}} {
-		s.Samples = append(s.Samples, Sample{Row: x.row, Cores: 1, Proxy: x.proxy, Chunk: x.chunk * time.Microsecond})
+		s.samples = append(s.samples, Sample{Row: x.row, Cores: 1, Proxy: x.proxy, Chunk: x.chunk * time.Microsecond})
 	}
 	v, ok := growth(s)
 	require.True(t, ok)
@@ -389,26 +389,13 @@ func TestRoundsAreComparedWithThemselves(t *testing.T) {
 		round int
 		chunk time.Duration
 	}{{evenkeelName, 0, 50}, {evenkeelName, 1, 20}, {nginxName, 1, 10}, {nginxName, 2, 1}} {
-		s.Samples = append(s.Samples, Sample{Row: "100", Cores: 1, Proxy: x.proxy, Round: x.round, Chunk: x.chunk})
+		s.samples = append(s.samples, Sample{Row: "100", Cores: 1, Proxy: x.proxy, Round: x.round, Chunk: x.chunk})
 	}
 	v, ok := s.compare("100", 1, evenkeelName, nginxName, chunkCPU, ratio)
 	require.True(t, ok)
 	require.Equal(t, spread{2, 2, 2}, v, "the one round in which both were measured")
 	_, ok = s.compare("100", 1, evenkeelName, bareName, chunkCPU, ratio)
 	require.False(t, ok)
-	require.Equal(t, 3, s.next("100", 1), "what is measured at another time is another round")
-	require.Zero(t, s.next("100", 2))
-}
-
-func TestSamplesAreKept(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "out", "relay.json")
-	s, err := openStore(path)
-	require.NoError(t, err)
-	s.Samples = sitting(1).Samples
-	require.NoError(t, s.save())
-	again, err := openStore(path)
-	require.NoError(t, err)
-	require.Equal(t, s.Samples, again.Samples)
 }
 
 func TestAProgramStartsOnItsCores(t *testing.T) {

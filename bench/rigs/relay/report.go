@@ -16,7 +16,7 @@ import (
 
 // report prints what is in the store, and writes the tables of the page if wanted.
 func (s *store) report(b *bench) error {
-	if len(s.Samples) == 0 {
+	if len(s.samples) == 0 {
 		return nil
 	}
 	s.write(b.out, b)
@@ -40,7 +40,7 @@ func names() []string {
 // measured are the proxies of which there is a sample, direct left out.
 func (s *store) measured() (list []string) {
 	for _, name := range names() {
-		if slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Proxy == name }) {
+		if slices.ContainsFunc(s.samples, func(m Sample) bool { return m.Proxy == name }) {
 			list = append(list, name)
 		}
 	}
@@ -49,7 +49,7 @@ func (s *store) measured() (list []string) {
 
 func (s *store) write(out io.Writer, b *bench) {
 	rounds, others := 0, 0.0
-	for _, m := range s.Samples {
+	for _, m := range s.samples {
 		rounds, others = max(rounds, m.Round+1), max(others, m.Others)
 	}
 	fmt.Fprintf(out, "%d CPUs, %s, Linux on %s, %d rounds of %v. A process may open %s files here, and a\n"+
@@ -57,15 +57,14 @@ func (s *store) write(out io.Writer, b *bench) {
 		runtime.NumCPU(), runtime.Version(), runtime.GOARCH, rounds, b.window, stats.Grouped(b.files), others*100)
 	fmt.Fprint(out, "| proxy | version |\n|---|---|\n")
 	for _, name := range names() {
-		if p, ok := s.Peers[name]; ok {
-			if p.Version = s.versions(name); p.Version == "" {
-				p.Version = "not measured: " + p.Missing
+		if p, ok := s.peers[name]; ok {
+			if p.version == "" {
+				p.version = "not measured: " + p.missing
 			}
-			fmt.Fprintf(out, "| %s | %s |\n", name, p.Version)
+			fmt.Fprintf(out, "| %s | %s |\n", name, p.version)
 		}
 	}
 	s.writeVerdicts(out)
-	s.writeProfiles(out)
 	s.writeCPU(out)
 	s.writeMemory(out)
 	s.writeTimes(out)
@@ -76,7 +75,7 @@ func (s *store) write(out io.Writer, b *bench) {
 // writeMissing names the rows for which a process may not open enough files.
 func (s *store) writeMissing(out io.Writer, b *bench) {
 	for _, r := range rows {
-		if r.files() > b.files && !slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Row == r.name }) {
+		if r.files() > b.files && !slices.ContainsFunc(s.samples, func(m Sample) bool { return m.Row == r.name }) {
 			fmt.Fprintf(out, "\nThe row of %s streams was not run: a proxy needs %s files for it.\n", stats.Grouped(r.streams),
 				stats.Grouped(r.files()))
 		}
@@ -93,7 +92,7 @@ type load struct {
 func (s *store) loads(of ...shape) (list []load) {
 	for _, r := range rows {
 		for _, n := range r.cores {
-			if slices.Contains(of, r.shape) && slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Row == r.name && m.Cores == n }) {
+			if slices.Contains(of, r.shape) && slices.ContainsFunc(s.samples, func(m Sample) bool { return m.Row == r.name && m.Cores == n }) {
 				list = append(list, load{r, n})
 			}
 		}
@@ -152,7 +151,7 @@ func (s *store) writeMemory(out io.Writer) {
 	fmt.Fprintf(out, "\nBefore the first request, with one core:")
 	for i, p := range s.measured() {
 		var idle []float64
-		for _, m := range s.Samples {
+		for _, m := range s.samples {
 			if m.Proxy == p && m.Cores == 1 {
 				idle = append(idle, testbed.MiB(m.Idle))
 			}
@@ -214,7 +213,7 @@ func without(proxy string) string {
 // failures says how many streams failed of how many.
 func (s *store) failures(r row, cores int, proxy string) string {
 	failed, all := 0, 0
-	for _, m := range s.Samples {
+	for _, m := range s.samples {
 		if m.Row == r.name && m.Cores == cores && m.Proxy == proxy {
 			failed, all = failed+m.Failed, all+m.Failed+m.Whole
 		}

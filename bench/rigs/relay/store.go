@@ -3,72 +3,22 @@
 package main
 
 import (
-	"cmp"
-	"encoding/json"
-	"errors"
-	"io/fs"
-	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"evenkeel/bench/rigs/testbed"
 )
 
-// store is what was measured, in a file if it has one.
+// store is what was measured.
 type store struct {
-	Samples  []Sample
-	Peers    map[string]peer
-	Profiles map[string][]Cost `json:",omitempty"` // of rows that missed an aim, with one core
-
-	path string
+	samples []Sample
+	peers   map[string]peer
 }
 
-type peer struct{ Version, Missing string }
-
-func openStore(path string) (*store, error) {
-	s := &store{Peers: map[string]peer{}, Profiles: map[string][]Cost{}, path: path}
-	if path == "" {
-		return s, nil
-	}
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return s, json.Unmarshal(text, s)
-}
-
-func (s *store) save() error {
-	if s.path == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(s, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(s.path), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(s.path, text, 0o600)
-}
-
-// next is the first round of a row that was not measured yet.
-func (s *store) next(row string, cores int) (round int) {
-	for _, m := range s.Samples {
-		if m.Row == row && m.Cores == cores {
-			round = max(round, m.Round+1)
-		}
-	}
-	return round
-}
+type peer struct{ version, missing string }
 
 // values are what each round says of a proxy under a row; nil: it was not measured.
 func (s *store) values(row string, cores int, proxy string, of func(Sample) float64) (list []float64) {
-	for _, m := range s.Samples {
+	for _, m := range s.samples {
 		if m.Row == row && m.Cores == cores && m.Proxy == proxy {
 			list = append(list, of(m))
 		}
@@ -92,11 +42,11 @@ type spread struct{ median, low, high float64 }
 // slowed both.
 func (s *store) compare(row string, cores int, a, b string, of func(Sample) float64, join func(a, b float64) float64) (r spread, ok bool) {
 	var list []float64
-	for _, x := range s.Samples {
+	for _, x := range s.samples {
 		if x.Row != row || x.Cores != cores || x.Proxy != a {
 			continue
 		}
-		for _, y := range s.Samples {
+		for _, y := range s.samples {
 			if y.Row == row && y.Cores == cores && y.Proxy == b && y.Round == x.Round {
 				list = append(list, join(of(x), of(y)))
 			}
@@ -118,21 +68,3 @@ func resident(m Sample) float64   { return testbed.MiB(m.RSS) }
 
 // perStream is the memory of a stream in KiB, beyond the process that idles.
 func perStream(m Sample) float64 { return float64(m.RSS-m.Idle) / 1024 / float64(m.Streams) }
-
-// versions are those of a proxy whose samples are in the store, with their rows where there are several.
-func (s *store) versions(proxy string) string {
-	rows := map[string][]string{}
-	for _, m := range s.Samples {
-		if m.Proxy == proxy && !slices.Contains(rows[m.Version], m.Row) {
-			rows[m.Version] = append(rows[m.Version], m.Row)
-		}
-	}
-	if len(rows) <= 1 {
-		return cmp.Or(strings.Join(slices.Collect(maps.Keys(rows)), ""), s.Peers[proxy].Version)
-	}
-	var list []string
-	for _, version := range slices.Sorted(maps.Keys(rows)) {
-		list = append(list, version+" (rows "+strings.Join(rows[version], ", ")+")")
-	}
-	return strings.Join(list, "; ")
-}

@@ -12,7 +12,6 @@ import (
 type aim struct {
 	what string
 	most float64
-	row  string // whose CPU time it is; empty: it is something else
 	// is reads the figure; ok is false where it was not measured.
 	is   func(s *store) (v spread, ok bool)
 	unit string // of a figure that is no ratio
@@ -21,17 +20,17 @@ type aim struct {
 // aims are what evenkeel must show.
 var aims = slices.Concat(
 	[]aim{
-		{what: "CPU per chunk, 100 streams in steps, to nginx", most: 1.35, row: "100", is: cpuTo("100", nginxName, chunkCPU)},
-		{what: "CPU per chunk, 1,000 streams in steps, to nginx", most: 1.25, row: "1000", is: cpuTo("1000", nginxName, chunkCPU)},
-		{what: "CPU per chunk, 100 streams spread, requests included, to nginx", most: 1.6, row: "spread-100", is: cpuTo("spread-100", nginxName, chunkCPU)},
-		{what: "CPU per chunk, 1,000 streams spread, requests included, to nginx", most: 1.3, row: "spread-1000", is: cpuTo("spread-1000", nginxName, chunkCPU)},
+		{what: "CPU per chunk, 100 streams in steps, to nginx", most: 1.35, is: cpuTo("100", nginxName, chunkCPU)},
+		{what: "CPU per chunk, 1,000 streams in steps, to nginx", most: 1.25, is: cpuTo("1000", nginxName, chunkCPU)},
+		{what: "CPU per chunk, 100 streams spread, requests included, to nginx", most: 1.6, is: cpuTo("spread-100", nginxName, chunkCPU)},
+		{what: "CPU per chunk, 1,000 streams spread, requests included, to nginx", most: 1.3, is: cpuTo("spread-1000", nginxName, chunkCPU)},
 	},
 	toOthers("100 streams in steps", "100"), toOthers("1,000 streams in steps", "1000"),
 	toOthers("100 streams spread, requests included", "spread-100"), toOthers("1,000 streams spread, requests included", "spread-1000"),
 	[]aim{
-		{what: "CPU per token, unpaced, to evenkeel before", most: 1, row: "unpaced", is: cpuTo("unpaced", beforeName, chunkCPU)},
-		{what: "CPU per request of one token, one after the other, to vllm-router", most: 0.85, row: "single", is: cpuTo("single", routerName, requestCPU)},
-		{what: "CPU per request of one token, spread, to vllm-router", most: 0.85, row: "spread-single", is: cpuTo("spread-single", routerName, requestCPU)},
+		{what: "CPU per token, unpaced, to evenkeel before", most: 1, is: cpuTo("unpaced", beforeName, chunkCPU)},
+		{what: "CPU per request of one token, one after the other, to vllm-router", most: 0.85, is: cpuTo("single", routerName, requestCPU)},
+		{what: "CPU per request of one token, spread, to vllm-router", most: 0.85, is: cpuTo("spread-single", routerName, requestCPU)},
 		{what: "resident, 1,000 streams in steps", most: 60, unit: " MiB", is: figure("1000", resident)},
 		{what: "resident, 1,000 streams spread, requests included", most: 60, unit: " MiB", is: figure("spread-1000", resident)},
 		{what: "resident, 2,000 streams spread, requests included", most: 70, unit: " MiB", is: figure("spread-2000", resident)},
@@ -46,7 +45,7 @@ var aims = slices.Concat(
 // toOthers are the aims of a row beside the proxies that do not only copy bytes.
 func toOthers(load, row string) (list []aim) {
 	for _, peer := range []string{bareName, routerName} {
-		list = append(list, aim{what: fmt.Sprintf("CPU per chunk, %s, to %s", load, peer), most: 1, row: row, is: cpuTo(row, peer, chunkCPU)})
+		list = append(list, aim{what: fmt.Sprintf("CPU per chunk, %s, to %s", load, peer), most: 1, is: cpuTo(row, peer, chunkCPU)})
 	}
 	return list
 }
@@ -87,15 +86,4 @@ func (s *store) writeVerdicts(out io.Writer) {
 		}
 		fmt.Fprintf(out, "| %s | %s | %s | %s |\n", a.what, form(a.most), is, verdict)
 	}
-}
-
-// misses says whether an aim of a row's CPU time was measured and is missed.
-func (s *store) misses(row string) bool {
-	return slices.ContainsFunc(aims, func(a aim) bool {
-		if a.row != row {
-			return false
-		}
-		v, ok := a.is(s)
-		return ok && v.median > a.most
-	})
 }
