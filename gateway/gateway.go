@@ -1,5 +1,5 @@
 // Package gateway wires the parts of the proxy: it starts them, has them take up another
-// config, shuts them down, and says how they are. A request comes in by package door, and
+// config, shuts them down, and says how they are. A request comes in by package admission, and
 // what becomes of it then is in package request.
 package gateway
 

@@ -1,0 +1,70 @@
+package gateway
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/admission"
+	"evenkeel/gateway/adviser"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleetcall"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/loop"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/peerserver"
+	"evenkeel/gateway/reload"
+	"evenkeel/gateway/request"
+	"evenkeel/gateway/service"
+	"evenkeel/gateway/watch"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// Gateway is one running proxy.
+type Gateway struct {
+	log     *zap.Logger
+	reg     *prometheus.Registry
+	started time.Time
+
+	config     *reload.Reloader
+	service    *service.Service
+	client     *engine.Client
+	monitor    *engine.Monitor
+	fleet      *fleet.Fleet
+	discovery  *fleet.Discovery // nil: nothing is discovered
+	tier       *prefill.Tier
+	locals     *local.Ranks
+	places     *pool.Places
+	dispatcher *dispatcher.Dispatcher
+	owner      *owner.Set         // nil: everything is ours
+	peers      *peerserver.Peers  // nil: there are no others
+	meta       *metaserver.Server // nil: no decode engine calls back
+	journal    *journal.Journal
+	loops      loop.Set // that carry streamed answers
+	requests   *request.Server
+	advice     *adviser.Adviser
+	calls      *fleetcall.Caller
+	watch      *watch.Watch
+	seats      atomic.Uint64 // how many were asked for; their ids have the highest bit, and no request's id has it
+
+	door     *admission.Handler
+	bodies   *edge.Account
+	server   *edge.Server
+	listener *edge.Listener
+	admin    net.Listener
+
+	ctx        context.Context // ends when the last stream has
+	stop       context.CancelFunc
+	background sync.WaitGroup // loops that end with ctx
+}
