@@ -313,6 +313,9 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]told{{detect.Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
 		"imbalance costs": {func(d *detect.Facts) { d.Models[0].Groups[0].LostShare = 0.2 },
 			[]told{{detect.Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
+		"it does while a rank drains, as somebody wants it": {func(d *detect.Facts) {
+			d.Models[0].Groups[0].LostShare, d.Models[0].Groups[0].Ranks[3].State = 0.2, detect.RankDraining
+		}, []told{{detect.Warn, "ranks", "dp", "Decode rank 10.0.3.10:8000/3 of group dp drains: it takes no new requests"}}},
 		"a round is never sent": {func(d *detect.Facts) {
 			d.Models[0].Groups[0].Held, d.Models[0].Groups[0].Rounds = 3, &board.RoundStatus{HeldS: 10.4, MaxHoldS: 5}
 		}, []told{{detect.Bad, "ranks", "dp",

@@ -2,6 +2,7 @@ package detect
 
 import (
 	"fmt"
+	"slices"
 
 	"evenkeel/internal/words"
 )
@@ -127,7 +128,8 @@ func findPolicySlow(v *view, say say) {
 
 func findImbalance(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
-		if g.LostShare > lostShare {
+		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // it gets emptier, as somebody wants it
+		if g.LostShare > lostShare && !drains {
 			say(where, "", "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}
 	})

@@ -157,8 +157,12 @@ func (v Handed) apply(r *Roster, a *applying) {
 	}
 }
 
-// learn keeps what is known of an engine's processes. sign is not empty if there is a new one, or may be.
+// learn keeps what is known of an engine's processes. sign is not empty if there is a new one, or may be. Of an engine whose process was
+// never seen, no restart is reported.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
+	if !e.processes.seen() {
+		what = Forgotten
+	}
 	if e.processes = next; sign != "" {
 		a.add(Effect{What: what, Engine: e, Text: sign})
 	}

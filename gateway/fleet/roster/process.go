@@ -76,6 +76,9 @@ const (
 	signName    = "its hand-offs name another engine"
 )
 
+// seen says whether a process has said when it began, or has made a hand-off.
+func (p *Processes) seen() bool { return p.start != 0 || len(p.names) > 0 }
+
 // Newest is the number of the newest process.
 func (p *Processes) Newest() int { return p.first + max(0, len(p.fates)-1) }
 

@@ -297,6 +297,15 @@ func TestWhatIsToldOfProcesses(t *testing.T) {
 	require.True(t, known && made == s.Born("nobody"))
 }
 
+// An engine that is not there yet when the proxy starts has not restarted.
+func TestAnEngineThatWasNeverThereHasNotRestarted(t *testing.T) {
+	s := begin(t, "p1 d2")
+	s.tell(Health{Key: key("p1"), IsRefused: true})
+	require.Equal(t, []What{Forgotten}, s.whats())
+	s.tell(Health{Key: key("p1"), Status: engine.Status{Up: true, StartTime: 5}}, Health{Key: key("p1"), IsRefused: true})
+	require.Equal(t, []What{Restarted}, s.whats())
+}
+
 func TestWhatEnginesMissRequests(t *testing.T) {
 	s := begin(t, "p1 d2 d3 d4 d5~sglang p6").steps("p1 up m; d2 up m; d2 drains; d3 up; d4 up m; d4 away; d5 up m; p6 down m")
 	require.Equal(t, []string{
