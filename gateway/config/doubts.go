@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"evenkeel/mooncake"
 )
 
 // Doubts are settings of a valid config that are probably a mistake: a proxy that
@@ -15,6 +17,7 @@ func (c *Config) Doubts() []*Error {
 	d.engines(c)
 	d.pages(c)
 	d.profiles(c)
+	d.connectors(c)
 	d.sizes(reflect.ValueOf(c).Elem(), "$")
 	d.numbers(c)
 	slices.SortStableFunc(d.found, byPlace)
@@ -63,6 +66,27 @@ func (d *doubts) profiles(c *Config) {
 			!slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
 			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines "+
 				"that name no profile have the profile %s", name, DefaultProfile)
+		}
+	}
+}
+
+// connectors that only one side has: no engine of the other side takes what these engines hand over.
+func (d *doubts) connectors(c *Config) {
+	if c.Discovery.On() || c.Geo.On() {
+		return
+	}
+	has := map[string]map[string]bool{"prefill": {}, "decode": {}}
+	for role, e := range c.Engines.All() {
+		if has[role] != nil {
+			has[role][c.Profiles[e.Profile].Connector] = true
+		}
+	}
+	for role, others := range map[string]string{"prefill": "decode", "decode": "prefill"} {
+		for i, e := range c.Engines.of(role) {
+			if is := c.Profiles[e.Profile].Connector; len(has[others]) > 0 && !has[others][is] && is != mooncake.Opaque && !has[others][mooncake.Opaque] {
+				d.add(fmt.Sprintf("$.engines.%s[%d].profile", role, i), "this engine has profile %s, whose connector is %s, and no %s engine has that "+
+					"connector, so that they hand nothing over to each other; name the profile that the others have", e.Profile, is, others)
+			}
 		}
 	}
 }

@@ -235,6 +235,17 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 }
 
 func TestEverySiteWithoutAKeyIsDoubtful(t *testing.T) {
+	for decode, doubtful := range map[string]bool{"profile: nixl": false, "slots: 2": true} {
+		c, err := Parse("f.yaml", []byte("profiles: {nixl: {connector: nixl-pull}}\nengines: {prefill: [{url: \"http://a:1\", profile: nixl}], "+
+			"decode: [{url: \"http://b:1\", profile: nixl}, {url: \"http://c:1\", "+decode+"}]}\n"))
+		require.NoError(t, err)
+		require.NoError(t, c.Validate())
+		doubts := c.Doubts()
+		require.Equal(t, doubtful, len(doubts) == 1, "%s: %v", decode, doubts)
+		if doubtful {
+			require.Equal(t, "engines.decode[1].profile", doubts[0].Path)
+		}
+	}
 	const engines = "engines: {aggregated: [{url: \"http://a:1\"}]}\n"
 	for text, doubtful := range map[string]bool{
 		"cors: {origins: [\"*\"]}": true, "cors: {origins: [\"https://chat.example\"]}": false,
