@@ -83,7 +83,8 @@ func (d *doubts) connectors(c *Config) {
 	}
 	for role, others := range map[string]string{"prefill": "decode", "decode": "prefill"} {
 		for i, e := range c.Engines.of(role) {
-			if is := c.Profiles[e.Profile].Connector; len(has[others]) > 0 && !has[others][is] && is != mooncake.Opaque && !has[others][mooncake.Opaque] {
+			is, opaque := c.Profiles[e.Profile].Connector, mooncake.Opaque
+			if len(has[others]) > 0 && !has[others][is] && is != opaque && !has[others][opaque] {
 				d.add(fmt.Sprintf("$.engines.%s[%d].profile", role, i), "this engine has profile %s, whose connector is %s, and no %s engine has "+
 					"that connector, so that they hand nothing over to each other; name the profile that the others have", e.Profile, is, others)
 			}
