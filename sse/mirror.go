@@ -268,6 +268,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
 		return nil, Drop // the answer has begun already
 	}
+	m.final = m.final || f.choices == 0 && f.hasUsage
 	return m.edit(e, dst), Forward
 }
 
@@ -312,10 +313,14 @@ func (m *Mirror) Owed(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage, that the engine has told none, and that enough is known of the answer,
-// which is not one that goes on, to tell one in the engine's place.
+// LacksUsage says that the client asked for the usage and does not get it from the engine, whose answer is not one that goes on. The usage of a chunk before the last one, which evenkeel asks for,
+// is not for a client that asked for the final one.
 func (m *Mirror) LacksUsage() bool {
-	return m.ask.Usage && !m.usageSeen && m.ask.Seam == nil && m.ask.Trail != nil && m.ask.Trail.Head.ID != nil
+	gets := m.final || len(m.owed) > 0
+	if m.continuous || m.ask.DropFinalUsage || m.ask.Form != Chunks {
+		gets = m.usageSeen
+	}
+	return m.ask.Usage && !gets && m.ask.Seam == nil
 }
 
 // Untrack ends what Ask.Trail began.

@@ -24,7 +24,8 @@ type Mirror struct {
 	chunks     int  // with content
 	idsSeen    bool
 	usageSeen  bool
-	idsThen    int // ids and chunks when the last usage came, which has counted them
+	final      bool // the client has the final usage
+	idsThen    int  // ids and chunks when the last usage came, which has counted them
 	chunksThen int
 	started    bool
 	finish     string

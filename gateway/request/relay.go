@@ -139,7 +139,7 @@ func (s *stream) broke(err error) {
 	case s.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.answer.Mirror.LacksUsage() && max(s.answer.Mirror.Prompt(), s.job.prompt) > 0 {
+		if s.answer.Mirror.LacksUsage() && s.answer.Trail.Head.ID != nil && max(s.answer.Mirror.Prompt(), s.job.prompt) > 0 {
 			s.conclude(s.answer.Trail.Head, "")
 		}
 		s.ends()

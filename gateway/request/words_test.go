@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -281,4 +282,32 @@ func TestLogprobsOfSeveralPromptsAreStreamed(t *testing.T) {
 	require.Len(t, got.finishes, 2, r.body)
 	b.settle()
 	require.Zero(t, b.decodes())
+}
+
+// An engine that dies behind its finish_reason has told no final usage. The client that asked for it gets it from evenkeel, also where
+// chunks before had a usage that only evenkeel asked for.
+func TestTheFinalUsageIsToldInTheEnginesPlace(t *testing.T) {
+	t.Parallel()
+	for _, connector := range []string{mooncake.SGLang, mooncake.NIXLPull, mooncake.AscendLayerwise} {
+		for path, body := range map[string]string{
+			mooncake.Chat.Path():        talk(`"stream":true,"max_tokens":3,"stream_options":{"include_usage":true},`, reftext.MakePrompt(1, 25)),
+			mooncake.Completions.Path(): completion(reftext.MakePrompt(1, 25), `"stream":true,"max_tokens":3,"stream_options":{"include_usage":true},`),
+		} {
+			t.Run(connector+path, func(t *testing.T) {
+				t.Parallel()
+				b := start(t, setup{profile: mooncake.Profile{Connector: connector}})
+				whole := b.post(path, body).body
+				require.Len(t, usageOf(whole), 3)
+				require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, AfterTokens: 3}))
+				require.Equal(t, usageOf(whole), usageOf(b.post(path, body).body))
+				b.settle()
+			})
+		}
+	}
+}
+
+// usageOf are the counts of the final usage of a stream.
+func usageOf(body string) []string {
+	_, end, _ := strings.Cut(body, `"choices":[],"usage":`)
+	return regexp.MustCompile(`"\w*_tokens":\d+`).FindAllString(end, 3)
 }
