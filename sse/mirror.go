@@ -313,8 +313,8 @@ func (m *Mirror) Owed(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and does not get it from the engine, whose answer is not one that goes on. The usage of a chunk before the last one, which evenkeel asks for,
-// is not for a client that asked for the final one.
+// LacksUsage says that the client asked for the usage and does not get it from the engine, whose answer is not one that goes on. The
+// usage of a chunk before the last one, which evenkeel asks for, is not for a client that asked for the final one.
 func (m *Mirror) LacksUsage() bool {
 	gets := m.final || len(m.owed) > 0
 	if m.continuous || m.ask.DropFinalUsage || m.ask.Form != Chunks {
