@@ -33,7 +33,6 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-
 	answered prometheus.Counter // of attempts, as nearly all of them end
 	last     struct {           // choice: most are alike, so its series need not be looked up
 		policy, reason string

@@ -10,7 +10,7 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// abort ends requests of the caller by their names, as engines do: a name that no request of the caller has is passed over.
+// abort ends requests of the caller by their names, as engines do: a name that no request of the caller has is ignored.
 func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {

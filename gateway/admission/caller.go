@@ -24,13 +24,13 @@ import (
 
 // Handler serves the public listener.
 type Handler struct {
-	only     func() string // is sole, so that no request makes a value of the method
+	only     func() string // the method sole as a value, which is made once, not for each request
 	host     Host
 	routes   map[string]handler
 	endpoint endpointPage
 }
 
-// Host is the proxy that has the door.
+// Host is what a Handler needs of its proxy.
 type Host struct {
 	Started  time.Time
 	Ready    func() (ok bool, why string)
@@ -46,7 +46,7 @@ type Host struct {
 type ModelLoad struct {
 	Model            string
 	Running, Waiting int
-	KV               float64 // share of what the decode ranks hold that are up
+	KV               float64 // share of the KV memory of all decode ranks that are up, from 0 to 1
 }
 
 // endpointPage is the page of endpoint metrics. One request at a time makes it anew.
@@ -71,8 +71,8 @@ var strange = edge.Refusal{
 	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",
 }
 
-// keyOf finds the key in a request's head. Anthropic's clients send it as x-api-key; beside an
-// Authorization that is not looked at.
+// keyOf finds the key in a request's head. Anthropic's clients send it as x-api-key, which is
+// ignored if there is an Authorization.
 func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
 	set := d.host.Config.Keys()
 	if said := h.Peek("Authorization"); len(said) > 0 {
@@ -117,7 +117,7 @@ type incoming struct {
 type caller struct {
 	key     keys.Key
 	booked  int // answers charged to key, given back at the end
-	metered int // tokens taken of its minute beforehand
+	metered int // tokens taken of the key's minute before an engine counted them
 }
 
 // identify takes one request of the key's minute and one of its answers. It reads the
@@ -159,7 +159,7 @@ func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int
 		r.Priority = n
 	}
 	if flow := first(h, fairnessHeaders[:]); len(flow) > 0 {
-		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%flows, 10) // another key's flow of that name is another one
+		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%flows, 10) // the same name of another key is another flow
 	}
 }
 

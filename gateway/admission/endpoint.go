@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Anybody may ask for the page, and it asks the dispatcher. So it is made anew after endpointLasts at the soonest, takes endpointWaits at
-// most, and is no page any more after endpointStale.
+// Every client may ask for the page, and to make it the proxy asks the dispatcher. So a page lasts at least endpointLasts, making it takes
+// at most endpointWaits, and a page older than endpointStale is not sent.
 const (
 	endpointLasts = 200 * time.Millisecond
 	endpointWaits = time.Second
@@ -28,13 +28,13 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	page := d.endpoint.last.Load()
-	// others get the page of before
+	// other requests get the page before
 	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
 		d.look()
 		page = d.endpoint.last.Load()
 	}
 	if page == nil || time.Since(page.made) >= endpointStale {
-		ctx.SetStatusCode(http.StatusServiceUnavailable) // nobody knows
+		ctx.SetStatusCode(http.StatusServiceUnavailable) // the load is not known
 		return
 	}
 	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")

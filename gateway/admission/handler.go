@@ -26,7 +26,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// New makes the door of a proxy.
+// New makes the Handler of a proxy.
 func New(h Host) *Handler {
 	d := &Handler{host: h}
 	d.only, d.routes = d.sole, d.publicRoutes()
@@ -38,7 +38,7 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
 	shared := d.share(ctx)
 	route, ok := d.routes[path]
-	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // which may have slashes in it
+	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // a model's name may have slashes
 		route, ok = d.routes[oneModel]
 	}
 	switch {
@@ -93,7 +93,7 @@ func (d *Handler) Accept() openai.Limits {
 	return lim
 }
 
-// sole is the only model that is served here and in other regions; empty: there is another one, or none.
+// sole is the only model that is served here and in other regions; empty: there are several models, or none.
 func (d *Handler) sole() string {
 	engines := d.host.Fleet.Now()
 	name := engines.Sole()
@@ -102,7 +102,7 @@ func (d *Handler) sole() string {
 	}
 	for _, offered := range d.host.Requests.Node.Models() {
 		switch r, ok, _ := engines.Lookup(offered); {
-		case ok && r.Board == name: // it, or an adapter of it
+		case ok && r.Board == name: // the same model, or an adapter of it
 		case name == "":
 			name = offered
 		default:
@@ -112,7 +112,7 @@ func (d *Handler) sole() string {
 	return name
 }
 
-// complete serves the endpoints that are split: check, then one job or a fan-out.
+// complete serves the endpoints whose requests are split into prefill and decode.
 func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
 }
@@ -234,7 +234,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
-	engines := d.host.Fleet.Now() // one picture for all that is asked of it here
+	engines := d.host.Fleet.Now() // one state of the fleet for all questions below
 	m, ok, known := engines.Lookup(req.Model)
 	ok = ok && !m.Half
 	if !ep.Common() {
@@ -258,7 +258,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		if fail := req.Split(m.Rows); fail != nil {
 			return req, m, fail
 		}
-		if m.SGLang && req.PrefillOnly { // whose server ends when it gets a request without a room
+		if m.SGLang && req.PrefillOnly { // SGLang's server would end on it, because the request has no room
 			return req, m, noRows
 		}
 	}
@@ -280,7 +280,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return req, m, failure.Unserved("prefill", req.Model, m.Alone, engines.Lack(req.Model, false))
 	case !m.Decode:
 		return req, m, failure.Unserved("decode", req.Model, m.Alone, engines.Lack(req.Model, true))
-	case !ep.Common() && !engines.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
+	case !ep.Common() && !engines.Owned(m.Board, m.Name): // refuse before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
 		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
@@ -289,7 +289,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	return req, m, nil
 }
 
-// noRows refuses what no engine of SGLang answers where one prefills and another one decodes.
+// noRows refuses logprobs of a prompt: SGLang gives none if one engine prefills and another engine decodes.
 var noRows = &openai.Error{
 	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
 	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of " +
@@ -368,7 +368,7 @@ type servedModel struct {
 	MaxInput    int    `json:"max_input_tokens,omitempty"`
 }
 
-// newServedModel describes a model of which nobody knows when it was made: it is as old as the proxy.
+// newServedModel describes a model. When the model was made is not known, so the page gives the start of the proxy.
 func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 	return servedModel{
 		ID: name, Object: "model", Created: d.host.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
@@ -395,7 +395,7 @@ func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, http.StatusOK, page)
 }
 
-// showModel is one of them.
+// showModel is one model of that list.
 func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	if !d.mayAskForModels(ctx) {
 		return
@@ -444,7 +444,7 @@ func (d *Handler) health(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// healthcheck is the vllm-ascend proxy's dialect.
+// healthcheck answers in the form of vllm-ascend's proxy.
 func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
 	prefillers, decoders := d.host.Fleet.Now().Count()
 	ok, _ := d.host.Ready()
@@ -482,7 +482,7 @@ func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
 	})
 }
 
-// admitWhole checks such a request against what can be served at all.
+// admitWhole checks a request that is passed through against what can be served at all.
 func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (*openai.Request, []byte, *openai.Error) {
 	if fail := d.leaving(ctx, in); fail != nil {
 		return nil, nil, fail

@@ -26,7 +26,7 @@ func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 
 // busy refuses a request of another dispatcher for whose model too many wait here already.
 func (d *Handler) busy(from *geo.Hop, m fleet.Route) *openai.Error {
-	if from.N >= from.Max && !d.host.Fleet.Now().Begins(m.Board, m.Name) { // it could only wait here
+	if from.N >= from.Max && !d.host.Fleet.Now().Begins(m.Board, m.Name) { // the request may go no further, and could only wait here
 		return failure.NotOurs
 	}
 	if d.host.Requests.Node.Accepts(from.Sender(), d.host.Requests.Tier.Waiting(m.Name)) {

@@ -25,11 +25,11 @@ const (
 	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
 )
 
-// longestDeadline is of x-evenkeel-deadline-ms: a day. Nothing waits that long.
+// longestDeadline bounds x-evenkeel-deadline-ms: no request waits for a day.
 const longestDeadline = 24 * time.Hour
 
-// steer reads what a request says about its way: its session, which anybody may
-// name or end, and the class, the deadline, the prefill policy and the engines, which only a trusted caller may.
+// steer reads what a request says about its way: its session, which every caller may
+// name or end, and the class, the deadline, the prefill policy and the engines, which only a trusted caller may name.
 func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -112,7 +112,7 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *op
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
 		in.ToDecode = []int32{worker}
-		if r := engines.Rank(worker); r != nil && r.Group != "" { // its turn is one at its group
+		if r := engines.Rank(worker); r != nil && r.Group != "" { // then the group stands for the prefill engine
 			in.ToPrefill = r.Group
 		}
 	}
@@ -137,7 +137,7 @@ func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
 		if len(said) == 0 {
 			continue
 		}
-		if s, err := strconv.ParseFloat(string(said), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
+		if s, err := strconv.ParseFloat(string(said), 64); err == nil && s > 0 && s < 1e6 { // 0: no timeout
 			return arrive.Add(time.Duration(s * float64(time.Second)))
 		}
 	}

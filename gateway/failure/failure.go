@@ -28,26 +28,26 @@ import (
 	"evenkeel/sse"
 )
 
-// The errors that are the same for every request. Nobody changes them.
+// The errors that are the same for every request. No code changes them.
 var (
 	None     = new(openai.Error) // stands for the error of an answer that was whole
 	Gone     = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
 	Broken   = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
 	NotOurs  = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 	Leaving  = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	Deadline = openai.Unavailable("deadline_unmet", // before its prefill is spent in vain
+	Deadline = openai.Unavailable("deadline_unmet", // refused before a prefill would be in vain
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
-	// Late is that of a decode engine that began its answer after its KV may have become another prompt's.
+	// Late is the error if a decode engine began its answer after its KV may have become another prompt's.
 	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
 		"the decode engine was silent for so long that its answer could be made of another prompt's KV; send the request again")
-	// NoRoute is that of a request which is passed through, and whose endpoint no engine has.
+	// NoRoute is the error of a request that is passed through, and whose endpoint no engine has.
 	NoRoute = openai.NewError(http.StatusNotFound, "no_such_route",
 		"no engine that serves the model has this endpoint; it is one of another kind of model")
 	noneAlone = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
 )
 
 // Alone is the answer to a request that only a decode rank alone may serve, and that got none.
-// last is what came of its last attempt, nil if there was none.
+// last is the error of its last attempt, nil if there was none.
 func Alone(left bool, last *openai.Error) *openai.Error {
 	if left {
 		return Gone
@@ -188,7 +188,7 @@ func StatusOf(path string, status int, body []byte) int {
 	var said struct {
 		Error struct{ Message string }
 	}
-	_ = json.Unmarshal(body, &said) // what it is not has no message
+	_ = json.Unmarshal(body, &said) // a body of another form has no message
 	if first, _, ok := strings.Cut(said.Error.Message, ": "); ok && len(first) == 3 {
 		if n, err := strconv.Atoi(first); err == nil && (n == http.StatusTooManyRequests || n >= 500 && n < 600) {
 			return n
@@ -227,8 +227,8 @@ func NoSuchModel(name string) *openai.Error {
 	}
 }
 
-// Unplaced maps what the prefill tier says, or the dispatcher of an entry that it could not place: the side is the one that was waited
-// for. The prompt has so many tokens.
+// Unplaced maps an error of the prefill tier, or of the dispatcher for an entry that it could not place, to the client's error. side is
+// the side whose engines were waited for, and prompt the number of the prompt's tokens.
 func Unplaced(side string, err error, prompt int, model string, alone bool) *openai.Error {
 	var full *prefill.FullError
 	switch {
@@ -245,7 +245,7 @@ func Unplaced(side string, err error, prompt int, model string, alone bool) *ope
 		return Deadline
 	case errors.Is(err, prefill.ErrModelNotFound), errors.Is(err, board.ErrNotListed):
 		return NoSuchModel(model)
-	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
+	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped the policy since it was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled), errors.Is(err, board.ErrDraining):
 		return Leaving
@@ -288,15 +288,15 @@ func KindOf(contentType []byte) string {
 	return "a content type that we do not know"
 }
 
-// A Fault is a leg of an attempt that has ended without what it was for.
+// A Fault is a leg of an attempt that has ended without its result.
 type Fault struct {
 	lifecycle.Ended
 	Answer     *openai.Error // what the client sees if it is not tried again
-	Status     int           // that the engine answered; 0: none
+	Status     int           // the status of the engine's answer; 0: there was none
 	Err        error         // what failed, for the log
-	Engine     string        // the monitor's id, if it is to hear of the engine: a call broke, or the engine said something of itself
+	Engine     string        // its id, if the monitor must learn of it: a call broke, or the engine said something of itself; else empty
 	RetryAfter time.Duration
-	Rooms      int // how often the engine may give a request back for want of KV memory
+	Rooms      int // how often engines may give the request back because they have no KV memory left
 }
 
 // ErrMoved is why a call ended whose engine was taken out of service.
@@ -313,7 +313,7 @@ func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err err
 		Err: err}
 }
 
-// Said is a leg whose engine refused the request in an answer with status 200; nil: err is none of those, or the engine's own failure.
+// Said is a leg whose engine refused the request in an answer with status 200; nil: err is no such refusal, or is the engine's own failure.
 func Said(leg lifecycle.Leg, err error) *Fault {
 	var said *mooncake.SaidError
 	if !errors.As(err, &said) {
@@ -328,7 +328,7 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 		Err: err}
 }
 
-// OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive is either engine's fault.
+// OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive may be the fault of either engine.
 func (f *Fault) OfEngine() bool {
 	return f != nil && f.Ended.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
 }

@@ -23,20 +23,20 @@ import (
 	"evenkeel/prefill"
 )
 
-// What becomes of a hand-off that is discarded, as drains_total labels it. All but
-// the first leave it to the prefiller's hold timeout.
+// What becomes of a hand-off that is discarded, as evenkeel_drains_total labels it. All but
+// the first leave its KV to the prefill engine's hold timeout.
 const (
 	discardDone     = "drained"
 	discardUnplaced = "unplaced" // no rank had room in time
 	discardCrowded  = "crowded"  // too many others waited already
 	discardExpired  = "expired"
 	discardFailed   = "failed"  // the decode engine broke the call
-	discardRefused  = "refused" // it refused, and is not known to free anything then
+	discardRefused  = "refused" // the decode engine refused the call, and is not known to have the KV freed then
 )
 
 // Config is what a Discarder needs of the proxy.
 type Config struct {
-	Context    context.Context // ends when the last stream has
+	Context    context.Context // ends when the last stream has ended
 	Settings   func() *fleet.Settings
 	Client     *engine.Client
 	Monitor    Monitor
@@ -48,7 +48,7 @@ type Config struct {
 	Log        *zap.Logger
 }
 
-// Monitor is told how engines did, and says which hand-offs a prefill engine has given away.
+// Monitor takes reports of how engines did, and says how many hand-offs a prefill engine has given away.
 type Monitor interface {
 	Judge(instance string, v engine.Verdict, why error)
 	Report(instance string, err error)
@@ -75,11 +75,11 @@ type Dispatcher interface {
 // A Discarder throws hand-offs away from which no answer is made.
 type Discarder struct {
 	Config
-	service.Leftovers // of hand-offs
+	service.Leftovers // the discards that run
 	outcomes          *prometheus.CounterVec
 }
 
-// NewDiscarder makes the one of a proxy.
+// NewDiscarder makes the Discarder of a proxy.
 func NewDiscarder(c Config) *Discarder {
 	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_drains_total", Help: "Hand-offs that no client waits for any more, by what became of them. drained: a decode engine " +
@@ -112,7 +112,7 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 				zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
 		}
 	}
-	// Each keeps its request's body: no more of them than the pool has places.
+	// Each discard keeps its request's body, so no more discards run at once than the pool has places.
 	switch err := d.Run(d.Places.Size(), func() {
 		outcome, err := d.discardNow(h)
 		if err == nil && freed != nil {
@@ -156,7 +156,7 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 			outcome == discardFailed {
 			return outcome, err
 		}
-		select { // a moment for the monitor to hear of it
+		select { // a pause, so that the monitor can learn of the failure
 		case <-time.After(d.Settings().Prefill.Retry.Base << try):
 		case <-d.Context.Done():
 			return outcome, err
@@ -165,13 +165,14 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 }
 
 // discardOn has the rank of a slot decode one token. again: it failed, and another
-// rank may still do it. One that was silent all its time is the last: if the hand-off
-// is the cause, the next decode would hold its slot as long.
+// rank may still do it. After a rank that was silent for all its time no other is tried:
+// if the hand-off is the cause, the next decode would hold its slot as long.
 func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, again bool, err error) {
 	end := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, end) }()
 	now := time.Now()
-	// the pull needs some time before the prefiller frees the blocks by itself; so does one that comes back from another rank
+	// After PulledBy too little time is left for a pull before the prefill engine frees the blocks by itself. This also holds for a
+	// hand-off that comes back from another rank.
 	if !now.Before(h.PulledBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
@@ -190,7 +191,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		Path: h.Endpoint.Path(), Beyond: slot.Beyond,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
-	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it
+	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard
 	if slot.Beyond {
 		rank.Traffic.Beyond(1)
 		defer rank.Traffic.Beyond(-1)

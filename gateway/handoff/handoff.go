@@ -1,5 +1,5 @@
-// Package handoff holds prefilled prompts: until when one may be decoded, and what
-// becomes of one from which no answer is made.
+// Package handoff has the hand-offs of prefilled prompts: until when a hand-off may be
+// decoded, and what becomes of a hand-off from which no answer is made.
 package handoff
 
 import (
@@ -31,7 +31,7 @@ type Handoff struct {
 	seen  witness
 }
 
-// Origin is the attempt that prefilled it. Its request may be at another by then.
+// Origin is the attempt that made the hand-off. Its request may be at another attempt when the hand-off is used.
 type Origin struct {
 	Request  zapcore.ObjectMarshaler // names it in the log
 	ID       string                  // of the request
@@ -84,16 +84,16 @@ func (h *Handoff) PulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
-// BindBy is until when it may wait for a rank. It is a little before the deadline,
-// because the hand-off must also be sent before the deadline.
+// BindBy is until when the hand-off may wait for a rank. It is a little before the
+// deadline, because the hand-off must also be sent before the deadline.
 func (h *Handoff) BindBy() time.Time {
 	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
 }
 
-// ErrOutlived ends what a hand-off was for whose prefill engine is another process now.
+// ErrOutlived is the error of a hand-off whose prefill engine is another process now.
 var ErrOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")
 
-// ErrLate ends an answer whose KV was perhaps another prompt's when it was read.
+// ErrLate is the error of an answer whose KV was perhaps another prompt's when it was read.
 var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began " +
 	"its answer after that: it may be made of another prompt's KV")
 
@@ -102,7 +102,8 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 // it did get.
 const BlockTokens = 128
 
-// Settle gives a prompt's lease back as the end of its leg wants it. why is the fault that the leg ended with; nil: there was none.
+// Settle gives a prompt's lease back, in the way that the end of its leg requires. why is the fault that the leg ended with; nil: there was
+// none.
 func Settle(l *prefill.Lease, how lifecycle.How, why *failure.Fault) {
 	if (how == lifecycle.Refuse || how == lifecycle.Lose) && why != nil && why.Err != nil {
 		l.Blame(why.Err.Error())
@@ -114,7 +115,7 @@ func Settle(l *prefill.Lease, how lifecycle.How, why *failure.Fault) {
 		l.Failed(false, 0)
 	case lifecycle.Lose:
 		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
-	default: // also of what is not fetched, for want of somebody who does
+	default: // also KV that should be discarded, but that no engine will fetch
 		l.Orphan()
 	}
 }
@@ -162,9 +163,9 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 	}
 }
 
-// Patience is how much longer an answer in one piece is waited for, of which so many tokens were asked for at an instant. Nothing
-// comes before all of it has. So after limits.probe_timeout it is waited for as long as the core of its rank gives signs of
-// life, by events of other streams or by gauges, and at most for as long as its tokens may take.
+// Patience is how much longer evenkeel waits for an answer in one piece. asked is when the engine was asked for it, and tokens is how many
+// tokens it may have. Nothing arrives before all of the answer is computed. So after limits.probe_timeout evenkeel waits as long as the
+// core of the rank gives signs of life, by events of other streams or by gauges, and at most for as long as the tokens may take.
 func Patience(r *fleet.Rank, set *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	last := asked.Add(set.Limits.ProbeTimeout)
 	most := last.Add(time.Duration(tokens) * slowestToken)
@@ -177,11 +178,11 @@ func Patience(r *fleet.Rank, set *fleet.Settings, asked time.Time, tokens int, n
 	return last.Sub(now)
 }
 
-// slowestToken is longer than any engine takes for a token with which a client is content. It only bounds the wait for an engine
+// slowestToken is longer than an engine takes for a token at any speed that clients accept. It only bounds the wait for an engine
 // that has lost one request and goes on with others.
 const slowestToken = time.Second
 
-// LimitWhole ends the call of an answer in one piece when that is not waited for any longer.
+// LimitWhole ends the call of an answer in one piece when Patience is over.
 func LimitWhole(r *fleet.Rank, call *engine.Call, set *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
 	return Watch(Patience(r, set, asked, tokens, asked), func() time.Duration {
@@ -222,10 +223,10 @@ func (h *Handoff) Witness(m Monitor) {
 	h.seen.before = ever - held
 }
 
-// Refuted says that the first event of an answer has come, and that the prefill engine may have given the KV away before. It
-// is asked where only renewals can have kept the KV: has it given away more, since the hand-off was sent, than what was
-// left to it? An engine that does not say refutes nothing. What another proxy left to it looks the same; the prompt is
-// prefilled once more then.
+// Refuted says that the prefill engine may have given the KV away before the first event of the answer came. It only looks if
+// nothing but renewals can have kept the KV. Then it compares how many hand-offs the engine has given away since this one was
+// sent with how many were left to the engine. An engine that does not report the number refutes nothing. If another proxy left
+// hand-offs to the engine, that looks the same, and the prompt is prefilled once more.
 func (h *Handoff) Refuted(ctx context.Context, m Monitor, w *engine.Wait, now time.Time) bool {
 	if h == nil || !h.seen.known || !w.Renewed(now) {
 		return false
@@ -235,6 +236,6 @@ func (h *Handoff) Refuted(ctx context.Context, m Monitor, w *engine.Wait, now ti
 	if !known || n-h.seen.expired <= float64(ever-h.seen.before) {
 		return false
 	}
-	w.Resalt() // the decode engine may have cached it
+	w.Resalt() // the decode engine may have cached the wrong KV
 	return true
 }

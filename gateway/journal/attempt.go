@@ -12,7 +12,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// show takes an event in as a part of the attempt that is under way: in the receipt and the spans.
+// show adds an event to the attempt that is under way: in the receipt and the spans.
 func (r *Request) show(e *Event) {
 	n := &r.attempt
 	if r.live == nil && !r.span.Recording() || e.What == Failed && !n.open {
@@ -63,7 +63,7 @@ func (r *Request) begin() {
 	n.open, n.again, n.phase, n.since = true, false, "", now
 }
 
-// step ends the present step and begins that of the event, which has none if the attempt has failed.
+// step ends the present step and begins the step of the event. If the attempt has failed, no step begins.
 func (r *Request) step(e *Event) {
 	n, now := &r.attempt, time.Now()
 	if n.phase != "" {
@@ -79,7 +79,7 @@ func (r *Request) step(e *Event) {
 	n.phase, n.since = e.Phase, now
 }
 
-// toReceipt takes an event in as a part of the receipt.
+// toReceipt adds an event to the receipt.
 func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
 	switch {
 	case e.What == Parsed && e.Req != nil:
@@ -112,7 +112,7 @@ func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
 	}
 }
 
-// toSpans takes an event in as a span, or as a part of one.
+// toSpans adds an event as a span, or as a part of a span.
 func (r *Request) toSpans(e *Event) {
 	n := &r.attempt
 	switch e.What {

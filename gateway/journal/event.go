@@ -25,7 +25,7 @@ const (
 	Placed                     // Slot: which decode rank the finished prefill got; Took: it waited so long
 	PlacedTogether             // Slot: which rank prefills and decodes the request; Tokens: expected in its prefix cache. After Placed
 	PlacedLocally              // Slot: which decode rank computes the prompt itself; Tokens: expected in its prefix cache
-	Coupled                    // Took: until its decode engine had said where the KV goes, 0 where none says that; Slot
+	Coupled                    // Took: until its decode engine had said where the KV goes, 0: with its connector none says that; Slot
 	First                      // At: when the first event of the answer came; Sent: when the decode call began, zero: none did
 	Relayed                    // Took, Tokens: of the answer from its first event on
 	Paced                      // Took, Tokens: from the first tokens of a whole answer to its last ones
@@ -37,14 +37,14 @@ const (
 // Event is one thing that happened to a request, or to one leg of it.
 type Event struct {
 	What    What
-	Took    time.Duration // as What says, and so are At, Sent and Tokens
+	Took    time.Duration // the meaning of Took, At, Sent and Tokens depends on What
 	At      time.Time
 	Sent    time.Time
 	Phase   Phase
 	Left    bool   // the client has left, and the request stays in the phase in which it left
 	Call    string // name of the call that this phase and the next ones are part of; empty: the one before
-	Engine  string // that the request is passed through to
-	Peer    string // other dispatcher that is asked for the answer
+	Engine  string // the engine that the request is passed through to
+	Peer    string // the other dispatcher that is asked for the answer
 	Early   bool   // the decode rank was bound before the prefill
 	Req     *openai.Request
 	Lease   *prefill.Lease
@@ -55,7 +55,7 @@ type Event struct {
 	Cause   string
 	On      string        // the engine or rank that failed; empty: none did, or it is not known which
 	Status  int           // of the engine
-	Answer  *openai.Error // that a client would get; nil: the attempt was not in vain
+	Answer  *openai.Error // the error that a client would get; nil: the attempt was not in vain
 
 	prefill *receipt.Prefill // of Lease
 	decode  *receipt.Decode  // of Slot
@@ -66,11 +66,11 @@ func (r *Request) Report(e Event) {
 	r.note(&e)
 	r.show(&e)
 	if e.Slot != nil {
-		e.Slot.Trace = nil // as long as the answer runs only the receipt has them
+		e.Slot.Trace = nil // the receipt has what it needs of the trace, so free it while the answer runs
 	}
 }
 
-// note takes an event in as facts and metrics.
+// note adds an event to the facts and metrics.
 func (r *Request) note(e *Event) {
 	g, s := r.journal, e.Slot
 	switch e.What {

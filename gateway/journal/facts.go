@@ -18,8 +18,8 @@ type Facts struct {
 	PromptTokens int       `json:"prompt_tokens"`
 	CachedTokens int       `json:"cached_tokens"`
 	Route        string    `json:"route,omitempty"`                // Disaggregated, Aggregated, Local or Passed; empty: no engine began
-	Engine       string    `json:"engine,omitempty"`               // Passed: which one
-	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the rank had to compute which also decodes, as predicted
+	Engine       string    `json:"engine,omitempty"`               // the engine of a Passed request
+	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // prompt tokens that the decode rank had to compute, as predicted
 	OutputTokens int       `json:"output_tokens"`
 	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
 	QueueMs      float64   `json:"queue_ms"`
@@ -27,12 +27,12 @@ type Facts struct {
 	WaitMs       float64   `json:"wait_ms"`
 	TransferMs   float64   `json:"transfer_ms"`
 	TTFTMs       float64   `json:"ttft_ms"`
-	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: to no rank
-	BindMs       float64   `json:"bind_ms,omitempty"`     // AtArrival: until then, from the request's arrival
-	CallbackMs   float64   `json:"callback_ms,omitempty"` // until the decode engine had said where the KV goes
+	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: it was bound to no rank
+	BindMs       float64   `json:"bind_ms,omitempty"`     // AtArrival: time from the request's arrival until it was bound
+	CallbackMs   float64   `json:"callback_ms,omitempty"` // time until the decode engine had said where the KV goes
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
-	Inexact      bool      `json:"inexact,omitempty"` // the answer went on by its text after a loss, which the engine tokenised anew
+	Inexact      bool      `json:"inexact,omitempty"` // after a loss the answer went on from its text, which the engine tokenised anew
 	Outcome      string    `json:"outcome"`
 	Peer         string    `json:"peer,omitempty"`   // another dispatcher that the request was sent to
 	Origin       string    `json:"origin,omitempty"` // the dispatcher that it came from

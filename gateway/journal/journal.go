@@ -1,6 +1,6 @@
-// Package journal writes what is told of requests. A request reports each event of its life
-// once (Request.Tell). Its facts, of which the request log and the metrics are made, its
-// receipt and its spans take the event in.
+// Package journal writes what is reported of requests. A request reports each event of its
+// life once (Request.Report). The event goes into its facts, of which the request log and the
+// metrics are made, into its receipt and into its spans.
 package journal
 
 import (
@@ -84,7 +84,7 @@ func (g *Journal) Close() error {
 }
 
 // Refused counts a request that has no record, because no handler saw it. The recent
-// figures have it where it failed: a flood of malformed requests would hide that the
+// figures only count it if it failed: a flood of malformed requests would hide that the
 // requests of others fail.
 func (g *Journal) Refused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
@@ -111,7 +111,7 @@ var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide
 
 func (g *Journal) stage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
 
-// both observes twice.
+// both observes a value for the metric and for the recent figures.
 type both struct{ forever, lately prometheus.Observer }
 
 func (b both) Observe(v float64) {

@@ -22,7 +22,7 @@ func Outcome(e *openai.Error) string {
 	return "engine_error"
 }
 
-// outcomes are the codes of our own errors, and what stands for an engine's.
+// outcomes are the codes of our own errors, and the codes that stand for an engine's error.
 var outcomes = []string{
 	"client_closed", "invalid_api_key", "bad_priority", "bad_policy", "bad_target", "bad_session_end", "bad_class", "bad_deadline",
 	"rate_limit_exceeded", "queue_full", "too_many_answers", "queue_timeout", "deadline_unmet", "prefill_kv_exhausted", "pool_timeout",

@@ -12,25 +12,25 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// recent is what the requests of the last minute came to, for people who look at the
-// proxy now. Metrics keep the same for ever; these figures need no one who scrapes them.
+// recent has figures about the last requests, for people who look at the proxy now.
+// Metrics have the same, but only with a server that scrapes them.
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
-	own           atomic.Uint64 // of those that failed, by a limit of the caller's key
+	own           atomic.Uint64 // failed requests that were refused by a limit of their caller's key
 
-	mu       sync.Mutex // only requests that failed take it, and who asks
+	mu       sync.Mutex // taken by requests that failed, and by readers
 	failures map[detect.Outcome]uint64
 	whys     map[detect.Outcome]detect.Why
-	given    bool // to somebody, so that they stay as they are
+	given    bool // a reader has failures and whys, so that they must not change any more
 }
 
-// shared is how long a limit of one key hides no limit of all.
+// shared is how long the reason of a limit that all callers share stays, before that of one key's own limit may replace it.
 const shared = 10 * time.Second
 
 // end counts a request; fail is nil for an answer that was whole.
 func (r *recent) end(fail *openai.Error) {
-	if fail != nil && fail.Status == http.StatusUnauthorized { // a stranger: a flood of them would hide that the requests of others fail
+	if fail != nil && fail.Status == http.StatusUnauthorized { // no valid key: a flood of these would hide that the requests of others fail
 		return
 	}
 	r.ended.Add(1)
@@ -56,13 +56,13 @@ func (r *recent) end(fail *openai.Error) {
 	}
 }
 
-// failed leaves out what clients did wrong themselves.
+// failed says whether a request failed, other than by what its client did wrong: 5xx and 429.
 func failed(fail *openai.Error) bool {
 	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
-// fails are the failures since the start, and why the last one of each was. Nobody writes to what it returns: the next request that
-// fails makes copies.
+// fails returns the failures since the start, and the reason of the last failure of each kind. The maps do not change any more: the next
+// request that fails makes copies.
 func (r *recent) fails() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,11 +75,11 @@ func (r *recent) fails() (map[detect.Outcome]uint64, map[detect.Outcome]detect.W
 // 5 % at most.
 type minute struct {
 	mu    sync.Mutex
-	parts [minuteParts + 1]part // the one that fills, and a whole minute
+	parts [minuteParts + 1]part // the part that fills, and those of a whole minute
 }
 
 type part struct {
-	number  int64 // of this length since 1970
+	number  int64 // counted in parts of this length since 1970
 	classes [classes]uint32
 }
 
@@ -141,16 +141,16 @@ func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 	return 0
 }
 
-// Recent is what clients got over the last minute.
+// Recent is what clients got: latencies over the last minute, and counts since the start.
 type Recent struct {
 	TTFT, TPOT    detect.Latency
 	Ended, Failed uint64                        // requests since the start; failed: 5xx and 429
-	Own           uint64                        // of Failed, by a limit of the caller's key
-	Failures      map[detect.Outcome]uint64     // those that failed, by how
-	Whys          map[detect.Outcome]detect.Why // of the last one of each, where somebody told it
+	Own           uint64                        // of Failed, those refused by a limit of their caller's key
+	Failures      map[detect.Outcome]uint64     // failed requests since the start, by outcome
+	Whys          map[detect.Outcome]detect.Why // reasons of the last failure of each outcome, where one is known
 }
 
-// Recent tells what clients got lately.
+// Recent returns the figures of now.
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.fails()

@@ -23,7 +23,7 @@ type Journal struct {
 	log      *zap.Logger
 
 	requests   *prometheus.CounterVec
-	whole      prometheus.Counter // of requests: ok
+	whole      prometheus.Counter // the counter of requests whose outcome is ok
 	spans      *prometheus.CounterVec
 	stages     [stages]prometheus.Observer
 	ttft, tpot prometheus.Observer
@@ -31,8 +31,8 @@ type Journal struct {
 	released   map[Phase]prometheus.Observer
 }
 
-// A Request is what is told of one request, or of one leg of a fan-out: its facts,
-// and the attempt that is under way. Only the goroutine that serves it writes here.
+// A Request is the record of one request, or of one leg of a fan-out: its facts, and
+// the attempt that is under way. Only the goroutine that serves the request writes here.
 type Request struct {
 	Facts
 	Reached Phase // how far it is, or was when its client left
@@ -49,10 +49,10 @@ type Request struct {
 // attempt is the try to serve a request that is under way: one attempt of its
 // receipt, and the spans of it.
 type attempt struct {
-	open   bool      // one is under way
-	number int       // of it, or of the last one
+	open   bool      // an attempt is under way
+	number int       // number of this attempt, or of the last one
 	index  int       // in the receipt; -1: not kept
-	phase  Phase     // its present step; empty: between two
+	phase  Phase     // its present step; empty: no step is under way
 	since  time.Time // when the step began, or when the last attempt failed
 	again  bool      // the last attempt failed, and this is the next
 

@@ -13,9 +13,9 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// What spans say. Everything here but spanFailed is called for spans that are recorded only.
+// This file has what spans say. Everything but spanFailed is only called for spans that are recorded.
 // Names that begin with gen_ai, http, url or error are OpenTelemetry's semantic
-// conventions (GenAI as of 1.41); what these have no word for is ours.
+// conventions (GenAI as of 1.41). The other names are evenkeel's own.
 
 // operation is gen_ai.operation.name.
 func operation(path string) string {
@@ -70,7 +70,7 @@ func spanStep(n *attempt, p Phase) *tracing.Span {
 	return cmp.Or(n.call, n.span).Child(name, calls)
 }
 
-// stepNames are what spans call phases. Prefill is one's name within a decode call.
+// stepNames are the names of phases in spans. Prefill has this name within a decode call, and else is a probe.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
 func spanChose(s *tracing.Span, p *receipt.Prefill) {
@@ -125,7 +125,7 @@ func spanBound(s *tracing.Span, d *receipt.Decode) {
 	s.Event("admit", list...)
 }
 
-// spanFailed: what the client did is no failure of ours; an answer of nil is none at all.
+// spanFailed notes a failure. A fault of the client's does not mark the span as failed. answer nil: nothing failed.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	if answer == nil || !s.Recording() {
 		return
@@ -138,8 +138,8 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	s.Fail(kind, receipt.Clip(cause))
 }
 
-// spanEnded: the time to the first event is gen_ai.server.time_to_first_token of
-// the metrics' conventions, which name it so for spans.
+// spanEnded notes how the request ended. The time to the first event is
+// gen_ai.server.time_to_first_token in the metrics' conventions; for spans its name differs.
 func spanEnded(r *Request, fail *openai.Error, status int) {
 	r.span.Set(
 		attribute.String("evenkeel.outcome", r.Outcome),

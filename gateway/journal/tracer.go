@@ -15,8 +15,8 @@ import (
 // after a reload.
 const flushTime = 5 * time.Second
 
-// Traces reads what a config says of traces. Once begin is called, requests that come are
-// traced so, and what traced them before exports its last spans.
+// Traces reads what a config says of traces. Once begin is called, new requests are traced
+// as the config says, and the tracer before exports its last spans.
 func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
 	if c.Endpoint == "" {
 		return func() error { g.trace(nil); return nil }, nil
@@ -38,7 +38,7 @@ func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
 	}, nil
 }
 
-// trace has requests that come from now on traced by t, nil for not at all.
+// trace has t trace the requests that come from now on; t nil: they are not traced.
 func (g *Journal) trace(t *tracing.Tracer) {
 	if old := g.tracer.Swap(t); old != nil {
 		g.flushes.Go(func() {

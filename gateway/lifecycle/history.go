@@ -13,10 +13,10 @@ package lifecycle
 //	returned     returned     -           -          strandedLast unowned    -
 //	strandedLast strandedLast -           -          -            unowned    -
 //
-// A request is asked about, whether another dispatcher should have it, in the states
-// arrived, triedHere and unowned. Once it has got its turn here it stays: a retry does
-// not leave. Only a request whose client has nothing yet moves at all; a lost answer
-// that goes on elsewhere is served here, or ends.
+// In the states arrived, triedHere and unowned, evenkeel asks whether another dispatcher
+// should have the request. Once it has got its turn here it stays: a retry does not
+// leave. Only a request whose client has nothing yet moves at all; a lost answer goes on
+// through this proxy, or ends.
 type history uint8
 
 const (
@@ -50,7 +50,7 @@ var moves = map[history]map[move]history{
 	strandedLast: {turned: strandedLast, lostGroup: unowned},
 }
 
-// moves makes a move and says whether it is legal. One that is not changes nothing.
+// moves makes a move and says whether it is legal. A move that is not legal changes nothing.
 func (h *history) moves(m move) (ok bool) {
 	next, ok := moves[*h][m]
 	if ok {

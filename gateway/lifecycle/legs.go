@@ -15,8 +15,8 @@ const (
 	uncalled prefilling = iota // it waits until the decode engine says where the KV goes
 	due                        // it may be sent
 	running                    // a prefill engine may have it
-	aborting                   // it may have it still, and was told to abort it
-	seeking                    // its engine took nothing, and another one is looked for, or found
+	aborting                   // the prefill engine may still have it, and was told to abort it
+	seeking                    // its engine took nothing, and another engine is looked for, or found
 	answered                   // the prefill engine has answered well
 	gone                       // it has ended without an answer, or there is nothing to prefill
 )
@@ -25,16 +25,16 @@ type decoding uint8
 
 const (
 	opens decoding = iota // its first event has not come
-	begun                 // it has
-	fell                  // it ended without one
-	over                  // it ended after it
+	begun                 // its first event has come
+	fell                  // it ended without a first event
+	over                  // it ended after its first event
 )
 
 // blocks are what the decode engine has for the request.
 type blocks uint8
 
 const (
-	unknown  blocks = iota // it has not said so yet
+	unknown  blocks = iota // the decode engine has not said so yet
 	waiting                // blocks that wait for KV
 	needless               // all of the prompt: nothing is to be prefilled
 )
@@ -51,19 +51,19 @@ type Pair struct {
 	deaf    bool  // the decode engine may not heed an abort
 	leased  bool  // the prefill's lease is not settled
 	Left    bool  // the client left before the first event
-	counted int   // tokens of the prompt, by the decode engine
-	prompt  int   // and by the prefill engine; 0: it did not say so
+	counted int   // tokens of the prompt, as the decode engine counted them; 0: it did not say so
+	prompt  int   // the same, as the prefill engine counted them
 	Failed  bool  // one leg has ended the other, or the answer may not be believed
-	why     Ended // of Failed
+	why     Ended // why Failed is set
 }
 
-// newPair is that of an attempt that begins. It has the lease of the prompt.
+// newPair returns the pair of an attempt that begins. The pair has the lease of the prompt.
 func newPair(d Dialect, whole, deaf bool) Pair {
 	p := Pair{dialect: d, prefill: due, whole: whole, deaf: deaf, leased: true}
 	if d.CallsBack {
 		p.prefill = uncalled
 	}
-	if d.Keeps { // the decode engine makes room by itself
+	if d.Keeps { // the decode engine takes its blocks without a callback
 		p.blocks = waiting
 	}
 	return p
@@ -72,7 +72,7 @@ func newPair(d Dialect, whole, deaf bool) Pair {
 // Answered says whether the prefill engine has answered well.
 func (p *Pair) Answered() bool { return p.prefill == answered }
 
-// Aborting says whether the prefill engine was told to abort the request, so that an answer which says so is no failure of its own.
+// Aborting says whether the prefill engine was told to abort the request. If its answer then says that it did, that is no failure.
 func (p *Pair) Aborting() bool { return p.prefill == aborting }
 
 // Begun says whether the first event has come.
@@ -165,7 +165,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// abort ends the prefill leg with a connector whose engines are told to.
+// abort ends the prefill leg. It is for connectors whose engines can be told to abort a request (Dialect.Aborts).
 func (p *Pair) abort(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
@@ -201,14 +201,14 @@ func (p *Pair) called(e Event, dst []Effect) []Effect {
 	if p.blocks = waiting; e.What == NeedsNothing {
 		p.blocks = needless
 	}
-	if p.Closed() { // at the same moment
+	if p.Closed() { // the decode leg ended at the same moment
 		dst = append(dst, Effect{Do: Forget})
 	}
 	switch {
 	case e.What == Miscalled:
 		p.prefill = gone
 		return p.settle(Free, p.fail(e.End, dst))
-	case !p.leased: // the answer has begun without it
+	case !p.leased: // the answer has begun without a prefill
 		p.prefill = gone
 	case e.What == NeedsNothing:
 		p.prefill = answered
@@ -225,7 +225,7 @@ func (p *Pair) await(dst []Effect) []Effect {
 	}
 	x := Effect{Do: AwaitFirst, Until: ByFirstEvent}
 	switch {
-	case p.whole: // it has no event before its end
+	case p.whole: // the answer has no event before its end
 		x.Until = ByWhole
 	case p.dialect.Keeps:
 		x.Until = ByHold
@@ -233,7 +233,8 @@ func (p *Pair) await(dst []Effect) []Effect {
 	return append(dst, x)
 }
 
-// Confirms is how long the prefill engine's word is waited for that the KV of an answer was whole, where an answer shows nothing of that.
+// Confirms is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors
+// the answer itself shows that, and there is no wait (NotHere).
 func (p *Pair) Confirms() Limit {
 	if p.dialect.Aborts {
 		return ByGrace
@@ -254,7 +255,7 @@ func (p *Pair) done(e Event, dst []Effect) []Effect {
 	switch {
 	case !p.dialect.Keeps && !p.dialect.Aborts, p.Begun(), p.dialect.Aborts && p.Closed(): // the KV has been written, or is where it belongs
 		dst = p.settle(Free, dst)
-	case p.Closed(): // nobody fetches it
+	case p.Closed(): // no decode engine will fetch the KV
 		dst = p.settle(Orphan, dst)
 	}
 	return p.await(p.compare(dst))
@@ -265,7 +266,7 @@ func (p *Pair) began(e Event, dst []Effect) []Effect {
 		dst = p.fail(e.End, dst)
 	}
 	p.decode, p.counted = begun, e.Prompt
-	if p.dialect.CallsBack && p.blocks == unknown { // it needed nothing, and has not said so
+	if p.dialect.CallsBack && p.blocks == unknown { // the decode engine needed no prefill, and has not called back to say so
 		dst = p.settle(Free, dst)
 	}
 	dst = append(dst, Effect{Do: StopWaiting})
@@ -275,7 +276,7 @@ func (p *Pair) began(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// compare ends a decode leg that has more of the prompt than was prefilled.
+// compare ends the decode leg if the decode engine counted more prompt tokens than the prefill engine: then KV is missing.
 func (p *Pair) compare(dst []Effect) []Effect {
 	if p.dialect.Aborts && p.Begun() && p.prefill == answered && p.prompt > 0 && p.prompt < p.counted {
 		return p.fail(Ended{Far: Through, Why: Incomplete}, dst)
@@ -285,7 +286,7 @@ func (p *Pair) compare(dst []Effect) []Effect {
 
 // fell ends the prefill leg after the decode leg has ended without a first event, where that is of use.
 func (p *Pair) fell(how EndReason, dst []Effect) []Effect {
-	if p.decode == begun { // and its first event is not believed
+	if p.decode == begun { // its first event came, but was not believed
 		p.decode = over
 	} else {
 		p.decode = fell
@@ -306,7 +307,7 @@ func (p *Pair) fell(how EndReason, dst []Effect) []Effect {
 	if how != Declined && !p.Left {
 		dst = append(dst, Effect{Do: CountLoss})
 	}
-	// the decode leg is closed then, and its pages must not be given away while they are written
+	// After this wait the decode leg is closed. Its engine must not give pages away that the prefill engine still writes.
 	if !p.Failed && how == Died && p.dialect.Aborts {
 		dst = append(dst, Effect{Do: AwaitPrefill, Until: p.aborted()})
 	}
@@ -322,19 +323,19 @@ func (p *Pair) part(how EndReason, dst []Effect) (_ []Effect, stranded bool) {
 	switch {
 	case d.Aborts:
 		return p.abort(dst), false
-	case d.CallsBack && sent && !p.Left: // it would write to nobody
+	case d.CallsBack && sent && !p.Left: // the prefill engine would write to a decode engine that has dropped the request
 		return append(dst, Effect{Do: HangUp}), how == Died && p.prefill != answered
 	case d.CallsBack && p.blocks == unknown && how != Died:
 		return append(dst, Effect{Do: Forget}), false
 	case d.Keeps && how != Died:
 		return append(dst, Effect{Do: HangUp}), false
 	case d.Keeps:
-		return dst, p.prefill != answered // an engine that died frees them as it restarts
+		return dst, p.prefill != answered // if the engine died, it frees them when it restarts
 	}
 	return dst, false
 }
 
-// clientLeft ends what the client has left before the first event.
+// clientLeft ends the legs of a client that has left before the first event.
 func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
 	if p.Left || p.decode != opens {
 		return dst
@@ -343,7 +344,7 @@ func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
 	switch {
 	case p.dialect.CallsBack && p.blocks == unknown: // no engine has blocks yet, as far as is known
 		dst = p.fail(e.End, dst)
-	case p.dialect.Aborts: // the prefill engine first: the decode engine must not give blocks away that are written
+	case p.dialect.Aborts: // the prefill engine first: the decode engine must not give away blocks that are still written
 		return append(p.abort(dst), Effect{Do: WaitGone, Until: p.aborted()})
 	}
 	// Only the first event says that both engines' blocks can be freed; the reader of the decode leg ends it then. If no

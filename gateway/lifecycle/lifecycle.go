@@ -1,6 +1,7 @@
 package lifecycle
 
-// State is where a request stands: what it waits for. The states from Placing on are in the order of the effects that are waited for.
+// State is what a request waits for. The states from Placing on have the order of the effects from TryAlone on: Step computes the
+// state from the effect.
 type State uint8
 
 // The states.
@@ -14,20 +15,20 @@ const (
 	Opening                 // the decode engine's first event
 	Coupled                 // the same, of a request that was bound before its prefill: both of its legs are under way
 	Pausing                 // the pause before another attempt
-	Offering                // it is known whether another dispatcher should have it now
+	Offering                // the answer whether another dispatcher should have it now
 	Answering               // the end of its answer, or its loss
-	Confirming              // the prefill engine's word that the KV was whole
-	Lost                    // the answer was lost: its client takes what came so far, and then it is known whether it goes on
-	Choosing                // nothing: an engine is looked for that was not tried
+	Confirming              // the prefill engine's answer, which says whether the KV was complete
+	Lost                    // the client's reading of what came of a lost answer, and then whether the answer goes on
+	Choosing                // the choice of an engine that was not tried yet, for a request that is passed through
 	Calling                 // that engine's answer, or the first event of it
 	Redialing               // the same, over a new connection
 	Done
 	states
 )
 
-// A Lifecycle is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
-// what is to be done. One goroutine at a time serves the request. Only what happens to the legs of a pair
-// may be told by another one, and so whoever tells anything holds a lock.
+// A Lifecycle is how far a request has come, what it holds, and where it may still be served. Step takes what happened, and returns
+// what must be done. One goroutine at a time serves the request, but other goroutines may report events of a pair's legs. So
+// every caller of Step holds a lock.
 //
 //	Placing → Queued → Probing → Pooled → Opening → Answering → Done
 //	   ↑         ↓        early: Pooled → Coupled ↗      ↓
@@ -37,10 +38,10 @@ const (
 //
 // A request that is passed through has states of its own: see pass.
 //
-// A client that has waited for long has the status 200 and comments already (limits.keep_alive). That changes nothing here: what was
-// never answered is tried again as before, and whoever carries Fail out makes an event of it.
+// With limits.keep_alive, a client that has waited for long already has the status 200 and comments of the stream. That changes nothing
+// here: a request without an answer is tried again as before, and the code that carries out Fail sends the error as an event.
 //
-// While an answer flows nothing is waited for here: its stream has the life beside it, and tells how it ends.
+// While an answer flows, the Lifecycle has nothing to do: when the answer ends, its stream reports how.
 type Lifecycle struct {
 	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
 	Alone bool // only a rank that computes the prompt may serve it
@@ -59,10 +60,10 @@ type Lifecycle struct {
 // Resumed says whether its answer was lost and goes on elsewhere.
 func (l *Lifecycle) Resumed() bool { return l.tries.resumed > 0 }
 
-// Dials says whether calls of the request take new connections only, because one that had been kept alive had ended.
+// Dials says whether all calls of the request open new connections, because a connection that had been kept alive had ended unseen.
 func (l *Lifecycle) Dials() bool { return l.tries.redials > 0 }
 
-// Losses is how often a part of its answer was lost, or given back before it began.
+// Losses is how often the answer was lost and went on, or an engine without KV room gave the request back before its first event.
 func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.bounced) }
 
 // Breaches are the connections that broke under the request.
@@ -71,7 +72,7 @@ func (l *Lifecycle) Breaches() []Breach { return l.tries.broke }
 // Reserved says whether the request has a place in the pool.
 func (l *Lifecycle) Reserved() bool { return l.owed.has[Place] }
 
-// CameBack moves a request that another dispatcher gave back.
+// CameBack records in the history that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
 func (l *Lifecycle) CameBack(by What) {
 	if by == RegionReturns {
 		l.history.moves(gaveBack)
@@ -83,8 +84,8 @@ func (l *Lifecycle) CameBack(by What) {
 // Moved gives a leg the history of the request that it is a part of.
 func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 
-// Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last, and says where the request
-// stands then.
+// Step takes an event and appends to dst the effects to carry out, in this order. If one of them is waited for, it comes last and
+// sets the new state.
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	switch {
@@ -135,7 +136,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		return l.fail(e, OfPeer, dst)
 	case Probing:
 		switch e.What {
-		case First: // it has all of the answer, and there is nothing to hand over
+		case First: // the prefill engine has given the whole answer, and there is no KV to hand over
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
 			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
@@ -150,19 +151,19 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.owed.take(Slot)
 			l.keep(&e)
 			if l.script == Early {
-				l.owed.has[Lease] = false // the pair has it
+				l.owed.has[Lease] = false // from now on the pair settles the lease
 				l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
 				until := NotHere
-				if l.dialect.CallsBack { // before anything is prefilled
+				if l.dialect.CallsBack { // the callback comes before anything is prefilled
 					until = ByCallback
 				}
 				return append(dst, Effect{Do: SendBoth, Until: until, Pair: len(l.pairs)})
 			}
 			return l.sendDecode(&e, dst)
 		}
-	case Opening, Coupled: // only of a mixed one there is a lease still
+	case Opening, Coupled: // only a mixed attempt still has its lease here
 		switch e.What {
-		case Ends: // all of it came at once. The slot is free, whatever the prefill engine says of it
+		case Ends: // the whole answer came at once. The slot is free, whatever the prefill engine reports
 			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
 		case First:
 			l.keep(&e)
@@ -193,10 +194,10 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// Pair is one of the request's pairs, the first of which is 1.
+// Pair returns the n-th pair of the request. The first one is 1.
 func (l *Lifecycle) Pair(n int) *Pair { return &l.pairs[n-1] }
 
-// stepPair takes an event of a pair in. It changes nothing else of the life: the pair may be that of an attempt that is over.
+// stepPair passes an event to its pair. It changes nothing else of the life, because the attempt of that pair may be over.
 func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	dst = l.Pair(e.Pair).step(e, dst)
@@ -218,19 +219,19 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 	return append(dst, Effect{Do: TryAlone})
 }
 
-// sendDecode has the rank that was bound decode, or all of it if the request has no KV.
+// sendDecode sends the request to the rank that was bound. Without KV the rank computes the prompt, too.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	until := ByFirstEvent
 	switch {
 	case e.Whole:
 		until = ByWhole
-	case l.script == Mixed: // it computes the prompt first, after others
+	case l.script == Mixed: // the rank computes the prompt first, and other prompts may be before it
 		until = ByProbe
 	}
 	return append(dst, Effect{Do: SendDecode, Until: until})
 }
 
-// confirms is how long the prefill engine's word is waited for that the KV of an answer was whole.
+// confirms is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete.
 func (l *Lifecycle) confirms() Limit {
 	if l.script != Early {
 		return NotHere
@@ -244,7 +245,7 @@ func (l *Lifecycle) keep(e *Event) {
 	}
 }
 
-// enqueue has the pool find a rank. The pool's entry has the request's place from then on.
+// enqueue has the pool find a rank. From then on the request's place belongs to its entry in the pool.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	enqueue := Effect{Do: Enqueue, Script: l.script, Place: !l.owed.has[Place]}
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
@@ -253,7 +254,7 @@ func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	switch e.What {
 	case Turn:
-		l.history.moves(turned) // it stays here: no retry leaves
+		l.history.moves(turned) // from now on the request's retries stay here
 		l.owed.take(Place)
 		l.owed.take(Lease)
 		if l.script, l.dialect = e.Script, e.Dialect; l.script != Late {
@@ -261,7 +262,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		}
 		return append(dst, Effect{Do: SendProbe, Until: ByProbe})
 	case Directed:
-		if l.Bound { // its question was settled before
+		if l.Bound { // where it is served was settled before
 			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
 		}
 		return append(dst, Effect{Do: Forward})
@@ -273,35 +274,35 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// fell goes on from the end of a leg: it settles what the leg held.
+// fell handles the end of a leg without a result: it settles what the leg held, and says what follows.
 func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	if e.End.Why == RanksLost && !l.history.moves(lostRanks) {
 		e.End.Why = NoRank
 	}
 	v := e.End.Verdict()
-	if l.script == Mixed && v.Next == Again && e.End.Refused() { // no KV was lost with it
+	if l.script == Mixed && v.Next == Again && e.End.Refused() { // the rank computed nothing, so no KV was lost
 		v.Next = Untaken
 	}
 	dst = l.condemn(&e, v.Blame, dst)
-	comes := e.End.Why == Withheld && l.tries.held < mostHeld // the engine, in a moment
+	comes := e.End.Why == Withheld && l.tries.held < mostHeld // the engine is expected back in a moment
 	if e.End.Why == Withheld && e.End.Leg == Prefill && !comes {
 		v.KV = Refuse
 	}
 	switch {
-	case l.script == Mixed && (v.Blame == Nobody || e.End.Why == Busy): // the queue of one rank is full, and the group is well
-		dst = l.owed.settle(dst, Lease, Free) // what an engine has computed can be computed again: nothing of it is left there
+	case l.script == Mixed && (v.Blame == Nobody || e.End.Why == Busy): // the group has not failed: at most the queue of one rank is full
+		dst = l.owed.settle(dst, Lease, Free) // the engine keeps no KV for a hand-off
 	case l.script == Mixed:
 		dst = l.owed.settle(dst, Lease, Refuse)
 	case v.KV != Keep:
 		dst = l.owed.settle(dst, Lease, v.KV)
 		dst = l.owed.settle(dst, KV, v.KV)
 	}
-	how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // nothing was sent
+	how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // idle: the engine was sent nothing
 	if idle || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
 		how = Cancelled
 	}
 	dst = l.owed.settle(dst, Slot, how)
-	if !l.Resumed() { // else they are of the whole answer
+	if !l.Resumed() { // else the kept bytes belong to the whole answer, not to this attempt
 		dst = l.owed.settle(dst, Kept, Back)
 	}
 	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Stale && !comes {
@@ -315,7 +316,7 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 }
 
 func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
-	if whom == Disputed && !e.Faulty { // KV that did not arrive fails at any engine
+	if whom == Disputed && !e.Faulty { // e.g. the KV did not arrive, which is not the request's fault
 		whom = Engine
 	}
 	if whom == Nobody || e.End.Leg == Prefill && whom != Disputed {
@@ -335,9 +336,9 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 		l.tries.resumed++
 		return l.begin(dst)
 	case e.What == Ends && l.state == Answering:
-		if l.owed.has[Slot] { // else it had ended with its first event, and this was asked before
+		if l.owed.has[Slot] { // else the answer ended with its first event, and the prefill engine's answer was already waited for
 			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
-			if l.script == Early { // its prefill engine may have more to say
+			if l.script == Early { // the prefill engine may still report that the KV was not complete
 				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
 			}
 		}
@@ -350,7 +351,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	return append(l.conclude(dst), Effect{Do: BreakOff})
 }
 
-// broke goes on from the loss of an answer that has begun. Engines may fail at a request twice, not a third time.
+// broke handles the loss of an answer that has begun. A request at which two engines have failed goes to no third one.
 func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
 	v, how := e.End.Verdict(), Failing
 	if e.Left || e.End.Why == Left {
@@ -367,7 +368,7 @@ func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
 }
 
 func (l *Lifecycle) givenUp(e Event, dst []Effect) []Effect {
-	dst = l.owed.settle(dst, KV, Doubt) // no engine has it, but no answer needs it any more
+	dst = l.owed.settle(dst, KV, Doubt) // no engine was sent the hand-off, and no answer needs its KV any more
 	switch {
 	case e.Left:
 		return l.fail(e, OfClient, dst)
@@ -377,7 +378,7 @@ func (l *Lifecycle) givenUp(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// offer says whether the request may be asked about again.
+// offer says whether evenkeel may ask again if another dispatcher should have the request, and if so records the reason in the history.
 func (l *Lifecycle) offer(why move) bool {
 	return !l.Bound && l.history.moves(why)
 }

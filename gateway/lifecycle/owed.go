@@ -15,7 +15,7 @@ type owed struct {
 
 func (o *owed) take(t Thing) { o.has[t] = true }
 
-// settle ends the hold of a thing; one that is not held is settled.
+// settle ends the hold of a thing. It does nothing if the request does not hold that thing.
 func (o *owed) settle(dst []Effect, t Thing, how How) []Effect {
 	if !o.has[t] {
 		return dst
@@ -28,7 +28,8 @@ func (o *owed) settle(dst []Effect, t Thing, how How) []Effect {
 }
 
 // conclude settles what is left when the attempts are over. A hand-off that was doubted is discarded, so that its engine has
-// the memory back. It is not, if the request may be what breaks engines, or if two requests of one id would meet there.
+// the memory back. It is not discarded if the request may be what breaks engines, or if the discard would have the id of a request that
+// an engine may still run.
 func (o *owed) conclude(dst []Effect, poison bool) []Effect {
 	for _, d := range o.doubts {
 		how := Discard

@@ -2,7 +2,7 @@ package lifecycle
 
 const (
 	mostFailed = 3 // so many engines may fail a request before its client gets an error
-	mostAsked  = 8 // and so many are asked, those included that do not have its endpoint. The next request asks others
+	mostAsked  = 8 // so many engines are asked at most, also counting those without its endpoint. The next request asks others
 )
 
 // pass is Step of a request that goes to one engine as it came:
@@ -66,7 +66,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
-	// it may have died of the request, over the first connection or over the second
+	// the engine may have died of the request, over the first connection or over the second
 	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved:
 		v.Next = Elsewhere
 		dst = append(dst, Effect{Do: Recall})

@@ -16,10 +16,10 @@ type Tier = string
 const (
 	Repeated   Tier = "0"        // nothing of the answer is out: the same request again
 	ByPrompt   Tier = "1"        // a completion: its token ids become the prompt
-	ByIDs      Tier = "2"        // a chat: its token ids beside the hand-off
+	ByIDs      Tier = "2"        // a chat: its token ids are sent beside the hand-off
 	ByText     Tier = "3"        // the text so far: of a chat as a last message, of a completion behind the prompt. Not exact to the token
 	Broken     Tier = "4"        // it ends with an error
-	Concluding Tier = "finished" // it was whole but for its end, or has no token left to go, and is finished by the proxy
+	Concluding Tier = "finished" // only its end was missing, or it may have no more tokens: the proxy writes the end
 )
 
 // Tiers are all of them.
@@ -31,27 +31,27 @@ type Keeping uint8
 // What may be kept.
 const (
 	KeepNothing Keeping = iota
-	KeepStart           // body until the first token: it may still begin anew
+	KeepStart           // the body until the first token: until then the request may begin anew
 	KeepAll             // body, the prompt's token ids and the answer's
 )
 
-// A Loss is an answer that was lost, as far as that decides how it goes on.
+// A Loss has the facts about a lost answer that decide how it goes on.
 type Loss struct {
 	Said     *sse.Trail // what came of it
 	Finished bool       // only its end is missing
 	May      bool       // it has not been lost too often, and its endpoint has answers that go on
 	Keeping  Keeping
 	Streamed bool
-	Seen     bool // the client is told of tokens beyond their text, so that none of them may be made anew
+	Seen     bool // the client gets more of a token than its text, e.g. its id or logprobs, so that no token it has may be made anew
 	Plain    bool // nothing in the request hinders that its answer becomes a part of the prompt
 	Tools    bool // it has tools, which only token ids can repeat
 
-	How      string          // a chat_resume or a way of completions; empty: only anew
+	How      string          // a value of chat_resume, or a way of completions; empty: the answer can only begin anew
 	IDs      json.RawMessage // of the prompt
 	Text     []byte          // of the prompt, as a JSON string, for mooncake.ResumeText
-	Alone    int             // tokens of the client's prompt
+	Alone    int             // tokens of the client's prompt, without a part of the answer
 	Most     int             // tokens that the whole answer may have
-	Limit    int             // those that the client allows; 0: any number
+	Limit    int             // tokens that the client allows; 0: any number
 	LimitKey string
 }
 
@@ -60,20 +60,20 @@ type Plan struct {
 	Tier   Tier
 	Said   *sse.Trail       // the answer so far, behind which it goes on
 	Resume *mooncake.Resume // what of it becomes a part of the prompt; nil: nothing
-	Unseen bool             // nobody has seen anything of it, so that it is put together from the beginning
+	Unseen bool             // the client has seen nothing of it, so that the answer is put together from the beginning
 	Seam   *sse.Seam        // where the next part is joined
 	AtP    int              // prompt tokens that the prefill engine has to count now; 0: any number
 	AtD    int              // the same of the decode engine
 }
 
-// Plan says how the answer goes on. What is said stays as it is.
+// Plan says how the answer goes on. It does not change l.Said.
 func (l *Loss) Plan() Plan {
 	said := *l.Said
 	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt}
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}
-	case l.Keeping == KeepNothing || !l.May: // its beginning is out
+	case l.Keeping == KeepNothing || !l.May: // the request was not kept in memory, or may not go on again
 		return Plan{Tier: Broken}
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen):
 		return l.behind(nothing, Repeated, nil)
@@ -89,7 +89,8 @@ func (l *Loss) Plan() Plan {
 	if !l.Seen && !mooncake.ByText(l.How) {
 		said.Cut()
 	}
-	// the engine would have ended an answer that has no token left; where all ids are known, so is the count
+	// This count is a guess. The engine would have ended an answer that has no token left, so at least one is left. Where all ids are known,
+	// the count is exact.
 	if said.Guessed && mooncake.ByText(l.How) {
 		said.Completed = min(said.Completed, max(0, l.Most-1))
 	}
@@ -133,9 +134,9 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 	return p
 }
 
-// whole says whether the answer so far ends where a character does, or can be cut there. The text of a token that ends within one
-// comes with the next token, and of a prompt that ends like that vLLM 0.32 writes all the text into the answer. The client that
-// was told of the token cannot be told of it once more.
+// whole says whether the answer so far ends at the end of a character, or can be cut there. If a token ends within a character, its
+// text comes with the next token, and if a prompt ends like that, vLLM 0.32 writes all the text into the answer. A client that already
+// has such a token must not get it again.
 func (l *Loss) whole(said *sse.Trail) bool {
 	return !l.Seen || mooncake.ByText(l.How) || said.Shown == len(said.IDs)
 }

@@ -8,15 +8,15 @@ import (
 // tries is what is remembered of a request's failed attempts: how many there were, and whether the engines or the request itself
 // are why they failed.
 type tries struct {
-	count, unsent int32 // since the last start: of an answer that goes on, those of its next part
-	refused       int32 // by engines that were to compute the prompt, attempts that do not count
-	bounced       int32 // given back by an engine without room before its first event
-	held          int32 // withheld by engines that were not there, attempts that do not count
-	redials       int32 // over connections that had ended unseen, attempts that do not count; of its whole life
-	unlisted      int32 // by engines that did not have the model, attempts that do not count
-	resumed       int32 // lost answers that went on
+	count, unsent int32 // attempts that count, and attempts that reached no engine; both since the last restart
+	refused       int32 // attempts that ended because an engine refused to compute the prompt; they do not count
+	bounced       int32 // how often an engine without KV room gave the request back before its first event
+	held          int32 // attempts that ended as Withheld, because the engine was not there; they do not count
+	redials       int32 // attempts over connections that had ended unseen, in the whole life; they do not count
+	unlisted      int32 // attempts at engines that did not have the model; they do not count
+	resumed       int32 // how often a lost answer went on
 	suspect       int32 // engines that the request may have broken
-	asked         int32 // engines, by a request that is passed through
+	asked         int32 // engines that were asked, for a request that is passed through
 	broke         []Breach
 }
 
@@ -24,33 +24,33 @@ type tries struct {
 // If engines refuse a fifth of their probes, three attempts alone would fail one request in a hundred.
 const mostRefused = 3
 
-// mostHeld is how often it does not count as an attempt that an engine says that it is not there. After the first time nothing goes
-// there until it is back, and the request waits for that in a queue. So only one that came and went again, or one that is told of too
-// late, says it twice.
+// mostHeld is how many attempts that ended as Withheld do not count. After the first, evenkeel sends nothing to that engine until it is
+// back, and the request waits for that in a queue. So a second one only comes from an engine that came back and went again, or of
+// whose absence evenkeel learned too late.
 const mostHeld = 2
 
-// mostRedials is how often it does not count as an attempt that a connection which was kept alive had ended. All later calls of the
-// request dial, so that none of them meets another one.
+// mostRedials is how many attempts over a kept-alive connection that had ended do not count. All later calls of the request open new
+// connections, so no second call meets an ended one.
 const mostRedials = 1
 
-// mostUnlisted is how often it does not count as an attempt that an engine does not have the model. Its list is read again at once, so
-// that only several that change at the same time say it.
+// mostUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
+// again at once, so several such attempts only happen if several engines change at the same time.
 const mostUnlisted = 3
 
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
 
-// restart drops the attempts before, as far as they count against the next ones.
+// restart forgets the earlier attempts, as far as they would count against the next ones.
 func (t *tries) restart() { t.count, t.unsent, t.refused, t.held, t.unlisted = 0, 0, 0, 0, 0 }
 
-// poisons tells whether the request is taken for what breaks engines.
+// poisons says whether evenkeel takes the request for the cause of its engines' failures.
 func (t *tries) poisons() bool { return t.suspect >= poison }
 
 func (t *tries) next(follows Next, e *Event) Retry {
 	switch follows {
 	case Over, Ask, Elsewhere:
 		return Retry{}
-	case Anew, Granted: // of those granted, each has another group
+	case Anew, Granted: // the budget of a Granted attempt was asked before
 		return Retry{Budget: Freely}
 	case Room:
 		t.bounced++
@@ -94,7 +94,7 @@ func (t *tries) next(follows Next, e *Event) Retry {
 	return Retry{Budget: Counted, N: int(t.count), Despite: t.resumed > 0}
 }
 
-// breaks tells whether the request may be what breaks engines: two failed at it, or died under it.
+// breaks says whether the request may be what breaks engines: two engines failed at it, or went down under it.
 func (t *tries) breaks(e *Event) bool {
 	if e.Faulty {
 		t.suspect++
@@ -103,8 +103,9 @@ func (t *tries) breaks(e *Event) bool {
 	return e.Breach.Engine != "" && t.died(e.Breach, e.Down)
 }
 
-// died notes an engine whose connection broke under the request, and tells whether another one of its side broke before and went
-// down then. A connection that broke with its engine alive is no sign, and a cluster may lose one engine of each side at once.
+// died notes an engine whose connection broke under the request. It says whether the connection of another engine of the same role
+// broke before and that engine went down then, or an engine failed at the request before. A broken connection whose engine lives on is
+// no sign, and a cluster may lose one prefill and one decode engine at once.
 func (t *tries) died(b Breach, down []string) bool {
 	role, _, _ := strings.Cut(b.Engine, " ")
 	for _, other := range t.broke {
@@ -113,16 +114,16 @@ func (t *tries) died(b Breach, down []string) bool {
 		}
 	}
 	t.broke = append(t.broke, b)
-	return t.suspect+1 >= poison // it failed elsewhere
+	return t.suspect+1 >= poison // an engine said before that it failed at the request
 }
 
 // blame is an engine's 500 whose cause is open: old vLLM answers so to prompts that are too long, and every engine would.
 type blame struct {
-	accused string // that said it; empty: none, or it is known whose it was
-	cleared bool   // two engines said it: it is the request
+	accused string // the engine that answered 500; empty: none did, or the cause is known
+	cleared bool   // two engines answered 500: the request is the cause
 }
 
-// accuse takes note of an engine that answered 500. If another one did before, it is the request.
+// accuse takes note of an engine that answered 500. If another engine did before, the request is the cause.
 func (b *blame) accuse(engine string, dst []Effect) []Effect {
 	if b.cleared = b.cleared || b.accused != "" && b.accused != engine; b.cleared {
 		b.accused = ""

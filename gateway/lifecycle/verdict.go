@@ -24,10 +24,10 @@ const (
 	Through            // the KV is where it belongs: the prefill engine has handed it over, or the decode engine has read it
 )
 
-// Why is why a leg ended without what it was for.
+// Why is why a leg ended without its result.
 type Why uint8
 
-// The reasons. The first ones are ours, or the client's.
+// The reasons. In the first ones, the leg's engine is not why the leg ended.
 const (
 	Left        Why = iota // the client left
 	Leaving                // the proxy has no time for it any more
@@ -40,13 +40,13 @@ const (
 	RanksLost              // the region of its hand-off has no rank any more
 	Unlearned              // it is not known at which address decode engines reach the prefill engine
 	Outlived               // the prefill engine's process is another one, and its KV is gone
-	MayOutlive             // it may be another one
-	Expired                // its slot came when the hand-off was too old to be sent, or what a prefill engine was to fetch is gone
+	MayOutlive             // the prefill engine's process may be another one
+	Expired                // its slot came when the hand-off was too old to be sent, or the KV that a prefill engine was to fetch is gone
 	Disbelieved            // its KV may have been another prompt's when it was read
-	Ignored                // the engine did not take up the answer so far
+	Ignored                // the engine did not go on from the answer so far
 	TooLong                // the engine counted more tokens than its model takes
 
-	// In these the engine is the one of the leg.
+	// In the reasons from here on, the leg's engine is why the leg ended.
 	Stale       // a connection that had been kept alive ended before it brought one byte of the answer
 	Unreachable // no connection could be made
 	Broke       // the connection broke, or the engine was declared down while a probe was under way
@@ -56,12 +56,12 @@ const (
 	Unnamed     // its bootstrap server does not say under which name it has the KV
 	Bare        // its answer has no hand-off
 	Empty       // as Bare, because the first token is the end of the answer
-	Restarted   // it is another process than the decode engine was told of
+	Restarted   // its process is not the one whose address the decode engine has
 	Uncalled    // it did not say in time where the KV goes
 	Misplaced   // it named a place that KV may not go to
 	Unbegun     // the prompt was prefilled, and it did not begin its answer
-	Stuck       // it is to prefill, too, and gave no sign of life for many times as long as that takes
-	Unusable    // what it said cannot be made an answer of, or is more than an answer may be
+	Stuck       // the rank also computes the prompt, took many times as long as predicted, and gave no sign of life
+	Unusable    // no answer can be made of what it said, or the answer is too large
 	Unconfirmed // it did not say in time whether the KV is complete
 	Incomplete  // it broke off while it handed the KV over
 
@@ -82,7 +82,7 @@ const (
 	whys // how many there are
 )
 
-// ByStatus is the reason that an engine gives with a status; 0: with an event that has none.
+// ByStatus is the reason for a status of an engine's answer. status 0: an event reports a failure without a status.
 func ByStatus(status int) Why {
 	switch {
 	case status == 429:
@@ -109,15 +109,15 @@ type How uint8
 // The ways.
 const (
 	unsaid  How = iota // it cannot be: the table has no entry
-	Keep               // it is offered to the next engine: no byte of a request that names it was written to one
-	Free               // the prefill engine has none, or has it back
+	Keep               // it is offered to the next engine: no byte of a request that names it was written to an engine
+	Free               // the prefill engine has no KV, or has freed it
 	Refuse             // as Free, and the engine has failed
-	Lose               // the engine has failed, and may hold it until its hold timeout
-	Orphan             // nobody will fetch it: the engine frees it at its hold timeout
+	Lose               // the engine has failed, and may hold the KV until its hold timeout
+	Orphan             // no engine will fetch it: the prefill engine frees it at its hold timeout
 	Discard            // a decode engine fetches it and throws it away
 	Doubt              // an engine may have read it. It is discarded once it is clear that the request is not what breaks engines
 	DoubtOn            // as Doubt, and the engine has not said that it is done with the request
-	Spent              // of a Sole leg there is no KV, but tokens that the engine was to compute: it may have computed them
+	Spent              // only of a Sole leg, which has no KV: the engine may have computed the request's tokens
 )
 
 // Next is what becomes of the request.
@@ -125,8 +125,8 @@ type Next uint8
 
 // What may follow.
 const (
-	Over      Next = iota // no other engine would answer otherwise
-	Elsewhere             // no other engine here would, but one of another region may
+	Over      Next = iota // no other attempt: no engine would answer otherwise
+	Elsewhere             // no other attempt here, but an engine of another region may answer otherwise
 	Again                 // another attempt, which is counted
 	Unreached             // another attempt, counted with those that reached no engine
 	Untaken               // another attempt, counted with those of which an engine took nothing
@@ -145,7 +145,7 @@ type Blame uint8
 
 // Whose fault it is.
 const (
-	Nobody   Blame = iota // the request's fault, the client's, ours, or one that another account has already
+	Nobody   Blame = iota // the request, the client or the proxy is at fault, or the failure is already counted elsewhere
 	Engine                // the engine's
 	Wedged                // the engine's, which may stand still
 	Disputed              // the engine's or the request's: the next engine shows it
@@ -158,16 +158,16 @@ type row struct {
 	whom Blame
 }
 
-// prefills is what follows the end of a prefill leg. Prefill engines answer for themselves with the lease of the prompt,
-// so whom is only the question of a 500.
+// prefills is what follows the end of a prefill leg. A prefill engine's failures are counted when the lease of the prompt is settled, so
+// whom only matters for a 500.
 var prefills = [whys]row{
 	//              Unsent  Sent    Headed  Through
-	// the engine ends a prefill with its connection, and pins one that it answers
+	// the engine stops a prefill when its connection ends, and keeps the KV of a prefill that it answers
 	Left:    {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
 	Leaving: {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
 	Moved:   {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
 	HungUp:  {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
-	// what it was to fetch of the turn before is gone; the prompt is computed
+	// the KV that it was to fetch, of the turn before, is gone; the next attempt computes the prompt
 	Expired:   {[...]How{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
 	Unowned:   {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // the pool's answers come before an early prefill, and after a late one
 	NoRank:    {[...]How{Free, unsaid, unsaid, Discard}, Over, Nobody},
@@ -221,7 +221,7 @@ var decodes = [whys]row{
 	Silent:      {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Wedged},
 	Garbled:     {[...]How{unsaid, DoubtOn, DoubtOn, Free}, Again, Engine},
 	TooLarge:    {[...]How{unsaid, DoubtOn, DoubtOn, Free}, Over, Nobody},
-	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // nothing is prefilled before that
+	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // nothing is prefilled before the callback
 	Misplaced:   {[...]How{unsaid, Free, unsaid, unsaid}, Over, Nobody},
 	Unbegun:     {[...]How{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
 	Stuck:       {[...]How{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
@@ -245,10 +245,10 @@ type Ended struct {
 	Leg   Leg
 	Far   Far
 	Why   Why
-	Kept  bool // the prefill engine keeps KV until somebody fetches it, and names it in its answer
+	Kept  bool // the prefill engine keeps KV until a decode engine fetches it, and names it in its answer
 	Frees bool // a decode engine that refuses a request has the prefill engine free its KV
 	Moved bool // the engine was taken out of service meanwhile
-	Open  bool // an engine that answers has begun with status 200, so that it may work on the request still, or has
+	Open  bool // the engine's answer has begun with status 200, so that it may still work on the request, or has done so
 }
 
 // Verdict is what becomes of a request whose leg has ended.
@@ -258,7 +258,7 @@ type Verdict struct {
 	Blame Blame
 }
 
-// Verdict looks the end up.
+// Verdict looks up what follows the end of the leg.
 func (e Ended) Verdict() Verdict {
 	r := &prefills[e.Why]
 	switch e.Leg {
@@ -270,13 +270,13 @@ func (e Ended) Verdict() Verdict {
 	}
 	v := Verdict{KV: r.kv[e.Far], Next: r.next, Blame: r.whom}
 	switch {
-	case v.KV == unsaid && e.Leg == Prefill: // the table is wrong; this is safe
+	case v.KV == unsaid && e.Leg == Prefill: // a bug: the table has no entry. Orphan is safe
 		v.KV = Orphan
 	case v.KV == unsaid:
 		v.KV = DoubtOn
 	case v.KV == Doubt && e.Open:
 		v.KV = DoubtOn
-	case v.KV == Doubt && e.Frees && e.Why != Withheld: // the part that would free it never saw the request
+	case v.KV == Doubt && e.Frees && e.Why != Withheld: // with Withheld, the part of the engine that would free the KV never saw the request
 		v.KV = Free
 	}
 	if e.Leg == Prefill && !e.Kept {
@@ -295,16 +295,16 @@ func (e Ended) Verdict() Verdict {
 	return v
 }
 
-// Unheard says of the leg of a request that had no first event, that the engine took the request and is why.
+// Unheard says of a leg without a first event that its engine took the request, and is why there was none.
 func (e Ended) Unheard() bool {
 	return e.Why == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
-// OfEngine says that its engine is why the leg has ended: it answered so, or it broke.
+// OfEngine says that the leg's engine is why the leg has ended: its answer says so, or its connection or answer failed.
 func (e Ended) OfEngine() bool { return e.Why >= Stale && !e.Moved }
 
-// sole is the verdict on a Sole leg. What an engine has computed can be computed again: nothing of it is left there. But a request of
-// which an engine may have died goes to no other one. One of which no byte was sent always does.
+// sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can compute it. But a request that may
+// have killed its engine goes to no other one. A request of which no byte was sent always goes to another one.
 func (e Ended) sole() Verdict {
 	v := Verdict{KV: Spent, Next: Elsewhere, Blame: Engine}
 	if e.Far == Unsent || e.Why == Stale || e.Why >= Lacks && !e.Open {

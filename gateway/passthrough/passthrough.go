@@ -1,6 +1,6 @@
 // Package passthrough has the requests that are not split into prefill and decode: token counts,
-// embeddings, scores, what is heard. Each goes as it came to one engine that has its model
-// and its endpoint. This package says which one; gateway/request sends it there, and relays the answer.
+// embeddings, scores, speech. Each goes as it came to one engine that has its model and its
+// endpoint. This package chooses the engine; gateway/request sends the request there, and relays the answer.
 package passthrough
 
 import (
@@ -72,13 +72,13 @@ func (s *Server) full() *openai.Error {
 	return e
 }
 
-// Env is what these requests need of the proxy.
+// Env is what requests that are passed through need of the proxy.
 type Env struct {
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of histograms of seconds
 	Settings   func() *fleet.Settings
 	Engines    func() Engines  // as they are now
-	Requests   *request.Server // which serves them, once it is known which engine they go to
+	Requests   *request.Server // serves the requests, with the engines that Choose names
 	Bodies     *edge.Account   // of requests, and of answers in one piece
 }
 
@@ -101,7 +101,7 @@ type Server struct {
 type lack struct{ instance, path string }
 
 // lackMemory is how long an engine is not asked again for an endpoint that it does not have.
-// It may come back as another one.
+// After that it may be another process, which has the endpoint.
 const lackMemory = time.Minute
 
 // New makes the server of a proxy.
@@ -121,7 +121,7 @@ func New(env Env) *Server {
 	return s
 }
 
-// computes says whether an engine runs its model for a request. To count tokens it does not.
+// computes says whether an engine runs its model for a request. It does not for token counts.
 func computes(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
@@ -148,7 +148,7 @@ func Estimate(path string, req *openai.Request) int {
 	return req.PromptBytes / bytesPerToken
 }
 
-// A token is about so many bytes of text, and of a form with speech: a second of it has a few
+// About how many bytes a token is: of text, and of a form with speech. A second of speech has a few
 // tokens, and from 3 to 32 KiB.
 const (
 	bytesPerToken = 4
@@ -157,8 +157,9 @@ const (
 
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
 
-// Choose takes the engine with the fewest calls of ours that may have the endpoint and was
-// not tried, if there is one in a group of which none was: one limit may stand before them all. The caller gives it back.
+// Choose takes the engine with the fewest calls of ours, of those that may have the endpoint and were not tried. Engines of a group of
+// which one engine was tried come last: one limit may stand before the whole group. Choose counts the call, and the caller must take
+// it back with Count.
 func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
@@ -184,7 +185,7 @@ func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecy
 		return s.busy[one.Instance] < s.busy[other.Instance]
 	}
 	for i := range all {
-		i = (i + from) % len(all) // of those alike not always the first
+		i = (i + from) % len(all) // start anywhere, so that of equal engines not always the first is taken
 		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
 			lacking++
 			continue

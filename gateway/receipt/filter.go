@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// Filter says which receipts are asked for. What is empty asks for nothing.
+// Filter says which receipts are asked for. An empty field leaves no receipt out.
 type Filter struct {
 	Model   string
 	Key     string  // name of the caller's API key
-	Outcome string  // Failed: every one that is the proxy's or an engine's fault
+	Outcome string  // Failed: every outcome that counts as a failure, see failed
 	Engine  string  // part of the name of a prefill engine or a decode rank that it was sent to
 	ID      string  // part of its id or its client's
-	SlowMs  float64 // its first token came no sooner, or it ran so long without one
+	SlowMs  float64 // least ms until the first token, or if there was none, that the request ran
 }
 
-// Failed is Filter.Outcome for all that failed.
+// Failed is the value of Filter.Outcome for all requests that failed.
 const Failed = "failed"
 
 func (f *Filter) passes(r *Receipt, now time.Time) bool {
@@ -38,7 +38,7 @@ func (r *Receipt) waited(now time.Time) float64 {
 	return now.Sub(r.Arrival).Seconds() * 1000
 }
 
-// failed leaves out what clients did themselves.
+// failed says whether the request failed, other than by what its client did: 5xx and 429.
 func (r *Receipt) failed() bool { return r.Status >= 500 || r.Status == 429 }
 
 func (r *Receipt) wentTo(name string) bool {

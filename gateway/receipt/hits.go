@@ -9,11 +9,11 @@ func (h *Hits) add(o Hits) { h.Prompt, h.Cached = h.Prompt+o.Prompt, h.Cached+o.
 
 const (
 	summed   = 15 // minutes, the present one included
-	mostKeys = 64 // that have sums. Of more keys the first ones have, as long as they send requests
+	mostKeys = 64 // keys that have sums. If there are more, the first ones have sums, as long as they send requests
 )
 
-// sums are the hits of requests that ended, by the name of the caller's key. The ring forgets requests by their number, and these by
-// their age only.
+// sums are the hits of requests that ended, by the name of the caller's key. The ring forgets receipts when there are too many. Sums are
+// only forgotten by their age.
 type sums map[string]*minutes
 
 // minutes are the hits of one key.
@@ -29,7 +29,7 @@ func minuteOf(t time.Time) int64 { return t.Unix() / 60 }
 
 // add counts a request that has ended.
 func (s sums) add(r *Receipt) {
-	if r.PromptTokens <= 0 { // it failed before its prefill
+	if r.PromptTokens <= 0 { // the request failed before its prefill
 		return
 	}
 	now := minuteOf(r.end())
@@ -41,7 +41,7 @@ func (s sums) add(r *Receipt) {
 		s[r.Key] = k
 	}
 	m := &k.each[now%summed]
-	if m.minute > now { // it ended long ago
+	if m.minute > now { // the request ended long ago, and its place has a later minute
 		return
 	}
 	if m.minute < now {
@@ -51,7 +51,7 @@ func (s sums) add(r *Receipt) {
 	k.last = max(k.last, now)
 }
 
-// room is for one more key; nil: as many as may be have ended requests lately.
+// room makes room for one more key; nil: mostKeys other keys had requests that ended lately.
 func (s sums) room(now int64) *minutes {
 	if len(s) == mostKeys {
 		for key, k := range s {

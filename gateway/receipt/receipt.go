@@ -36,11 +36,11 @@ type Receipt struct {
 	Arrival  time.Time `json:"arrival"`
 	State    string    `json:"state"`             // the phase of its last step, or ended
 	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code
-	Status   int       `json:"status,omitempty"`  // of an error
+	Status   int       `json:"status,omitempty"`  // the status of an error; 0: the answer was whole, or runs
 
-	Route  string `json:"route,omitempty"`  // disaggregated, local-prefill or passed-through
-	Peer   string `json:"peer,omitempty"`   // dispatcher that it was sent to
-	Origin string `json:"origin,omitempty"` // dispatcher that it came from
+	Route  string `json:"route,omitempty"`  // disaggregated, aggregated, local-prefill or passed-through
+	Peer   string `json:"peer,omitempty"`   // the dispatcher that it was sent to
+	Origin string `json:"origin,omitempty"` // the dispatcher that it came from
 
 	PromptTokens int     `json:"prompt_tokens"`
 	CachedTokens int     `json:"cached_tokens"`
@@ -50,17 +50,17 @@ type Receipt struct {
 	Waits        Waits   `json:"waits_ms"` // of all attempts together
 
 	Attempts []Attempt `json:"attempts"`
-	LeftOut  int       `json:"attempts_left_out,omitempty"` // beyond MaxAttempts
+	LeftOut  int       `json:"attempts_left_out,omitempty"` // attempts beyond MaxAttempts, which are not kept
 }
 
-// Waits is where the time went, by phase.
+// Waits is where the time went, by phase, in ms.
 type Waits struct {
 	Parse    float64 `json:"parse,omitempty"`
 	Queue    float64 `json:"queue,omitempty"`    // for a prefill engine
-	Prefill  float64 `json:"prefill,omitempty"`  // on it, or on the decode rank that computes the prompt
+	Prefill  float64 `json:"prefill,omitempty"`  // on the prefill engine, or on the decode rank that computes the prompt
 	Pool     float64 `json:"pool,omitempty"`     // for a decode rank
 	Transfer float64 `json:"transfer,omitempty"` // from the decode request, or that to another region, to the first event
-	Relay    float64 `json:"relay,omitempty"`    // from there to the end
+	Relay    float64 `json:"relay,omitempty"`    // from the first event to the end
 	Backoff  float64 `json:"backoff,omitempty"`  // between two attempts
 }
 
@@ -86,9 +86,9 @@ type Attempt struct {
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
 	Engine  string   `json:"engine,omitempty"` // the one that a request was passed through to
-	Peer    string   `json:"peer,omitempty"`   // it was sent to another region; GET /geo/receipts has the rest
+	Peer    string   `json:"peer,omitempty"`   // the dispatcher that it was sent to; GET /geo/receipts has the rest
 	Cause   string   `json:"cause,omitempty"`  // why it failed
-	Status  int      `json:"status,omitempty"` // the engine's answer, 0: none
+	Status  int      `json:"status,omitempty"` // the status of the engine's answer; 0: there was none
 	Again   bool     `json:"again,omitempty"`  // another attempt followed
 
 	FailedOn string `json:"failed_on,omitempty"` // the engine or rank that failed at it; empty: none did, or it is not known which
@@ -99,11 +99,11 @@ type Prefill struct {
 	Candidate string   `json:"candidate"`
 	Policy    string   `json:"policy"`
 	Reason    string   `json:"reason,omitempty"`        // policy, only, affinity, canary or fallback
-	Eligible  int      `json:"eligible,omitempty"`      // candidates it was chosen from
-	Hit       int      `json:"hit_tokens"`              // of the prompt thought to be in its prefix cache
-	Prompt    int      `json:"prompt_tokens,omitempty"` // as counted or guessed when it was chosen, until its engine tells
-	Cached    int      `json:"cached_tokens,omitempty"` // of the prompt, found there
-	Ahead     int      `json:"probes_ahead"`            // not answered when this one was sent
+	Eligible  int      `json:"eligible,omitempty"`      // how many candidates it was chosen from
+	Hit       int      `json:"hit_tokens"`              // prompt tokens that were expected in its prefix cache
+	Prompt    int      `json:"prompt_tokens,omitempty"` // as counted or estimated when the engine was chosen, until the engine counts them
+	Cached    int      `json:"cached_tokens,omitempty"` // prompt tokens that were found in its prefix cache
+	Ahead     int      `json:"probes_ahead"`            // other probes on the engine when this one was sent
 	Best      []Choice `json:"best,omitempty"`          // least score first
 }
 
@@ -115,26 +115,26 @@ type Decode struct {
 	Stage    string   `json:"stage,omitempty"` // guard, single or subset
 	Score    float64  `json:"score"`           // as the policy gave it when it chose
 	Decide   float64  `json:"decide_ms"`
-	Local    int      `json:"local_prefill_tokens,omitempty"` // of the prompt that the rank has to compute
-	Tick     uint64   `json:"tick,omitempty"`                 // as the decision log has it
+	Local    int      `json:"local_prefill_tokens,omitempty"` // prompt tokens that the rank has to compute
+	Tick     uint64   `json:"tick,omitempty"`                 // its number in the decision log
 	Waiting  int      `json:"waiting,omitempty"`              // entries of the pool at the tick
-	KVTokens int64    `json:"kv_tokens"`                      // on the rank before it
-	Fullest  int64    `json:"fullest_kv_tokens"`              // on the group's fullest rank before it
+	KVTokens int64    `json:"kv_tokens"`                      // KV tokens on the rank before this request
+	Fullest  int64    `json:"fullest_kv_tokens"`              // KV tokens on the group's fullest rank before this request
 	Able     int      `json:"able,omitempty"`                 // ranks that could have had it
-	Better   string   `json:"better,omitempty"`               // scores: more or less
+	Better   string   `json:"better,omitempty"`               // which score is better: more or less
 	Best     []Choice `json:"best,omitempty"`                 // best first, as they stood when the tick was over
 }
 
-// Choice is one of those that could have been taken.
+// Choice is a candidate, or a rank, that could have been chosen.
 type Choice struct {
 	Name     string   `json:"name"`
-	Score    *float64 `json:"score"` // null: not compared
+	Score    *float64 `json:"score"` // null: scores were not compared
 	KVTokens int64    `json:"kv_tokens,omitempty"`
 	Free     int32    `json:"free,omitempty"` // slots
 	Chosen   bool     `json:"chosen,omitempty"`
 }
 
-// MaxAttempts are kept of one request: of a fan-out, of all its legs.
+// MaxAttempts is how many attempts of one request are kept. All legs of a fan-out together have no more.
 const MaxAttempts = 32
 
 // MaxText bounds what a client or an error may add to a receipt, in bytes.
@@ -166,7 +166,7 @@ func (r *Receipt) At(i int) *Attempt {
 	return &r.Attempts[i]
 }
 
-// close sums up.
+// close ends the receipt, and adds up the waits of its attempts.
 func (r *Receipt) close() {
 	r.State = Ended
 	for i := range r.Attempts {

@@ -10,13 +10,13 @@ import (
 )
 
 // A Ring keeps the receipts of the last requests that ended, and of all that
-// run. A nil one keeps none.
+// run. A nil Ring keeps none.
 type Ring struct {
 	maxBytes int64
 
 	mu      sync.Mutex
 	ended   []*Receipt // a ring of its capacity, never changed again
-	next    int        // where the next goes
+	next    int        // where the next receipt goes
 	count   int
 	bytes   int64
 	byID    map[string]*Receipt // those that ended, by our own ids: clients' are not unique
@@ -24,8 +24,8 @@ type Ring struct {
 	hits    sums
 }
 
-// NewRing returns a ring for so many receipts, and for fewer where they would
-// take more than so many bytes; nil for none.
+// NewRing returns a ring for the last receipts, up to so many, and for fewer if
+// they would take more than maxBytes; nil if last is 0 or less.
 func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil
@@ -33,7 +33,7 @@ func NewRing(last int, maxBytes int64) *Ring {
 	return &Ring{maxBytes: maxBytes, ended: make([]*Receipt, last), byID: map[string]*Receipt{}, running: map[string]*Live{}, hits: sums{}}
 }
 
-// Live is the receipt of a request that runs. A nil one notes nothing.
+// Live is the receipt of a request that runs. A nil Live notes nothing.
 type Live struct {
 	ring *Ring
 	mu   sync.Mutex
@@ -71,7 +71,7 @@ func (l *Live) End(add func(*Receipt)) {
 	add(&l.r)
 	l.r.close()
 	done := l.r
-	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a leg that ends late notes into the other
+	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a leg that ends late writes into l.r, not into done
 	l.mu.Unlock()
 	l.ring.keep(&done)
 }
@@ -105,7 +105,7 @@ func (g *Ring) dropOldest() {
 
 // Find returns the receipt of the request with an id of ours, and up to n in
 // all with those of the requests that clients gave this id, the latest first:
-// nobody keeps two clients from sending the same one, or one of ours.
+// two clients may send the same id, or an id of ours.
 func (g *Ring) Find(id string, n int) []*Receipt {
 	list := []*Receipt{}
 	if g == nil {
@@ -120,7 +120,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 		}
 	}
 	for _, l := range g.running {
-		if l.r.ClientID == theirs && l.r.ID != id { // both are set before it was opened, and never again
+		if l.r.ClientID == theirs && l.r.ID != id { // both are set before the receipt is opened, and never again
 			running = append(running, l)
 		}
 	}
@@ -168,8 +168,8 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	return list
 }
 
-// last are those that ended, as many as may be needed, latest first. Nobody changes
-// them, so they are looked through without the lock.
+// last returns receipts of requests that ended, as many as may be needed, latest first.
+// They never change, so they are looked through without the lock.
 func (g *Ring) last(n int, f Filter) []*Receipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -190,7 +190,7 @@ func (g *Ring) Latest(n int) []*Receipt {
 	if g == nil {
 		return list
 	}
-	newest := make([]*Live, 0, n+1) // of those that run; there may be thousands, so few are copied
+	newest := make([]*Live, 0, n+1) // of the requests that run; thousands may run, so only these are copied
 	for _, l := range g.open() {
 		at, _ := slices.BinarySearchFunc(newest, l, func(a, b *Live) int { return b.r.Arrival.Compare(a.r.Arrival) })
 		if at < n {
@@ -202,7 +202,7 @@ func (g *Ring) Latest(n int) []*Receipt {
 		list = append(list, l.copy())
 	}
 	slices.SortStableFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
-	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID }) // it ended meanwhile
+	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID }) // a request that ended meanwhile is in the list twice
 	return list[:min(n, len(list))]
 }
 
@@ -220,7 +220,7 @@ type Load struct {
 	Tokens  int // of these prompts
 }
 
-// Loads is what those who have requests ask for, by the name of their key.
+// Loads returns the load of each key that has requests, by the key's name.
 func (g *Ring) Loads() map[string]Load {
 	keys := map[string]Load{}
 	if g == nil {
@@ -252,9 +252,9 @@ func (r *Receipt) end() time.Time {
 	return r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))
 }
 
-// FailedOn is the host on which an attempt of most of those requests failed that failed in the last minute, how many they are,
-// and of how many. It is none where half as many failed on another host: a request that fails on one is tried on others, so what
-// fails everywhere is not the fault of one.
+// FailedOn looks at the requests that failed in the last minute: all is how many there were, and host is where most of them had an
+// attempt that failed. most is how many these are. host is empty if half as many requests had one on another host: a request that fails
+// on one host is tried on others, so failures on all hosts are not the fault of one host.
 func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0
@@ -300,11 +300,11 @@ func (l *Live) copy() *Receipt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.r
-	r.Attempts = slices.Clone(r.Attempts) // what it points to is set once
+	r.Attempts = slices.Clone(r.Attempts) // what an attempt points to is set once
 	return &r
 }
 
-// Count is how many are kept of requests that ended, and of those that run.
+// Count is how many receipts are kept of requests that ended, and of requests that run.
 func (g *Ring) Count() (ended, running int) {
 	if g == nil {
 		return 0, 0

@@ -14,10 +14,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// abortWait is how long an engine may take to end an answer that it was told to end. One that does not is left by its client.
+// abortWait is how long an engine may take to end an answer that it was told to end. After that, evenkeel closes the call.
 const abortWait = 5 * time.Second
 
-// aborting is a job's share of being ended by its client, which still gets what there is of the answer.
+// aborting is what a job needs so that its client can end the request by name, and still gets what there is of the answer.
 type aborting struct {
 	told  atomic.Bool
 	ep    mooncake.Endpoint
@@ -25,11 +25,11 @@ type aborting struct {
 	mode  []byte // output_mode
 
 	mu   sync.Mutex
-	rank *fleet.Rank // that has the request; nil: none has
-	id   string      // by which the engine calls it
+	rank *fleet.Rank // the rank that has the request; nil: no rank has it
+	id   string      // the engine's id of the request
 }
 
-// abortable is a client that is taken for one that left when its request is to end.
+// abortable is a client that also counts as gone once aborting.leave was called. isLeg must not take it for the share of a leg.
 type abortable struct{ *edge.Disconnect }
 
 // sent notes that a rank gets the request.
@@ -63,7 +63,7 @@ func (a *aborting) lost() {
 // is says whether the client has ended the request.
 func (a *aborting) is() bool { return a != nil && a.told.Load() }
 
-// end ends the request: by the engine that decodes it, or at once.
+// end has the engine that decodes the request end it. If no rank has the request, end ends it at once.
 func (a *aborting) end(srv *Server) {
 	a.told.Store(true)
 	a.mu.Lock()

@@ -20,16 +20,16 @@ import (
 	"evenkeel/prefill"
 )
 
-// othersTake says whether an engine has refused the request, and it goes to ranks that are beside none which has.
+// othersTake says whether an engine has refused the request, and a rank takes it that is not around a rank which has refused it.
 func othersTake(j *job, f *failure.Fault) bool {
 	return f.Refused() && j.avoid.others && j.in.ToDecode == nil
 }
 
-// again asks for another attempt and waits the pause. The client that
-// left ends it, and so does one that will have left by then.
+// again asks for another attempt and waits the pause before it. It returns false if the
+// client has left, or will have left by then.
 func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
 	wait, ok := j.backoff(retry, f)
-	if !othersTake(j, f) { // else nobody there said anything of a wait
+	if !othersTake(j, f) { // the other ranks have not asked for a wait
 		wait = max(wait, min(f.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
@@ -61,7 +61,7 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
 		if othersTake(j, f) && pause > 0 {
-			again = retry.N < conf.Attempts // the budget keeps failures from multiplying, and nothing was run
+			again = retry.N < conf.Attempts // no budget is asked: it keeps failures from multiplying, and here no engine ran anything
 			break
 		}
 		wait, again = j.srv.Tier.Retry(retry.N, f.Status, f.Err)
@@ -85,7 +85,7 @@ func (j *job) legID(leg string, attempt int) string {
 	return "ek-" + j.id + "-" + leg + strconv.Itoa(attempt)
 }
 
-// estimate is the prompt's length before anyone counted it.
+// estimate is the prompt's length in tokens: as an engine counted it, or else as estimated.
 func (j *job) estimate() int {
 	if j.prompt > 0 {
 		return j.prompt
@@ -93,7 +93,7 @@ func (j *job) estimate() int {
 	return prompt.Tokens(j.req, j.leg)
 }
 
-// A leaving ends a call when its client has left, and from then on for so long, and a moment has come. Each probe has one, so it is
+// A leaving ends a call after its client has left: grace after that, but not before moment. Each probe has a leaving, so it is only
 // one allocation with what its callback needs, and one for the callback.
 type leaving struct {
 	client reader
@@ -121,7 +121,7 @@ func (l *leaving) stop() {
 	}
 }
 
-// fell is what a request's life is told of a leg that has ended.
+// fell makes the event that reports the end of a leg to the request's life.
 func (j *job) fell(f *failure.Fault) lifecycle.Event {
 	e := lifecycle.Event{What: lifecycle.Fell, End: f.Ended, Rooms: f.Rooms}
 	switch arrived := !errors.Is(f.Err, failure.ErrUndelivered); {
@@ -143,10 +143,10 @@ func (s *stream) judge(x lifecycle.Effect) {
 	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Blame
 	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
 	switch {
-	case full && x.Do == lifecycle.Shun: // the queue of one rank is, or that of all beside it
+	case full && x.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
 		around, others := s.job.srv.Engines().Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
 		s.job.avoid.refuse(s.rank.Worker, around, others)
-	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // and the ranks that step with it
+	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // avoid also the ranks that step with it
 		engines := s.job.srv.Engines()
 		around, _ := engines.Around(s.rank.Worker, nil)
 		s.job.avoid.decode = append(engines.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
@@ -155,7 +155,7 @@ func (s *stream) judge(x lifecycle.Effect) {
 	case x.Do == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
 	case x.Do == lifecycle.Shun:
-		answered := s.fault != nil && s.fault.Why == lifecycle.Failed // one that has crashed says nothing of the others of its host
+		answered := s.fault != nil && s.fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.rank.Worker, answered, s.job.avoid.decode)
 	case whom == lifecycle.Disputed:
 		err, settle := s.fault.Err, monitor.Accuse(id)
@@ -205,22 +205,22 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 		Orphaned: s.stranded, Kept: kind == board.Finished && !s.local && s.answer.Mirror.Kept()}
 }
 
-// avoided are engines that a request keeps off, because they failed at it, or refused it.
+// avoided are the engines that a request avoids, because they failed at it, or refused it.
 type avoided struct {
 	prefill []string // candidates tried since the last start
-	decode  []int32  // workers that failed, and those beside them
-	refused []int32  // workers that refused it, and all of those beside them once a second one of these has refused it
-	last    []int32  // workers beside one that refused it: it goes there if no other can take it at once
+	decode  []int32  // workers that failed, and workers that may fail with them
+	refused []int32  // workers that refused it; once a second worker around the same one refuses it, all workers around
+	last    []int32  // workers around one that refused it: the request goes there if no other worker can take it at once
 	halted  int      // how often the core of a rank stood still, and the request was taken from there
-	others  bool     // a rank takes requests that is beside none of these
+	others  bool     // a rank takes requests that is in none of these lists
 }
 
 // ranks are the workers that no attempt should go to while there are others.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 
-// refuse notes that a worker refused the request. It may be that its queue is full, or that what stands before all of those around it
-// has enough: the next attempt goes to others if one can take it at once. If a second one of those around refuses it, all of them have,
-// and the request waits for others. If others have refused it twice before, they are as good again.
+// refuse notes that a worker refused the request. Its queue may be full, or one limit that stands before it and the workers around it.
+// The next attempt goes to other workers if one of these can take it at once. If a second worker around refuses it, this counts for all
+// of them, and the request waits for others. If there are no others, the workers that refused it earlier may be tried again.
 func (a *avoided) refuse(worker int32, around []int32, others bool) {
 	again := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
 	a.others = others

@@ -16,8 +16,8 @@ import (
 	"evenkeel/sse"
 )
 
-// tokenBytes is how much of a stream one token may take, beside what each of the likeliest tokens in its place takes as text
-// and as bytes: with twenty of them, it is some 3 KiB.
+// tokenBytes is how many bytes of a stream one token may take. Each of the likeliest tokens in its place may take likeliestBytes more, as
+// text and as bytes. In practice, a token with twenty likeliest ones takes some 3 KiB.
 const (
 	tokenBytes     = 16 << 10
 	likeliestBytes = 1 << 10
@@ -45,8 +45,8 @@ func (j *job) echoed() int {
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.leg)) // no engine has counted the prompt; a token of text has at least one byte
 }
 
-// mayTake is how many bytes a stream of so many tokens may have, each with so many likeliest ones and none with more than an event may
-// have.
+// mayTake is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token. Those of
+// one token have no more bytes than an event may have.
 func mayTake(tokens, likeliest, event int) int64 {
 	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
 		likeliest = anyVocabulary
@@ -121,12 +121,12 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // watchCore ends a call that waits for its first event, if the core of the rank stands still: its prompt takes far longer than it
 // should, and for first_event_timeout there was no event on any stream of the rank, and no gauge of it moved. A core that is only slow
 // gives such signs, and keeps the request. The request also stays if no rank of another group, or of another engine, takes requests, and
-// as long as prefill.retry says no: many requests wait there at once, and the other group is not to get all of them in one moment. A prompt
-// that brings cores to a stand meets so many of them, and not all.
+// as long as prefill.retry allows no further attempt: many requests may wait at the same core, and the other group must not get all of
+// them at one moment. And a prompt that makes cores stand still can only reach as many cores as it has attempts.
 // limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
 	if s.slot.ComputeMs <= 0 || s.whole || s.muffled || s.job.in.ToDecode != nil {
-		return func() {} // nobody knows how long it takes, or nothing comes before the whole answer, or no other rank may have it
+		return func() {} // the prompt's time was not predicted, or nothing comes before the whole answer, or no other rank may have it
 	}
 	quiet := s.rank.Profile.FirstEventTimeout
 	most := quiet + time.Duration(manyTimes*float64(s.slot.ComputeMs)*float64(time.Millisecond))
@@ -147,11 +147,11 @@ func watchCore(s *stream) (stop func()) {
 		}
 		halted.Store(true)
 		s.call.Expire()
-		return quiet / 4 // it may not have waited for bytes in this moment
+		return quiet / 4 // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
 }
 
-// stuck says of a call that was ended because the core stands still why it ended.
+// stuck corrects the reason of a call that watchCore has ended: Stuck, not Silent.
 func stuck(s *stream, f *failure.Fault) *failure.Fault {
 	if f != nil && f.Why == lifecycle.Silent && s.halted != nil && s.halted.Load() {
 		f.Why, f.Err = lifecycle.Stuck, errStuck
@@ -172,8 +172,8 @@ func (s *source) computes() {
 	s.rank.Traffic.Sends(s.may)
 }
 
-// computed settles what computes told, once: the engine has counted the prompt by
-// its first event, or the request is over.
+// computed settles what computes has reported, once: the engine has counted the prompt
+// by its first event, or the request is over.
 func (s *source) computed() {
 	if s.may == 0 {
 		return

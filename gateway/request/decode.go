@@ -102,7 +102,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	if profile.HandBack == mooncake.HandBackFetched {
 		j.process = j.srv.Engines().Born(s.rank.Instance).Process
 	}
-	if s.whole { // its pull was over when its first event would have come, and then its own limit holds
+	if s.whole { // the pull is over when a first event would have come; after that, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence := waitAtMost(until, j.srv.Settings(), profile)
@@ -110,19 +110,19 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
 		h.Witness(j.srv.Monitor)
-		if !s.whole { // no first event shows when its pull was over
+		if !s.whole { // an answer in one piece has no first event that shows when its pull was over
 			s.wait.Limit(s.call.Expire)
 		}
 	case h != nil:
 		silence = min(silence, h.PulledBy().Sub(s.began))
 	}
 	pulled := s.began.Add(silence)
-	if s.slot.Beyond && h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, queue or not
+	if s.slot.Beyond && h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, even from the rank's queue
 		defer handoff.LimitFromSlot(s.slot, s.call, silence)()
 		silence = handoff.Forever
 	}
-	if s.whole { // nothing comes before all of it has
-		if h != nil { // no first event shows that its pull is over, so the call outlives its client until one would have come
+	if s.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
+		if h != nil { // no first event shows that its pull is over, so the call outlives its client until a first event would have come
 			defer j.client.leaveAfter(s.call, 0, pulled).stop()
 		}
 		defer handoff.LimitWhole(s.rank, s.call, j.srv.Settings(), s.mayHave)()
@@ -143,7 +143,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}
 		if s.whole && f.Why == lifecycle.HungUp && f.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
-			f.Far = lifecycle.Through // its answer was not awaited any longer, its pull was over
+			f.Far = lifecycle.Through // only the answer was given up: its pull was over
 		}
 		return f
 	}
@@ -162,7 +162,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 		s.beyond = true
 		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if s.partner == nil && (s.whole || s.muffled) { // else the partner says it, when the prompt is there
+	if s.partner == nil && (s.whole || s.muffled) { // else the partner says it, once the prompt is prefilled
 		s.slot.Unheard(s.mayHave)
 	}
 	call := upstream.Call{
@@ -224,8 +224,8 @@ func (s *stream) openBeside() *failure.Fault {
 	return f
 }
 
-// firstBeside reads up to the first event; where an aborted transfer is known by how much of the prompt the prefill
-// engine counts, up to the decode engine's count, which its first event may lack.
+// firstBeside reads up to the first event. With SGLang it reads on up to the decode engine's count of the prompt, which the first event
+// may lack: an aborted transfer shows when this count is compared with the prefill engine's.
 func (s *stream) firstBeside() error {
 	err := s.first(time.Now().Add(handoff.Forever))
 	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.answer.Mirror.Prompt() == 0 &&
@@ -258,7 +258,7 @@ func (s *source) lostBeside(how lifecycle.EndReason, f *failure.Fault) *failure.
 	return &why
 }
 
-// hear copies what the prefill engine has said so far into the request. called is how long the decode engine took to call back.
+// hear copies what the prefill engine has answered so far into the request. called is how long the decode engine took to call back.
 func (s *source) hear() (called time.Duration) {
 	j, p := s.job, s.partner
 	j.mu.Lock()
@@ -307,8 +307,8 @@ func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *fa
 	return f
 }
 
-// pairID is the X-Request-Id of both legs of an attempt. None begins another one, not even the tenth attempt's the first one's: SGLang ends
-// every request whose id begins with the one that it is told to abort.
+// pairID is the X-Request-Id of both legs of an attempt. No id is the beginning of another id, which the last letter also ensures for the
+// attempts 1 and 10: SGLang ends every request whose id begins with the id that it is told to abort.
 func pairID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }

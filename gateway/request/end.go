@@ -60,13 +60,13 @@ func (s *stream) ends() {
 	s.step(lifecycle.Event{What: lifecycle.Ends})
 }
 
-// step tells the life of an answer that has begun what became of it, and carries out what is to be done.
+// step reports to the life what became of an answer that has begun, and carries out the effects.
 func (s *stream) step(e lifecycle.Event) {
 	r := runner{job: s.job, stream: s, fault: s.fault, answers: true}
 	e.Left, e.Engine = s.job.client.Left(), s.rank.Instance
 	var room [6]lifecycle.Effect
 	todo := s.job.tell(e, room[:0])
-	defer onPanic(func() { // what was to be given back when something panicked
+	defer onPanic(func() { // give back what the remaining effects were to give back
 		for _, x := range todo {
 			if x.Do == lifecycle.Settle || x.Do == lifecycle.Find {
 				r.do(x)
@@ -101,13 +101,13 @@ func (s *stream) finish(fail *openai.Error) {
 		s.answer.out = s.answer.Owed(s.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
-	case s.job.passed != nil: // its receipt tells of it
+	case s.job.passed != nil: // the request's receipt says it
 	default:
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
 	if s.answer.Assembler != nil || s.whole || s.job.client.isLeg() {
-		return // whoever puts the answer together says how it ended
+		return // the code that puts the answer together writes how it ended
 	}
 	fail = cmp.Or(fail, failure.None)
 	s.answer.out = s.answer.Ending(s.answer.out, s.broken != nil, fail.Message, fail.TypeIn(s.job.req.Endpoint.Path()), fail.Code)
@@ -122,7 +122,7 @@ func (s *stream) forLog(fail *openai.Error) string {
 	return fail.Message
 }
 
-// What a decode engine can do wrong beneath a 200.
+// What a decode engine can do wrong after a status of 200.
 var (
 	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
 	errRefusal  = errors.New("the engine's first event was a failure")
@@ -142,17 +142,17 @@ func (srv *Server) drained(why string) *openai.Error {
 	return openai.Unavailable("engine_drained", why, 1)
 }
 
-// Close settles the request, however it ended. A late FIN of the client must not reach a connection that is somebody else's by then,
-// so its callback goes first.
+// Close settles the request, however it ended. The client's callback is removed first: a late FIN of the client must not end a connection
+// that another request has by then.
 func (s *stream) Close() {
 	if s.stage == settled {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.fails(lifecycle.Left, failure.Gone, nil) // where the client's side ended first
-	s.finish(failure.Gone)                     // and where the life is over, because something panicked
+	s.fails(lifecycle.Left, failure.Gone, nil) // if the client's side ended first
+	s.finish(failure.Gone)                     // if the life is over, because something panicked
 	s.account()
-	s.job.forget() // where something panicked before the life knew of it
+	s.job.forget() // if something panicked before the life knew of the kept bytes
 	s.settle(board.Cancelled)
 }
 
@@ -242,8 +242,8 @@ func (s *stream) detach() {
 	b.putBack()
 }
 
-// release gives the slot back, once; of an answer that is not whole, when the
-// engine has let go of it.
+// release gives the slot back, once. If the answer is not whole, it first waits
+// until the engine has dropped the request.
 func (s *stream) release(kind board.Kind) {
 	if s.slot == nil {
 		return
@@ -279,11 +279,11 @@ func (s *stream) release(kind board.Kind) {
 }
 
 // Account gives back what a finished request holds of its caller's limits, and has
-// the journal write what became of it: its very end, once for each. fail is nil for
-// an answer that was whole.
+// the journal write what became of it. It is the very end of a request, and does this
+// once. fail is nil for an answer that was whole.
 func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 	if !in.over.CompareAndSwap(false, true) {
-		return // it was Broken, and then its answer was closed
+		return // Broken ended the request before its answer was closed
 	}
 	defer srv.open.Add(-1)
 	if in.leave != nil {
@@ -297,8 +297,8 @@ func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 	in.Record.End(fail)
 }
 
-// part leaves the decode engine and returns when it has noticed, so that the
-// slot is never another's while the engine still has this request in it.
+// part ends the call and returns when the decode engine has noticed, so that no
+// other request has the slot while the engine still runs this one.
 func (s *source) part() {
 	if s.resp == nil || s.resp.Ended() {
 		return

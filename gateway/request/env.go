@@ -31,17 +31,17 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Env is what requests need of the proxy that serves them. What has no socket and no peer of its own is
-// the thing itself: a lease can only come from a Tier.
+// Env is what requests need of the proxy that serves them. A part without a socket or a peer of its own is
+// the type itself, not an interface: a lease can only come from a Tier.
 type Env struct {
-	Context    context.Context // ends when the last stream has
+	Context    context.Context // ends when the last stream has ended
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of histograms of seconds
 
 	Settings  func() *fleet.Settings // in force now
-	Serving   func() context.Context // ends when what has no answer yet must end, because the proxy shuts down
-	PromptKey func() []byte          // of hashes that tell prompts apart; nil: nobody does
+	Serving   func() context.Context // ends when requests without an answer must end, because the proxy shuts down
+	PromptKey func() []byte          // the key of hashes that tell prompts apart; nil: no predictor needs these hashes
 
 	Client     *engine.Client
 	Monitor    Monitor
@@ -52,14 +52,14 @@ type Env struct {
 	Places     *pool.Places
 	Dispatcher Dispatcher
 	Journal    *journal.Journal
-	Owner      *owner.Set // nil: everything is ours
+	Owner      *owner.Set // nil: every scope is this proxy's
 	Node       *geo.Node  // nil: there are no other regions
 	Meta       *metaserver.Server
 	Running    *abort.Running
-	Loops      *loop.Set // that carry streamed answers; empty: each has a goroutine
+	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
 }
 
-// Monitor is told how engines did.
+// Monitor takes reports of how engines did.
 type Monitor interface {
 	handoff.Monitor
 	Answered(instance string)
@@ -78,7 +78,7 @@ type Engines interface {
 	NamesRequests(c prefill.Candidate) bool
 }
 
-// Fleet keeps the calls, and is told of engines.
+// Fleet keeps the calls under way, and what requests learn about engines.
 type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(c prefill.Candidate) *mooncake.Coordinates
@@ -96,9 +96,9 @@ type Fleet interface {
 // Dispatcher gives slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
-	Blocked(board string) (prefillers []string)       // from which KV lately did not arrive at every decode engine
-	Shunned(s *dispatcher.Slot) (prefillers []string) // from which it did not arrive at this one
-	Rerouted(s *dispatcher.Slot, prefiller string)    // another one prefills for a slot
+	Blocked(board string) (prefillers []string)       // prefill engines whose KV lately did not arrive at some rank of the board
+	Shunned(s *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the rank of the slot
+	Rerouted(s *dispatcher.Slot, prefiller string)    // another prefill engine computes the prompt of a slot
 	EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(e *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(e *pool.Entry)
@@ -106,18 +106,18 @@ type Dispatcher interface {
 	Preempted(worker int32)
 }
 
-// A Server serves requests that were admitted. It has what they share.
+// A Server serves requests that were admitted. It has the state that they share.
 type Server struct {
 	Env
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
 	legs        service.Leftovers // prefill legs that run beside a decode leg
-	tails       service.Leftovers // of engines whose client has its answer: ends of bodies, legs beside one that failed
+	tails       service.Leftovers // what runs on after the client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
 	turns       handback.Turns
-	resumeBytes atomic.Int64 // kept for answers that may have to go on elsewhere
+	resumeBytes atomic.Int64 // bytes kept for answers that may have to go on elsewhere
 }
 
 // New makes the server of a proxy.
@@ -137,8 +137,8 @@ func New(env Env) *Server {
 // Open is how many client requests are being served.
 func (srv *Server) Open() int64 { return srv.open.Load() }
 
-// Finish begins nothing more for requests that are over, and waits until what runs for
-// them has ended, or ctx has. The returned function waits for the rest.
+// Finish begins no more work for requests that are over, and waits until the work that
+// runs for them has ended, or ctx has. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
 	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {

@@ -27,8 +27,8 @@ import (
 )
 
 // A fanned is a client's request that became several PD requests, because an engine's answer carries one hand-off only: n above 1, or a
-// list of prompts. Its legs run side by side, their choices renumbered; the first failure ends all. Where it is streamed, it is the body
-// of the answer: the events of its legs as they come, whole, and one end.
+// list of prompts. Its legs run side by side, their choices renumbered; the first failure ends all. If the answer is streamed, a fanned is
+// its body: the whole events of its legs in the order in which they come, and one end.
 type fanned struct {
 	srv    *Server
 	conn   client
@@ -104,8 +104,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	return nil
 }
 
-// goElsewhere takes the turns of all legs. It may be that another dispatcher answers
-// the whole request; one that gives it back lets the legs take their old places.
+// goElsewhere has all legs enter the arrival queue. Another dispatcher may answer the
+// whole request. If that gives it back, the legs take their old places.
 func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
@@ -120,7 +120,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		edge.EndWait(ctx)
 		f.srv.markRoute(ctx, f.in)
 	}()
-	whole.record.Reached = journal.Queued // its legs enter phases, it does not until it is sent
+	whole.record.Reached = journal.Queued // the legs enter phases; the whole request does not, until it is sent
 	for {
 		away, err := f.enter()
 		if away == nil && err != nil {
@@ -142,8 +142,8 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 }
 
 // enter has the legs that decode ranks do not serve whole enter the arrival
-// queue together. It may be that the whole request goes to another region: the
-// decision about its first leg is one about all, as long as none was served here.
+// queue together. The whole request may go to another region: the decision about its
+// first leg counts for all legs, as long as no leg was served here.
 func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
 	if !f.srv.Settings().Geo.Follows() {
@@ -163,7 +163,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	tickets, err := f.srv.Tier.EnterAll(turns)
 	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
 		if away = head.Forward(); away == nil {
-			err = prefill.ErrElsewhere // nowhere
+			err = prefill.ErrElsewhere // the question names no other dispatcher
 		}
 		return away, err
 	}
@@ -173,7 +173,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	return nil, err
 }
 
-// ask gives the legs their question, which is one; nil: there are no other
+// ask gives the legs one common question, and returns it; nil: there are no other
 // regions.
 func (f *fanned) ask(legs []branch) (head *geo.Question) {
 	first := legs[0]
@@ -197,7 +197,7 @@ func (f *fanned) goes(first *prefill.Ticket) bool {
 }
 
 // serve has each leg served on a goroutine of its own. An error that run returns is that of a leg without an answer. The edge cannot
-// recover a panic there, and it would end the process; it ends the request instead.
+// recover a panic of these goroutines, which would end the process. So serve recovers it and ends only the request.
 func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	f.pieces = make(chan piece, len(f.legs))
 	for i := range f.legs {
@@ -224,7 +224,7 @@ func (f *fanned) send(p piece) bool {
 	}
 }
 
-// next is what one of the legs has; false: the client has left.
+// next waits for what one of the legs has; false: the client has left.
 func (f *fanned) next() (piece, bool) {
 	select {
 	case p := <-f.pieces:
@@ -408,14 +408,14 @@ func letters(i int) string {
 // endLegs ends every leg. It never blocks: the connection's watcher calls it.
 func (f *fanned) endLegs() {
 	f.cancel.Do(func() { close(f.stop) })
-	for i := range f.legs { // the legs may write their counts meanwhile
+	for i := range f.legs { // by index, without a copy: the leg's goroutine may write its counts meanwhile
 		f.legs[i].kid.Leave()
 	}
 }
 
-// part ends the legs and settles the request once they have let go of their
-// engines. After a failure that may take until the first event of each leg, so the
-// client does not wait for it.
+// part ends the legs and settles the request once each leg has ended its calls. After
+// a failure that may take until the first event of each leg, so the client does not
+// wait for it.
 func (f *fanned) part(fail *openai.Error) {
 	f.endLegs()
 	f.conn.OnGone(nil)
@@ -438,7 +438,7 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// nameable has the client end all legs by the name of the whole answer, if its endpoint knows such names. Legs of /generate have names,
+// nameable lets the client end all legs by the name of the whole answer, if its endpoint has such names. Legs of /generate have names,
 // too, by which each ends alone.
 func (f *fanned) nameable(whole *job) {
 	if whole.ask.ID == nil {
@@ -475,7 +475,7 @@ func (f *fanned) appendUsage(dst []byte, u sse.Usage, details map[string]int) []
 	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, u, details)
 }
 
-// nameOf is the name of a leg's answer. SGLang numbers those of a list (0.5.23, normalize in managers/io_struct.py).
+// nameOf is the name of a leg's answer. SGLang numbers the answers of a list (0.5.23, normalize in managers/io_struct.py).
 func (f *fanned) nameOf(leg int) []byte {
 	switch {
 	case f.req.Endpoint != mooncake.Generate:

@@ -73,7 +73,7 @@ func takeWhole(s *stream, body []byte) error {
 	return complete(s)
 }
 
-// complete ends an answer of which all is here, and which was to end by itself.
+// complete ends an answer that has come in full. If the answer has not ended by itself, that is a failure.
 func complete(s *stream) error {
 	if s.stage < ended {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
@@ -84,7 +84,8 @@ func complete(s *stream) error {
 	return nil
 }
 
-// mostBytes is how much an answer in one piece may have, if that was asked for. Else it is the error of an engine that was to stream.
+// mostBytes is how many bytes a body in one piece may have. It is an answer if whole is set. Else the engine should have streamed, and the
+// body is its error.
 func mostBytes(set *fleet.Settings, whole bool) int {
 	if whole {
 		return max(set.Limits.AnswerBytes, set.Limits.EventBytes)
@@ -92,8 +93,8 @@ func mostBytes(set *fleet.Settings, whole bool) int {
 	return set.Limits.EventBytes
 }
 
-// tooLong tells whether a whole answer is larger than allowed: as it was asked
-// for, so that no other engine would answer otherwise.
+// tooLong says whether a whole answer is larger than allowed. The request asked for so
+// much, so no other engine would answer otherwise.
 func (s *source) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
 
 // side is what the stream's engine is called in errors.
@@ -104,8 +105,8 @@ func (s *source) side() string {
 	return "decode"
 }
 
-// failure is the fault of a decode that forwarded nothing: a refusal that came
-// late is the client's to see, all else the engine's failure.
+// failure is the fault of a decode that forwarded nothing. The client gets a refusal that
+// came late. All else counts as the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
 	f := s.fault
 	if f == nil || s.tooLong(err) || errors.Is(s.answer.Err(), sse.ErrLargeEvent) {
@@ -124,7 +125,7 @@ func (s *stream) failure(err error) *failure.Fault {
 		return f
 	case f != s.fault:
 		return f
-	case f.Why == lifecycle.Unusable: // of what came so far nothing is out
+	case f.Why == lifecycle.Unusable: // the client has nothing of what came so far
 		f.Why = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
@@ -149,8 +150,8 @@ func (j *job) discard(h *handoff.Handoff) {
 	}
 }
 
-// overdue counts an answer that was given up because what came then would not
-// have been believed.
+// overdue counts an answer that was given up because a first event would by now have
+// come too late to be believed.
 func (s *stream) overdue(h *handoff.Handoff) {
 	if h != nil && !s.whole && s.wait.Over(time.Now()) {
 		s.late()

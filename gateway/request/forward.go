@@ -24,8 +24,8 @@ import (
 )
 
 // send has another dispatcher answer. A peer that fails before the client has
-// anything gives the request back: it is not answered then, and there is no error. It
-// takes its old place in the queue and stays, or is asked about again.
+// anything gives the request back: it is not answered then, and there is no error. The
+// request takes its old place in the queue and stays, or evenkeel asks again where it goes.
 func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, *openai.Error) {
 	f := &forwarded{way, j}
 	if j.client.Left() {
@@ -43,7 +43,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, 
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
-		Dials: j.ran > 0, // it was lost once, perhaps with a connection that had been kept alive
+		Dials: j.ran > 0, // a peer that ran the request was lost, perhaps with a connection that had been kept alive
 	})
 	if failure == nil {
 		edge.EndWait(ctx)
@@ -79,7 +79,7 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 }
 
 // cameBack handles a forward that gave the client nothing. Without an error the
-// request is served here, or asked about again.
+// request is served here, or evenkeel asks again where it goes.
 func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 	if x.Gone || j.client.Left() {
 		j.freed()
@@ -97,7 +97,7 @@ func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 	what := lifecycle.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 	if x.Sibling {
-		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
+		if x.Ran && j.ran > 0 { // two runs in vain are allowed, not a third
 			return lifecycle.PeerRefuses,
 				openai.Unavailable("owner_lost",
 					"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
@@ -116,7 +116,8 @@ func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 	return what, nil
 }
 
-// elsewhere is what the arrival queue asks about the request; nil: nothing. No other dispatcher gets one whose stream has no [DONE].
+// elsewhere is the question of the arrival queue whether another dispatcher should have the request; nil: it does not ask. A request whose
+// stream has no [DONE] goes to no other dispatcher.
 func (j *job) elsewhere(stay bool) *geo.Question {
 	if j.srv.Node == nil || !j.req.Endpoint.Common() {
 		return nil

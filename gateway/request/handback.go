@@ -17,10 +17,10 @@ import (
 	"evenkeel/prefill"
 )
 
-// How a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back: fetched).
+// This file has how a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back: fetched).
 
-// ownTurns says whose turns a request may go on from, and how its prompt goes. ok is false for a prompt whose token ids nobody has said,
-// for one that the engine changes, and if the engine must compute it.
+// ownTurns returns the scope of the turns that a request may go on from, and the token ids of its prompt. ok is false if the token ids are
+// not given, if the engine changes the prompt, or if the engine must compute it.
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	cut, _ := j.body.Get("truncate_prompt_tokens")
@@ -31,8 +31,8 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 
-// fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which is
-// nobody else's now; nil: there is none. Only the first attempt fetches: the next ones do not depend on what another engine keeps.
+// fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which no other
+// request can take now; nil: there is none. Only the first attempt fetches: the next ones do not depend on what another engine keeps.
 func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Leg, t *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.leg, nil

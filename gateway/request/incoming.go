@@ -47,7 +47,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	}
 	in.way = wayLocal
 	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: m, in: in, record: in.Record}
-	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
+	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have the body, as long as they need it
 	if req.Stream {
 		srv.keep(ctx, in, in.Record.Arrival)
 	}
@@ -72,7 +72,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if fail != nil && answerAborted(ctx, j, conn, fail) {
 		return nil
 	}
-	edge.EndWait(ctx) // what is set in the head from here on is lost if it is
+	edge.EndWait(ctx) // if the client already has the head, headers set from here on are lost
 	srv.expose(ctx, in)
 	srv.markRoute(ctx, in)
 	in.Body.Give() // what is kept to go on elsewhere is on an account of its own
@@ -142,7 +142,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	srv.Fail(ctx, e)
 }
 
-// Broken ends a request whose handler panics. Whoever recovers answers it.
+// Broken ends the record of a request whose handler panics. The code that recovers writes the answer.
 func (srv *Server) Broken(in *Incoming) {
 	srv.Account(in, failure.Broken)
 }
@@ -175,7 +175,7 @@ const (
 	waitsHeader    = "X-Evenkeel-Waits"
 )
 
-// metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
+// metadataHeader is the header in which vLLM describes the bytes of an answer that is not JSON.
 const metadataHeader = "Metadata"
 
 // Ways of a request, as x-evenkeel-route names them.
@@ -186,7 +186,7 @@ const (
 )
 
 // keep has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
-// Another dispatcher gets none: it needs the status, and keeps its own client.
+// Another dispatcher gets no comments: it needs the status, and sends comments to its client itself.
 func (srv *Server) keep(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
 	if span := srv.Settings().Limits.KeepAlive; span > 0 && in.From == nil {
 		edge.KeepClient(ctx, span, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
@@ -246,8 +246,8 @@ func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	}
 }
 
-// explain marks an answer to another dispatcher with what it needs to know of
-// the refusal: which of them are its own to mend.
+// explain marks an answer to another dispatcher: with its count of cached tokens, or with the
+// code of a refusal after which the other dispatcher may go on with the request.
 func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {
@@ -307,7 +307,7 @@ func (c *charged) Close() error {
 	return nil
 }
 
-// nameable has the client of a job end it by its name, if its endpoint knows such names. Several answers are ended by fanned.nameable.
+// nameable lets the client of a job end it by name, if its endpoint has such names. For several answers, fanned.nameable does so.
 func nameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
@@ -320,7 +320,7 @@ func nameable(j *job, conn *edge.Conn) {
 	forget := j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
 	j.in.leave = func() {
 		forget()
-		conn.OnGone(nil) // the job ends the callback of its share only
+		conn.OnGone(nil) // the job itself only removes the callback of its share
 	}
 }
 
@@ -338,11 +338,11 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 	return true
 }
 
-// ready is a stream of which all is here.
+// ready is a stream whose events are all here.
 type ready struct {
 	*bytes.Reader
 	over func()
 }
 
-// Close ends it.
+// Close settles the request.
 func (r *ready) Close() { r.over() }

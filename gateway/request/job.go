@@ -47,26 +47,26 @@ type job struct {
 	record *journal.Request // of in; of a leg, its own
 	abort  *aborting        // nil: its client cannot end it by a name
 
-	process int             // of the decode engine, when it was asked
+	process int             // the decode engine's process at the time of the decode call
 	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached  int             // of these, found in its prefix cache; -1 unknown
+	cached  int             // prompt tokens that were found in its prefix cache; -1: unknown
 	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
 	holder  *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 
-	mu       sync.Mutex // held while the life is told something: a prefill leg beside a decode leg has a goroutine of its own
+	mu       sync.Mutex // held for each Step of the life: a prefill leg beside a decode leg has a goroutine of its own
 	life     lifecycle.Lifecycle
 	tape     recording.Tape
-	question *geo.Question // where it goes, if there are other regions and that is open
+	question *geo.Question // asks where the request goes; nil: there are no other regions, or that is decided
 	ran      int           // proxies of this region that may have served it, and gave it back
 
-	unlisted *openai.Error // what the last engine answered that did not have the model; nil: none did
+	unlisted *openai.Error // the answer of the last engine that did not have the model; nil: there was none
 
 	avoid avoided
 	local locally
 
-	doubts  []*handoff.Handoff // that an engine may have read, and no answer was made of them
+	doubts  []*handoff.Handoff // hand-offs that an engine may have read, and of which no answer was made
 	resume  resumption
-	charges []func(lifecycle.Finding) // 500s of engines, until it is known whose they are
+	charges []func(lifecycle.Finding) // what to do about engines' 500s once their cause is known
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -87,8 +87,8 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// Passed is a request that goes to one engine as it came. It has no slot, so it takes a seat, of which there are not more than may run
-// at once.
+// Passed is a request that goes to one engine as it came. It has no slot. Instead it takes a seat: there are as many seats as requests
+// may run at once.
 type Passed struct {
 	Engines  Choice
 	Path     string
@@ -102,14 +102,14 @@ type Passed struct {
 
 	tried  []string
 	to     fleet.Whole    // the engine that was chosen last
-	before *failure.Fault // the last but one
+	before *failure.Fault // the fault of the last call but one
 	none   *openai.Error  // why there is no engine
 	piece  []byte         // the answer, if it comes in one
 }
 
 // Choice is which engine gets a request that is passed through.
 type Choice interface {
-	// Choose looks for an engine that was not tried: Chosen, NoneLeft or NoRoute. One that was chosen has one call more.
+	// Choose looks for an engine that was not tried: Chosen, NoneLeft or NoRoute. It counts a call for the engine that it chose.
 	Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error)
 	// Count adds to the calls that an engine has.
 	Count(instance string, calls int)
@@ -117,13 +117,13 @@ type Choice interface {
 	Without(instance, path string)
 }
 
-// parts are what of the request make its prompt.
+// parts returns the parts of the request that make its prompt.
 func (j *job) parts() *prompt.Parts {
 	return &prompt.Parts{Req: j.req, Body: &j.body, Leg: j.leg, Model: j.model, Resumed: j.life.Resumed()}
 }
 
-// promptHash tells prompts apart; 0 where nobody does. The request log has it for
-// `evenkeel fit`.
+// promptHash tells prompts apart; 0: no predictor needs that. The request log has it
+// for `evenkeel fit`.
 func (j *job) promptHash() uint64 {
 	key := j.srv.PromptKey()
 	if key == nil {
@@ -136,15 +136,15 @@ func (j *job) promptHash() uint64 {
 	return hash
 }
 
-// locally is a job's share of being served whole by a decode rank.
+// locally is what a job needs to be served whole by a decode rank.
 type locally struct {
-	asked bool             // whether that may be was looked at; a failed attempt is not made again
+	asked bool             // it was decided whether that may be; a failed attempt is not made again
 	ended int              // tokens of a prompt whose probes hand nothing off; 0: they may
 	slot  *dispatcher.Slot // bound beforehand, with the siblings of a leg
 	known *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
 }
 
-// resumption is a job's share of going on: what it keeps for that, and what its
+// resumption is what a job keeps so that a lost answer can go on, and what its
 // next attempt starts from.
 type resumption struct {
 	keeping lifecycle.Keeping
@@ -161,10 +161,10 @@ type resumption struct {
 // reader is who reads the answer: a client's connection, or a leg's share of it.
 type reader struct{ client }
 
-// isLeg says whether another record counts for the client's request.
+// isLeg says whether the job is a leg of a fan-out, so that the client's request has another record.
 func (r reader) isLeg() bool { _, ok := r.client.(*edge.Disconnect); return ok }
 
-// Incoming is a request as it was admitted, and what is told of it.
+// Incoming is a request as it was admitted, and its record.
 type Incoming struct {
 	Record *journal.Request
 	Wishes
@@ -172,13 +172,13 @@ type Incoming struct {
 	Priority int          // in the arrival queue
 	Batch    bool         // it takes only what others leave
 	Deadline time.Time    // until when a trusted caller wants the first token; zero: it did not say
-	Flow     string       // what takes turns there with other flows of the same priority; empty: its caller's key
+	Flow     string       // its flow, which takes turns in the arrival queue with other flows of the same priority; empty: its caller's key
 	Body     *edge.Charge // what the body takes of the account of bodies in memory
 	Address  string       // of the client
 	From     *geo.Hop     // how it came from another dispatcher; nil: from a client
 	way      string       // where it was served, as routeHeader names it; empty: nowhere
 	over     atomic.Bool  // it was accounted for
-	leave    func()       // its client can no longer end it by its name; nil: it has none
+	leave    func()       // ends the client's power to end the request by name; nil: the request has no name
 }
 
 // Classes of requests, as ClassHeader names them.
@@ -193,8 +193,8 @@ type Limits interface {
 	GiveBack(tokens int)
 }
 
-// Wishes are what a request asks for besides its body. Only a trusted caller is
-// heard on anything but the session and its end, its patience and where the request stays.
+// Wishes are what a request asks for besides its body. From a caller that is not trusted,
+// only the session, its end, Patience and Stays are taken.
 type Wishes struct {
 	Explain       bool      // answer headers name engine, policy and reason
 	Stays         bool      // the request is never forwarded
@@ -202,7 +202,7 @@ type Wishes struct {
 	Ends          bool      // the session has no further turn, so that nothing of it need be remembered
 	Patience      time.Time // when the client gives up by itself, for an answer that has not begun; zero: unknown
 	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
-	Whole         bool      // its endpoint takes no hand-off: a decode rank computes it alone, or nobody does
+	Whole         bool      // its endpoint takes no hand-off: only a decode rank that computes it alone may serve it
 	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
 	ToPrefill     string    // the candidate that has to prefill; empty: any
 	ToDecode      []int32   // the decode rank that has to decode; nil: any
@@ -225,7 +225,7 @@ func (j *job) tell(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect
 	return j.stepped(e, dst)
 }
 
-// stepped is tell for those that hold the mutex.
+// stepped is tell for callers that hold the mutex.
 func (j *job) stepped(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
 	dst = j.life.Step(e, dst)
 	j.tape.Step(e, dst)
@@ -237,7 +237,7 @@ func (j *job) enter(p journal.Phase, call string) {
 	j.record.Report(journal.Event{What: journal.Entered, Phase: p, Left: j.client.Left(), Call: call})
 }
 
-// freed observes that nothing of a request is held any more, if its client left.
+// freed reports that nothing of a request is held any more, if its client left.
 func (j *job) freed() {
 	if j.client.Left() {
 		j.record.Report(journal.Event{What: journal.Freed, At: j.client.GoneAt()})

@@ -26,7 +26,7 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// recognize hashes the prompt, once where it counts what decode ranks hold of it.
+// recognize hashes the prompt. If evenkeel remembers what the model's decode ranks hold, the job keeps the hashes, and hashes only once.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
@@ -44,8 +44,8 @@ func (j *job) recognize() prefill.Prompt {
 
 // bindLocal binds the request to a decode rank that computes its prompt, if that
 // may be and a rank has room. Without a slot the request goes the usual way, as does
-// one with a hand-off, or one whose turn was taken with its siblings'. Where one
-// dispatcher decides for all, it is asked first, and so it is after failures here.
+// a request whose turn was taken with its siblings'. If one dispatcher decides for
+// all, or every attempt here has failed, the question where it goes comes first.
 func (j *job) bindLocal() *dispatcher.Slot {
 	if s := j.local.slot; s != nil {
 		j.local.slot = nil
@@ -63,7 +63,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	j.local.ended = 0
 	if p.Tokens == 0 {
 		if p.Media {
-			return nil // nobody knows how long it is
+			return nil // its length in tokens is not known
 		}
 		if p.Bytes == 0 || j.req.PromptTokens > 0 {
 			p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
@@ -105,9 +105,9 @@ func (j *job) near(on string, tokens int) (hits []board.Hit) {
 	return hits
 }
 
-// why is the reason for which the request may be served whole now; empty: it may not. It is
-// asked once, and no failed prefill comes back here but one: an
-// engine that finds the prompt's answer empty hands nothing off.
+// why is the reason for which the request may be served whole now; empty: it may not. For a
+// short prompt, or if the caller wants it, that is decided once. After a failed prefill the request
+// may only be served whole if the engine found the answer empty, and so handed nothing off.
 func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.aimed():
@@ -121,7 +121,7 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 	}
 	l.asked = true
 	switch {
-	case in.Batch: // the whole group would wait for a prompt that was to wait for everybody
+	case in.Batch: // the whole group would wait for this prompt, but a batch request should wait for all others
 	case in.Disaggregate == DisaggregateNever:
 		return localAsked
 	case in.Disaggregate == DisaggregateAuto, in.Disaggregate == "" && conf.Mode == prefill.DisaggregateConditional:
@@ -133,7 +133,7 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
-	case why != localShort: // however long it is, but then alone
+	case why != localShort: // a prompt of any length, but a long one only alone
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
 		if line, rtt, known := srv.Tier.Line(p.Model); known {
@@ -147,8 +147,8 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 
 // arrived notes with the first event that the prompt's KV is on the rank. The
 // answer's will be there too, but its blocks cannot be named: the next turn has it
-// as text that may get other token ids, and a hit that is not one is computed by a
-// rank whose whole group waits. So what is known is never more than what is held.
+// as text that may get other token ids. And if an expected hit is none, the rank computes
+// it, and its whole group waits. So what is known is never more than what is held.
 func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
 		return // the KV is not the prompt's alone
@@ -162,7 +162,7 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	}
 	p := local.Prompt{Prompt: *known, Model: s.rank.Board}
 	if j.in.Ends {
-		p.Keys = nil // no further turn will ask for them; how long the prompt is teaches all the same
+		p.Keys = nil // no further turn will ask for them, but the prompt's length is still learned from
 	}
 	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt, s.began)
 	if !s.local {
@@ -186,11 +186,11 @@ func (j *job) countLocal(s *stream) {
 		if wantsIDs(j.req, s.rank.Profile) && len(s.answer.Trail.PromptIDs) > 0 {
 			j.resume.ids = slices.Clone(s.answer.Trail.PromptIDs)
 		}
-		j.keep(s.rank) // what it could not know before
+		j.keep(s.rank) // again, now that the prompt's length and token ids are known
 	}
 }
 
-// reportLocal takes what the engine says in the end of its prefix cache.
+// reportLocal takes what the engine's final usage says about hits in its prefix cache.
 func (s *stream) reportLocal() {
 	j := s.job
 	if !s.local || s.broken != nil {

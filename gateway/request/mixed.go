@@ -13,7 +13,7 @@ import (
 )
 
 // placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The rank
-// gets the prompt with the next call. What the ranks hold of the prompt decides with what they have to compute.
+// gets the prompt with the next call. The dispatcher also considers how much of the prompt each rank holds.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	p := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
 	if j.prompt > 0 || j.life.Resumed() || p.Media || p.Bytes == 0 || j.req.PromptTokens > 0 {
@@ -21,7 +21,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	}
 	tokens := j.srv.Locals.Length(&p)
 	if guessed := p.Prompt.Tokens == 0 && j.prompt == 0 && j.req.PromptTokens == 0; guessed && j.model.MaxLen > 0 {
-		tokens = min(tokens, j.model.MaxLen) // a longer one would find no rank, and only its engine knows that it is shorter
+		tokens = min(tokens, j.model.MaxLen) // a longer prompt would find no rank, and only an engine can count that it is shorter
 	}
 	var hits []board.Hit
 	for _, o := range j.srv.Locals.Offers(&p, j.avoid.ranks()) {

@@ -26,11 +26,11 @@ import (
 // What becomes of both legs is decided by the request's life.
 type partner struct {
 	job      *job
-	pair     int    // which one of the life's
+	pair     int    // the number of the pair in the request's life, from 1
 	id       string // X-Request-Id of both legs, never used before
 	dialect  lifecycle.Dialect
 	decode   *engine.Call
-	rank     *fleet.Rank // that decodes
+	rank     *fleet.Rank // the rank that decodes
 	slot     *dispatcher.Slot
 	meeting  *mooncake.Meeting
 	headers  []engine.Header // of the prefill leg
@@ -42,10 +42,10 @@ type partner struct {
 	streamed bool
 	expect   *metaserver.Expectation // nil: nothing is called back
 	dead     chan struct{}           // closed when the decode leg has ended
-	over     chan struct{}           // closed when the prefill leg has
+	over     chan struct{}           // closed when the prefill leg has ended
 	born     fleet.Birth             // of the prefill engine that has the leg
 	tried    []string                // prefill engines
-	until    lifecycle.Limit         // of what the prefill leg waits for
+	until    lifecycle.Limit         // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
 	lease    *prefill.Lease // nil once it is settled
@@ -53,15 +53,16 @@ type partner struct {
 	refusal  *failure.Fault // of the last engine that took nothing
 	failed   *failure.Fault // why one leg has ended the other
 	call     *engine.Call   // the prefill leg's; nil: there is none now
-	closed   bool           // so is dead
+	closed   bool           // dead is closed
 	stranded bool           // the decode engine may keep blocks for ever
 	ended    time.Time      // when the prefill engine has answered
 	got      mooncake.ProbeAnswer
-	called   time.Duration // until the decode engine had called back
-	took     time.Duration // the prefill leg
+	called   time.Duration // time until the decode engine had called back
+	took     time.Duration // how long the prefill leg took
 	silence  *time.Timer
 
-	waits time.Duration // of the goroutine that has the decode leg: for the end of the prefill leg, before anything else; 0: it does not
+	// how long the goroutine of the decode leg waits for the end of the prefill leg before it goes on; 0: it does not wait
+	waits time.Duration
 }
 
 // Why the legs of a request did not come together.
@@ -88,7 +89,7 @@ func (p *partner) awaitCallback() bool {
 		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
 		p.tell(lifecycle.Event{What: lifecycle.Overdue}, why)
-		<-p.dead // of an answer that has begun although nobody called back, its end
+		<-p.dead // if an answer has begun without a callback, wait for its end
 	case <-p.dead:
 	}
 	return p.lateCallback()
@@ -111,7 +112,7 @@ func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
 			f.Why = lifecycle.Misplaced
 		}
-	case came.Empty: // it has the whole prompt
+	case came.Empty: // the decode engine has the whole prompt
 		e.What = lifecycle.NeedsNothing
 	}
 	p.step(e, f)
@@ -119,7 +120,7 @@ func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 }
 
 // lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode engine has allocated blocks,
-// and only the end of a prefill frees them: so it returns true, and one is run.
+// and only the end of a prefill frees them: so it returns true, and a prefill is run.
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
@@ -152,8 +153,8 @@ func (p *partner) anew() bool {
 	return true
 }
 
-// lookAgain has another engine prefill if it is a step sooner to end, now that the decode engine has room: while that was waited for,
-// other prefills may have ended earlier than predicted, or later.
+// lookAgain moves the prefill to another engine if it would end there at least a step sooner. It runs when the decode engine has room:
+// during the wait for that, other prefills may have ended earlier than predicted, or later.
 func (p *partner) lookAgain() {
 	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
 	p.job.mu.Lock()
@@ -163,22 +164,22 @@ func (p *partner) lookAgain() {
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
 	if lease := p.lease.Sooner(step, shunned); lease != nil {
-		p.tried[len(p.tried)-1] = lease.Candidate.ID // the other one was not
+		p.tried[len(p.tried)-1] = lease.Candidate.ID // the engine before was not tried
 		p.goTo(lease)
 	}
 }
 
-// goTo has another engine prefill. It is called with the job's mutex held.
+// goTo moves the prefill to the engine of lease. It is called with the job's mutex held.
 func (p *partner) goTo(lease *prefill.Lease) {
 	lease.PassOn()
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
 	p.lease, p.last = lease, lease
 }
 
-// legs is what the life knows of both. It is called with the job's mutex held.
+// legs is the state of both legs in the request's life. It is called with the job's mutex held.
 func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
-// tell is step for those that do not hold the job's mutex.
+// tell is step for callers that do not hold the job's mutex.
 func (p *partner) tell(e lifecycle.Event, f *failure.Fault) (on bool) {
 	p.locked(func() { on = p.step(e, f) })
 	return on
@@ -214,7 +215,7 @@ func (p *partner) step(e lifecycle.Event, f *failure.Fault) (on bool) {
 	return on
 }
 
-// notice ends what waits for the end of the decode leg, if it has ended. It is called with the job's mutex held.
+// notice closes dead if the decode leg has ended. It is called with the job's mutex held.
 func (p *partner) notice() {
 	if p.legs().Closed() && !p.closed {
 		p.closed = true
@@ -222,7 +223,7 @@ func (p *partner) notice() {
 	}
 }
 
-// carryOut does what is to be done for a pair after a panic.
+// carryOut carries out an effect of a pair after a panic.
 func (p *partner) carryOut(x lifecycle.Effect) {
 	p.locked(func() {
 		p.do(x, nil)
@@ -292,10 +293,10 @@ func (p *partner) forget(grace time.Duration) {
 	}
 }
 
-// abort has an engine of SGLang end the leg. Nobody waits for the answer.
+// abort has an engine of SGLang end the leg. The request does not wait for the engine's answer.
 func (p *partner) abort(t *engine.Target) {
 	srv := p.job.srv
-	_ = srv.legs.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
+	_ = srv.legs.Run(math.MaxInt, func() { // if it is not run, the proxy is about to end, and engines notice that
 		if err := upstream.Abort(srv.Client, t, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", t.ID), zap.Error(err))
@@ -303,7 +304,7 @@ func (p *partner) abort(t *engine.Target) {
 	})
 }
 
-// awaitFirst begins the time for the first event. It is called with the job's mutex held.
+// awaitFirst starts the timer for the first event. It is called with the job's mutex held.
 func (p *partner) awaitFirst(l lifecycle.Limit) {
 	most, why := p.limit(l), errSilent
 	if l == lifecycle.ByHold && most < p.rank.Profile.FirstEventTimeout {
@@ -312,7 +313,7 @@ func (p *partner) awaitFirst(l lifecycle.Limit) {
 	p.silence = time.AfterFunc(most, func() {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
-		if l == lifecycle.ByWhole { // it is waited for as long as its rank goes on
+		if l == lifecycle.ByWhole { // the answer is waited for as long as its rank gives signs of life
 			if left := handoff.Patience(p.rank, p.job.srv.Settings(), p.ended, p.most, time.Now()); left > 0 {
 				p.silence.Reset(left)
 				return
@@ -342,9 +343,9 @@ func left() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
 }
 
-// started is told of the decode leg's first event. prompt is how many tokens of the prompt the decode engine has counted, 0 if it has not
-// said so. Where the KV may be incomplete all the same, started waits a moment for the prefill engine's answer. It returns why the answer
-// cannot be believed, or nil.
+// started reports the decode leg's first event. prompt is how many tokens of the prompt the decode engine has counted, 0 if it has not
+// said so. With a connector whose KV may still be incomplete, started waits a moment for the prefill engine's answer. It returns why the
+// answer cannot be believed, or nil.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.ended) > p.kept()}, unbegun(errLate))
@@ -372,7 +373,7 @@ func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	}
 }
 
-// believe returns why an answer that has ended must not go out as whole; nil: nothing speaks against it. With a connector whose KV may be
+// believe returns why an answer that has ended must not go out as whole; nil: it may. With a connector whose KV may be
 // broken although both legs go on, it waits for the prefill engine's answer, for at most the grace, because the client could not tell a
 // wrong answer that ends like a right one. The wait also ends when the client leaves. The decode leg needs no slot meanwhile. prompt is
 // the number of prompt tokens that the decode engine has counted by now.
@@ -397,7 +398,7 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	return p.lost()
 }
 
-// decodeEnded is told that the decode leg has ended without a first event, and ends the prefill leg where that is of use. f is why the
+// decodeEnded reports that the decode leg has ended without a first event, and ends the prefill leg where that is of use. f is why the
 // prefill leg has ended the decode leg, nil if that has ended by itself. stranded says that the decode engine may keep blocks for ever.
 func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, stranded bool) {
 	p.locked(func() {
@@ -408,7 +409,7 @@ func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, strand
 	return f, stranded
 }
 
-// clientLeft is told that the client has left; after the first event it does nothing. It does not block, and may be called from any
+// clientLeft reports that the client has left; after the first event it does nothing. It does not block, and may be called from any
 // goroutine.
 func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGone}, left()) }
 
@@ -439,8 +440,8 @@ func (p *partner) lost() *failure.Fault {
 	return p.failed
 }
 
-// close is told that the decode leg has ended after its first event. If its client does not wait for the answer any more, nor does
-// anybody for what an engine that may abort it has to say.
+// close reports that the decode leg has ended after its first event. abandoned: the client does not wait for the answer any more. Then the
+// prefill engine's answer is not waited for either, if the engine can be told to abort.
 func (p *partner) close(abandoned bool) {
 	if abandoned && p.dialect.Aborts {
 		p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
@@ -448,6 +449,6 @@ func (p *partner) close(abandoned bool) {
 	p.tell(lifecycle.Event{What: lifecycle.DecodeOver}, nil)
 }
 
-// deaf says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every 4 s who still
-// waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+// deaf says that an engine may not heed an abort, and notices only after some seconds that we have left: for an answer in one piece,
+// SGLang checks every 4 s whether the client still waits (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
 func deaf(whole bool, p *mooncake.Profile, e mooncake.Endpoint) bool { return whole && p.Nameless(e) }

@@ -29,7 +29,7 @@ var (
 	errTold   = errors.New("the engine sent an event that says it failed")
 )
 
-// pass carries out what only a request has that is passed through.
+// pass carries out the effects that only a request has which is passed through.
 func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
 	p := r.job.passed
 	switch x.Do {
@@ -113,26 +113,26 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (f *failure.Fault) 
 	return f
 }
 
-// refused says more of an error status than that it is one.
+// refused sets the reason of an engine's error status.
 func (p *Passed) refused(resp *engine.Response, call *upstream.Call, f *failure.Fault) *failure.Fault {
 	f.Why = lifecycle.ByStatus(f.Answer.Status) // a refusal of our own credential is not the request's fault
 	switch {
 	case lacksRoute(f.Status, call.Refusal):
 		f.Why = lifecycle.Lacks
-	case f.Status == http.StatusNotImplemented: // its model cannot do what this one asks for
+	case f.Status == http.StatusNotImplemented: // the engine's model cannot do what the request asks for
 		f.Why, f.Answer = lifecycle.Unable, failure.Relayed(f.Status, resp, call.Refusal)
 	}
 	return f
 }
 
-// lacksRoute says whether an engine's refusal is the one of its router, which does not have the
-// endpoint. All other words are about one request, a 404 of a model for example.
+// lacksRoute says whether the refusal comes from the engine's router, which does not have the
+// endpoint. Every other body is about the request, a 404 for an unknown model for example.
 func lacksRoute(status int, body []byte) bool {
 	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
-// beginsPassed reads an answer that comes in one piece, or of a stream the first event. Until then nothing is promised to the client.
+// beginsPassed reads an answer that comes in one piece, or the first event of a stream. Until then the client gets nothing.
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.resp.ContentType(), []byte("text/event-stream")) {
@@ -156,7 +156,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	return call.Broke(s.fault.Err)
 }
 
-// takePiece reads an answer in one piece. It may be anything.
+// takePiece reads an answer in one piece, of any content type.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passed
 	isJSON := bytes.HasPrefix(s.resp.ContentType(), []byte("application/json"))
@@ -173,7 +173,7 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	case err != nil:
 		return call.Broke(err)
 	}
-	says := whole // how many tokens it has
+	says := whole // the JSON that says how many tokens the answer has
 	if !isJSON {
 		says = s.resp.Header(metadataHeader)
 	}
@@ -187,7 +187,7 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	return nil
 }
 
-// firstRoom is what every caller may have.
+// firstRoom is how many bytes a charge may always take, however full its account is.
 const firstRoom = 4 << 10
 
 // readAll reads the body, and charges its caller for the memory as it grows.
@@ -237,7 +237,7 @@ func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
 	}
 }
 
-// accountFor takes note of what the engine has computed. What no engine counts is not free.
+// accountFor takes note of how many tokens the engine has computed. If the engine did not count them, the estimate counts.
 func accountFor(s *stream, how lifecycle.How) {
 	told, p := s.job.record, s.job.passed
 	u, counted := s.answer.Mirror.Usage()

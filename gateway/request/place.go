@@ -32,8 +32,8 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	return slot, f
 }
 
-// place waits in the pool until the dispatcher binds the request to a rank. enqueue completes what
-// the dispatcher is told of it, and tells it.
+// place waits in the pool until the dispatcher binds the request to a rank. enqueue completes the
+// pool's entry, and gives it to the dispatcher.
 // Any other end of the wait ends the request, with two exceptions: if the region's
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
@@ -61,7 +61,8 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		Entered: time.Now(),
 		Only:    j.in.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.last, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
-	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
+	// the time for which a batch request was held back neither puts it before others nor shortens its time here
+	if j.in.Batch && !j.life.Resumed() {
 		e.Arrival = e.Entered
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
@@ -73,7 +74,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false
 		}
-		if r.Err == nil { // the slot came first: ours to give back
+		if r.Err == nil { // the slot came first: give it back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
 		return nil, failure.Of(lifecycle.Ended{Why: why}, answer, nil)
@@ -108,7 +109,8 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	return r.Slot, nil
 }
 
-// wanted is until when the first token of the answer is wanted; zero: nobody said, or the client has part of the answer.
+// wanted is until when the first token of the answer is wanted; zero: no deadline was given, or it does not count, because the client has
+// part of the answer, or the job is a leg.
 func (j *job) wanted() time.Time {
 	if j.life.Resumed() || j.client.isLeg() {
 		return time.Time{}

@@ -24,7 +24,7 @@ import (
 	"evenkeel/sse"
 )
 
-// A prefillCall is the call that has an engine compute a prompt, whatever of it the engine hands over or answers.
+// A prefillCall is a call that has an engine compute a prompt. What the engine hands over or answers depends on the kind of request.
 type prefillCall struct {
 	upstream.Call
 	srv   *Server
@@ -33,7 +33,7 @@ type prefillCall struct {
 	began time.Time
 }
 
-// toPrefill prepares the call to the engine of a lease, which has that long to answer. A drain may end it, until untrack.
+// toPrefill prepares the call to the engine of a lease. until bounds the wait for its answer. A drain may end the call, until untrack.
 func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall {
 	srv, p := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
@@ -56,7 +56,7 @@ func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
 func (c *prefillCall) by() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
 // ended takes note of how the call has ended; f is nil if it has brought an answer. An engine aborts with the connection, unless its
-// answer had begun. stopped says that nobody wanted the call to go on, and left that this was so because the client left.
+// answer had begun. stopped says that the call was ended here, or never sent, and left that the client had left.
 func (c *prefillCall) ended(f *failure.Fault, stopped, left bool) *failure.Fault {
 	switch {
 	case f == nil || f.Status != 0:
@@ -89,8 +89,8 @@ func (c *prefillCall) answered(j *job, f *failure.Fault) *failure.Fault {
 // answerPool has the buffers of probes' answers. What outlives a probe is copied.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// probe runs the prefill. Once the engine answers, it holds the blocks, so the
-// hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
+// probe runs the prefill. Once the engine answers, it holds the blocks. So the hand-off is
+// also read if the client has left, to be discarded. With a fault, the hand-off is of no use.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
 	c, began := lease.Candidate, time.Now()
 	x, err := j.srv.Fleet.Exchange(c)
@@ -107,13 +107,13 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	call := toPrefill(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	if c.Profile.Early() { // nobody can name it to a decode engine yet
+	if c.Profile.Early() { // the address at which decode engines reach it is not known yet, see script
 		lease.Send()
 	}
-	// An engine that finishes a prefill pins its KV before anyone hears of it, and closing the connection then loses the only
-	// name it has: the pin stays until the hold timeout (vllm#50425). So the probe of a client that leaves may still finish for a
-	// moment, and its hand-off is discarded like any other. One that takes longer is aborted, which frees it on the engine at
-	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
+	// An engine that finishes a prefill pins its KV before it sends the answer. Closing the connection then loses the only name of
+	// that KV: the pin stays until the hold timeout (vllm#50425). So the probe of a client that leaves may still finish for a
+	// moment, and its hand-off is discarded like any other. A probe that takes longer is aborted, which frees its KV on the engine at
+	// once. A prefill that ends in the same instant as the engine notices the abort stays unknown. Its KV is not left on the
 	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
 	leaves := j.client.leaveAfter(call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	leg, turn := j.fetching(lease)
@@ -195,7 +195,8 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.atP, got.PromptTokens))
 }
 
-// prefilled takes note of what the prefill engine has said of the prompt. p is the profile of the engine whose loss needs the token ids.
+// prefilled takes note of what the prefill engine has said of the prompt. p is the profile of an engine: if it loses the answer, the token
+// ids may be needed.
 func prefilled(j *job, got *mooncake.ProbeAnswer, p *mooncake.Profile) {
 	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
 	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
@@ -203,7 +204,7 @@ func prefilled(j *job, got *mooncake.ProbeAnswer, p *mooncake.Profile) {
 		return
 	}
 	j.resume.alone = j.prompt
-	if p.Connector != mooncake.SGLang { // there the decode engine tells it, too
+	if p.Connector != mooncake.SGLang { // there the decode engine counts them, too
 		j.cached = got.CachedTokens
 	}
 	if wantsIDs(j.req, p) && got.PromptTokenIDs != nil {
@@ -211,7 +212,7 @@ func prefilled(j *job, got *mooncake.ProbeAnswer, p *mooncake.Profile) {
 	}
 }
 
-// ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
+// ignored is the end of a leg whose engine did not go on from the answer so far; nil if fail is nil.
 func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
@@ -266,7 +267,7 @@ func (p *partner) probe() (again bool) {
 		call.by())
 	answered := time.Now()
 	hungUp := f != nil && f.Why == lifecycle.HungUp
-	// the engine may write all the same, and the end of this leg ends the decode leg
+	// the engine may still write KV, and the end of this leg ends the decode leg
 	if hungUp && deaf(p.whole, p.rank.Profile, j.req.Endpoint) {
 		select {
 		case <-time.After(p.limit(lifecycle.ByGrace)):
@@ -292,7 +293,8 @@ func (p *partner) probe() (again bool) {
 func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, c := p.job.srv, p.lease, p.last.Candidate
 	got, err := c.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs().Aborting() { // as it was told. That is no failure, and the blocks were given away
+	// the engine did as it was told: no failure, and its blocks were freed
+	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs().Aborting() {
 		end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}
 		return failure.Of(end, srv.movedOut(), failure.ErrMoved)
 	}
@@ -364,7 +366,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	return s, nil
 }
 
-// takeAll takes an answer of which all is here.
+// takeAll takes an answer that has come in full.
 func takeAll(s *stream, answer []byte) error {
 	if s.whole {
 		return takeWhole(s, answer)

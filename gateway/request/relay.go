@@ -82,7 +82,7 @@ func (s *stream) opened() {
 		s.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() && !s.whole { // else the client has had its first event, or nobody knows when the first token came
+	if !j.life.Resumed() && !s.whole { // else the client has had its first event, or the time of the first token is not known
 		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
@@ -152,15 +152,15 @@ func (s *stream) broke(err error) {
 	default:
 		s.job.srv.Monitor.Report(s.rank.Instance, err)
 		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Why
-		if why == lifecycle.HungUp { // not for a drain, and not yet for a client
+		if why == lifecycle.HungUp { // the cause is not a drain; fails looks whether the client has left
 			why = lifecycle.Broke
 		}
 		s.fails(why, failure.Stream("upstream_broken", err), err)
 	}
 }
 
-// cutPassed ends an answer that is passed on, whose body ended with err or is not read any further. What that means before the first event,
-// beginsPassed says.
+// cutPassed ends an answer that is passed on, whose body ended with err or is not read any further. beginsPassed says what that means
+// before the first event.
 func cutPassed(s *stream, err error) {
 	err = cmp.Or(s.answer.Err(), err) // whatever else came, not all of it was read
 	begun, over := s.answer.Mirror.Started(), errors.Is(err, io.EOF)
@@ -189,7 +189,7 @@ var (
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// notAnswered is what becomes of a request whose engine was taken out of service.
+// notAnswered is what the client of a request reads whose engine was taken out of service.
 const notAnswered = "its engine was taken out of service; send the request again"
 
 // event takes in one event that comes from no socket.
@@ -222,7 +222,7 @@ func (s *stream) effect(fx sse.Effects) {
 		}
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
-		if s.firstAt.IsZero() { // serve begins anew
+		if s.firstAt.IsZero() { // serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
 		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
@@ -233,11 +233,11 @@ func (s *stream) effect(fx sse.Effects) {
 	}
 }
 
-// progress tells the board how far the request is after so many more events with tokens;
-// the tick reads it.
+// progress notes in the slot how far the request is after so many more events with
+// tokens; the next round reads it.
 func (s *stream) progress(tokens, events int) {
 	if s.slot != nil { // else a prefill engine answers
-		if s.whole { // the prefill engine, whose partner says so, may have less haste
+		if s.whole { // the partner says so when the prefill engine has answered, which may come later than this answer
 			s.slot.Unheard(s.mayHave)
 		}
 		s.slot.Progress(tokens)
@@ -252,7 +252,7 @@ func (s *stream) progress(tokens, events int) {
 	}
 	for gap := s.now.Sub(s.tokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
-		gap = 0 // the others came with it
+		gap = 0 // the other events came at the same time
 	}
 	s.tokenAt = s.now
 }
@@ -274,7 +274,7 @@ func (s *stream) Read(p []byte) (int, error) {
 // Pending is how much more Read has without waiting.
 func (s *stream) Pending() int { return len(s.unread) + len(s.answer.out) }
 
-// Ended says that behind what Read has nothing comes.
+// Ended says that nothing comes after what Read has.
 func (s *stream) Ended() bool { return s.stage >= ended }
 
 // Next returns the whole events that have arrived, waiting for the first; they
@@ -293,7 +293,7 @@ func (s *stream) Next() ([]byte, error) {
 	return events, nil
 }
 
-// more says that more of the arrival is left, which the client is to get at once.
+// more says that more bytes have arrived, which the client must get at once, too.
 func (s *stream) more() bool {
 	return s.stage == flows && len(s.answer.out) < mostAtOnce && s.resp.Arrived()
 }

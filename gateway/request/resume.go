@@ -20,12 +20,12 @@ import (
 var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
 	"profile, or upgrade the engine")
 
-// goOn takes the answer up where it was lost: served anew, the prompt longer by
-// what the client has, and spliced so that the client reads one answer.
+// goOn continues the answer where it was lost. The request is served again, with what
+// the client has as a part of the prompt, and the parts are joined to one answer.
 func (s *stream) goOn() {
 	j, f, moved := s.job, s.fault, s.run.Moved()
 	if !j.client.Left() {
-		if wrong := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
+		if wrong := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil { // an answer must not go on from wrong text
 			s.fault, f = wrong, nil
 		}
 	}
@@ -71,7 +71,7 @@ func (s *stream) goOn() {
 }
 
 // plan sets the job up for its next attempt and returns the tier. With
-// life.Concluding it has put the end of the answer into the stream.
+// lifecycle.Concluding it has put the end of the answer into the stream.
 func (s *stream) plan() lifecycle.Tier {
 	j, r := s.job, &s.job.resume
 	if s.sofar == nil {
@@ -89,7 +89,7 @@ func (s *stream) plan() lifecycle.Tier {
 	if r.keeping == lifecycle.KeepAll {
 		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
 		if r.how == mooncake.ResumeText {
-			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // the answer begins with it
+			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // the answer begins with the prompt's text
 				loss.Text = []byte(`""`)
 			}
 		}
@@ -138,7 +138,7 @@ func (s *stream) adopt(next *stream) {
 	s.detach()
 	s.source = next.source
 	s.answer.Assembler = assembler
-	s.stage, s.broken, next.stage = next.stage, next.broken, settled // what it held is ours
+	s.stage, s.broken, next.stage = next.stage, next.broken, settled // s holds now what next held
 	s.earlier = s.job.resume.before
 	if !next.tokenAt.IsZero() {
 		s.tokenAt = next.tokenAt
@@ -154,7 +154,7 @@ func (s *stream) adopt(next *stream) {
 	s.answer.out = s.answer.out[:0]
 }
 
-// before makes the mirror ready for an end that follows so many tokens.
+// before makes the mirror ready for the end of an answer that has so many tokens already.
 func (s *stream) before(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cached
@@ -164,14 +164,14 @@ func (s *stream) before(tokens int) {
 }
 
 // conclude ends an answer in the engine's place: with its usage, and before
-// that with the finish_reason if none came. Its tokens may be estimated, so no more are told than the answer may have.
+// that with the finish_reason if none came. The count of tokens may be an estimate, so the usage has no more than the answer may have.
 func (s *stream) conclude(head sse.Head, finish string) {
 	j := s.job
 	u := sse.Usage{Prompt: cmp.Or(s.answer.Mirror.Prompt(), j.prompt), Completion: min(s.answer.Mirror.Tokens(), s.mayHave), Cached: j.cached}
 	if s.rank.Context > 0 {
 		u.Completion = min(u.Completion, max(0, s.rank.Context-u.Prompt))
 	}
-	if s.local || s.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows
+	if s.local || s.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows how many tokens were cached
 		u.Cached = -1
 	}
 	u.Total = u.Prompt + u.Completion
@@ -184,7 +184,7 @@ func (s *stream) conclude(head sse.Head, finish string) {
 	}
 }
 
-// verify holds that a resumed prompt has as many tokens as prompt and answer
+// verify checks that a resumed prompt has as many tokens as prompt and answer
 // together: an engine that overlooked the answer so far would begin it again.
 func (j *job) verify(want, got int) *openai.Error {
 	r := &j.resume
@@ -199,7 +199,7 @@ func (j *job) verify(want, got int) *openai.Error {
 	return nil
 }
 
-// keep decides what stays of a request for the case that this rank loses it.
+// keep decides what of a request stays in memory, in case this rank loses its answer.
 func (j *job) keep(rank *fleet.Rank) {
 	if j.life.Resumed() {
 		return
@@ -279,8 +279,8 @@ func wantsIDs(req *openai.Request, p *mooncake.Profile) bool {
 	return req.Endpoint == mooncake.Completions || p.ChatResume == mooncake.ChatResumeVLLM || p.ChatResume == mooncake.ChatResumeAscend
 }
 
-// seesTokens tells whether the client is told of tokens beyond their text, so
-// that none of them may be made anew.
+// seesTokens says whether the client gets more of a token than its text, so
+// that no token that it has may be made anew.
 func (j *job) seesTokens() bool {
 	return j.ask.TokenIDs || j.req.Endpoint == mooncake.Generate || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

@@ -21,8 +21,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// serve runs a request up to the first event of its answer. It tells the request's life what happens, and carries out what is
-// to be done then.
+// serve runs a request up to the first event of its answer. It reports to the request's life what happens, and carries out the effects
+// that the life returns.
 //
 // The caller relays the rest and settles by closing the stream. Without a stream and
 // without an error the answer came from another dispatcher and is on its way to ctx.
@@ -49,32 +49,32 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	return s, fail
 }
 
-// A runner has the things that a life only knows of.
+// A runner holds the things of which a life only knows whether they are held: lease, hand-off, slot, stream.
 type runner struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	away   *geo.Forward  // to another dispatcher
-	asks   *geo.Question // at its next turn
+	away   *geo.Forward  // the way to another dispatcher that should have the request
+	asks   *geo.Question // the question that goes with the request's next turn
 	lease  *prefill.Lease
 	held   *handoff.Handoff
 	slot   *dispatcher.Slot
 	stream *stream
-	fault  *failure.Fault // that the last leg ended with; nil: no leg did
-	fail   *openai.Error  // what the last attempt came to
+	fault  *failure.Fault // how the last leg failed; nil: no leg did
+	fail   *openai.Error  // the error of the last attempt
 
-	answers bool // the stream carries out what its answer has come to
+	answers bool // the answer has begun: the runner carries out what follows its end
 }
 
 func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var room [8]lifecycle.Effect
 	todo := room[:0]
-	defer onPanic(func() { // what was to be given back when something panicked, and what is held still
-		if r.stream != nil { // it has the slot
+	defer onPanic(func() { // give back what the remaining effects were to give back, and what is still held
+		if r.stream != nil { // the stream has the slot
 			defer r.stream.settle(board.Failed)
 		}
-		if !j.life.Resumed() { // it may be kept, and the life does not know
+		if !j.life.Resumed() { // bytes may be kept of which the life does not know yet
 			j.forget()
 		}
 		met := r.stream != nil && r.stream.partner != nil
@@ -107,7 +107,7 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 	}
 }
 
-// do carries an effect out. Of one that is waited for, it returns how it ended.
+// do carries out an effect. If the effect is waited for, do returns the event that says how it ended.
 func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch x.Do {
@@ -153,7 +153,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{What: lifecycle.First}
 		}
 		if r.held, f = j.probe(r.lease, x.Until); f != nil {
-			f.Kept = true // until somebody fetches it
+			f.Kept = true // the prefill engine keeps the KV until a decode engine fetches it
 			return r.fell(f)
 		}
 		return lifecycle.Event{What: lifecycle.HandedOver, Named: r.held.ProbeID != ""}
@@ -162,7 +162,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.SendDecode:
 		f, quit := r.stream.decode(r.held, x.Until)
 		if f == nil && r.mixed() {
-			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // nothing is kept for anybody
+			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // no KV is kept for a hand-off
 		}
 		return r.began(f, quit)
 	case lifecycle.SendBoth:
@@ -183,7 +183,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{What: lifecycle.Fell}
 		}
 		return lifecycle.Event{What: lifecycle.Believed}
-	case lifecycle.GoOn: // fill does, once the client has what came so far
+	case lifecycle.GoOn: // fill goes on with the answer, once the client has what came so far
 		r.stream.stage = lost
 	case lifecycle.EndWhole:
 		r.stream.finish(nil)
@@ -236,7 +236,7 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 	}
 	r.begin()
 	s := r.stream
-	silent := s.whole || s.muffled // it may say nothing before its end
+	silent := s.whole || s.muffled // the answer may have no event before its end
 	return lifecycle.Event{
 		What: lifecycle.Bound, Kept: j.resume.charged > 0,
 		Whole: s.whole || x.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.rank.Profile, j.req.Endpoint),
@@ -244,12 +244,12 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 }
 
 func (r *runner) begin() {
-	// before the request's life knows of it
+	// a panic here comes before the request's life knows of the slot
 	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) })
 	r.stream = r.job.newStream(r.slot)
 }
 
-// mixed says whether the attempt is one of a rank that prefills and decodes.
+// mixed says whether the attempt goes to a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
 func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
@@ -278,7 +278,7 @@ func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 	case r.lease != nil && f.OfEngine():
 		on = r.lease.Candidate.ID
 	}
-	if f.Why == lifecycle.Stale && r.lease != nil { // it says nothing about the prefill engine of this attempt
+	if f.Why == lifecycle.Stale && r.lease != nil { // a stale connection says nothing against the prefill engine of this attempt
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
 	r.job.record.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
@@ -300,7 +300,7 @@ func (r *runner) prefiller() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// judge takes note of an engine that failed. A prefill engine's 500 may be forgiven.
+// judge takes note of an engine that failed, or served. A prefill engine's 500 may be forgiven.
 func (r *runner) judge(x lifecycle.Effect) {
 	if x.Do == lifecycle.Condemn && x.Leg == lifecycle.Prefill {
 		tier, id := r.job.srv.Tier, r.prefiller().ID
@@ -354,7 +354,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 		return failure.Gone
 	case lifecycle.OfRanks:
 		if r.job.passed != nil {
-			return cmp.Or(r.job.passed.none, failure.NoRoute) // no engine was looked for if as many were asked as may be
+			return cmp.Or(r.job.passed.none, failure.NoRoute) // none is nil if the request has asked as many engines as it may
 		}
 		return failure.Alone(r.job.client.Left(), r.fail)
 	case lifecycle.OfOwner:
@@ -373,7 +373,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Lease:
 		switch {
-		case how == lifecycle.Pass: // the hand-off has it, or the legs of the attempt
+		case how == lifecycle.Pass: // the hand-off settles it, or the legs of the attempt do
 		case how == lifecycle.Discard:
 			j.discard(r.held)
 		default:
@@ -393,7 +393,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 		r.held = nil
 	case lifecycle.Doubted:
-		if len(j.doubts) == 0 { // something panicked before it was noted
+		if len(j.doubts) == 0 { // a panic came before the hand-off was noted
 			break
 		}
 		h := j.doubts[0]
@@ -410,7 +410,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			s.release(kind)
 			return
 		}
-		if s == nil { // there was none yet when something panicked
+		if s == nil { // a panic came before there was a stream
 			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
 			return
 		}

@@ -20,7 +20,7 @@ import (
 // A stream is an answer under way: it reads the decode engine's events, counts
 // their tokens into the slot, edits what the client did not ask for and hands
 // the bytes on. The connection's own goroutine reads it: one Read is one
-// arrival, so backpressure is the client's own.
+// arrival, so a slow client slows its engine down.
 type stream struct {
 	source
 
@@ -28,8 +28,8 @@ type stream struct {
 	now       time.Time  // of the last arrival
 	firstAt   time.Time  // first data event; from then on the client may have bytes
 	tokenFrom time.Time  // first event that carried tokens
-	tokenAt   time.Time  // last one
-	sofar     *sse.Trail // what earlier sources gave; nil: none has
+	tokenAt   time.Time  // last event that carried tokens
+	sofar     *sse.Trail // what earlier sources gave; nil: there was none
 	earlier   int        // tokens of the answer from them
 	stage     stage
 	broken    *openai.Error // why it ended before it was whole
@@ -45,8 +45,8 @@ const (
 	settled              // and nothing is held for it any more
 )
 
-// source is the decode call that an answer comes from at the moment. One that
-// is lost in the middle is followed by another.
+// source is the decode call that an answer comes from at the moment. If it is
+// lost in the middle, another source may follow.
 type source struct {
 	job   *job
 	whole bool             // the engine's own answer in one piece, no events
@@ -56,22 +56,22 @@ type source struct {
 	run   *fleet.Run // among those a drain may end, while there is a slot
 	resp  *engine.Response
 	began time.Time
-	local bool // it computes the prompt itself
+	local bool // the rank computes the prompt itself
 
-	partner  *partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
+	partner  *partner // the prefill leg that runs beside the decode leg; nil: no prefill leg does
 	stranded bool     // its engine may keep blocks for ever
 
 	wait *engine.Wait   // for the first event
-	came engine.Arrival // the last one, of a source that has begun
+	came engine.Arrival // the last arrival of bytes
 
-	mayHave int            // tokens
+	mayHave int            // tokens that the rest of the answer may have
 	idle    time.Duration  // how long the engine may be silent, as the connection has it
 	halted  *atomic.Bool   // its engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
 	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
-	muffled bool           // the engine may tell nothing of a text before it has all of it
+	muffled bool           // the engine may send nothing of a text before it has all of it
 	beyond  bool           // the engine's traffic expects it beyond the slots until release
-	untold  bool           // its usage is told in the engine's place
-	heard   bool           // its first event; the engine's traffic counts it until release
+	untold  bool           // the engine sent no usage, and evenkeel writes it in the engine's place
+	heard   bool           // its first event came; the engine's traffic counts it until release
 	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
 	answer  *buffers
 }
@@ -86,7 +86,7 @@ var buffersPool = sync.Pool{New: func() any { return &buffers{} }}
 
 var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
-// tokens is how many the answer has, of all its sources.
+// tokens is how many tokens the answer has, from all its sources.
 func (s *stream) tokens() int {
 	return s.earlier + s.answer.Mirror.Tokens()
 }
@@ -119,8 +119,8 @@ func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	return s
 }
 
-// shortAnswer is how many tokens an answer may have at most that fasthttp writes as it writes any other body.
-// To pass the sockets to a loop and back costs as much as a few arrivals.
+// shortAnswer is how many tokens an answer may have at most so that no loop carries it, and fasthttp writes it as any other
+// body. To pass the sockets to a loop and back costs as much as a few arrivals.
 const shortAnswer = 8
 
 var _ pump.Stream = (*stream)(nil) // else no loop would carry an answer, and nothing would say so

@@ -7,9 +7,9 @@ import (
 	"evenkeel/sse"
 )
 
-// What answers of /inference/v1/generate and of /generate have otherwise than those of completions.
+// This file has what differs between answers of /inference/v1/generate or /generate and answers of completions.
 
-// newAssembler makes an answer in one piece of the events of a stream.
+// newAssembler returns an assembler that joins the events of a stream to an answer in one piece.
 func newAssembler(j *job) *sse.Assembler {
 	a := sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	if j.req.Endpoint == mooncake.Tokens {
@@ -18,7 +18,7 @@ func newAssembler(j *job) *sse.Assembler {
 	return a
 }
 
-// ending is a leg that has nothing but its end.
+// ending returns the events that end an answer in the engine's place.
 func ending(e mooncake.Endpoint, head sse.Head, finish string, u sse.Usage) []byte {
 	switch e {
 	case mooncake.Tokens:
@@ -32,7 +32,7 @@ func ending(e mooncake.Endpoint, head sse.Head, finish string, u sse.Usage) []by
 
 // unanswered is the answer to a request that ended before a rank began it: events, or one piece.
 func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.mode}, j.ask // the mirror has the name
+	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.mode}, j.ask // the mirror writes the request's name
 	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
 	u := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
 	m, frames := sse.NewMirror(ask), sse.NewFramer(0)
@@ -45,7 +45,7 @@ func unanswered(j *job) []byte {
 	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
 		out, _ := m.Event(e, nil)
 		if all = append(all, out...); assembler != nil {
-			_ = assembler.Add(out) // it is our own
+			_ = assembler.Add(out) // no error: evenkeel made the event
 		}
 	}
 	switch {

@@ -18,7 +18,7 @@ import (
 )
 
 // choose waits in the arrival queue for a place in the pool and an engine that may
-// take the prompt. It may be that another dispatcher should have the request.
+// take the prompt. If another dispatcher should have the request, it returns the way there.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
@@ -36,21 +36,21 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 		q.Forward().Drop()
 		return nil, nil, err
 	}
-	defer onPanic(func() { // before the request's life knows of them
+	defer onPanic(func() { // a panic here comes before the request's life knows of the lease and the place
 		lease.Orphan()
 		if !j.life.Reserved() {
 			j.srv.Places.Release()
 		}
 	})
-	if p := lease.Candidate; p.Profile.Early() { // the best rank may be of an engine that KV of this one lately did not reach
+	if p := lease.Candidate; p.Profile.Early() { // the best rank may be of a decode engine that KV of this engine lately did not reach
 		blocked := j.srv.Dispatcher.Blocked(p.Board)
 		if slices.Contains(blocked, p.Instance) {
-			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease) // it ends the prefill at most bind.lead later
+			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease) // the other engine ends the prefill at most bind.lead later
 		}
 	}
 	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
-		j.avoid.prefill = nil // of attempts before its question
+		j.avoid.prefill = nil // forget the engines of attempts before the question
 	}
 	if q != nil {
 		q.Stayed()
@@ -69,7 +69,7 @@ func (j *job) notChosen(err error) *openai.Error {
 	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Alone)
 }
 
-// awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
+// awaitTurn waits for the request's turn. Most requests have it at once, so what can end a wait is only set up after that.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	k := j.ticket
 	if j.ticket = nil; k == nil {
@@ -80,7 +80,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 			return nil, context.Canceled
 		}
 		r := j.arrival()
-		if j.client.isLeg() { // it has been served before, or a decode rank has failed at it: another leg may have answered
+		// this leg was served before, or a decode rank failed at it: another leg may have answered, so the deadline is void
+		if j.client.isLeg() {
 			r.Deadline = time.Time{}
 		}
 		entered, err := j.srv.Tier.Enter(r)
@@ -99,8 +100,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 	return k.Wait(ctx)
 }
 
-// arrival is what the arrival queue knows of a request. A retry has its first
-// arrival.
+// arrival is what the arrival queue knows of a request. A retry keeps the time of its
+// first arrival.
 func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) &&
@@ -116,7 +117,7 @@ func (j *job) arrival() prefill.Request {
 		j.holder = &prefill.Holder{}
 	}
 	r.Holder = j.holder
-	if j.question != nil && !j.life.Reserved() && !j.in.aimed() { // what has a place in the pool stays, and what names engines
+	if j.question != nil && !j.life.Reserved() && !j.in.aimed() { // a request stays if it has a place in the pool, or names engines
 		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
 	}
 	if r.Prompt.Keys == nil {
@@ -128,9 +129,9 @@ func (j *job) arrival() prefill.Request {
 	return r
 }
 
-// script is how a request goes on whose turn has come. As long as
-// nobody knows where decode engines reach a prefill engine, requests to it are bound after their prefill,
-// whose answer says where.
+// script is how a request goes on whose turn has come. As long as it is
+// not known where decode engines reach a prefill engine, its requests are bound after their prefill: the
+// answer of the prefill says where.
 func (srv *Server) script(c prefill.Candidate) lifecycle.Script {
 	switch {
 	case c.Mixed:

@@ -122,7 +122,7 @@ var forms = []form{
 	{
 		name: "sticky-ring", loadBlind: true, source: "SkyLB's ring hash",
 		instead: "write finish, and prefill.affinity.enabled: true, which keeps a session on its engine while that is not loaded",
-		score: func(_ float64, q *Query, c *Candidate) float64 { return ahead(c.Ring, q.Key) },
+		score:   func(_ float64, q *Query, c *Candidate) float64 { return ahead(c.Ring, q.Key) },
 	},
 	{
 		name: "finish", ties: aware, source: "earliest predicted end of this prefill",
