@@ -11,38 +11,39 @@ import (
 	"evenkeel/predictor"
 )
 
-// Config is `dispatch` of the config file, and what Start needs beside it. The zero value
-// of a field is its default where one is named.
+// Config has the section `dispatch` of the config file, and what else Start needs. Where a
+// default is named, a field that is zero has that default.
 type Config struct {
 	board.Config `yaml:",inline"`
-	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: none is written
+	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: no decision log is written
 
 	Registerer prometheus.Registerer `yaml:"-"`
-	// Places are those the entries hold, all but drains: Enqueue takes the
-	// entry's over and it is released when the entry leaves the pool, whichever
-	// way. nil = not counted.
+	// Places counts the room in the pool. The caller of Enqueue has taken a place for its entry, and the
+	// dispatcher releases the place when the entry leaves the pool, with or without a slot. Discarded
+	// hand-offs and entries of EnqueueLocal hold no place. nil: places are not counted.
 	Places *pool.Places `yaml:"-"`
-	// OnRoom is called at the end of a turn after which Room says more than before. It
-	// must not block. nil = nobody is told.
+	// OnRoom is called at the end of a turn after which Room returns more than before. It
+	// must not block. nil: it is not called.
 	OnRoom func() `yaml:"-"`
-	// EngineMetrics is asked for the metrics. nil = no engine is asked for its own.
+	// EngineMetrics returns what the engine of a worker reports; ok is false if nothing is known. The
+	// Prometheus gauges show these values. nil: they show none.
 	EngineMetrics func(worker int32) (s EngineMetrics, ok bool) `yaml:"-"`
 	Log           *zap.Logger                                   `yaml:"-"`
 }
 
-// EngineMetrics is what an engine said of a rank when its metrics were last read. Below 0: it does not say so.
+// EngineMetrics are the values of a rank from the last read of its engine's metrics. Below 0: the engine does not report the value.
 type EngineMetrics struct {
 	Running, Waiting float64 // requests
-	KVShare          float64 // of its KV memory, in use
+	KVShare          float64 // share of the rank's KV memory that is in use, 0 to 1
 }
 
-// Default is what an empty config file says.
+// Default returns the settings that an empty config file stands for.
 func Default() Config {
 	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}}
 }
 
-// Check tells bad of every setting of the config file that cannot work, as that of the
-// boards does.
+// Check calls bad for every setting of the config file that cannot work. It includes what
+// board.Config.Check finds.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.Config.Check(bad)
 	if c.DecisionLog.MaxBytes < leastLogBytes {
@@ -50,7 +51,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit says what of a fit file of this kind the policies do not read.
+// DoubtFit says which part of a fit file of this kind neither the policy nor the policies of the twin read; empty: they read all of it.
 func (c *Config) DoubtFit(kind predictor.Kind) string {
 	return c.Config.DoubtFit(kind, append([]string{c.Policy}, c.Twin...)...)
 }
@@ -60,14 +61,14 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// DecisionLogConfig has every round recorded, one JSON line each.
+// DecisionLogConfig sets up the decision log, a file with one JSON line for every round.
 type DecisionLogConfig struct {
 	File     string `yaml:"file"`      // "" = off
-	MaxBytes int64  `yaml:"max_bytes"` // of the file and the older half, FILE.1, together; 0 = DefaultLogBytes
+	MaxBytes int64  `yaml:"max_bytes"` // of the file and the older half, FILE.1, together; 0: DefaultLogBytes
 }
 
 // Bounds of the decision log.
 const (
 	DefaultLogBytes = 256 << 20
-	leastLogBytes   = 1 << 20 // in the config file: a round alone may take 300 KB
+	leastLogBytes   = 1 << 20 // the least that the config file may say: one round may take 300 KB
 )

@@ -13,31 +13,31 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// roundsMost are copied and not yet written. A round of 144 ranks with 40
-// requests each takes 300 KB.
+// roundsMost bounds the rounds that are copied and not yet written, since copies take memory:
+// a round of 144 ranks with 40 requests each takes 300 KB.
 const roundsMost = 8
 
-// decisionLog writes rounds in a goroutine of its own. What that cannot keep up
-// with is dropped and counted: a slow disk costs lines, never a tick.
+// decisionLog writes rounds in a goroutine of its own. Rounds that come faster than it can
+// write are dropped and counted: a slow disk loses lines and never delays a tick.
 type decisionLog struct {
 	cfg     DecisionLogConfig
 	log     *zap.Logger
 	dropped prometheus.Counter
 	failed  prometheus.Counter
 
-	free  chan *board.Round // empty ones
+	free  chan *board.Round // rounds whose memory can be used again
 	queue chan *board.Round
 
-	// The writer's.
+	// Only the goroutine of run uses these.
 	file    *os.File
 	size    int64
 	line    []byte
-	outputs []int32 // of the table with this version
+	outputs []int32 // the outputs of the survival table whose version is below
 	version uint64
-	ok      bool // the last write was
+	ok      bool // the last write succeeded
 }
 
-// openDecisionLog opens the file; nil when there is none to write.
+// openDecisionLog opens the file. It returns nil if the config names none.
 func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decisionLog, error) {
 	if cfg.File == "" {
 		return nil, nil
@@ -74,13 +74,13 @@ func (l *decisionLog) record(head *board.Round) {
 	select {
 	case r := <-l.free:
 		r.Copy(head)
-		l.queue <- r // has room for all there are
+		l.queue <- r // never blocks: the queue has room for all roundsMost rounds
 	default:
 		l.dropped.Inc()
 	}
 }
 
-// run writes until ctx ends, and then what is queued.
+// run writes rounds until ctx ends, and then those that are still queued.
 func (l *decisionLog) run(ctx context.Context) {
 	defer func() {
 		if l.file != nil {
@@ -115,7 +115,7 @@ func (l *decisionLog) write(r *board.Round) {
 	case err == nil:
 		l.ok = true
 		return
-	case l.ok: // the first of a row
+	case l.ok: // log only the first of several failures in a row
 		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again",
 			zap.String("file", l.cfg.File), zap.Error(err))
 	}
@@ -123,7 +123,7 @@ func (l *decisionLog) write(r *board.Round) {
 	l.failed.Inc()
 }
 
-// append writes one line; a file over half the bound becomes the older half.
+// append writes one line. If the line would make the file larger than half the bound, the file first becomes FILE.1, the older half.
 func (l *decisionLog) append(line []byte) error {
 	if l.file == nil {
 		if err := l.open(); err != nil {

@@ -1,8 +1,8 @@
 // Package dispatcher admits finished prefills to decode ranks.
 //
 // One goroutine owns a board for each model: the mirror of its decode ranks,
-// what they hold, and the pool of entries that wait for them. Others reach it
-// through the methods of Dispatcher, none of which waits for a decision.
+// what they hold, and the pool of entries that wait for them. Other goroutines use
+// the methods of Dispatcher.
 package dispatcher
 
 import (
@@ -39,16 +39,16 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	return d, nil
 }
 
-// Enqueue takes e over and answers exactly once on the channel, which has room
-// for the answer: a caller may leave without reading it only after Withdraw,
-// and must then look once more, for the assignment may have come first. hits are
-// the ranks that hold a part of the prompt, and need not pull it.
+// Enqueue adds e to the pool and sends exactly one answer on the channel, which has room
+// for it. A caller that no longer wants the slot must call Withdraw and then still read the
+// channel, because the assignment may have come first. hits are the ranks that hold a part
+// of the prompt, and need not pull that part.
 func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
 	return d.enqueue(waiting{entry: e, hits: hits})
 }
 
-// EnqueueMixed is Enqueue for ranks that prefill and decode, which hold so much of the entry's prompt. Entries for the same
-// ranks keep the order in which they come here.
+// EnqueueMixed is Enqueue for ranks that prefill and decode. hits say how much of the entry's prompt each rank holds. Entries
+// for the same ranks keep the order in which they come here.
 func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
 	e.Mixed = true
 	return d.enqueue(waiting{entry: e, hits: hits})
@@ -65,15 +65,15 @@ func (d *Dispatcher) enqueue(w waiting) <-chan Result {
 	return w.result
 }
 
-// Withdraw takes e out of the pool because its client left; its channel then
-// yields ErrWithdrawn. If the assignment came first the channel has the slot,
-// and the caller owns and releases it.
+// Withdraw takes e out of the pool because its client has left. The channel of Enqueue
+// then yields ErrWithdrawn. If the assignment came first, the channel yields the slot, and the
+// caller must release it.
 func (d *Dispatcher) Withdraw(e *pool.Entry) {
 	d.inbox.push(func(r *runner) { r.apply(board.Withdraw{Entry: e}) })
 }
 
-// Release gives a slot back. Only the first call counts: a second one is a bug
-// of the caller that is counted and changes nothing.
+// Release gives a slot back. A second call for the same slot is a bug of the caller: it is
+// counted and changes nothing.
 func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	if !s.released.CompareAndSwap(false, true) {
 		d.metrics.doubleReleases.Inc()
@@ -82,14 +82,14 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	d.inbox.push(func(r *runner) { r.giveBack(s, o) })
 }
 
-// SetWorkers replaces the fleet, of all models. A worker with a known ID keeps
-// its load; the slots of one that is gone stay charged until released, and
-// count again when it comes back. When it returns the rounds that decided on the
-// fleet before are over: a rank that is up no more gets nothing that is not
-// bound to it by then.
+// SetWorkers replaces the fleet of all models. A worker with a known ID keeps
+// its load. The slots of a worker that is gone stay charged until they are released, and
+// count again when the worker comes back. When SetWorkers returns, all rounds that used the
+// old fleet are over: a rank that is no longer up has then got the last request
+// that it will get.
 func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	ws = slices.Clone(ws)
-	_ = d.ask(func(r *runner) error { // after the end nothing is bound any more
+	_ = d.ask(func(r *runner) error { // the error is that the dispatcher has ended, and then nothing is bound any more
 		r.setWorkers(ws)
 		return nil
 	})
@@ -100,7 +100,7 @@ func (d *Dispatcher) SetPolicy(spec string) error {
 	return d.ask(func(r *runner) error { return r.set(board.SetPolicy{Spec: spec}) })
 }
 
-// SetFit has predictors start anew from a fit, and learn on from there.
+// SetFit makes the predictors start anew from a fit, and go on learning from there.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 	return d.ask(func(r *runner) error { return r.set(board.SetFit{Fit: fit}) })
 }
@@ -108,7 +108,7 @@ func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 // Policy is the canonical name of the barrier groups' policy.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
-// Loads samples the boards; ok is false when ctx or the dispatcher ends first.
+// Loads returns a sample of the boards' loads; ok is false if ctx or the dispatcher ends first.
 func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 	reply := make(chan board.Loads, 1)
 	if !d.inbox.push(func(r *runner) { reply <- r.loads() }) {
@@ -122,8 +122,8 @@ func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 	}
 }
 
-// Status is a copy of what the boards hold. After the end it is what was left;
-// when ctx ends first, it is empty.
+// Status returns a copy of what the boards hold. After the dispatcher has ended, it returns what
+// the boards held at the end. If ctx ends first, the status is empty.
 func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	reply := make(chan board.Status, 1)
 	if !d.inbox.push(func(r *runner) { reply <- r.status(time.Now()) }) {
@@ -139,26 +139,26 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	}
 }
 
-// EnqueueLocal offers a prompt without a hand-off to the ranks that may compute
-// it. It is decided at once, by the policy and within the limits that every
-// admission has, but it goes behind those that wait: their KV is pinned
-// already. The answer is a slot, charged with the whole prompt, or an error.
+// EnqueueLocal offers a prompt without a hand-off to the decode ranks that may compute
+// it. The policy decides at once, within the limits of every admission. But if any entry waits
+// in the pool, the answer is an error: prefill engines already hold KV for those entries. The
+// answer is a slot, charged with the whole prompt, or an error.
 func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 	return d.enqueue(waiting{entry: e, local: l})
 }
 
-// Counted tells how many tokens the prompt really has that a slot was charged
-// with: nobody had counted them before its rank did.
+// Counted corrects the prompt length that a slot is charged with. The proxy had only
+// estimated it, and now the rank's engine has counted the tokens.
 func (d *Dispatcher) Counted(s *Slot, prompt int) {
 	d.inbox.push(func(r *runner) { r.recount(s, prompt) })
 }
 
-// Shunned are the prefillers from which no KV should go to a slot's rank now, because it lately did not arrive.
+// Shunned returns the prefill engines from which no KV should go to a slot's rank now, because KV from them lately did not arrive there.
 func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
 	if s.owner.pace.watched.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *runner) error { // after the end nothing is avoided any more
+	_ = d.ask(func(r *runner) error { // the error is that the dispatcher has ended, and then no pair is avoided any more
 		if s.held() {
 			prefillers = r.boards.Shunned(s.owner.model, s.Slot, time.Now())
 		}
@@ -167,19 +167,19 @@ func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
 	return prefillers
 }
 
-// Blocked are the prefillers from which no KV should go to some rank of a board now.
+// Blocked returns the prefill engines from which no KV should go to at least one rank of a board now.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 	if p, ok := d.paces.Load(board); !ok || p.(*published).watched.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *runner) error { // after the end nothing is avoided any more
+	_ = d.ask(func(r *runner) error { // the error is that the dispatcher has ended, and then no pair is avoided any more
 		prefillers = r.boards.Shunned(board, -1, time.Now())
 		return nil
 	})
 	return prefillers
 }
 
-// Rerouted tells that the KV of a slot, which was bound before its prefill, comes from another prefiller.
+// Rerouted records that the KV of a slot, which was bound before its prefill, comes from another prefill engine.
 func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	d.inbox.push(func(r *runner) {
 		if s.held() {
@@ -188,17 +188,17 @@ func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	})
 }
 
-// Preempted tells that the engine of a worker ran out of KV room and gave a
-// request back.
+// Preempted records that the engine of a worker ran out of KV room and preempted a
+// request.
 func (d *Dispatcher) Preempted(worker int32) {
 	d.inbox.push(func(r *runner) {
-		r.countAll() // what a mixed rank computes again is also what it had generated
+		r.countAll() // a mixed rank also computes again the tokens that the request had generated
 		r.apply(board.Preempted{Worker: worker})
 	})
 }
 
-// Gauged tells how many KV tokens were in use on a worker at an instant by its engine's gauges.
-// It is of interest only where there are orphans, or engines keep the KV of answers.
+// Gauged records how many KV tokens were in use on a worker at an instant, by its engine's gauges.
+// The boards use this only for ranks with orphans, or whose engines keep the KV of answers.
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *runner) {
@@ -207,18 +207,18 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	})
 }
 
-// Configure changes the settings between two rounds. Those that cannot work, or
-// not together, are refused, and all stays as it was.
+// Configure changes the settings between two rounds. If a setting cannot work, or not
+// together with the others, Configure returns an error and changes nothing.
 func (d *Dispatcher) Configure(s board.Settings) error {
 	return d.ask(func(r *runner) error { return r.set(s) })
 }
 
-// Accepts says what Configure would, and changes nothing.
+// Accepts returns the error that Configure would return, and changes nothing.
 func (d *Dispatcher) Accepts(s board.Settings) error {
 	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
 }
 
-// ask has the loop run a command and waits for its answer.
+// ask makes the loop run a command and waits for its result.
 func (d *Dispatcher) ask(command func(r *runner) error) error {
 	reply := make(chan error, 1)
 	if !d.inbox.push(func(r *runner) { reply <- command(r) }) {
@@ -238,7 +238,7 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	for {
 		queue = d.inbox.swap(queue)
 		r.advance(queue, time.Now())
-		clear(queue) // what a command closed over may go
+		clear(queue) // so that the garbage collector can free what the commands refer to
 		if next := r.boards.Next(); next.IsZero() {
 			timer.Stop()
 		} else {
@@ -256,13 +256,14 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	}
 }
 
-// Room returns how many hand-offs for a model more than those that wait in the pool of a board
-// would get a slot within a time. It is at least one if none waits, so that a
-// hand-off is always on its way. own says that not all ranks of the board list the model, so that its hand-offs are counted apart.
+// Room returns how many more hand-offs for a model, besides those that wait in the pool of the board,
+// would get a slot within the given time. If none waits, Room returns at least 1, so that prefills
+// never stop. own says that only some ranks of the board list the model, so that n counts these ranks
+// and this model's hand-offs alone.
 func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt, false // no rank was ever there: it is not the slots that are missing
+		return math.MaxInt, false // the board never had a rank, so missing slots are not the problem
 	}
 	p, own := v.(*published).of(model)
 	slots := p.slots.Load()
@@ -273,11 +274,11 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load()), own
 }
 
-// Free returns how many slots of a board were free for a model after the last turn. own is as for Room.
+// Free returns how many slots of a board were free for a model after the last turn. own means the same as for Room.
 func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt32, false // no rank was ever there: it is not the slots that are missing
+		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
 	}
 	p, own := v.(*published).of(model)
 	return int(p.free.Load()), own

@@ -134,8 +134,8 @@ var (
 	againstLabels   = []string{"group", "against"}
 )
 
-// describeDrift fixes the kind, because the prefill tier exports the same
-// metric for its own.
+// describeDrift describes the metric with a fixed label kind, because the prefill tier exports
+// the same metric with kinds of its own.
 func describeDrift(kind string) *prometheus.Desc {
 	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the "+
 		"proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
@@ -162,7 +162,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	s := g.d.Status(ctx)
 	if ctx.Err() != nil {
-		return // the loop is stuck; absent gauges say so, stale ones would not
+		return // the loop is stuck: missing gauges show that, stale gauges would not
 	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -184,7 +184,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		oldest = max(oldest, m.OldestSeconds)
 		for _, w := range m.Workers {
 			if w.Down {
-				continue // a zero would enter every mean over ranks
+				continue // no series: a zero would count in every mean over ranks
 			}
 			group, rank := names.group(m.Model, w.Group), names.rank(w)
 			gauge(descKVTokens, float64(w.KVTokens), group, rank)
@@ -280,7 +280,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	gauge(descDriftKV, float64(s.Drift.KVTokens))
 }
 
-// said is what the engine of a rank says of it.
+// said returns what the engine of a rank reports of it.
 func (g gauges) said(worker int32) (s EngineMetrics, ok bool) {
 	if g.d.cfg.EngineMetrics == nil {
 		return s, false
@@ -288,11 +288,11 @@ func (g gauges) said(worker int32) (s EngineMetrics, ok bool) {
 	return g.d.cfg.EngineMetrics(worker)
 }
 
-// labels keeps series apart where names alone do not: one duplicate would
-// make the whole scrape fail.
+// labels makes labels unique where the names of groups or workers are not: one duplicate series
+// would make the whole scrape fail.
 type labels struct {
-	models map[string]map[string]bool // models that use a group's name
-	names  map[string]int             // workers that use a name
+	models map[string]map[string]bool // by group name: the models that use it
+	names  map[string]int             // by worker name: how many workers use it
 }
 
 func labelsOf(s board.Status) labels {

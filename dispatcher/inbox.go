@@ -2,10 +2,10 @@ package dispatcher
 
 import "sync"
 
-// inbox is the queue of commands to the one goroutine that owns the boards.
-// A push never waits: callers are the goroutines that serve connections. After
-// close every push is refused, so no command is ever left unanswered in a
-// queue nobody reads.
+// inbox is the queue of commands for the goroutine that owns the boards.
+// A push never waits, because its callers are the goroutines that serve connections. After
+// close, every push is refused, so that no command stays in a queue that is no longer
+// read.
 type inbox struct {
 	mu     sync.Mutex
 	queue  []command
@@ -28,8 +28,8 @@ func (b *inbox) push(c command) bool {
 	return true
 }
 
-// swap returns everything queued so far, in order, and keeps spare for what
-// comes next: two slices go back and forth.
+// swap returns the queued commands in order, and uses the memory of spare for the next
+// ones. So two slices take turns and nothing is allocated.
 func (b *inbox) swap(spare []command) []command {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -48,7 +48,7 @@ func (b *inbox) close() []command {
 	return queue
 }
 
-// bell wakes the one goroutine that listens to it. It holds one token while there may be work.
+// bell wakes the one goroutine that receives from it. It holds one token while there may be work.
 type bell chan struct{}
 
 func newBell() bell { return make(bell, 1) }
@@ -56,6 +56,6 @@ func newBell() bell { return make(bell, 1) }
 func (b bell) ring() {
 	select {
 	case b <- struct{}{}:
-	default: // it is told already
+	default: // a token is there already
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// endingsMost bounds what waits to be learned from.
+// endingsMost bounds the endings that wait to be learned from.
 const endingsMost = 4096
 
 // learner runs a board.Learner in a goroutine of its own.
@@ -25,10 +25,10 @@ type learner struct {
 	endings []board.Ending
 	wake    bell
 
-	// The goroutine's.
+	// Only the goroutine of run uses it.
 	learned board.Learner
 
-	// tell has the owner of the boards take tables in that are done.
+	// tell sends finished tables to the goroutine that owns the boards.
 	tell func(board.Learned)
 }
 
@@ -36,8 +36,8 @@ func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner 
 	return &learner{log: log, tell: tell, dropped: m.endingsDropped, wake: newBell()}
 }
 
-// follow has a subject learned, from a fit if there is one. Until its first
-// tables are built nothing is known of it.
+// follow begins to learn a subject, from a fit if there is one. The boards can predict nothing of
+// the subject before its first tables are built.
 func (l *learner) follow(key board.Subject, fit *predictor.Fit) {
 	l.order(func() { l.refused(key, l.learned.Follow(key, fit)) })
 }
@@ -65,7 +65,7 @@ func (l *learner) order(f func()) {
 	l.wake.ring()
 }
 
-// hear takes an ending in; it never waits, and drops what is too much.
+// hear queues an ending. It never waits: if the queue is full, the ending is dropped and counted.
 func (l *learner) hear(e board.Ending) {
 	l.mu.Lock()
 	full := len(l.endings) == endingsMost
@@ -102,8 +102,8 @@ func (l *learner) run(ctx context.Context) {
 	}
 }
 
-// learn learns what has come and builds the tables that are due. It reports
-// whether some will be later.
+// learn runs the orders, learns from the queued endings and builds the tables that are due. more says
+// whether tables will become due later, even if nothing else comes.
 func (l *learner) learn(spare []board.Ending, now time.Time) (read []board.Ending, more bool) {
 	l.mu.Lock()
 	endings, orders := l.endings, l.orders

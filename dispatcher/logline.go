@@ -8,15 +8,15 @@ import (
 )
 
 // LogLine is one line of the decision log: a round as `evenkeel decide` and
-// `evenkeel simulate --log` read it. In it stands as the golden
-// vectors have it, so that a line is a vector without its answer.
+// `evenkeel simulate --log` read it. The member "in" of the line has the same form as in the
+// golden vectors of the tests.
 type LogLine struct {
 	Tick     uint64
-	TimeMs   int64 // Unix
+	TimeMs   int64 // Unix time, in ms
 	Group    string
 	Policy   string // canonical name
 	Snapshot *policy.Snapshot
-	Outputs  []int32 // that the mean output in force is of, ascending; empty: none
+	Outputs  []int32 // lengths in tokens from which the mean output was computed, ascending; empty: the policy saw no mean
 	Assign   []policy.Assignment
 }
 
@@ -118,7 +118,7 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	return append(key(dst, e.Key), '}')
 }
 
-// appendWait appends what only ranks that prefill, or that hold a part of its prompt, want to know.
+// appendWait appends the members of an entry that count only where ranks prefill, or hold a part of its prompt.
 func appendWait(dst []byte, e *policy.Wait) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
@@ -147,7 +147,7 @@ func key(dst []byte, k uint64) []byte {
 	return strconv.AppendUint(append(dst, `,"key":`...), k, 10)
 }
 
-// field leaves a zero out, as the reader takes one for granted.
+// field appends a member unless it is zero: the reader takes a missing member as zero.
 func field(dst []byte, name string, x float32) []byte {
 	if x == 0 {
 		return dst
@@ -169,7 +169,7 @@ func comma(dst []byte, i int) []byte {
 // quoted appends a JSON string.
 func quoted(dst []byte, s string) []byte {
 	text, err := json.Marshal(s)
-	if err != nil { // of a string there is none
+	if err != nil { // never happens with a string
 		return append(dst, `""`...)
 	}
 	return append(dst, text...)

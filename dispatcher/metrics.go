@@ -7,10 +7,10 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// metrics are what the loop counts as it goes. Everything that is a state and
-// not an event is read from a Status when somebody scrapes.
+// metrics are the counters and histograms that the loop updates when events happen. States are
+// not among them: gauges reads those from a Status at each scrape.
 type metrics struct {
-	all *prometheus.Registry // these, and the gauges
+	all *prometheus.Registry // the metrics below, and the gauges
 
 	tickSeconds    *prometheus.HistogramVec
 	fallbacks      *prometheus.CounterVec
@@ -101,8 +101,8 @@ func (m *metrics) forget(group string) {
 	m.roundRanks.DeletePartialMatch(gone)
 }
 
-// createSeries makes the series whose labels have few values. A counter that begins to
-// exist with its first event has not increased, so no alert would see that event.
+// createSeries creates the series whose labels have few values. For Prometheus, a counter that begins
+// to exist with its first event has not increased, so no alert would see that event.
 func (m *metrics) createSeries() {
 	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)

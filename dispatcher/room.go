@@ -7,15 +7,16 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// published is what any goroutine may read of a board: its pace, and whether it suspects any pair.
+// published is what any goroutine may read of a board: its pace, and whether first events are of interest to it.
 type published struct {
-	watched              atomic.Int32 // suspected pairs, and ranks that refuse: what arrives is of interest only while there are some
+	watched              atomic.Int32 // suspected pairs plus ranks that refuse requests; 0: the board needs no reports of first events
 	slots, free, waiting atomic.Int64
-	seconds              atomic.Uint64                         // bits
-	named                atomic.Pointer[map[string]*published] // of names that some ranks list and others do not
+	seconds              atomic.Uint64                         // a float64, as bits
+	named                atomic.Pointer[map[string]*published] // for each name that some ranks list and others do not
 }
 
-// of is what is published of a name: its own, or that of all ranks of the board. own says which.
+// of returns what is published of a name. If only some ranks list the name, it has values of its own, and own is true. Else
+// the values are those of all ranks of the board.
 func (p *published) of(name string) (q *published, own bool) {
 	if all := p.named.Load(); all != nil && (*all)[name] != nil {
 		return (*all)[name], true
@@ -23,7 +24,7 @@ func (p *published) of(name string) (q *published, own bool) {
 	return p, false
 }
 
-// list begins to publish of names, and keeps what is known of those that were published before.
+// list sets the names that have values of their own. A name that had values before keeps them.
 func (o *owned) list(names []string) {
 	all := make(map[string]*published, len(names))
 	o.named = o.named[:0]
@@ -44,7 +45,7 @@ func newPublished() *published {
 	return p
 }
 
-// publish says whether more hand-offs than before would get a slot in time.
+// publish stores the pace, and says whether more hand-offs than before would get a slot in time.
 func (p *published) publish(now *board.Pace) (more bool) {
 	slots, free, waiting := int64(now.Slots), int64(now.Free), int64(now.Waiting)
 	was := p.slots.Load()

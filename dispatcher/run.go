@@ -26,13 +26,13 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 		twins:   newTwins(cfg, d.metrics),
 		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, detectors: map[board.GroupKey]*stepDetector{},
 	}
-	name := l.Policy() // from the start
+	name := l.Policy() // so that Dispatcher.Policy has a value before the first event
 	d.policy.Store(&name)
 	return r, nil
 }
 
-// start runs those who work beside the loop; the function it returns waits for
-// them, so that nothing of a dispatcher outlives it.
+// start starts the goroutines of the learner, the twin and the decision log. The function that it
+// returns waits for their end, so that no goroutine outlives the dispatcher.
 func (r *runner) start(ctx context.Context) (wait func()) {
 	var beside sync.WaitGroup
 	beside.Go(func() { r.learner.run(ctx) })
@@ -45,7 +45,7 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 	return beside.Wait
 }
 
-// advance runs the commands and then decides where something changed.
+// advance runs the commands, and then has each board decide if something changed on it.
 func (r *runner) advance(queue []command, now time.Time) {
 	r.now = now
 	for _, c := range queue {
@@ -60,8 +60,8 @@ func (r *runner) advance(queue []command, now time.Time) {
 	r.record()
 }
 
-// apply tells the boards an event, has them decide what follows from it, and carries out what
-// they want done.
+// apply gives the boards an event, runs the rounds that follow from it, and carries out the
+// effects.
 func (r *runner) apply(e board.Event) {
 	if r.twins != nil {
 		r.twins.tape.Record(e, r.now)
@@ -79,15 +79,15 @@ func (r *runner) apply(e board.Event) {
 	}
 }
 
-// set has the boards change a setting, or returns why they do not.
+// set applies an event that changes settings. It returns the boards' error if they reject the event.
 func (r *runner) set(e board.Event) error {
 	r.rejected = nil
 	r.apply(e)
 	return r.rejected
 }
 
-// count reads how far the slots of a board are and tells it with the event that follows: the
-// board's mirror is as fresh as the last event that its streams saw.
+// count reads the progress of a board's slots and gives it to the board as Counts, which hold for the
+// next event. So the board decides with the tokens that the streams have seen until now.
 func (r *runner) count(o *owned) {
 	c := &o.counts
 	if grow := len(o.slots) - len(c.Tokens); grow > 0 {
@@ -112,7 +112,6 @@ func (r *runner) countAll() {
 	}
 }
 
-// enqueue takes an entry in.
 func (r *runner) enqueue(w waiting) {
 	if o := r.owned[w.entry.Model]; o != nil && w.local != nil {
 		r.count(o)
@@ -120,13 +119,13 @@ func (r *runner) enqueue(w waiting) {
 	r.waiting[w.entry] = w
 	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Trace: w.slot.Trace}
 	r.apply(&r.arrival)
-	r.arrival = board.Enqueue{} // it may be garbage before the next one comes
+	r.arrival = board.Enqueue{} // drops the references, so that the entry can be freed before the next one comes
 }
 
-// giveBack gives a slot back.
+// giveBack handles Dispatcher.Release.
 func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	o := s.owner
-	if o.beyond > 0 { // who is next in an engine's queue depends on the others
+	if o.beyond > 0 { // which request is next in an engine's queue depends on the progress of the others
 		r.count(o)
 	}
 	if s.Beyond {
@@ -147,13 +146,12 @@ func (r *runner) recount(s *Slot, prompt int) {
 	}
 }
 
-// setWorkers replaces the fleet.
 func (r *runner) setWorkers(ws []board.Worker) {
 	r.countAll()
 	r.apply(board.SetWorkers{Workers: ws})
 }
 
-// shutDown answers everything that waits.
+// shutDown answers all entries that wait with ErrDraining, and runs the commands that are still queued.
 func (r *runner) shutDown(queue []command, now time.Time) {
 	r.now = now
 	r.apply(board.Shutdown{})
@@ -162,7 +160,7 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 	}
 }
 
-// status is that of the boards, and what the twin found.
+// status returns the status of the boards, with what the twin found.
 func (r *runner) status(now time.Time) board.Status {
 	r.countAll()
 	s := r.boards.Status(now)
@@ -181,8 +179,8 @@ func (r *runner) loads() board.Loads {
 	return r.boards.Loads()
 }
 
-// carryOut does what the boards want done. took is how long the round took that these
-// effects come from.
+// carryOut carries out effects. took is how long the round took that they come from; 0: they
+// do not come from a round.
 func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
 		if r.twins != nil {
@@ -268,7 +266,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectEnding:
 		r.learner.hear(e.Ending)
 	case board.EffectGroup:
-		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // so that it exists before the first round
+		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
 		r.follow(e.Group)
 	case board.EffectRest:
 		if p := r.detectors[e.Group]; p != nil {
@@ -281,7 +279,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectGroupGone:
 		m.forget(e.Label)
 		r.twins.gone(e.Group)
-		delete(r.detectors, e.Group) // its last streams still report to it, and nobody reads that
+		delete(r.detectors, e.Group) // the last streams still report steps to it, which are not read any more
 	case board.EffectGone:
 		r.disown(e.Group.Model)
 	case board.EffectRejected:
@@ -289,7 +287,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	}
 }
 
-// own is what is kept of a board.
+// own returns what the runner keeps of a board, and creates it if it is missing.
 func (r *runner) own(model string) *owned {
 	o := r.owned[model]
 	if o == nil {
@@ -316,17 +314,17 @@ func (r *runner) disown(model string) {
 	r.d.paces.Delete(model)
 }
 
-// follow listens to a group from its beginning.
+// follow gives a new barrier group its step detector.
 func (r *runner) follow(key board.GroupKey) {
 	r.own(key.Model)
 	if !key.Barrier {
 		return
 	}
-	heard := func(r *runner) { r.hear(key) } // made once: telling a step allocates nothing
+	heard := func(r *runner) { r.hear(key) } // made once, so that a step allocates nothing
 	r.detectors[key] = newStepDetector(func() { r.wake(heard) })
 }
 
-// hear tells a board the steps that the streams of a group told of.
+// hear gives a board the steps that the step detector of a group has found.
 func (r *runner) hear(key board.GroupKey) {
 	p := r.detectors[key]
 	if p == nil {
@@ -337,7 +335,7 @@ func (r *runner) hear(key board.GroupKey) {
 	r.apply(&r.steps)
 }
 
-// bind hands a caller its slot.
+// bind completes a slot and sends it to the caller of Enqueue.
 func (r *runner) bind(e *board.Effect, took time.Duration) {
 	o, s := r.own(e.Group.Model), r.waiting[e.Entry].slot
 	s.Bound, s.Decide = e.Bound, took
@@ -363,7 +361,7 @@ func (r *runner) answer(e *pool.Entry, result Result) {
 	w.answer(r.cfg.Places, result)
 }
 
-// answer frees the entry's place and then answers the caller, who finds it free.
+// answer releases the entry's place and then answers the caller. So the place is free when the caller goes on.
 func (w waiting) answer(places *pool.Places, r Result) {
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
@@ -371,7 +369,7 @@ func (w waiting) answer(places *pool.Places, r Result) {
 	w.result <- r
 }
 
-// record ends a stretch of the tape if it is time.
+// record ends the current stretch of the twin's tape if that is due, and queues it for the twin.
 func (r *runner) record() {
 	t := r.twins
 	if t == nil || !t.tape.Due(r.now, t.every) {
@@ -382,7 +380,7 @@ func (r *runner) record() {
 	t.every = twin.Every(copied.Held())
 	if s := t.tape.Cut(r.now, copied); s != nil {
 		t.mu.Lock()
-		if len(t.fresh) >= mostFresh { // nobody judges for now
+		if len(t.fresh) >= mostFresh { // the twin does not keep up: drop what waits
 			t.fresh, s.First = nil, true
 		}
 		t.fresh = append(t.fresh, recorded{s, copied})

@@ -15,17 +15,17 @@ import (
 // change.
 type Slot struct {
 	board.Bound
-	Decide time.Duration   // of Wait, the round that admitted it
-	Trace  *decision.Trace // what the rank was chosen on; nil without Config.Explain
+	Decide time.Duration   // the part of Wait that the deciding round took
+	Trace  *decision.Trace // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32
-	stream    streamState   // the group's steps it got tokens in
-	detector  *stepDetector // the group's; nil without barrier
-	owner     *owned        // whose slot it is
+	stream    streamState   // the group's first and last step in which the request got tokens
+	detector  *stepDetector // of the rank's group; nil without a barrier
+	owner     *owned        // the board that the slot belongs to
 	started   atomic.Bool
 	released  atomic.Bool
-	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
-	unheard   atomic.Int32
+	waits     atomic.Bool  // the request is in the engine's queue, beyond the rank's slots or KV room
+	unheard   atomic.Int32 // most tokens that the answer may have, see Unheard; 0: its tokens are reported as they come
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {
@@ -40,12 +40,12 @@ func newSlot(e *pool.Entry, explain bool) *Slot {
 	return &both.Slot
 }
 
-// held says whether it has not been given back. Only the runner asks.
+// held says whether the slot has not been given back yet. Only the runner's goroutine may call it.
 func (s *Slot) held() bool { return s.owner.slots[s.Slot] == s }
 
-// Progress tells how many tokens this leg has generated so far. The tick reads
-// it as the request's growth in KV tokens, and its group hears its steps in it;
-// a smaller number than before is ignored. It may be called from any goroutine
+// Progress reports how many tokens this leg has generated so far. The board counts them as
+// KV tokens of the request, and the step detector of the group finds steps by these reports.
+// A number that is not larger than before is ignored. Progress may be called from any goroutine
 // and does not allocate.
 func (s *Slot) Progress(generated int) {
 	for {
@@ -62,25 +62,25 @@ func (s *Slot) Progress(generated int) {
 	}
 }
 
-// Unheard says that the engine computes the request from now on and tells nothing of its tokens, of which there may be so many,
-// before its end. Until Progress tells more, the board lets them grow as the other streams of the group do.
+// Unheard records that the engine computes the request from now on, but reports its tokens only at the end. most is how many
+// tokens the answer may have. Until then the board estimates them by the pace of the group's other streams.
 func (s *Slot) Unheard(most int) {
 	s.unheard.Store(int32(max(1, min(most, math.MaxInt32))))
 }
 
-// Generated is what Progress last told.
+// Generated returns the largest number that Progress has reported.
 func (s *Slot) Generated() int { return int(s.generated.Load()) }
 
-// Started marks the first event: the KV has arrived and the rank decodes.
-// Until then the request counts as transferring.
+// Started records the first event of the request: the KV has arrived and the rank decodes.
+// Before that the request counts as transferring.
 func (s *Slot) Started() {
 	s.started.Store(true)
-	s.waits.Store(false) // the engine had room for it, whatever the board believes
+	s.waits.Store(false) // the engine had room for the request, even if the board counted none
 	if s.owner != nil && s.owner.pace.watched.Load() > 0 {
 		s.owner.arrive(s)
 	}
 }
 
-// Waits says that the request is in its engine's queue, because the rank has no
-// slot or no KV room for it yet. That its first event does not come then is no fault of the engine.
+// Waits says whether the request is in its engine's queue because the rank has no slot or no KV
+// room for it yet. While it waits there, a missing first event is not the engine's fault.
 func (s *Slot) Waits() bool { return s.waits.Load() }

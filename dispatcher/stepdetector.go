@@ -9,27 +9,27 @@ import (
 )
 
 // stepDetector finds the steps of a barrier group in its streams. All requests of
-// a group get a token in the same step, so the first stream that gets a second one
-// shows that the next step has come: no clock is read for the other events, and
-// a stream that is late joins the step it finds.
+// a group get a token in the same step. So when a stream that already has a token of the current
+// step gets another one, the next step has come. The other streams then find the new number
+// and take it over, late streams too, without reading the clock.
 type stepDetector struct {
 	number atomic.Uint32 // of the step under way, from 1
-	least  atomic.Int64  // ns; what comes sooner is a stream that catches up, not a step
+	least  atomic.Int64  // ns; a token that comes sooner after the step began is of a stream that catches up, not of a new step
 
 	mu    sync.Mutex // held by the stream that reports a step; the others do not wait for it
 	base  time.Time
-	began time.Duration // since base, when the step was reported; 0: nothing ran before it
+	began time.Duration // when the current step was reported, since base; 0: nothing ran, so the length of the step is not known
 	steps []board.Step  // reported and not yet read
 
-	notify func() // wakes the owner
+	notify func() // wakes the runner, which then reads steps
 }
 
-// streamState is the first step that a stream got tokens in, and the last one.
-// 0: it has none yet.
+// streamState has the numbers of the first and the last step in which a stream got tokens.
+// 0: the stream has no token yet.
 type streamState struct{ first, last atomic.Uint32 }
 
-// stepsMost bounds what waits to be read. An owner that is so late reads the
-// rest from the next.
+// stepsMost bounds the steps that wait to be read. If the runner is so late that more come, these
+// are dropped, and the numbers of the next steps show the gap.
 const stepsMost = 64
 
 func newStepDetector(notify func()) *stepDetector {
@@ -52,7 +52,7 @@ func (d *stepDetector) onToken(v *streamState) {
 		return
 	}
 	if !d.mu.TryLock() {
-		return // another stream reports the same
+		return // another stream is reporting the same step
 	}
 	found := d.number.Load() == n && d.next(time.Since(d.base))
 	d.mu.Unlock()
@@ -62,7 +62,7 @@ func (d *stepDetector) onToken(v *streamState) {
 	}
 }
 
-// next begins a step at an instant, unless it is too soon.
+// next begins a step at an instant, given since base. It returns false if the step before began less than d.least ago.
 func (d *stepDetector) next(at time.Duration) bool {
 	s := board.Step{Number: d.number.Load() + 1}
 	if d.began > 0 {
@@ -87,8 +87,8 @@ func (d *stepDetector) read(dst []board.Step) []board.Step {
 	return dst
 }
 
-// pause forgets when the last step began: nothing runs, so the time until the
-// next is none of its.
+// pause forgets when the current step began: nothing runs any more, so the time until the next
+// step is not a step's length.
 func (d *stepDetector) pause() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -16,19 +16,19 @@ import (
 	"evenkeel/dispatcher/verdict"
 )
 
-// twins keep what happens to the boards, and replay it in a goroutine of their own that rests for most of
-// the time. The loop pays for what it appends to the tape, and for a copy of the boards now and then.
+// twins records the events of the boards on a tape and replays them in a goroutine of its own, which rests most of
+// the time. The loop only appends to the tape, and copies the boards at the end of each stretch.
 type twins struct {
 	tape  twin.Tape
-	every time.Duration // how long a stretch is
+	every time.Duration // least length of a stretch
 	wake  bell
 	work  prometheus.Counter
 	log   *zap.Logger
 	began time.Time
-	late  atomic.Int64 // when a tick was late last, ns since then; 0: none was
+	late  atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
 
 	mu     sync.Mutex
-	fresh  []recorded // stretches that were not taken yet
+	fresh  []recorded // stretches that the twin's goroutine has not taken yet
 	judged map[board.GroupKey]*judged
 }
 
@@ -37,7 +37,7 @@ type recorded struct {
 	end *board.Boards
 }
 
-// judged is what was found of a group so far.
+// judged is what the twin has found of a group so far.
 type judged struct {
 	verdict twin.Verdict
 	against map[string]*saved
@@ -47,17 +47,17 @@ type judged struct {
 type saved struct {
 	saved, lost float64
 	day         string  // UTC
-	today       float64 // rank-hours; below 0: lost
+	today       float64 // rank-hours saved on that day; below 0: lost
 }
 
 // mostFresh bounds the stretches that wait to be judged.
 const mostFresh = 20
 
-// share is how much of one core the twin may use: so little that nobody has to weigh what it tells against what it costs.
+// share is how much of one core the twin may use. It is so small that the cost of the twin need not be weighed against its use.
 const share = 0.01
 
-// costs is how much processor time a second of replays costs: the collection of its garbage is not in that second. With
-// 144 ranks, a proxy with a twin took 1.03 % of a core more than one without, and the twin counted 0.95 % itself.
+// costs is how many seconds of processor time one second of replays costs, because garbage collection runs outside that second. With
+// 144 ranks, a proxy with a twin took 1.03 % of a core more than a proxy without a twin, and the twin itself counted 0.95 %.
 const costs = 1.1
 
 // lateFor is how long the twin rests after a tick that was late.
@@ -70,7 +70,7 @@ func newTwins(cfg Config, m *metrics) *twins {
 	return &twins{work: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
 }
 
-// run judges until ctx ends.
+// run replays stretches until ctx ends.
 func (t *twins) run(ctx context.Context, specs []string) {
 	judge, turns := twin.New(specs), 1
 	timer := time.NewTimer(0)
@@ -117,7 +117,7 @@ func (t *twins) run(ctx context.Context, specs []string) {
 	}
 }
 
-// work is one slice of it. A bug in a replay must not end the proxy.
+// work runs one slice of the replays. A panic becomes the failure, because a bug in a replay must not end the proxy.
 func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -128,7 +128,7 @@ func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure
 	return fresh, more, nil
 }
 
-// A slice of work takes about this long: short beside a tick, and long beside the clock.
+// slice is about how long a slice of work takes: short compared to a tick, and long compared to a read of the clock.
 const slice = time.Millisecond
 
 func nextTurns(turns int, took time.Duration) int {
@@ -141,7 +141,7 @@ func nextTurns(turns int, took time.Duration) int {
 	return turns
 }
 
-// take hands the judge what was recorded since.
+// take gives the twin the stretches that were recorded since the last call.
 func (t *twins) take(judge *twin.Twin) {
 	t.mu.Lock()
 	fresh := t.fresh
@@ -152,7 +152,7 @@ func (t *twins) take(judge *twin.Twin) {
 	}
 }
 
-// book adds a verdict to what was found.
+// book adds a verdict to what the twin has found of its group.
 func (t *twins) book(v *twin.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,7 +180,7 @@ func (t *twins) book(v *twin.Verdict) {
 	}
 }
 
-// status is what was found of a group; nil: nothing yet.
+// status returns what the twin has found of a group; nil: nothing yet, or there is no twin.
 func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	if t == nil {
 		return nil

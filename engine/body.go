@@ -8,7 +8,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// framing is how a response's end is known.
+// framing is how the client knows where a response body ends.
 type framing uint8
 
 const (
@@ -32,7 +32,7 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	code, length := head.StatusCode(), head.ContentLength()
 	switch {
 	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified:
-	case length == -1: // fasthttp's word for chunked, -2 for neither
+	case length == -1: // fasthttp gives -1 for a chunked body, and -2 for one with neither a length nor chunks
 		b.framing = byChunks
 	case length >= 0:
 		b.framing, b.left = byLength, length
@@ -41,8 +41,7 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	}
 }
 
-// Read returns io.EOF at the clean end, io.ErrUnexpectedEOF where the body was
-// cut off.
+// Read returns io.EOF at the clean end, and io.ErrUnexpectedEOF if the body was cut off.
 func (b *body) Read(p []byte) (int, error) {
 	switch b.framing {
 	case byChunks:
@@ -71,8 +70,8 @@ func (b *body) arrived() bool {
 	return b.framing != noBody && b.br.Buffered() > 0
 }
 
-// finished reports whether all of the body was taken off the connection, without
-// waiting for what has not arrived.
+// finished reports whether all of the body was taken off the connection. It does not wait for bytes that have not
+// arrived.
 func (b *body) finished() bool {
 	switch b.framing {
 	case byChunks:

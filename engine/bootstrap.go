@@ -11,9 +11,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bootstrap asks the bootstrap server of a vllm-mooncake prefiller, on port of
-// the engine's host, what it calls the target's rank: the proxy has to name the
-// engine to decode. The transfer id is left to the caller.
+// Bootstrap asks the bootstrap server of a vllm-mooncake prefiller, on port of the engine's host, for the engine id
+// of the target's rank: the proxy has to name this id to the decode engine. The caller sets the transfer id.
 func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Exchange, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
 	at := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}

@@ -14,43 +14,43 @@ type Call struct {
 	client *Client
 	target *Target
 	fresh  bool
-	again  bool         // the request may be sent twice
-	guard  func() error // the last word before the request is written; nil: nobody has one
-	onSent func()       // the request is written; nil: nobody asks
+	again  bool         // Repeat was called: the request may be sent twice
+	guard  func() error // asked right before the request is written; its error ends the call; nil: none
+	onSent func()       // called once the request is written; nil: none
 	resp   Response
 
 	mu       sync.Mutex
 	done     bool               // Do was called
 	aborted  bool               // never unset
-	heedless bool               // the engine let Leave's time pass
-	cancel   context.CancelFunc // while dialling
-	conn     *conn              // from connected to released
+	heedless bool               // the engine did not close its side within the time of Leave
+	cancel   context.CancelFunc // ends a dial under way
+	conn     *conn              // set from the time it is connected until it is released
 
-	wrote, read int64 // of the connection, once it is released
+	wrote, read int64 // bytes of the connection, kept once it is released
 }
 
 // NewCall prepares a call; nothing happens before Do.
 func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 
-// Target is the engine.
+// Target is the engine that the call goes to.
 func (k *Call) Target() *Target { return k.target }
 
-// Fresh makes Do dial instead of taking a kept-alive connection, so that no Error is
-// Stale: for what follows one that was, and for what must not meet one.
+// Fresh makes Do dial instead of taking a kept-alive connection, so that no Error is Stale. It is for a call that
+// follows a stale one, and for a call that must not meet a stale connection.
 func (k *Call) Fresh() *Call {
 	k.fresh = true
 	return k
 }
 
-// Repeat lets Do send the request a second time after Error.Stale, because it does no
-// harm if the engine acts on both.
+// Repeat lets Do send the request a second time after a stale connection, because it does no harm if the engine acts
+// on both.
 func (k *Call) Repeat() *Call {
 	k.again = true
 	return k
 }
 
-// Guard has Do ask f once there is a connection, right before the request is
-// written: an error of f ends the call, and nothing was sent.
+// Guard has Do call f once there is a connection, right before the request is written. If f returns an error, the
+// call ends with it and nothing is sent.
 func (k *Call) Guard(f func() error) { k.guard = f }
 
 // OnWritten has Do call f once the request is written, while the answer is
@@ -62,9 +62,9 @@ func (k *Call) OnWritten(f func()) { k.onSent = f }
 // they are, in one system call with the head, and not touched after Do. An
 // error is always an *Error.
 //
-// A request on a kept-alive connection that turns out stale is sent once more on a new
-// one if no byte of it was written, or if it does no harm twice: a GET, a HEAD, and one
-// that Repeat says it of. Nothing else is ever sent twice.
+// A request on a kept-alive connection that turns out to be stale is sent once more on a new connection, if no byte
+// of it was written, or if it does no harm twice: a GET, a HEAD, or a call with Repeat. Nothing else is ever sent
+// twice.
 func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines) (*Response, error) {
 	if err := k.check(method, path, hdr); err != nil {
 		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
@@ -80,7 +80,7 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 	return r, nil
 }
 
-// check refuses what must not be sent, and a second use of the call.
+// check refuses requests that must not be sent, and a second use of the call.
 func (k *Call) check(method, path string, hdr []Header) error {
 	if err := checkRequest(k.target, method, path, hdr); err != nil {
 		return err
@@ -158,7 +158,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	return c, k.attach(c)
 }
 
-// attach makes c the call's, or closes it if the call was aborted meanwhile.
+// attach makes c the connection of the call, or closes it if the call was aborted meanwhile.
 func (k *Call) attach(c *conn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -171,8 +171,8 @@ func (k *Call) attach(c *conn) error {
 	return nil
 }
 
-// release gives the connection back to the pool, or closes it. From then on an
-// Abort does not reach it: it may be another call's.
+// release gives the connection back to the pool, or closes it. From then on Abort does not reach it, because it may
+// belong to another call.
 func (k *Call) release(keep bool) {
 	k.mu.Lock()
 	c := k.conn
@@ -193,8 +193,8 @@ func (k *Call) release(keep bool) {
 	}
 }
 
-// Bytes is how much was sent and received, heads included, TLS not. It is for
-// the goroutine that made the call.
+// Bytes is how many bytes were sent and received, with the heads and without TLS. Only the goroutine that made the
+// call may call it.
 func (k *Call) Bytes() (sent, received int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -204,9 +204,8 @@ func (k *Call) Bytes() (sent, received int64) {
 	return k.wrote, k.read
 }
 
-// Abort ends the call in whatever phase it is: the connection is closed, and
-// what the caller waits for fails with Error.Aborted. It never blocks, may come
-// more than once, and does nothing once the response is closed.
+// Abort ends the call in any phase: it closes the connection, and the method that waits fails with Error.Aborted. It
+// never blocks, may be called more than once, and does nothing once the response is closed.
 func (k *Call) Abort() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -220,8 +219,8 @@ func (k *Call) Abort() {
 	}
 }
 
-// Expire ends the wait for bytes that have not come as if its time were over. It may
-// come from any goroutine, and does nothing where nothing is waited for.
+// Expire ends a wait for bytes at once, as if its time were over. It may be called from any goroutine, and does
+// nothing if the call waits for nothing.
 func (k *Call) Expire() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -231,11 +230,10 @@ func (k *Call) Expire() {
 	}
 }
 
-// Leave ends the call as a client that goes away does, but hears the engine out
-// for at most limit: it closes our half of the connection, and the engine closes
-// its own once it has noticed, so that the end of what can be read tells when.
-// An answer that was on its way is not lost. Where there is no connection yet it
-// is Abort. Like Abort it never blocks and may come from any goroutine.
+// Leave ends the call as a client that goes away does, but reads what the engine still sends for at most limit. It
+// closes our half of the connection. The engine closes its own half once it has noticed, so that the end of what can
+// be read shows when that was. An answer that was on its way is not lost. If there is no connection yet, Leave does
+// the same as Abort. It never blocks and may be called from any goroutine.
 func (k *Call) Leave(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -249,7 +247,8 @@ func (k *Call) Leave(limit time.Duration) {
 	}
 }
 
-// fail describes a failure; c is nil before there is a connection.
+// fail makes the Error of a failure; c is nil before there is a connection. After an abort the error is ErrAborted,
+// whatever the cause.
 func (k *Call) fail(p Phase, c *conn, cause error) *Error {
 	e := &Error{Target: k.target.ID, Phase: p, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
@@ -264,8 +263,8 @@ func (k *Call) fail(p Phase, c *conn, cause error) *Error {
 	return e
 }
 
-// Heedless says that the engine had not closed its side when the time of Leave
-// was over: it may still work on the request.
+// Heedless reports that the engine had not closed its side when the time of Leave was over: it may still work on the
+// request.
 func (k *Call) Heedless() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -10,17 +10,16 @@ import (
 	"time"
 )
 
-// How a canary went, as a label.
+// Outcomes of a canary, as values of a label.
 const (
 	canaryPassed  = "passed"
 	canaryFailed  = "failed"
-	canaryVouched = "vouched" // it ran into its deadline while streams of the instance went on
+	canaryVouched = "vouched" // the canary ran into its deadline, but streams of the instance went on meanwhile
 )
 
-// canary asks each of the ranks for a completion of one token, for an engine that no
-// longer computes still answers GET /health. A refusal of the
-// request itself, 4xx, passes: it says nothing about the engine. It is bounded
-// by limit and asks nothing of other engines: no hand-off is involved.
+// canary asks each of the ranks for a completion of one token, because an engine that no longer computes still
+// answers GET /health. A refusal of the request itself, 4xx, passes, because it says nothing about the engine. It
+// takes at most limit, and involves no other engine: there is no hand-off.
 func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
@@ -30,10 +29,10 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 		go func() {
 			asked := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, t, ask)
-			if computed { // after it was asked, by the core of this rank
+			if computed { // the core of this rank computed it, and that was after the request was sent
 				w.traffic.Signs(t.Rank).Seen(asked)
 			}
-			if errors.As(err, new(*RankError)) { // it refuses the rank, and nothing else
+			if errors.As(err, new(*RankError)) { // the engine refuses only this rank
 				err = nil
 			}
 			failures <- err
@@ -47,10 +46,10 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 	return errors.Join(all...)
 }
 
-// canaryTokens is more tokens than a canary's prompt has.
+// canaryTokens is a bound that a canary's prompt stays below, in tokens.
 const canaryTokens = 16
 
-// question returns the request with which a rank is tried, and the target that it is sent to.
+// question returns the request of one token for a rank, and the target that it is sent to.
 type question func(t *Target) (to *Target, body []byte)
 
 // asks returns the question for the engine's ranks. It needs m.mu.
@@ -65,11 +64,11 @@ func (w *watch) asks(model string) question {
 	}
 }
 
-// oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes, unless the rank is
-// lost.
+// oneToken asks a rank for one token. computed says that the core computed it. A refusal is sent before the core sees
+// the request; it passes, unless it says that the rank is lost.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, asked := ask(t)
-	call := c.NewCall(to).Fresh() // one that was kept alive may lead to another process
+	call := c.NewCall(to).Fresh() // a kept-alive connection may lead to another process
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
 	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id}, [][]byte{asked}, Deadlines{})
@@ -99,7 +98,7 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 
 const completionsPath = "/v1/completions"
 
-// baseModel is the one a canary asks for; empty: none is known.
+// baseModel is the model that a canary asks for; empty: none is known.
 func (s Status) baseModel() string {
 	for _, m := range s.Models {
 		if m.Parent == "" {

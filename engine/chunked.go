@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	maxChunk   = 1 << 30 // bytes; a larger size line is taken for garbage
+	maxChunk   = 1 << 30 // bytes; a larger size is taken for garbage
 	maxLine    = 4 << 10 // bytes of a line between chunks
 	maxTrailer = 1 << 16 // bytes of all trailer lines together
 )
@@ -24,25 +24,24 @@ const (
 	nothing // the whole body was read
 )
 
-// chunked finds the data in the bytes of a chunked body. It keeps no byte of them: a line
-// that has come in part is remembered by what it said so far.
+// chunked finds the data in the bytes of a chunked body. It keeps none of these bytes: of a line that has arrived in
+// part, it keeps only what the line has said so far.
 type chunked struct {
 	next     part
-	left     int // data bytes of this chunk that have not come
+	left     int // data bytes of this chunk that have not arrived
 	trailers int // bytes of trailer lines so far
 	err      error
 
 	line   int   // bytes of this line so far, without its CRLF
 	cr     bool  // the last byte was a CR, and only an LF may follow
-	digits bool  // a size line has a digit
-	behind bool  // its digits are over
-	ext    bool  // its extension has begun, which means nothing to us
-	size   int64 // what its digits say, maxChunk+1 at most
+	digits bool  // the size line has at least one digit
+	behind bool  // the digits of the size line are over
+	ext    bool  // the extension of the size line has begun; it is ignored
+	size   int64 // the size by the digits so far, at most maxChunk+1
 }
 
-// step goes through the bytes up to the next data, of which it returns at most so many bytes,
-// and tells how many bytes it has used. io.EOF comes behind the last chunk and its trailers.
-// An error stays.
+// step goes through p up to the next data. It returns at most `most` bytes of data, and how many bytes of p it has
+// used. It returns io.EOF after the last chunk and its trailers. After an error it returns the same error again.
 func (c *chunked) step(p []byte, most int) (data []byte, used int, err error) {
 	for c.err == nil {
 		if c.next == chunkData {
@@ -65,8 +64,8 @@ func (c *chunked) step(p []byte, most int) (data []byte, used int, err error) {
 	return nil, used, c.err
 }
 
-// byte reads the next byte of a line. A bare LF or CR is refused: two readers that differ
-// about line ends differ about where an answer ends.
+// byte reads the next byte of a line. A bare LF or CR is refused, because two readers that differ about line ends
+// differ about where an answer ends.
 func (c *chunked) byte(b byte) error {
 	switch {
 	case c.cr != (b == '\n'):
@@ -97,7 +96,7 @@ func (c *chunked) byte(b byte) error {
 
 var errChunkSize = fmt.Errorf("%w: bad chunk size", ErrMalformed)
 
-// sizeByte reads a byte of a hexadecimal size, or of what stands behind it.
+// sizeByte reads one byte of a size line: of the hexadecimal size, or of what follows it.
 func (c *chunked) sizeByte(b byte) error {
 	digit := int64(-1)
 	switch {
@@ -149,10 +148,9 @@ func (c *chunked) lineEnd() error {
 	return nil
 }
 
-// read reads data from br. It hands out what has arrived and never waits for more once it
-// has something, not even for the CRLF behind a chunk: the last token of an event must not
-// wait for the next one. A connection closed anywhere before the end is
-// io.ErrUnexpectedEOF.
+// read reads data from br. It returns what has arrived, and never waits for more once it has some data, not even for
+// the CRLF behind a chunk: the last token of an event must not wait for the next event. If the connection is closed
+// anywhere before the end, the error is io.ErrUnexpectedEOF.
 func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		if c.next != nothing && c.err == nil && br.Buffered() == 0 {
@@ -170,25 +168,25 @@ func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// buffered reads data of what br has already.
+// buffered reads data that is in br's buffer already.
 func (c *chunked) buffered(br *bufio.Reader, p []byte) (n int, err error) {
-	b, _ := br.Peek(br.Buffered()) // cannot fail
+	b, _ := br.Peek(br.Buffered()) // it cannot fail: it asks for buffered bytes only
 	data, used, err := c.step(b, len(p))
 	n = copy(p, data)
-	_, _ = br.Discard(used) // of what is there
+	_, _ = br.Discard(used) // these bytes are in the buffer
 	return n, err
 }
 
-// settle goes through the framing that has arrived and reports whether the body is over. It
-// neither blocks nor drops data.
+// settle goes through the framing bytes that have arrived, and reports whether the body is over. It neither blocks
+// nor drops data.
 func (c *chunked) settle(br *bufio.Reader) bool {
 	if c.next != chunkData && br.Buffered() > 0 {
-		_, _ = c.buffered(br, nil) // an error stays for the next read
+		_, _ = c.buffered(br, nil) // c keeps an error for the next read
 	}
 	return c.next == nothing
 }
 
-// cutOff turns an end of the connection into the error it is here.
+// cutOff turns io.EOF into io.ErrUnexpectedEOF: where it is called, the body is not over.
 func cutOff(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

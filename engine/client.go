@@ -18,11 +18,11 @@ import (
 
 // Options of a Client; the zero value is good.
 type Options struct {
-	MaxIdle     int           // idle connections kept a host; default 1024
-	IdleTimeout time.Duration // longest a connection is idle and used again; default 4 s
-	ReadBuffer  int           // bytes a connection; also bounds the response head; default 8 KiB
+	MaxIdle     int           // idle connections kept for each host; default 1024
+	IdleTimeout time.Duration // longest time for which an idle connection is kept and used again; default 4 s
+	ReadBuffer  int           // bytes for each connection; also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
-	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error) // nil: that of the system, or none beside a Dial of the caller's
+	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error) // nil: the system's resolver, or no look-ups if Dial is set
 }
 
 // Client makes calls to any number of engines over kept-alive connections.
@@ -48,8 +48,8 @@ func NewClient(o Options) *Client {
 	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle), readers: newReaders(o.ReadBuffer)}
 }
 
-// Warm sees to it that so many connections to a target are idle, so that the
-// next calls need not dial; ctx bounds each dial.
+// Warm dials until at least n connections to a target are idle, so that the next calls need not dial. ctx bounds each
+// dial.
 func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 	for c.idle.count(t.key()) < n && !c.idle.isClosed() {
 		nc, err := c.dial(ctx, t)
@@ -66,7 +66,7 @@ func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 // on; their connections are closed when they end.
 func (c *Client) Close() { c.idle.close() }
 
-// dial connects, TLS handshake included; ctx bounds both.
+// dial connects, with the TLS handshake; ctx bounds both.
 func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 	raw, err := c.opts.Dial(ctx, "tcp", t.address())
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 	if t.URL.Scheme == "https" {
 		secure := tls.Client(raw, t.tlsConfig())
 		if err := secure.HandshakeContext(ctx); err != nil {
-			_ = raw.Close() // the handshake's error is the one to tell
+			_ = raw.Close() // the handshake's error is returned, not this one
 			return nil, err
 		}
 		nc = secure
@@ -85,6 +85,6 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 }
 
 const (
-	answerLimit  = 1 << 20  // bytes of a health or models answer
-	versionLimit = 16 << 20 // SGLang tells the settings of each rank beside its version
+	answerLimit  = 1 << 20  // bytes of an answer about health or models
+	versionLimit = 16 << 20 // bytes of an answer about the version: SGLang adds the settings of each rank to it
 )

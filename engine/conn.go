@@ -17,55 +17,55 @@ import (
 )
 
 const (
-	// inlineWrite is the largest request written without a goroutine to listen
-	// meanwhile: an idle socket's send buffer takes it without blocking.
+	// inlineWrite is the largest request that is written without a second goroutine, in bytes: the send buffer of an
+	// idle socket takes it without blocking.
 	inlineWrite = 16 << 10
-	// parting is how long an answer may take that was sent before the engine
-	// stopped reading: it has arrived by then, or was lost with the connection.
+	// parting is how long to wait for an answer that the engine sent before it stopped reading: by then it has
+	// arrived, or was lost with the connection.
 	parting    = time.Second
 	maxInterim = 16 // 1xx heads before the real one
 	tlsRecord  = 16 << 10
 )
 
 var (
-	past       = time.Unix(1, 0) // a deadline that interrupts at once
+	past       = time.Unix(1, 0) // a deadline in the past, which interrupts at once
 	noDeadline time.Time
 )
 
 const noSocket = -1
 
-// conn is one connection and what an exchange on it needs, kept for the next.
-// One call owns it at a time; only raw may be touched by another goroutine.
+// conn is one connection, with the memory that an exchange on it needs, kept for the next exchange. One call owns it
+// at a time; other goroutines may touch only raw.
 type conn struct {
-	raw    net.Conn      // the socket: closing it ends any phase at once, TLS or not
+	raw    net.Conn      // the socket: closing it ends any phase at once, with TLS or without
 	nc     net.Conn      // raw, or TLS over it
 	br     *bufio.Reader // nil while parked: an idle connection holds no buffer
-	bw     *bufio.Writer // TLS only: few large records; a plain socket gets one writev
-	sock   socket.Socket // of raw; its zero value if it has none
-	plain  bool          // the socket carries no TLS
+	bw     *bufio.Writer // only with TLS, which then gets few large records; a plain socket gets one writev
+	sock   socket.Socket // the socket of raw; its zero value if raw has none
+	plain  bool          // the connection has no TLS
 	key    key
 	spare  *sync.Pool // of readers, shared by the client's connections
 	reused bool
-	idleAt time.Time // when it came back to the pool
+	idleAt time.Time // when it was put into the pool
 
 	head   fasthttp.ResponseHeader
 	out    []byte      // request head
 	vec    [][]byte    // request head and body
-	queue  net.Buffers // vec while writev eats it
-	onSent func()      // called once vec is written; nil: by nobody
-	wrote  int64       // request bytes the socket took
+	queue  net.Buffers // vec, while writev consumes it
+	onSent func()      // called once vec is written; nil: none
+	wrote  int64       // request bytes that the socket has taken
 	read   int64       // response bytes
 	got    bool        // a response byte came
-	failed error       // last read error: fasthttp's header parser hides it
+	failed error       // the last read error, which fasthttp's header parser hides
 
-	fd      int    // of the socket while an event loop reads it, else noSocket; the call's lock guards it
-	touched func() // is called then when the call is touched
+	fd      int    // the socket while an event loop reads it, else noSocket; the call's lock guards it
+	touched func() // called when the call is touched while an event loop reads the socket
 
 	mu   sync.Mutex
-	by   time.Time     // reads end by then while the head is awaited
-	last bool          // we have left: by is for all that is still read
-	idle time.Duration // then each read may wait this long
-	set  time.Time     // the deadline that the socket has; zero: it is to have another
+	by   time.Time     // the time until which the response head may come
+	last bool          // leave was called: by now bounds all that is still read
+	idle time.Duration // after the head, how long each read may wait
+	set  time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
 func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
@@ -90,7 +90,7 @@ func newReaders(size int) *sync.Pool {
 	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
 }
 
-// wake gives the connection a reader, park takes it back between two calls.
+// wake gives the connection a reader before a call, and park takes it back after the call.
 func (c *conn) wake() {
 	c.br, _ = c.spare.Get().(*bufio.Reader)
 	c.br.Reset(c)
@@ -102,10 +102,9 @@ func (c *conn) park() {
 	c.br = nil
 }
 
-// exchange writes the request and returns once the response head is read. On
-// failure it says in which phase. A large body is written by a second goroutine
-// so that an engine that answers without reading it (400, 413) is heard; the
-// answer then ends the write. The caller's body is not touched after exchange.
+// exchange writes the request and returns once the response head is read. After a failure, phase says how far it had
+// come. A large body is written by a second goroutine, so that the answer of an engine that does not read the body
+// (400, 413) is read; that answer then ends the write. The caller's body is not used after exchange.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.vec) // a pooled connection must not hold on to a prompt
@@ -132,14 +131,14 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 		return unsent == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.got || unsent == nil:
 		return false, PhaseHead, err
-	case errors.Is(unsent, os.ErrDeadlineExceeded): // stopped by us: the read knows why
+	case errors.Is(unsent, os.ErrDeadlineExceeded): // our deadline stopped the write: the read has the cause
 		return false, PhaseWrite, err
 	default:
 		return false, PhaseWrite, unsent
 	}
 }
 
-// sendListening reads the head while a second goroutine writes.
+// sendListening reads the response head while a second goroutine writes the request.
 func (c *conn) sendListening() (unsent, err error) {
 	sent := make(chan error, 1)
 	go func() { sent <- c.send() }()
@@ -148,14 +147,14 @@ func (c *conn) sendListening() (unsent, err error) {
 	return <-sent, err
 }
 
-// reset forgets the last exchange.
+// reset forgets the exchange before.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.read, c.got, c.failed = 0, 0, false, nil
 	c.vec = append(append(c.vec[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last {
-		return // the write fails
+		return // leave has closed our half, so the write will fail
 	}
 	c.by, c.idle, c.set = time.Time{}, 0, time.Time{}
 	if d.FirstByte > 0 {
@@ -163,8 +162,8 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	}
 }
 
-// limitWrite has the request written by the time that its answer is due. send does not call
-// it: beside sendListening, which stops a send by a deadline in the past, it would undo that.
+// limitWrite sets the write deadline to the time by which the answer must come. send does not call it, because
+// sendListening stops send by a write deadline in the past, which would be undone.
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,7 +172,7 @@ func (c *conn) limitWrite() {
 	}
 }
 
-// ask is send on a plain socket. It returns when there is something to read, or nothing will come.
+// ask does on a plain socket what send does, and returns once there is something to read, or once nothing will come.
 func (c *conn) ask(size int) error {
 	if err := c.armRead(); err != nil {
 		return err
@@ -187,7 +186,7 @@ func (c *conn) ask(size int) error {
 	case n == size:
 		return nil
 	}
-	c.limitWrite() // the engine has not read what was sent before
+	c.limitWrite() // the engine has not read the bytes sent so far, so the socket's buffer is full
 	for i, b := range c.vec {
 		k := min(n, len(b))
 		c.vec[i], n = b[k:], n-k
@@ -195,8 +194,8 @@ func (c *conn) ask(size int) error {
 	return c.send()
 }
 
-// send writes all of vec. When it fails, the answer that may have been the
-// reason is not waited for much longer.
+// send writes all of vec. If it fails, the wait for an answer is cut to parting: an answer may be the reason of the
+// failure.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
@@ -207,7 +206,7 @@ func (c *conn) send() error {
 	return err
 }
 
-// write is one writev on a plain socket, whole records in TLS.
+// write makes one writev on a plain socket, and writes whole records with TLS.
 func (c *conn) write() error {
 	if c.bw == nil {
 		c.queue = c.vec
@@ -224,7 +223,7 @@ func (c *conn) write() error {
 	return c.bw.Flush()
 }
 
-// Write counts what TLS took.
+// Write counts the bytes that the TLS connection takes.
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.nc.Write(p)
 	c.wrote += int64(n)
@@ -253,9 +252,9 @@ func (c *conn) receive(p []byte) (int, error) {
 	return c.nc.Read(p)
 }
 
-// armRead sets the deadline of the next read. That between two reads is moved
-// only when less than 3/4 of it is left: a stream reads hundreds of small events
-// in that time, and setting one costs a lock in the runtime's poller.
+// armRead sets the deadline of the next read. The deadline between two reads of a body is moved only if less than 3/4
+// of its time is left: a stream reads hundreds of small events in that time, and setting a deadline costs a lock in
+// the runtime's poller.
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -274,7 +273,7 @@ func (c *conn) armRead() error {
 	return c.raw.SetReadDeadline(by)
 }
 
-// hurry shortens the wait for a response head, also one that has begun.
+// hurry shortens the wait for bytes to d, also a wait that has begun.
 func (c *conn) hurry(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -286,15 +285,15 @@ func (c *conn) hurryLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.by.IsZero() || by.Before(c.by) {
 		c.by, c.set = by, by
-		if c.raw != nil { // else it is lifted, and by holds once it is not any more
+		if c.raw != nil { // else the socket is lifted: by will hold once it is lowered
 			_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
 		}
 	}
 }
 
-// leave closes our half of the connection; what still comes is read for at most
-// limit. It is never used again. Only the first leave does anything: the engine may
-// have closed its side since, and then the half could not be closed once more.
+// leave closes our half of the connection. What the engine still sends is read for at most limit, and the connection
+// is never used again. Only the first call does anything: the engine may have closed its side since, and then our
+// half could not be closed a second time.
 func (c *conn) leave(limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -311,7 +310,7 @@ func (c *conn) leave(limit time.Duration) {
 	c.hurryLocked(limit)
 }
 
-// awaitBody goes from the head's deadline to that between reads.
+// awaitBody replaces the deadline of the head by the limit between two reads of the body.
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -339,8 +338,7 @@ func (c *conn) readHead() error {
 	return fmt.Errorf("%w: %d interim responses and no final one", ErrMalformed, maxInterim)
 }
 
-// explain finds the cause of a failed head, which fasthttp hides behind texts
-// that quote the wire.
+// explain finds the cause of a failed head. fasthttp hides it behind texts that quote the bytes of the answer.
 func (c *conn) explain(err error) error {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
@@ -353,7 +351,7 @@ func (c *conn) explain(err error) error {
 	}
 }
 
-// checkEncoding refuses a compressed body: we asked for none and edit events.
+// checkEncoding refuses a compressed body, because the request asked for none and the proxy edits events.
 func (c *conn) checkEncoding() error {
 	if enc := c.head.ContentEncoding(); len(enc) > 0 && !bytes.EqualFold(enc, []byte("identity")) {
 		return fmt.Errorf("%w: body has a Content-Encoding though identity was asked for; turn compression off in front of the engine",
@@ -362,8 +360,8 @@ func (c *conn) checkEncoding() error {
 	return nil
 }
 
-// hasClose reports whether the engine announced that it will close. fasthttp
-// knows the word only alone and in lower case.
+// hasClose reports whether the engine announced that it will close the connection. fasthttp finds the word close only
+// if it stands alone and in lower case.
 func hasClose(h *fasthttp.ResponseHeader) bool {
 	if h.ConnectionClose() {
 		return true
@@ -376,13 +374,12 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 	return false
 }
 
-// quiet reports that nothing has come, neither bytes nor the end, since the
-// last exchange was complete.
+// quiet reports that neither bytes nor the end of the connection have come since the last exchange was complete.
 func (c *conn) quiet() bool {
 	return (c.br == nil || c.br.Buffered() == 0) && (!c.sock.Exists() || c.sock.Quiet())
 }
 
-// drained reports that TLS holds no decrypted byte back that bufio had no room for.
+// drained reports that TLS holds back no decrypted bytes for which the reader had no room.
 func (c *conn) drained() bool {
 	if c.bw == nil {
 		return true
@@ -399,14 +396,14 @@ func (c *conn) drained() bool {
 	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// touch tells an event loop that reads the socket that something has changed.
+// touch tells the event loop that reads the socket, if there is one, that the call has changed.
 func (c *conn) touch() {
 	if c.touched != nil {
 		c.touched()
 	}
 }
 
-// close ends the connection without a word: it never blocks.
+// close ends the connection at once: it never blocks.
 func (c *conn) close() {
 	if c.fd != noSocket {
 		c.shutdown(true)

@@ -13,7 +13,7 @@ var (
 	ErrAborted   = errors.New("call aborted")
 	ErrClosed    = errors.New("client is closed")
 	ErrRefused   = errors.New("request refused before it was sent")       // a header, path or target that must not reach the wire
-	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // never quotes bytes: they may be somebody's answer
+	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // it quotes no bytes: they may be of a client's answer
 	ErrTooLarge  = errors.New("engine's answer is larger than the limit") // head over Options.ReadBuffer, or body over ReadAll's limit
 )
 
@@ -38,8 +38,8 @@ func (p Phase) String() string {
 	return fmt.Sprintf("Phase(%d)", uint8(p))
 }
 
-// Error tells a caller what it needs to decide about a retry: whether the
-// engine can have seen the request, and whether it had begun to answer.
+// Error has what a caller needs to decide about a retry: whether the engine can have seen the request, and whether it
+// had begun to answer.
 type Error struct {
 	Target   string // Target.ID
 	Phase    Phase
@@ -62,9 +62,9 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Stale reports that a kept-alive connection broke before one response byte
-// came. Most likely the engine had closed it while it was idle, but if it is Sent,
-// the request may also have run: a POST goes again only as a new request.
+// Stale reports that a kept-alive connection broke before a response byte came. Most likely the engine had closed it
+// while it was idle. But if the Error is Sent, the request may also have run: a POST goes again only as a new
+// request.
 func (e *Error) Stale() bool {
 	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
 }
@@ -80,7 +80,7 @@ type StatusError struct {
 	Method string // empty: GET
 	Path   string
 	Status int
-	Why    error // that the engine gave and evenkeel knows; nil: another one
+	Why    error // the reason that the engine gave, if evenkeel knows it; nil: it is another one
 }
 
 func (e *StatusError) Error() string {
@@ -92,7 +92,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Unwrap makes a 401 or 403 an ErrCredential.
+// Unwrap returns the known reason, or ErrCredential for a 401 or 403.
 func (e *StatusError) Unwrap() error {
 	if e.Why != nil {
 		return e.Why
@@ -103,6 +103,6 @@ func (e *StatusError) Unwrap() error {
 	return nil
 }
 
-// ErrCredential is in Status.Err while an engine refuses our API key: every
-// request would fail, so it counts as down.
+// ErrCredential is in Status.Err while an engine refuses our API key. Every request would fail, so the engine counts
+// as down.
 var ErrCredential = errors.New("the engine refused the proxy's API key; check api_key_env of its profile")

@@ -7,10 +7,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// feel holds a scrape against what we know ourselves: gauges that stand still
-// while streams run make the engine a suspect, for a wedged one reports healthy
-// numbers for ever; more requests in its batch than it has slots
-// means that slots are configured wrong, or that others use it too.
+// feel compares a scrape with what this proxy knows itself. Gauges that do not change while streams run make the
+// engine a suspect, because a wedged engine reports healthy numbers for ever. If the engine runs more requests than
+// it has slots, then slots is configured wrong, or other clients use the engine too.
 func (w *watch) feel(s *Sample, at time.Time) {
 	if len(w.in.Canaries) == 0 {
 		return
@@ -63,8 +62,8 @@ func (w *watch) feel(s *Sample, at time.Time) {
 	p.over = most > 0
 }
 
-// feelRanks looks for gauges that moved since the scrape before. Such a gauge is a sign of life of its rank's core at the
-// time of that earlier scrape, because the core made a step at some time after it. at is when this scrape began.
+// feelRanks looks for gauges that have changed since the scrape before. The core then made a step at some time after
+// that scrape, so its time counts as a sign of life of the rank's core. at is when this scrape began.
 func (w *watch) feelRanks(s *Sample, at time.Time) {
 	p := &w.scrapes
 	before := p.ranks
@@ -81,7 +80,7 @@ func (w *watch) feelRanks(s *Sample, at time.Time) {
 	p.at = at
 }
 
-// keep notes what an engine said at the time at. It needs m.mu.
+// keep stores what an engine said in a scrape that began at the time at. It needs m.mu.
 func (w *watch) keep(s *Sample, at time.Time) {
 	w.gauges = make(map[int]Gauges, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {

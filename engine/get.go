@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// Get reads a whole small answer (health, models, metrics), bounded by ctx. It
-// is idempotent, so a stale connection is replaced once without a word.
+// Get reads a whole small answer (health, models, metrics), bounded by ctx. A GET is idempotent, so that a stale
+// connection is replaced once, without an error.
 func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	return c.NewCall(t).ask(ctx, http.MethodGet, path, limit, hdr...)
 }
@@ -32,7 +32,7 @@ func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...H
 	return r.StatusCode(), body, err
 }
 
-// read is Get of an answer that has to be a 200; it returns the body.
+// read is Get for an answer that must be a 200; it returns the body.
 func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
 	status, body, err := c.Get(ctx, t, path, limit, hdr...)
 	if err == nil && status != http.StatusOK {

@@ -10,8 +10,8 @@ type Holds struct {
 	Speculation string `json:"speculative_algorithm"`
 }
 
-// Flags returns the flags of the start command that make the server hold prompts back, each with what to do about it. A rank runs slots
-// requests at once; 0: unknown.
+// Flags returns the flags of the start command that make the server hold prompts back, each with what to do about it.
+// slots is how many requests a rank runs at once; 0: unknown.
 func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	add := func(flag, remedy string) { flags, remedies = append(flags, flag), append(remedies, remedy) }
 	if h.Delays {
@@ -20,7 +20,7 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	const off = "start it with --min-free-slots-delay 1"
 	switch algorithm := strings.ToUpper(h.Speculation); {
 	case h.FreeSlots == "": // this version has no such setting
-	case h.FreeSlots == "null": // these turn it on by themselves, but not for a few slots
+	case h.FreeSlots == "null": // these algorithms turn the setting on by themselves, but not for a few slots
 		if (algorithm == "DFLASH" || algorithm == "DSPARK") && (slots == 0 || slots >= fewSlots) {
 			add("--speculative-algorithm "+algorithm+", which turns --min-free-slots-delay on", off)
 		}
@@ -32,5 +32,5 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	return flags, remedies
 }
 
-// fewSlots is how many slots a rank has at least where SGLang turns the hold on by itself.
+// fewSlots is the least number of slots of a rank with which SGLang turns the setting on by itself.
 const fewSlots = 8

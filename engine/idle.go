@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// idlePool keeps connections between calls, by host, the newest on top: a quiet
-// hour leaves few of them, and those are the freshest. uvicorn closes after 5 s,
-// so none is handed out that was idle for longer than ttl.
+// idlePool keeps connections between calls, by host, the newest on top: after a quiet hour few of them are left, and
+// these are the freshest. uvicorn closes idle connections after 5 s, so take returns none that was idle for longer
+// than ttl.
 type idlePool struct {
 	ttl time.Duration
-	max int // a host
+	max int // connections for each host
 
 	mu     sync.Mutex
 	stacks map[key][]*conn // idleAt ascends
@@ -41,7 +41,7 @@ func (p *idlePool) pop(k key) *conn {
 		return nil
 	}
 	c := s[len(s)-1]
-	if time.Since(c.idleAt) >= p.ttl { // then so are those below; sweep closes them
+	if time.Since(c.idleAt) >= p.ttl { // the connections below are older still; sweep closes them
 		return nil
 	}
 	s[len(s)-1] = nil
@@ -49,7 +49,7 @@ func (p *idlePool) pop(k key) *conn {
 	return c
 }
 
-// put takes the connection over: it is kept or closed.
+// put takes the connection over: it keeps or closes it.
 func (p *idlePool) put(c *conn) {
 	c.idleAt, c.reused = time.Now(), true
 	p.mu.Lock()
@@ -67,7 +67,7 @@ func (p *idlePool) put(c *conn) {
 	}
 }
 
-// count is how many a host has that may still be used.
+// count is how many connections of a host may still be used.
 func (p *idlePool) count(k key) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,8 +79,8 @@ func (p *idlePool) count(k key) (n int) {
 	return n
 }
 
-// drop closes a host's idle connections: one was found stale, so the engine has
-// most likely restarted and all of them are.
+// drop closes a host's idle connections. One of them was found stale, so the engine has most likely restarted, and
+// all of them are stale.
 func (p *idlePool) drop(k key) {
 	p.mu.Lock()
 	s := p.stacks[k]
@@ -89,7 +89,7 @@ func (p *idlePool) drop(k key) {
 	closeAll(s)
 }
 
-// sweep closes what is too old to be taken.
+// sweep closes the connections that are too old to be used.
 func (p *idlePool) sweep() {
 	var old []*conn
 	p.mu.Lock()

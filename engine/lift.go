@@ -5,14 +5,14 @@ import (
 	"net"
 )
 
-// While an answer streams, an event loop may read its socket instead of a goroutine. Lift takes the
-// socket out of Go's poller for that, which would otherwise be woken for every arrival as well,
-// and Lower gives it back. In between the connection has no buffer, and nothing that only a goroutine needs.
+// While an answer streams, an event loop may read its socket instead of a goroutine. Lift takes the socket out of
+// Go's poller, which would otherwise be woken for every arrival as well, and Lower puts it back. In between the
+// connection has no buffer, nor anything else that only a goroutine needs.
 
-// Lift hands out the socket of a response whose body has begun, if it is plain, chunked and all that has
-// arrived was read. The caller may read it and watch it, not close it, and calls Lower before any
-// other method but Unframe. touched is called, from any goroutine, when the call is aborted or left or
-// its wait is ended meanwhile: the caller is then to call Lower and to read on, which tells the rest.
+// Lift returns the socket of a response whose body has begun, if the connection has no TLS, the body is chunked, and
+// all that has arrived was read. The caller may read and watch the socket, must not close it, and must call Lower
+// before any other method but Unframe. touched is called, from any goroutine, if the call is aborted or left or its
+// wait is ended meanwhile. The caller must then call Lower and go on reading, which returns the error.
 func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	c := r.conn
 	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks || r.body.chunks.settle(c.br) || r.body.chunks.err != nil ||
@@ -28,7 +28,7 @@ func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	if fd, ok = dupSocket(c.raw); !ok {
 		return 0, false
 	}
-	c.close() // the copy keeps the connection
+	c.close() // the copy of the descriptor keeps the connection open
 	c.park()
 	c.fd, c.touched, r.body.br = fd, touched, nil
 	c.over(nil, nil)
@@ -36,16 +36,16 @@ func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	return fd, true
 }
 
-// Unframe finds the data in the bytes that were read from a lifted socket: the first piece of it, and how
-// many bytes were used. io.EOF says that the body is whole.
+// Unframe finds the data in bytes that were read from a lifted socket. It returns the first piece of data, and how
+// many bytes it has used. io.EOF says that the body is complete.
 func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	data, used, err = r.body.chunks.step(p, len(p))
 	r.conn.read += int64(used)
 	return data, used, err
 }
 
-// Lower makes a lifted response an ordinary one again. failed is the error of the socket, if it had one
-// that another read would not repeat.
+// Lower makes a lifted response an ordinary one again. failed is the error of the socket, if it had one that a
+// further read would not return again.
 func (r *Response) Lower(failed error) {
 	k, c := r.call, r.conn
 	k.mu.Lock()
@@ -53,13 +53,13 @@ func (r *Response) Lower(failed error) {
 	c.fd, c.touched = noSocket, nil
 	if err != nil {
 		failed = cmp.Or(failed, err)
-		raw, _ = net.Pipe() // one that is closed, as this is
+		raw, _ = net.Pipe() // a closed connection in its place
 		_ = raw.Close()
 	}
 	c.over(raw, raw)
 	k.mu.Unlock()
 	c.mu.Lock()
-	c.set = noDeadline // the new connection has none
+	c.set = noDeadline // the new net.Conn has no deadline yet
 	c.mu.Unlock()
 	c.wake()
 	r.body.br = c.br

@@ -24,19 +24,19 @@ func dupSocket(c net.Conn) (fd int, ok bool) {
 	return fd, err == nil && dupErr == nil
 }
 
-// netConn makes a connection of a descriptor, which is closed in any case.
+// netConn makes a connection of a descriptor. It closes the descriptor in any case.
 func netConn(fd int) (net.Conn, error) {
-	err := syscall.SetNonblock(fd, false) // else os.NewFile would hand it to Go's poller, for nothing
+	err := syscall.SetNonblock(fd, false) // else os.NewFile would give the descriptor to Go's poller, which is not needed
 	f := os.NewFile(uintptr(fd), "socket")
 	c, fileErr := net.FileConn(f)
 	return c, errors.Join(err, fileErr, f.Close())
 }
 
-// shutdown ends our half of a lifted socket, or both.
+// shutdown closes our half of a lifted socket, or both halves.
 func (c *conn) shutdown(both bool) {
 	how := unix.SHUT_WR
 	if both {
 		how = unix.SHUT_RDWR
 	}
-	_ = unix.Shutdown(c.fd, how) // a connection that is gone is as shut as can be
+	_ = unix.Shutdown(c.fd, how) // a connection that is gone is shut already
 }

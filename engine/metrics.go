@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are what a monitor shows of its instances.
+// metrics has the metrics of a monitor's instances.
 type metrics struct {
 	up       *prometheus.GaugeVec
 	state    *prometheus.GaugeVec
@@ -43,8 +43,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// shared registers a collector, or finds it: a second monitor in the process
-// shares it.
+// shared registers a collector. If it is registered already it returns that one, so that a second monitor of the
+// process shares it.
 func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil {
 		return c
@@ -56,7 +56,7 @@ func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 			return old
 		}
 	}
-	if err != nil { // another collector under our name: a bug in the wiring
+	if err != nil { // another collector has our name, which is a bug
 		panic(err)
 	}
 	return c
@@ -80,7 +80,7 @@ func (s Status) State() string {
 	return "up"
 }
 
-// show puts an instance's state into its gauges.
+// show sets the gauges of an instance to its state.
 func (m *metrics) show(in Instance, s Status) {
 	m.up.WithLabelValues(in.ID, in.Role).Set(truth(s.Up))
 	for _, state := range states {
@@ -88,8 +88,7 @@ func (m *metrics) show(in Instance, s Status) {
 	}
 }
 
-// createSeries makes the series of an instance, so that an alert sees the zero before
-// the first.
+// createSeries makes the series of an instance, so that an alert sees a zero before the first count.
 func (m *metrics) createSeries(in Instance) {
 	m.show(in, Status{})
 	m.late.WithLabelValues(in.ID)

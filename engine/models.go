@@ -11,7 +11,8 @@ import (
 	"sync"
 )
 
-// Models reads GET /v1/models, bounded by ctx. With a PageError the models are known, but not the context of all of them.
+// Models reads GET /v1/models, bounded by ctx. If the error is a PageError, the models are known, but not the context
+// length of all of them.
 func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	body, err := c.read(ctx, t, "/v1/models", answerLimit)
 	if err != nil {
@@ -48,32 +49,32 @@ func parseModels(body []byte) ([]Model, error) {
 	return models, odd
 }
 
-// ErrUnlisted is what an engine says that does not have the model, or the LoRA adapter, that a request names. Requests go only to engines
-// that list their name: so its list has changed since it was read.
+// ErrUnlisted is the refusal of an engine that does not have the model, or the LoRA adapter, that a request names.
+// Requests go only to engines that list the name: so the engine's list has changed since it was read.
 var ErrUnlisted = errors.New("it does not have the model, or the LoRA adapter, that the request names")
 
-// noModel is the whole message with which engines say so: vLLM 0.31 in entrypoints/openai/models/serving.py and
-// entrypoints/serve/engine/serving.py, SGLang 0.5.23 in entrypoints/openai/serving_responses.py. Only a whole message counts, because
-// others may quote a client.
+// noModel matches the whole message with which engines refuse so: vLLM 0.31 in entrypoints/openai/models/serving.py
+// and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in entrypoints/openai/serving_responses.py. Only a whole
+// message counts, because other messages may quote a client.
 var noModel = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile("(?s)^(?:The model [`'].*[`']|LoRA adapter .*) does not exist\\.?$")
 })
 
-// Unlisted reads a refusal: ErrUnlisted, or nil where it says something else.
+// Unlisted reads a refusal: it returns ErrUnlisted, or nil if the refusal says something else.
 func Unlisted(status int, body []byte) error {
 	var told struct {
 		Error   json.RawMessage `json:"error"`
-		Message string          `json:"message"` // of vLLM before 0.11, whose error is the whole body
+		Message string          `json:"message"` // in vLLM before 0.11, the whole body is the error
 	}
 	if status != http.StatusNotFound {
 		return nil
 	}
-	_ = json.Unmarshal(body, &told) // what is no object has no message
+	_ = json.Unmarshal(body, &told) // a value that is no object has no message
 	var inner struct {
 		Message string          `json:"message"`
 		Code    json.RawMessage `json:"code"` // a number, or a word of vLLM's Rust front end and of SGLang
 	}
-	_ = json.Unmarshal(told.Error, &inner) // what is no object has no message
+	_ = json.Unmarshal(told.Error, &inner) // a value that is no object has no message
 	if noModel().MatchString(inner.Message) || noModel().MatchString(told.Message) || string(inner.Code) == `"model_not_found"` {
 		return ErrUnlisted
 	}

@@ -23,8 +23,8 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	}
 }
 
-// Start watches until ctx ends, and returns when the last request is over. The
-// callback of OnChange runs here.
+// Start watches until ctx ends, and returns when the last request of a check has ended. It calls the function of
+// OnChange in this goroutine.
 func (m *Monitor) Start(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx = ctx
@@ -38,7 +38,7 @@ func (m *Monitor) Start(ctx context.Context) {
 			m.notify()
 		case <-ctx.Done():
 			m.mu.Lock()
-			m.ctx = nil // no launch from now on
+			m.ctx = nil // no watch is started from now on
 			m.mu.Unlock()
 			m.wg.Wait()
 			return
@@ -46,8 +46,8 @@ func (m *Monitor) Start(ctx context.Context) {
 	}
 }
 
-// Set replaces the watched instances. One that stays, with the same target,
-// keeps its state; one whose target changed is a new one.
+// Set replaces the watched instances. An instance that stays, with the same target, keeps its state; an instance with
+// another target counts as new.
 func (m *Monitor) Set(instances []Instance) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,7 +80,7 @@ func (m *Monitor) Set(instances []Instance) {
 	m.watches = stay
 }
 
-// Status returns a copy of what is known; the zero Status for an unknown id.
+// Status returns a copy of what is known of an instance; the zero Status for an unknown id.
 func (m *Monitor) Status(id string) Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,25 +90,24 @@ func (m *Monitor) Status(id string) Status {
 	return Status{}
 }
 
-// OnChange sets the function told of every change, one call at a time; changes
-// that come faster than it returns are told as one. Set it before Start.
+// OnChange sets the function that is called after every change, one call at a time. Changes that come while it runs
+// are reported in one call. Set it before Start.
 func (m *Monitor) OnChange(f func(id string, s Status)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.onChange = f
 }
 
-// OnSample has f see what is read of an engine's metrics, of every engine that is watched for its
-// gauges. Call it before Start; f must not block.
+// OnSample sets the function that receives each reading of an engine's metrics, for every engine whose gauges are
+// watched. Call it before Start; f must not block.
 func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 
-// Report tells how a call to an instance failed. If no connection could be
-// made the instance is down from now to its next good check, which is made at
-// once. So it is after a connection that broke; then the instance is down if
-// that check cannot connect either. After one that could not be made in time there is a check at once, too, over
-// a new connection. Anything else (a timeout, bytes that are no answer) may be the request's own fault: the checks
-// find out in their time. An engine or a rank that takes no requests, as the engine says, gets none from now on. Of one that does not
-// have a model that its list has, the list is read again.
+// Report says how a call to an instance failed. If no connection could be made, the instance is down from now on
+// until its next good check, which is made at once. If a connection broke, a check is made at once, too, and the
+// instance is down if that check cannot connect either. If a connection could not be made in time, a check is made at
+// once over a new connection. Any other failure (a timeout, bytes that are no answer) may be the request's own fault,
+// and the checks find out in their time. An engine or a rank that says itself that it takes no requests gets none
+// from now on. If an engine does not have a model that its list has, the list is read again.
 func (m *Monitor) Report(id string, err error) {
 	var e *Error
 	if unlisted := errors.Is(err, ErrUnlisted); unlisted || IsWithheld(err) {
@@ -123,7 +122,7 @@ func (m *Monitor) Report(id string, err error) {
 		}
 		return
 	}
-	// its name may lead to a host that is not there, while kept-alive connections answer
+	// the engine's name may lead to a host that is gone, while kept-alive connections still answer
 	if errors.As(err, &e) && e.Phase == PhaseConnect && e.Timeout {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -160,10 +159,11 @@ func (m *Monitor) Report(id string, err error) {
 	w.checkNow()
 }
 
-// relistEvery is the least time between two readings of an engine's list because of what it answered to requests.
+// relistEvery is the least time between two readings of an engine's list because of its answers to requests.
 const relistEvery = time.Second
 
-// unlisted has the engine's list read again, now if that was not done a moment ago, else with the next check. It needs m.mu.
+// unlisted has the engine's list read again: now, or with the next check if it was read a moment ago for the same
+// reason. It needs m.mu.
 func (w *watch) unlisted(err error) {
 	w.relist = true
 	if time.Since(w.relisted) < relistEvery {
@@ -175,8 +175,8 @@ func (w *watch) unlisted(err error) {
 	w.checkNow()
 }
 
-// Expired is how many hand-offs a prefill engine has given away before anything had fetched them, as it said when its gauges
-// were last read.
+// Expired is how many hand-offs a prefill engine has given up before a decode engine had fetched them, by its gauges
+// when they were last read.
 func (m *Monitor) Expired(id string) (n float64, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -187,7 +187,8 @@ func (m *Monitor) Expired(id string) (n float64, known bool) {
 	return w.expired, true
 }
 
-// ExpiredNow asks the engine again, for at most a second. Callers that come meanwhile share the next answer.
+// ExpiredNow asks the engine for that number now, for at most a second. Callers that come meanwhile share the next
+// answer.
 func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
 	asked := time.Now()
 	m.mu.Lock()
@@ -198,7 +199,7 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	}
 	w.counting.Lock()
 	defer w.counting.Unlock()
-	if w.countedAt.After(asked) { // another caller asked after we came
+	if w.countedAt.After(asked) { // another caller asked the engine after this call began
 		return m.Expired(id)
 	}
 	w.countedAt = time.Now()
@@ -209,10 +210,11 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	return w.countExpired(s)
 }
 
-// oldReadings is after how many intervals without a reading the last one says nothing of now.
+// oldReadings is the number of intervals without a reading after which the last one no longer counts.
 const oldReadings = 3
 
-// Gauges is what a decode engine said of a rank when its metrics were last read; ok is false where that was long ago, or never.
+// Gauges is what a decode engine said of a rank when its metrics were last read; ok is false if that was too long
+// ago, or never.
 func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,8 +226,8 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	return g, ok
 }
 
-// Answered reports that an instance answered something other than a check of the
-// monitor: it lives, however late its health check comes.
+// Answered reports that an instance answered something other than a check of the monitor. So it is alive, even if the
+// answer to its health check comes late.
 func (m *Monitor) Answered(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -234,7 +236,7 @@ func (m *Monitor) Answered(id string) {
 	}
 }
 
-// launch begins to watch, if Start was called and ctx lives. It needs mu.
+// launch begins the checks of an instance, if Start was called and its ctx has not ended. It needs mu.
 func (m *Monitor) launch(w *watch) {
 	if m.ctx == nil || m.ctx.Err() != nil {
 		return

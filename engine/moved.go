@@ -11,18 +11,18 @@ import (
 	"go.uber.org/zap"
 )
 
-// Moved says that the name of an engine has other addresses than before; its zero value, that it has not changed.
+// Moved says that the name of an engine has other addresses than before. Its zero value says that it has not.
 type Moved struct {
-	From string    `json:"from"` // addresses, with commas between them
+	From string    `json:"from"` // the addresses, separated by commas
 	To   string    `json:"to"`
-	At   time.Time `json:"at"` // when that was seen
+	At   time.Time `json:"at"` // when the change was seen
 }
 
-// lookup is the most that it may take to look a name up.
+// lookup is how long looking up a name may take.
 const lookup = time.Second
 
-// locate looks up where the engine's name leads, before a check over a new connection. If none of the addresses is one of
-// before, connections that were kept alive lead to another host, and are closed.
+// locate looks up the addresses of the engine's name, before a check over a new connection. If none of them was there
+// before, kept-alive connections lead to another host, and are closed.
 func (w *watch) locate(ctx context.Context) {
 	c, host := w.m.cfg.Client, w.in.Target.URL.Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil {
@@ -31,7 +31,7 @@ func (w *watch) locate(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, min(lookup, w.m.cfg.Timeout))
 	defer stop()
 	now, err := c.opts.Lookup(ctx, host)
-	if err != nil || len(now) == 0 { // if it lasts, no new connection is made either
+	if err != nil || len(now) == 0 { // if the failure lasts, new connections fail, too
 		return
 	}
 	slices.SortFunc(now, netip.Addr.Compare)
@@ -47,10 +47,11 @@ func (w *watch) locate(ctx context.Context) {
 		zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.String("from", moved.From), zap.String("to", moved.To))
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	w.moved = moved // it is told with what the check finds: facts of before say nothing of this host
+	w.moved = moved // it is published with the result of the check, because facts read before say nothing about the new host
 }
 
-// elsewhere adds to why an engine does not answer that its name has another address, where it never answered. It needs m.mu.
+// elsewhere adds to the reason why an engine does not answer that its name has another address, if no new connection
+// was answered there yet. It needs m.mu.
 func (w *watch) elsewhere(err error) error {
 	if m := w.moved; w.unproven {
 		return fmt.Errorf("%w; its name has another address now, %s instead of %s, which was seen at %s", err, m.To, m.From,

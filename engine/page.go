@@ -14,31 +14,31 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// PageError says that a number on an engine's page cannot be right, so that the page is not believed.
+// PageError says that a number on an engine's page cannot be right, so that the page is not used.
 type PageError struct {
-	Name string // of the number
-	Says string // what stands there
+	Name string // name of the number
+	Says string // text that stands for it on the page
 }
 
 func (e *PageError) Error() string {
 	return fmt.Sprintf("the engine's page cannot be right: %s says %s", e.Name, e.Says)
 }
 
-// The largest numbers that an engine's page can be right about. They are far above what any engine has, so that what is above
-// them comes from a broken counter, or from a page that is not an engine's.
+// These are the largest numbers that can be right on an engine's page. They are far above what any engine has: a
+// larger one comes from a broken counter, or from a page that is not an engine's.
 const (
 	MostRanks    = 4096            // behind one address
 	MostRequests = 1 << 20         // that run or wait on a rank: each has a connection
 	MostKVTokens = 100_000_000_000 // in the memory of a rank: 100 TB at 1 KB for each, and models need more than that
-	MostStep     = 100_000_000     // tokens of a step of a rank, and steps of a cycle
+	MostStep     = 100_000_000     // tokens of one step of a rank, and steps of a cycle
 	MostContext  = 100_000_000     // tokens of one request
-	mostCounted  = 1 << 53         // above it a counter of 64-bit floats does not count any more
-	mostShare    = 1.01            // of the KV room: it is a quotient of two numbers that an engine reads one after the other
+	mostCounted  = 1 << 53         // above this a counter of 64-bit floats cannot count by one any more
+	mostShare    = 1.01            // of the KV memory: it is the quotient of two numbers that an engine reads one after the other
 	mostBlock    = 1 << 20         // tokens of a KV block
 	latestStart  = 100_000_000_000 // Unix seconds: the year 5138
 )
 
-// Limits are the series that are read from a page, by name, each with its largest value.
+// Limits has the series that are read from a page: the largest value of each, by name.
 type Limits map[string]float64
 
 // Add sets the limit of these names.
@@ -52,29 +52,30 @@ func (l Limits) Add(most float64, names ...string) Limits {
 // Counters sets the limit of names that count since the engine's start.
 func (l Limits) Counters(names ...string) Limits { return l.Add(mostCounted, names...) }
 
-// Shares sets the limit of names that are a share of the KV room.
+// Shares sets the limit of names that are a share of the KV memory.
 func (l Limits) Shares(names ...string) Limits { return l.Add(mostShare, names...) }
 
-// of is the limit of a name; not wanted: the page may say anything under it.
+// of is the limit of a name. wanted is false if the series is not read.
 func (l Limits) of(name string) (most float64, wanted bool) {
 	switch name {
 	case StartTimeName:
 		return latestStart, true
-	case CacheConfigName: // what it says is in its labels
+	case CacheConfigName: // its information is in its labels
 		return math.MaxFloat64, true
 	}
 	most, wanted = l[name]
 	return most, wanted
 }
 
-// Named reads the series of these names from a page in the Prometheus text format, with the start time and the cache config that
-// each page has, all of them untyped. A number is NaN, which is unknown, or lies between 0 and the limit of its name. With any other one
-// the whole page is a PageError: where one number is nonsense, nothing tells that its neighbours are right.
+// Named reads the series of these names from a page in the Prometheus text format, with the start time and the cache
+// config that each page has, all of them untyped. A value must be NaN, which stands for unknown, or lie between 0 and
+// the limit of its name. If any value is wrong, the whole page is a PageError, because then nothing shows that the
+// other values are right.
 func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, limits)))
 	if err != nil {
-		line := 0 // the rest of what the parser says quotes the page
+		line := 0 // only the line is used: the rest of the parser's message quotes the page
 		if at := (expfmt.ParseError{}); errors.As(err, &at) {
 			line = at.Line
 		}
@@ -91,8 +92,8 @@ func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	return families, nil
 }
 
-// onlyNamed keeps the sample lines of exactly these names. Without their TYPE
-// lines all are untyped, which is all a gauge's value needs.
+// onlyNamed keeps the sample lines of exactly these names. Without their TYPE lines all series are untyped, which is
+// enough to read their values.
 func onlyNamed(page []byte, names Limits) []byte {
 	var kept []byte
 	for line := range bytes.Lines(page) {
@@ -108,24 +109,25 @@ func onlyNamed(page []byte, names Limits) []byte {
 	return kept
 }
 
-// Number is a number of JSON as it stands there; empty: there is none. An int would make the whole document unreadable where the number
-// is no int.
+// Number is the text of a number in JSON; empty: there is none. With an int instead, a number that is not an int
+// would make the whole document unreadable.
 type Number string
 
-// UnmarshalJSON takes any value.
+// UnmarshalJSON stores any value as it is.
 func (n *Number) UnmarshalJSON(raw []byte) error {
 	*n = Number(raw)
 	return nil
 }
 
-// Whole is the number, 0 if it is not known. One that is not whole, is negative or above most is a PageError with the number's name.
+// Whole is the number, 0 if it is not known. A number that is not whole, negative or above most is a PageError with
+// the number's name.
 func (n Number) Whole(name string, most int64) (int, error) {
 	v, _, err := Whole(name, string(n), most)
 	return int(v), err
 }
 
-// Whole reads a whole number from text that an engine's page has under a name. Text that is no number is not known; a number that
-// is not whole, is negative or above most is a PageError.
+// Whole reads a whole number from text on an engine's page; name is for the error. For text that is not a number,
+// known is false. A number that is not whole, negative or above most is a PageError.
 func Whole(name, text string, most int64) (n int64, known bool, err error) {
 	v, err := strconv.ParseFloat(text, 64)
 	switch {
@@ -137,7 +139,7 @@ func Whole(name, text string, most int64) (n int64, known bool, err error) {
 	return int64(v), true, nil
 }
 
-// shown is what stands on a page, in few characters.
+// shown quotes text of a page, in at most some 40 characters.
 func shown(text string) string {
 	const most = 40
 	if len(text) > most {
@@ -146,7 +148,8 @@ func shown(text string) string {
 	return strconv.QuoteToASCII(text)
 }
 
-// Capacities is how many tokens there is room for on each engine, by its label, from the series of vllm:cache_config_info.
+// Capacities is the KV capacity in tokens of each engine of a page, by the engine's label, from the series of
+// vllm:cache_config_info.
 func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	all := map[string]float64{}
 	for _, m := range configs {
@@ -161,9 +164,8 @@ func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	return all, nil
 }
 
-// sharers is how many engines have the blocks that a page tells of each. An API
-// server of vLLM adds up the blocks of all engines behind it, and tells that sum
-// for every one of them. Numbers that differ are each engine's own.
+// sharers is how many engines share the number of blocks on a page. An API server of vLLM adds up the blocks of all
+// engines behind it, and gives that sum for every one of them. If the numbers differ, each is the engine's own.
 func sharers(configs []*dto.Metric) int {
 	for _, m := range configs {
 		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
@@ -173,7 +175,7 @@ func sharers(configs []*dto.Metric) int {
 	return len(configs)
 }
 
-// cacheTokens is the capacity of one of n engines that share the blocks told.
+// cacheTokens is the capacity in tokens of one of n engines that share the number of blocks.
 func cacheTokens(m *dto.Metric, n int) (float64, bool, error) {
 	blocks, told, err := Whole(CacheConfigName+" num_gpu_blocks", Label(m, "num_gpu_blocks"), MostKVTokens*int64(n))
 	if err != nil || !told { // "None" until the engine has measured its memory
@@ -190,13 +192,13 @@ func cacheTokens(m *dto.Metric, n int) (float64, bool, error) {
 	return tokens, tokens > 0, nil
 }
 
-// blockTokens is the size of a KV block that a series of vllm:cache_config_info tells, 0 unknown.
+// blockTokens is the tokens of a KV block by a series of vllm:cache_config_info, 0 if unknown.
 func blockTokens(m *dto.Metric) (int, error) {
 	n, _, err := Whole(CacheConfigName+" block_size", Label(m, "block_size"), mostBlock)
 	return int(n), err
 }
 
-// Label is the value of a label; empty: it has none.
+// Label is the value of a label; empty: the series has no such label.
 func Label(m *dto.Metric, name string) string {
 	for _, l := range m.GetLabel() {
 		if l.GetName() == name {
@@ -206,8 +208,8 @@ func Label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// byEngine takes, for each engine label, the first name with a value. Other
-// labels (LoRA) may split a series: the largest counts.
+// byEngine takes, for each engine label, the value of the first name that has one. If other labels (LoRA) split a
+// series, the largest value counts.
 func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {
@@ -227,7 +229,8 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	return out
 }
 
-// sums adds up what is counted by each rank: vLLM labels it `engine`, SGLang `dp_rank`. Of SGLang's workers of a rank, one counts.
+// sums adds up the values of each rank: vLLM labels ranks `engine`, SGLang `dp_rank`. Of SGLang's workers of a rank,
+// only one counts.
 func sums(f *dto.MetricFamily) map[string]float64 {
 	out := map[string]float64{}
 	for _, m := range f.GetMetric() {
@@ -238,8 +241,8 @@ func sums(f *dto.MetricFamily) map[string]float64 {
 	return out
 }
 
-// firstRank is the lowest engine label of a page, whether its value is known or not. More engines than one address can have
-// are a PageError.
+// firstRank is the lowest engine label of a page, whether its value is known or not. If there are more labels than
+// one address can have engines, that is a PageError.
 func firstRank(families map[string]*dto.MetricFamily) (int, error) {
 	var all []int
 	for _, f := range families {

@@ -13,21 +13,21 @@ import (
 	"strings"
 )
 
-// Publisher is where a rank publishes its KV events, and answers what it is asked again, as the engine says it. A host of ""
+// Publisher is where a rank publishes its KV events and where it replays them, by the engine's answer. An empty host
 // stands for all addresses of the engine.
 type Publisher struct {
-	Rank           int // in the whole deployment
+	Rank           int // number of the rank in the whole deployment
 	Events, Replay HostPort
 }
 
-// HostPort is an address of ZeroMQ over TCP; the zero one is none.
+// HostPort is an address of ZeroMQ over TCP; its zero value is none.
 type HostPort struct {
 	Host string
 	Port int
 }
 
-// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. They are in the order of their ranks. An engine
-// that does not have the path has none, and so has one that publishes nothing.
+// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The publishers are in the
+// order of their ranks. The list is empty if the engine does not have the path, or publishes nothing.
 func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) {
 	body, err := c.read(ctx, t, "/kv_event_sources", answerLimit)
 	if status := (*StatusError)(nil); errors.As(err, &status) && status.Status == http.StatusNotFound {
@@ -75,7 +75,7 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 	return all, nil
 }
 
-// hostPort reads an address as ZeroMQ writes it. An engine that binds to all of its addresses says *.
+// hostPort reads an address in ZeroMQ's form. An engine that binds to all of its addresses writes * for the host.
 func hostPort(name, endpoint string) (at HostPort, err error) {
 	const scheme = "tcp://"
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, scheme))

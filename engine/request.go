@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// reserved are the headers a caller may not set: they frame the message, or are
-// ours to send (credential, rank), or ask for what this client does not do.
+// reserved are the headers that a caller may not set: they frame the message, carry our own credential or rank, or
+// ask for what this client does not do.
 var reserved = []string{
 	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
 	"Upgrade", "Expect", "Accept-Encoding", "Authorization", "X-data-parallel-rank",
 }
 
-// checkRequest refuses whatever could end a line or a message early: one
-// smuggled CRLF is a second request on a shared connection.
+// checkRequest refuses whatever could end a line or a message early: one smuggled CRLF would begin a second request
+// on a shared connection.
 func checkRequest(t *Target, method, path string, hdr []Header) error {
 	if err := t.check(); err != nil {
 		return err
@@ -40,7 +40,7 @@ func checkRequest(t *Target, method, path string, hdr []Header) error {
 	return nil
 }
 
-// appendHead writes the request head. checkRequest has passed.
+// appendHead writes the request head. checkRequest must have passed.
 func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length int) []byte {
 	dst = append(dst, method...)
 	dst = append(dst, ' ')
@@ -86,7 +86,7 @@ func isReserved(name string) bool {
 	return false
 }
 
-// isToken is RFC 9110's token: what a method or a header name may be.
+// isToken says whether s is a token of RFC 9110, as methods and header names must be.
 func isToken(s string) bool {
 	for i := range len(s) {
 		c := s[i]
@@ -99,7 +99,7 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// isFieldValue allows what RFC 9110 allows: no control character but tab.
+// isFieldValue says whether s may be a header value by RFC 9110: no control character but tab.
 func isFieldValue(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {

@@ -13,9 +13,9 @@ type Response struct {
 	call   *Call
 	conn   *conn // nil once closed
 	status int
-	keep   bool // the connection may serve again if the body ends cleanly
+	keep   bool // the connection may be used again if the body ends cleanly
 	body   body
-	err    error // of the last Read; sticky
+	err    error // of the last Read; it stays
 }
 
 func (r *Response) open(k *Call, c *conn, method string, keep bool) {
@@ -23,7 +23,7 @@ func (r *Response) open(k *Call, c *conn, method string, keep bool) {
 	r.body.open(c.br, method, &c.head)
 }
 
-// StatusCode is the HTTP status, 200 or above; also known after Close.
+// StatusCode is the HTTP status, 200 or above. It is also known after Close.
 func (r *Response) StatusCode() int { return r.status }
 
 // ContentType is the header of that name as the engine sent it.
@@ -37,9 +37,8 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle changes how long each later Read may wait for bytes; zero is for
-// ever. A caller that waits for something rarer than bytes (the first data event
-// among keep-alive comments) sets what is left of its wait before each Read. A
+// SetIdle changes how long each later Read may wait for bytes; zero: for ever. A caller that waits for something
+// rarer than bytes (the first data event among keep-alive comments) sets the rest of its wait before each Read. A
 // Read without SetIdle right before it waits between 3/4 of d and d.
 func (r *Response) SetIdle(d time.Duration) {
 	if r.conn == nil {
@@ -53,8 +52,7 @@ func (r *Response) SetIdle(d time.Duration) {
 	}
 }
 
-// SetDeadline ends all later Reads at one moment, however much comes until then.
-// SetIdle takes it back.
+// SetDeadline ends all later Reads at the time t, however many bytes come before. A later SetIdle takes it back.
 func (r *Response) SetDeadline(t time.Time) {
 	if r.conn == nil {
 		return
@@ -66,10 +64,9 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 }
 
-// Read waits for the first byte and returns what has arrived. io.EOF means the
-// whole body was read; a body that breaks off is an *Error around
-// io.ErrUnexpectedEOF. (Where the engine marks the end only by closing, the two
-// cannot be told apart.)
+// Read waits for the first byte and returns what has arrived. io.EOF means that the whole body was read. A body that
+// breaks off is an *Error around io.ErrUnexpectedEOF. (If the engine marks the end only by closing, the two cannot be
+// told apart.)
 func (r *Response) Read(p []byte) (int, error) {
 	if r.conn == nil {
 		return 0, fmt.Errorf("engine %s: read of a closed response: %w", r.call.target.ID, io.ErrClosedPipe)
@@ -88,22 +85,20 @@ func (r *Response) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Reused says that the connection had served a request before, so that none of
-// the time until the head was spent on dialling.
+// Reused says that the connection had served a request before, so that the time until the head has no dialling in it.
 func (r *Response) Reused() bool { return r.conn != nil && r.conn.reused }
 
 // Arrived says that the next Read returns data without waiting.
 func (r *Response) Arrived() bool { return r.conn != nil && r.err == nil && r.body.arrived() }
 
-// Ended says that nothing more can be read: the body is whole, or broke off.
+// Ended says that nothing more can be read: the body is complete, or it broke off.
 func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.finished() }
 
-// ReadAll returns the rest of the body, or an *Error around ErrTooLarge once it
-// is over limit bytes.
+// ReadAll returns the rest of the body, or an *Error around ErrTooLarge if the rest is more than limit bytes.
 func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, limit) }
 
-// ReadInto is ReadAll into a buffer, from its beginning; one that is too small is
-// replaced. The body is in what it returns.
+// ReadInto is ReadAll into buf, from its beginning. If buf is too small it takes a new buffer. The body is in the
+// slice that it returns.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.left > limit {
 		return nil, r.tooLarge(limit)
@@ -129,10 +124,10 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	}
 }
 
-// ReadUpTo returns the rest of the body as far as it comes, cut at limit bytes. It
-// is for refusals, of which the beginning is better than nothing.
+// ReadUpTo returns the rest of the body as far as it arrives, cut at limit bytes. It is for refusals, of which a part
+// is better than nothing.
 func (r *Response) ReadUpTo(limit int) []byte {
-	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit))) // what came before an error counts
+	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit))) // what came before an error is kept
 	return beginning
 }
 
@@ -148,9 +143,8 @@ func (r *Response) tooLarge(limit int) error {
 	return r.err
 }
 
-// Close ends the response; it never blocks and may come more than once. The
-// connection is kept only if all of the body has arrived and was read: closing
-// early is how a caller tells the engine to stop.
+// Close ends the response. It never blocks and may be called more than once. The connection is kept only if all of
+// the body has arrived and was read: a caller tells the engine to stop by closing early.
 func (r *Response) Close() {
 	if r.conn == nil {
 		return

@@ -2,11 +2,11 @@ package engine
 
 import "time"
 
-// rttWeight is what one health check counts for: GORGO's.
+// rttWeight is the weight of one health check in the mean: GORGO's value.
 const rttWeight = 0.3
 
-// learnRTT takes how long a good health check took. A fresh one, and the first after a while, opens
-// a connection, which takes longer than any request will.
+// learnRTT learns from how long a good health check took. A check over a fresh connection, and the first one after a
+// while, are left out: they open a connection, which takes longer than any request will.
 func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
 	kept := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
 	w.answered = now
@@ -22,8 +22,7 @@ func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
 	w.rtt += time.Duration(rttWeight * float64(took-w.rtt))
 }
 
-// RTT is how long an instance takes to answer what costs it nothing, over a
-// connection that was open before; 0 while it is not known.
+// RTT is how long an instance takes to answer a request that costs it nothing, over an open connection; 0: not known.
 func (m *Monitor) RTT(id string) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -27,13 +27,12 @@ func (w *watch) run(ctx context.Context) {
 func (w *watch) checkNow() {
 	select {
 	case w.kick <- struct{}{}:
-	default: // one is due already
+	default: // a check is due already
 	}
 }
 
-// check asks once and updates the engine's state. A health check that comes too
-// late does not count against an engine that answered something else meanwhile:
-// its API server is busy, and the work goes on.
+// check makes one check and updates the engine's state. A health check that comes too late does not count against an
+// engine that answered something else meanwhile: its API server is busy, and the work goes on.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	reports, up, broke, halted, relist := w.reports, w.status.Up, w.broke, w.absent.halt != nil, w.relist
@@ -67,7 +66,7 @@ func (w *watch) check(ctx context.Context) {
 	if err == nil && errors.Is(w.facts.err, ErrReforming) {
 		reforming = w.reforming(ctx)
 	}
-	if ctx.Err() != nil { // stopped: what failed, failed by that
+	if ctx.Err() != nil { // the watch was stopped, and failures may come from that
 		return
 	}
 	w.m.mu.Lock()
@@ -79,10 +78,10 @@ func (w *watch) check(ctx context.Context) {
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
-		w.facts.err = ErrRetired // as below
+		w.facts.err = ErrRetired // as below, where facts.err is ErrRetired
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // it says what is known
+	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the pause is the operator's, and Held has its reason
 		halt = nil
 	}
 	told := halt != nil
@@ -92,10 +91,10 @@ func (w *watch) check(ctx context.Context) {
 	case reforming != nil:
 		halt, told = reforming, true
 	case err == nil && w.facts.err != nil && (errors.Is(w.absent.halt, ErrReforming) || errors.Is(w.absent.halt, errScaleFailed)):
-		halt = w.absent.halt // only a list of models says that it is over
+		halt = w.absent.halt // only a list of models shows that the halt is over
 	}
 	switch {
-	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM says it, too
+	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		w.failed = 0
 		w.halt(halt, true)
 		next := w.status
@@ -107,11 +106,11 @@ func (w *watch) check(ctx context.Context) {
 		w.become(next)
 	case w.holdsBack(err) && !refused:
 		w.failed = 0
-	case err == nil && reports != w.reports: // it could not be reached meanwhile, or took no requests: ask again
+	case err == nil && reports != w.reports: // a caller met a failure meanwhile: the next check decides
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
-			w.forgive() // what it did was done by another process
+			w.forgive() // another process did what is held against it
 			w.absent = absent{halt: w.absent.halt, since: w.absent.since, sure: w.absent.halt != nil}
 		}
 		w.halt(halt, told)
@@ -122,9 +121,9 @@ func (w *watch) check(ctx context.Context) {
 		w.show(next)
 		w.lookForMore()
 		w.judged()
-	case late(err) && w.traffic.events.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else another host is heard
+	case late(err) && w.traffic.events.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else they may be another host's
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
-		if reports != w.reports { // it could not be reached meanwhile
+		if reports != w.reports { // a caller could not reach it meanwhile
 			return
 		}
 		w.failed = 0
@@ -134,7 +133,7 @@ func (w *watch) check(ctx context.Context) {
 		w.become(next)
 	default:
 		w.failed++
-		if broke && unreachable(err) { // two signs of one death
+		if broke && unreachable(err) { // a broken connection and a failed connect are two signs of one death
 			w.failed = misses
 		}
 		next := w.status
@@ -151,7 +150,7 @@ func (w *watch) check(ctx context.Context) {
 	}
 }
 
-// alarm tells of a refused credential once, until it is accepted. It needs m.mu.
+// alarm logs once that the engine refuses the API key, until it accepts the key. It needs m.mu.
 func (w *watch) alarm(refused bool) {
 	if refused && !w.alarmed {
 		w.m.cfg.Log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
@@ -160,7 +159,7 @@ func (w *watch) alarm(refused bool) {
 	w.alarmed = refused
 }
 
-// learned is the status that the facts give.
+// learned is the status that follows from the facts.
 func (w *watch) learned(up bool) Status {
 	f := w.facts
 	return Status{
@@ -170,13 +169,12 @@ func (w *watch) learned(up bool) Status {
 	}
 }
 
-// readFacts asks for what /health does not tell. Version and capacity are read
-// again after a restart, which shows as another start time. An engine that has
-// no /version or /metrics (404, or anything but an answer) leaves them unknown:
-// that does not make it worse at serving.
+// readFacts reads what /health does not say. Version and capacity are read again after a restart, which shows as
+// another start time. If an engine has no /version or /metrics (404, or any answer that is none), they stay unknown:
+// such an engine serves as well as others.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	f, patience := w.facts, w.m.cfg.Timeout
-	if hurry { // it could serve already: what only helps must not keep it waiting
+	if hurry { // the engine could serve already, so it must not wait for facts that only help
 		patience = min(patience, time.Second)
 	}
 	w.scrapes.pulls.before(w.traffic)
@@ -198,11 +196,11 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	}
 	if full || f.version == "" {
 		path, limit := "/version", answerLimit
-		if w.in.Version != "" { // which may ask each rank, so that it takes longer where they are busy
+		if w.in.Version != "" { // this path may ask each rank, so it takes longer while they are busy
 			path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
 		}
 		if body, err := w.get(ctx, path, patience, limit); err == nil {
-			f.version = parseVersion(body) // else that of before stays
+			f.version = parseVersion(body) // else the version known before stays
 			f.elastic = w.in.Version != "" && parseElastic(body)
 		}
 	}
@@ -213,20 +211,20 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.pauses, f.unsure = err == nil, f.unsure || err != nil && !lacks(err)
 	}
 	w.m.mu.Lock()
-	w.relist = false // what comes from now on may be about a newer list
+	w.relist = false // a report from now on may be about a newer list
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) { // the models are known
+	if errors.As(err, new(*PageError)) { // the models are known all the same
 		odd, err = err, nil
 	}
 	if f.err = err; err == nil {
-		f.models = models // else those known before stay
+		f.models = models // else the models known before stay
 	}
 	w.tellOdd(odd)
 	w.facts, w.factsAt = f, time.Now()
 }
 
-// tellOdd warns of a page that cannot be right, once until the engine's pages can be read again.
+// tellOdd warns of a page whose numbers cannot be right. It warns once, until the engine's pages can be read again.
 func (w *watch) tellOdd(err error) {
 	odd := errors.As(err, new(*PageError))
 	if odd && !w.odd {
@@ -237,7 +235,7 @@ func (w *watch) tellOdd(err error) {
 	w.odd = odd || w.odd && err != nil
 }
 
-// lookForSigns reads the gauges out of turn. The streams are quiet, and the gauges may show that the core goes on.
+// lookForSigns reads the gauges out of turn: the streams are quiet, and the gauges may show that the core goes on.
 func (w *watch) lookForSigns(ctx context.Context) {
 	began := time.Now()
 	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {

@@ -10,8 +10,7 @@ import (
 	"strconv"
 )
 
-// Names of the series a Sample reads, the first that has a value wins: new
-// vLLM, old vLLM, SGLang.
+// Names of the series that a Sample reads: of new vLLM, old vLLM and SGLang. The first name that has a value is used.
 var (
 	kvUsageNames  = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}
 	runningNames  = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
@@ -22,36 +21,34 @@ var (
 	askedNames    = []string{"vllm:external_prefix_cache_queries_total"}
 	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
-	waitedNames   = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // counted with SGLANG_ENABLE_METRICS_DP_ATTENTION=1 only
+	waitedNames   = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1
 	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
 )
 
 // Names of series that each page has.
 const (
 	CacheConfigName = "vllm:cache_config_info"     // the capacity is in its labels
-	StartTimeName   = "process_start_time_seconds" // a change is a restart
+	StartTimeName   = "process_start_time_seconds" // another value means that the engine restarted
 )
 
 const (
-	metricsLimit  = 16 << 20                           // bytes; a big deployment's page is below 1 MiB
+	metricsLimit  = 16 << 20                           // bytes; the page of a big deployment is below 1 MiB
 	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // OpenMetrics writes time stamps another way
 )
 
-// MetricNames replace the known names where an operator's engine has others;
-// an empty one keeps the defaults.
+// MetricNames replace the known names if an operator's engine has other ones. An empty name keeps the known ones.
 type MetricNames struct{ KVUsage, Running, Waiting string }
 
-// Sample is one reading of an engine's metrics. Every value is kept by the
-// `engine` label, one for each DP rank, and never averaged. A series that is
-// absent or NaN is unknown: the second result is false. A page with a number that cannot be right is an error.
+// Sample is one reading of an engine's metrics. Every value is kept by the `engine` label, one for each DP rank, and
+// never averaged. A series that is absent or NaN is unknown: the second result is false. A page with a number that
+// cannot be right is an error.
 //
-// Rank -1 asks for the instance as a whole: the fullest rank's KV usage, and
-// the sum of the others. Gauges freeze while an engine is idle:
-// a sample is a hint about others' load, never the only gate.
+// Rank -1 stands for the instance as a whole: the KV usage of the fullest rank, and for the others the sum. Gauges
+// freeze while an engine is idle: a sample is a hint about the load of others, and never the only gate.
 type Sample struct {
-	// StartTime is the process's in Unix seconds, 0 unknown.
+	// StartTime is the start of the engine's process in Unix seconds, 0 if unknown.
 	StartTime float64
-	// BlockTokens is the size of a KV block, 0 unknown.
+	// BlockTokens is the tokens of a KV block, 0 if unknown.
 	BlockTokens int
 	// FirstRank is the number of the first rank in its deployment. A node of vLLM under hybrid load balancing may
 	// count from another number than 0; here its ranks are counted from 0.
@@ -62,12 +59,12 @@ type Sample struct {
 	waited, steps map[string]float64 // seconds and steps, by DP rank where SGLang labels it
 }
 
-// Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
+// Scrape reads GET /metrics with the known names, bounded by ctx. ctx should have a deadline.
 func Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 	return MetricNames{}.Scrape(ctx, c, t)
 }
 
-// Scrape is Scrape with an operator's own metric names.
+// Scrape reads GET /metrics with an operator's own names where there are some.
 func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 	page, err := Metrics(ctx, c, t)
 	if err != nil {
@@ -85,9 +82,8 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 	return c.read(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
 }
 
-// Parse reads a page in the Prometheus text format. Only lines of known names
-// reach the parser: an engine's page has thousands of histogram buckets, and a
-// broken line among them must not blind us.
+// Parse reads a page in the Prometheus text format. Only lines of known names reach the parser: an engine's page has
+// thousands of histogram buckets, and a broken line among them must not make the whole page unreadable.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
@@ -101,7 +97,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	}
 	clocks, err := Named(page, Limits{}.Counters(waitedNames[0], stepsNames[0]))
 	if err != nil {
-		clocks = nil // nothing is decided by them, so that the rest of the page is believed without them
+		clocks = nil // nothing is decided by these clocks, so the rest of the page is used without them
 	}
 	s := &Sample{
 		FirstRank: first,
@@ -151,13 +147,13 @@ func (s *Sample) KVUsage(rank int) (float64, bool) {
 // Running is the number of requests in the engine's batch.
 func (s *Sample) Running(rank int) (float64, bool) { return s.total(s.running, rank) }
 
-// Waiting is the number of requests the engine holds back.
+// Waiting is the number of requests that the engine holds back.
 func (s *Sample) Waiting(rank int) (float64, bool) { return s.total(s.waiting, rank) }
 
 // Generated counts the output tokens of all requests since the start.
 func (s *Sample) Generated(rank int) (float64, bool) { return s.total(s.generated, rank) }
 
-// Expired counts the hand-offs, since the start, whose KV the instance gave away before anything had fetched it.
+// Expired counts the hand-offs, since the start, whose KV the instance freed before a decode engine had fetched it.
 func (s *Sample) Expired() (float64, bool) { return s.total(s.expired, -1) }
 
 // Preempted counts the requests, since the start, that had to give their KV back before they were done.
@@ -169,8 +165,8 @@ func (s *Sample) Waited(rank int) (float64, bool) { return s.total(s.waited, ran
 // Steps counts the steps, since the start, before which a rank waited.
 func (s *Sample) Steps(rank int) (float64, bool) { return s.total(s.steps, rank) }
 
-// NotPulled counts the prompt tokens, since the start, whose KV was looked for in
-// other engines and did not come: they were computed.
+// NotPulled counts the prompt tokens, since the start, whose KV the engine asked other engines for and did not get:
+// it computed them itself.
 func (s *Sample) NotPulled(rank int) (tokens float64, ok bool) {
 	asked, ok := s.total(s.asked, rank)
 	pulled, both := s.total(s.pulled, rank)
@@ -183,7 +179,8 @@ func (s *Sample) CacheTokens(rank int) (int64, bool) {
 	return int64(v), ok
 }
 
-// Capacities is CacheTokens of every rank, by its number from 0 on, or without a number where the engine has none.
+// Capacities is CacheTokens of every rank, by its number from 0 on. If the engine does not number its ranks, the key
+// is empty.
 func (s *Sample) Capacities() map[string]int64 {
 	out := make(map[string]int64, len(s.capacity))
 	for e, v := range s.capacity {
@@ -202,19 +199,20 @@ func (s *Sample) Engines() []string {
 	})
 }
 
-// Gauges are what an engine says of one of its ranks. What it does not say is below 0.
+// Gauges are what an engine says of one of its ranks. A value that it does not say is below 0.
 type Gauges struct {
 	Running, Waiting float64 // requests in its batch, and those that it holds back
-	KVShare          float64 // of its KV memory, in use
+	KVShare          float64 // share of its KV memory in use
 	Preempted        float64 // requests, since the reading before
-	Computed         float64 // prompt tokens whose KV it looked for in other engines and did not get, since the reading before
-	WaitMs           float64 // for which it waited for others before a step, in the mean since the reading before; below 0 also without a step
+	Computed         float64 // prompt tokens whose KV it asked other engines for and did not get, since the reading before
+	WaitMs           float64 // mean wait for others before a step, since the reading before; below 0 also if it made no step
 }
 
-// mostWaitMs is longer than a rank waits: an hour before each step.
+// mostWaitMs is the longest mean wait that is believed: an hour before each step.
 const mostWaitMs = 3600 * 1000
 
-// gaugesOf has what a rank says now, and what its counters grew by since the reading before, which is nil at the first one.
+// gaugesOf is what a rank says now, with the growth of its counters since the reading before. before is nil at the
+// first reading.
 func gaugesOf(before, now *Sample, rank int) Gauges {
 	known := func(v float64, ok bool) float64 {
 		if !ok {
@@ -230,7 +228,7 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 	grew := func(of func(*Sample, int) (float64, bool)) float64 {
 		was, had := of(before, rank)
 		is, has := of(now, rank)
-		return known(is-was, had && has && is >= was) // one that goes back was begun anew by something that has no start time
+		return known(is-was, had && has && is >= was) // a counter that went back was reset, although the start time does not show it
 	}
 	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)
 	if steps := grew((*Sample).Steps); steps > 0 {
@@ -249,13 +247,13 @@ func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
 }
 
 func fold(values map[string]float64, f func(a, b float64) float64) (sum float64, ok bool) {
-	for _, v := range values { // not negative, so 0 begins a maximum as well as a sum
+	for _, v := range values { // values are not negative, so 0 can begin a maximum as well as a sum
 		sum, ok = f(sum, v), true
 	}
 	return sum, ok
 }
 
-// at finds a rank's value. An engine too old to label its series has one rank.
+// at is the value of a rank. An engine that is too old to label its series has one rank.
 func (s *Sample) at(values map[string]float64, rank int) (float64, bool) {
 	if v, ok := values[strconv.Itoa(s.FirstRank+rank)]; ok {
 		return v, true

@@ -15,21 +15,21 @@ import (
 // its way to the rank wait here, because the prefill engines keep this KV only as long as the core goes on. Methods may be
 // called from any goroutine.
 type Signs struct {
-	begin time.Time    // times are counted from here, so that they fit into an atomic and no change of the clock matters
+	begin time.Time    // times are counted from here, so that they fit into an atomic and do not depend on the wall clock
 	last  atomic.Int64 // the last sign, ns after begin
-	grain atomic.Int64 // ns; a gap that is not longer cannot matter to the requests that wait
+	grain atomic.Int64 // ns; a gap that is no longer than this cannot matter to the requests that wait
 	gauge atomic.Bool  // the engine's gauges show whether the rank goes on
 
 	mu    sync.Mutex
 	waits []*Wait
-	salt  string // the cache_salt of requests from now on; empty: none
+	salt  string // the cache_salt of later requests; empty: none is needed
 	salts int    // how many salts there have been
 }
 
-// NewSigns are those of a rank of which nothing is known.
+// NewSigns returns the signs of a rank of which nothing is known yet.
 func NewSigns() *Signs {
 	s := &Signs{begin: time.Now()}
-	s.grain.Store(math.MaxInt64) // no gap matters before something waits that signs renew
+	s.grain.Store(math.MaxInt64) // no gap matters before a request waits whose hold the signs renew
 	return s
 }
 
@@ -37,10 +37,11 @@ func (s *Signs) since(t time.Time) int64 { return int64(t.Sub(s.begin)) }
 
 func (s *Signs) at(ns int64) time.Time { return s.begin.Add(time.Duration(ns)) }
 
-// Last is when the core is known to have lived last: when a rank of which nothing was seen became known, at first.
+// Last is the last time at which the core is known to have worked. Before the first sign it is when the rank became
+// known.
 func (s *Signs) Last() time.Time { return s.at(s.last.Load()) }
 
-// Seen tells of a sign of life. It is called for every event, and allocates nothing.
+// Seen records a sign of life. It is called for every event, and allocates nothing.
 func (s *Signs) Seen(at time.Time) {
 	to := s.since(at)
 	for {
@@ -96,12 +97,12 @@ type Arrival struct {
 	bytes int
 }
 
-// enough is so much in one arrival that more may have been left behind in the socket.
+// enough is so many bytes in one arrival that more may have been left in the socket.
 const enough = 2 << 10
 
-// Came takes in what was read now, and returns since when at the latest it was made: since the arrival before, which left
-// nothing behind. How late a slow client has it read does not matter then. left: some of what has come was not read. ok is
-// false where nothing is known.
+// Came takes how many bytes were read now. It returns a time after which they were made: the arrival before, if that
+// left nothing in the socket. So it does not matter how late a slow client has them read. left: some of what has come
+// was not read. ok is false if no such time is known.
 func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
 	if left {
 		bytes += enough
@@ -123,7 +124,7 @@ type Wait struct {
 	kept  mooncake.Kept
 	salt  string
 	salts int
-	told  bool // its loss has changed the salt
+	told  bool // its loss has changed the salt already
 	timer *time.Timer
 }
 
@@ -140,11 +141,11 @@ func (s *Signs) Await(now time.Time, kept mooncake.Kept) *Wait {
 	return w
 }
 
-// Salt is the cache_salt with which the request finds no KV in the rank's prefix cache that may be wrong;
+// Salt is the cache_salt with which the request finds none of the KV in the rank's prefix cache that may be wrong;
 // empty: all KV there is right.
 func (w *Wait) Salt() string { return w.salt }
 
-// Limit ends the wait as soon as the KV is no longer certainly kept: it calls expire then, from another goroutine.
+// Limit ends the wait as soon as the KV is not surely kept any more: it then calls expire, from another goroutine.
 func (w *Wait) Limit(expire func()) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -165,7 +166,7 @@ func (w *Wait) Limit(expire func()) {
 	})
 }
 
-// until needs mu of the signs.
+// until is the time until which the KV is surely kept. It needs mu of the signs.
 func (w *Wait) until() time.Time {
 	return w.kept.Until(w.signs.at(w.signs.last.Load()))
 }
@@ -173,11 +174,11 @@ func (w *Wait) until() time.Time {
 // Gauged says whether the engine's gauges show if the rank's core goes on, also while no stream shows it.
 func (s *Signs) Gauged() bool { return s.gauge.Load() }
 
-// Renewed says whether the KV was kept until at only because the core went on.
+// Renewed says whether the KV was kept until the time at only because the core went on.
 func (w *Wait) Renewed(at time.Time) bool { return at.After(w.alone) }
 
-// Over says whether the time is over for which the KV was certainly kept. If so, later requests must not find this KV in
-// the rank's prefix cache.
+// Over says whether the time for which the KV was surely kept is over. If it is, later requests must not find this KV
+// in the rank's prefix cache.
 func (w *Wait) Over(now time.Time) bool {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -187,7 +188,8 @@ func (w *Wait) Over(now time.Time) bool {
 	return w.kept.Lost()
 }
 
-// Resalt has later requests find nothing that the rank's prefix cache holds now, and leaves those that wait alone.
+// Resalt gives later requests a new salt, so that they find nothing of what the rank's prefix cache holds now.
+// Requests that wait are not changed.
 func (w *Wait) Resalt() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -201,7 +203,8 @@ func (s *Signs) salted() bool {
 	return s.salt != ""
 }
 
-// Lose says that the KV may have been read too late: nothing of it may be found in the rank's prefix cache.
+// Lose says that the KV may have been read too late, so that later requests must not find it in the rank's prefix
+// cache.
 func (w *Wait) Lose() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -215,7 +218,7 @@ func (w *Wait) lose() {
 	}
 }
 
-// Arrived is told that the first event has come, and says whether its KV was certainly kept until it was read.
+// Arrived says that the first event has come. It returns whether the KV was surely kept until it was read.
 func (w *Wait) Arrived(at time.Time) (held bool) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -223,7 +226,7 @@ func (w *Wait) Arrived(at time.Time) (held bool) {
 	return !w.kept.Lost()
 }
 
-// End ends the wait, however the request went on. A second call does nothing.
+// End ends the wait, whatever became of the request. A second call does nothing.
 func (w *Wait) End() {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -238,7 +241,8 @@ func (w *Wait) End() {
 	}
 }
 
-// quiet is the share of its patience that the request which waits longest has used up; 0: nothing waits.
+// quiet is the largest share of its patience that a waiting request has used up without a sign of life; 0: no request
+// waits.
 func (s *Signs) quiet(now time.Time) (most float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

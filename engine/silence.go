@@ -6,7 +6,7 @@ import (
 	"evenkeel/sse"
 )
 
-// WasSilent says whether an engine that took a request let its time pass.
+// WasSilent says whether an engine took a request and then sent nothing in time.
 func WasSilent(err error) bool {
 	var ee *Error
 	return errors.Is(err, sse.ErrSilent) || errors.As(err, &ee) && ee.Timeout && ee.Phase >= PhaseHead

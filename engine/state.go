@@ -15,18 +15,17 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Monitor watches engines: it asks each in turn, one request in flight an
-// instance, and listens to what callers Report. Its methods may be called from
-// any goroutine, before and after Start.
+// Monitor watches engines: it checks each of them, with one request in flight for each instance, and takes what
+// callers Report. Its methods may be called from any goroutine, before and after Start.
 type Monitor struct {
 	cfg     MonitorConfig
 	metrics *metrics
 	wg      sync.WaitGroup
-	signal  chan struct{}              // something is in changed
-	sampled func(id string, s *Sample) // nil: nobody asks
+	signal  chan struct{}              // holds a token if changed is not empty
+	sampled func(id string, s *Sample) // called with each reading; nil: none
 
 	mu       sync.Mutex
-	ctx      context.Context // Start's; nil before and after it
+	ctx      context.Context // of Start; nil before and after it
 	watches  map[string]*watch
 	traffic  map[string]*Traffic
 	changed  []string // ids whose status the callback has not seen, oldest first
@@ -37,67 +36,69 @@ type Monitor struct {
 type watch struct {
 	m       *Monitor
 	in      Instance      // Slots under m.mu
-	kick    chan struct{} // check now
-	doubt   chan struct{} // a canary may be due
+	kick    chan struct{} // holds a token if a check is due at once
+	doubt   chan struct{} // holds a token if a canary may be due
 	stop    context.CancelFunc
 	traffic *Traffic
 
-	factsAt  time.Time    // last read; only run's goroutine
+	factsAt  time.Time    // when facts were read last; only run's goroutine
 	facts    facts        // only run's goroutine
 	scrapes  scrapes      // only run's goroutine
 	addrs    []netip.Addr // that the engine's name had when it was last looked up; only run's goroutine
-	unproven bool         // it has others since, and no new connection was answered there; only run's goroutine
+	unproven bool         // the addresses have changed since a new connection was last answered; only run's goroutine
 	answered time.Time    // the last good health check; only run's goroutine
-	said     string       // what keeps it from serving, as the log has it; under m.mu
+	said     string       // the reason why it does not serve, as it was logged; under m.mu
 	saidAt   time.Time
 
 	counting  sync.Mutex // held while ExpiredNow asks; m.mu is taken within it, and never the other way round
-	countedAt time.Time  // it began to ask; under counting
+	countedAt time.Time  // when ExpiredNow last began to ask; under counting
 
 	// Under m.mu:
 	status   Status
 	suspect  suspicion
-	absent   absent // but for its reports, which are run's
+	absent   absent // all but its reports, which only run's goroutine uses
 	rtt      time.Duration
-	sample   *Sample // the last reading that was felt; nil: there was none
+	sample   *Sample // the last reading that feel has used; nil: there was none
 	readAt   time.Time
-	gauges   map[int]Gauges // of it, by rank
-	failed   int            // checks in a row
-	expired  float64        // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
-	reports  uint64         // failures to connect, and refusals of all requests, that callers told of
+	gauges   map[int]Gauges // of that reading, by rank
+	failed   int            // failed checks in a row
+	expired  float64        // hand-offs that the engine gave up unfetched, as it said last; below 0: it does not say
+	reports  uint64         // failures to connect, and refusals of all requests, that callers reported
 	broke    bool           // a caller lost its connection since the last check began
-	redial   bool           // a caller could not connect in time since then: that check is over a new connection
-	moved    Moved          // of the status that is told next
-	odd      bool           // a page that cannot be right was told of; only the goroutine that reads facts uses it
+	redial   bool           // a caller could not connect in time since the last check began, so the next check takes a new connection
+	moved    Moved          // goes into the next status that is published
+	odd      bool           // an impossible page was logged already; only the goroutine that reads facts uses it
 	relist   bool           // a request found that the engine's list has changed
 	relisted time.Time      // when a check was last made because of that
-	alarmed  bool           // the credential alarm was given and stands
-	gone     bool           // not watched any more: a check still under way changes nothing
+	alarmed  bool           // the alarm about the credential was given, and still holds
+	gone     bool           // it is not watched any more: a check that is under way changes nothing
 }
 
-// Instance is one engine process to watch: one URL, whatever number of DP ranks.
+// Instance is one engine process to watch: one URL, with any number of DP ranks.
 type Instance struct {
 	ID     string
 	Role   string // prefill or decode: the gauge's label
 	Target *Target
-	Slots  int // requests a rank runs at once; 0 unknown
-	// Ready is a path that says at once whether the engine takes requests. It is used if GET /health
-	// computes something; empty: /health costs nothing.
+	Slots  int // requests that a rank runs at once; 0: unknown
+	// Ready is a path that answers at once whether the engine takes requests. It is set if GET /health computes
+	// something; empty: GET /health costs nothing.
 	Ready string
 
-	Ranks   int    // it is configured with; 0 reads as 1
-	Version string // the path that tells the engine's version; empty: /version
-	// Canaries are the ranks to try with a request of one token when it is in
-	// doubt whether the engine still computes; none: nobody is to doubt it here.
+	Ranks   int    // number of ranks by the config; 0 counts as 1
+	Version string // the path that returns the engine's version; empty: /version
+	// Canaries are the ranks to which a request of one token is sent if it is in doubt whether the engine still
+	// computes; empty: the monitor does not doubt it.
 	Canaries []*Target
-	// Canary makes the body of that request, which then names the rank by itself; nil: a plain
-	// completion is enough.
+	// Canary makes the body of that request, with the rank in it; nil: a plain completion is sent, and the rank is in
+	// the header.
 	Canary func(model string, rank int) []byte
-	// Held is why nothing is sent to it for now; nil: it may be. What it answers meanwhile, or does not, says nothing about it.
+	// Held is why nothing is sent to it for now; nil: it gets requests. While it is held, its answers, or their lack,
+	// are not counted against it.
 	Held *Held
 }
 
-// Held is why an operator has nothing sent to an engine that is alive. It is an error, as what a Status says of an engine.
+// Held is why an operator has stopped requests to an engine that is alive. It is an error, because a Status gives its
+// reasons as errors.
 type Held struct{ Why string }
 
 func (h *Held) Error() string { return h.Why }
@@ -105,39 +106,40 @@ func (h *Held) Error() string { return h.Why }
 // Model is an entry of an engine's /v1/models.
 type Model struct {
 	ID          string
-	Parent      string // the base model of a LoRA adapter
-	MaxModelLen int    // 0 unknown
+	Parent      string // the base model of a LoRA adapter; empty: it is no adapter
+	MaxModelLen int    // 0: unknown
 }
 
-// Status is what is known about an instance. Facts read once (models, version,
-// capacity) stay when it goes down.
+// Status is what is known about an instance. The facts that were read (models, version, capacity) stay when it goes
+// down.
 type Status struct {
 	Up             bool
-	Late           bool      // down, but for less than Standstill, and only because its answers do not come: requests wait for it
+	Late           bool      // it is down for less than Standstill, and only because its answers do not come: requests wait for it
 	Hangs          bool      // its port takes connections, its last health check got no answer, and nothing else came from it meanwhile
-	Err            error     // why it is down, or what is amiss though it is up
-	Since          time.Time // of Up
-	Changed        time.Time // since when its State is so
+	Err            error     // why it is down, or what is wrong although it is up
+	Since          time.Time // when Up last changed
+	Changed        time.Time // when State last changed
 	Models         []Model
 	Version        string
 	CapacityTokens map[string]int64 // by rank, see Sample.Capacities; empty where unknown
-	StartTime      float64          // of the process in Unix seconds, 0 unknown; another value is a restart
+	StartTime      float64          // of the engine's process in Unix seconds, 0: unknown; another value means a restart
 
-	// Out is why no request should go there though the engine is up: those
-	// before failed. Wedged: a request of our own failed too.
+	// Out is why no request should go there although the engine is up: earlier requests failed. Wedged: a request of
+	// one token from the monitor failed too.
 	Out    error
 	Wedged bool
 
-	// Accused is why nothing new should go there for a moment: several requests
-	// failed, and whether by their own fault is open.
+	// Accused is why no new request should go there for a moment: several requests failed and it is open whether by
+	// their own fault, or its core gives no sign of life.
 	Accused error
 
 	// Moved is set once the engine's name has had another address.
 	Moved Moved
 
-	// Halt is why nothing new goes there for now, and requests wait for it: its group re-forms, or waits for its recovery.
+	// Halt is why no new request goes there for now, and requests wait for it: its group re-forms or waits for its
+	// recovery, or it is paused.
 	Halt error
-	// Lost are its ranks that are out of its group, each with the reason. They get no requests.
+	// Lost has its ranks that are out of its group, each with the reason. They get no requests.
 	Lost map[int]string
 }
 
@@ -146,26 +148,26 @@ type MonitorConfig struct {
 	Client         *Client
 	HealthInterval time.Duration // GET /health; default 1 s
 	FactsInterval  time.Duration // GET /v1/models and /metrics; default 10 s
-	Timeout        time.Duration // of one GET; default 5 s: a busy API server is slow, not dead
-	Canary         time.Duration // of a completion of one token, on suspicion; 0: an engine that is out comes back by itself
+	Timeout        time.Duration // of one GET; default 5 s, because a busy API server is slow and not dead
+	Canary         time.Duration // time limit of a canary; 0: none is sent, and an engine that is out comes back by itself
 	Registerer     prometheus.Registerer
 	Log            *zap.Logger
 }
 
-// suspicion is what is held against an instance that answers its health check.
+// suspicion is what speaks against an instance that answers its health check.
 type suspicion struct {
 	circuit circuit.Circuit
-	doubted bool // the canary is to say whether it computes
-	wedged  bool // the canary failed, and nothing was served since
+	doubted bool // a canary must show whether it computes
+	wedged  bool // the canary failed, and no request was served since
 	tried   time.Time
-	why     error // of the outage
-	accused int   // failures of which it is open whose they are
-	// quiet is since when requests wait there for KV without a sign of life of its core; zero: the core gives signs. It
-	// counts until a sign comes or the canary passes, even if nothing waits there any more.
+	why     error // reason of the outage
+	accused int   // failures that may be the engine's or the request's fault
+	// quiet is the time since which requests have waited there for KV without a sign of life of its core; zero: the
+	// core gives signs. It counts until a sign comes or the canary passes, even if no request waits there any more.
 	quiet time.Time
 }
 
-// facts change only with the process, or with a LoRA adapter loaded.
+// facts change only if the process changes, or if a LoRA adapter is loaded.
 type facts struct {
 	models   []Model
 	version  string
@@ -173,12 +175,12 @@ type facts struct {
 	start    float64
 	err      error // why models are unknown or old
 	tolerant bool  // vLLM with --enable-fault-tolerance
-	pauses   bool  // vLLM that tells whether it is paused
-	unsure   bool  // it could not be asked for these
+	pauses   bool  // vLLM that says whether it is paused
+	unsure   bool  // the engine could not be asked for tolerant and pauses
 	elastic  bool  // SGLang with --elastic-ep-backend
 }
 
-// equal compares what a callback can see.
+// equal compares everything that a callback can see.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
 		text(s.Err) == text(o.Err) &&
@@ -194,8 +196,8 @@ func (s Status) clone() Status {
 	return s
 }
 
-// unreachable says that nobody took the connection: the process is gone, or its
-// machine. An engine that is only busy lets the time pass.
+// unreachable says that the connection was not accepted: the process or its machine is gone. A busy engine lets the
+// time pass instead.
 func unreachable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
@@ -227,7 +229,7 @@ func (m *Monitor) tell(id string) {
 	}
 }
 
-// notify calls back for what changed since it was last called.
+// notify calls the callback for each instance that has changed.
 func (m *Monitor) notify() {
 	for {
 		m.mu.Lock()
@@ -249,6 +251,5 @@ func (m *Monitor) notify() {
 	}
 }
 
-// misses is how many checks in a row must fail to take an instance down. One
-// good check takes it up.
+// misses is how many checks in a row must fail until an instance is down. One good check is enough to bring it up.
 const misses = 2

@@ -13,23 +13,21 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Verdict is what the end of a request says about the engine that had it. What
-// the request caused, or its client, says nothing and is not told.
+// Verdict is what the end of a request says about its engine. An end that the request or its client caused says
+// nothing, and is not passed to Judge.
 type Verdict uint8
 
 // The verdicts.
 const (
 	Served  Verdict = iota // the whole answer came
-	Faulted                // the engine failed it
-	Silent                 // nothing came in time: the engine may be wedged
-	Unclear                // it failed, by its own fault or by the request's: only the canary can tell
+	Faulted                // the engine failed the request
+	Silent                 // no answer came in time: the engine may be wedged
+	Unclear                // the request failed by the engine's fault or by its own: only the canary can show which
 )
 
-// Judge tells how a request on an instance ended. An instance that failed
-// several in a row gets no more until the canary passes; one that is suspected
-// to be wedged is tried at once. One without canaries is not judged: its caller
-// has other means. Requests that run, and what is charged for them, are none of
-// the monitor's business.
+// Judge takes how a request on an instance ended. An instance that failed several in a row gets no more until the
+// canary passes. An instance that may be wedged gets a canary at once. An instance without canaries is not judged,
+// because its caller has other means. The monitor does not touch running requests, or what is charged for them.
 func (m *Monitor) Judge(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -38,14 +36,13 @@ func (m *Monitor) Judge(id string, v Verdict, why error) {
 	}
 }
 
-// maxAccused is how many failures of which it is open whose they are an instance
-// may have before it gets nothing new. An engine that fails at once is always
-// free, and would draw every request there is until the first of them was
-// answered elsewhere.
+// maxAccused is how many failures whose fault is open an instance may have until it gets no new requests. An engine
+// that fails requests at once is always free, and would get every request until the first failed one was answered by
+// another engine.
 const maxAccused = 3
 
-// Accuse holds a failure against an instance that may be the request's own
-// fault. Once that is known, settle must be called, and then Judge.
+// Accuse counts a failure against an instance that may be the request's own fault. Once it is known whose fault it
+// was, settle must be called, and then Judge.
 func (m *Monitor) Accuse(id string) (settle func()) {
 	m.accused(id, 1)
 	return sync.OnceFunc(func() { m.accused(id, -1) })
@@ -59,7 +56,7 @@ func (m *Monitor) accused(id string, n int) {
 		return
 	}
 	s := &w.suspect
-	s.accused = max(0, s.accused+n) // those of before a restart were forgiven
+	s.accused = max(0, s.accused+n) // a restart forgives the accusations before it, so this may be below 0
 	next := w.status
 	next.Accused = s.accusation()
 	w.become(next)
@@ -72,7 +69,7 @@ var (
 		"event on any stream, and no gauge moved")
 )
 
-// accusation returns the reason why the engine should get nothing new for a moment, or nil.
+// accusation is the reason why the engine should get no new requests for a moment; nil: there is none.
 func (s *suspicion) accusation() error {
 	switch {
 	case s.accused >= maxAccused:
@@ -83,7 +80,7 @@ func (s *suspicion) accusation() error {
 	return nil
 }
 
-// listen looks whether the core of an engine on which requests wait for KV gives signs of life. It needs m.mu.
+// listen checks whether the core of an engine on which requests wait for KV gives signs of life. It needs m.mu.
 func (w *watch) listen(now time.Time) {
 	if w.in.Held != nil {
 		return
@@ -93,7 +90,7 @@ func (w *watch) listen(now time.Time) {
 	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
 		s.quiet = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
-	case !s.quiet.IsZero() && !quiet: // nothing waits there any more, so only the canary can tell
+	case !s.quiet.IsZero() && !quiet: // no request waits there any more, so only the canary can show it
 		s.doubted = s.circuit.In()
 	case s.quiet.IsZero() && quiet:
 		s.quiet = now
@@ -119,13 +116,13 @@ func (w *watch) judge(v Verdict, why error) {
 	w.judged()
 }
 
-// Why an instance was taken out, as a label.
+// Reasons why an instance was taken out, as values of a label.
 const (
 	outFailures = "failures"
 	outCanary   = "canary"
 )
 
-// out notes an outage that has begun. It needs m.mu.
+// out records the begin of an outage. It needs m.mu.
 func (w *watch) out(reason string, why error) {
 	s := &w.suspect
 	s.doubted = false
@@ -153,15 +150,15 @@ func (w *watch) judged() {
 	if w.suspect.doubted || !w.suspect.circuit.In() {
 		select {
 		case w.doubt <- struct{}{}:
-		default: // it looks already
+		default: // a wake-up is pending already
 		}
 	}
 }
 
-// forgive drops the suspicion: the process it was against is gone. It needs m.mu.
+// forgive drops the suspicion, for example because the process that it was about is gone. It needs m.mu.
 func (w *watch) forgive() { w.suspect = suspicion{} }
 
-// tryOut sends the canary whenever one is due, until ctx ends.
+// tryOut sends a canary whenever one is due, until ctx ends.
 func (w *watch) tryOut(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -183,8 +180,8 @@ func (w *watch) tryOut(ctx context.Context) {
 	}
 }
 
-// canaryAt is when the next canary is due; false: none is. An instance that is
-// down is the health check's.
+// canaryAt is when the next canary is due; false: none is. If an instance is down, its health check finds out when it
+// is up again.
 func (w *watch) canaryAt() (time.Time, bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
@@ -198,13 +195,13 @@ func (w *watch) canaryAt() (time.Time, bool) {
 	}
 }
 
-// canaryRest is the least time between canaries to an engine in service: each is
-// a prompt that its ranks prefill themselves, and while they do their group waits.
+// canaryRest is the least time between two canaries to an engine in service. The ranks prefill each canary
+// themselves, and while they do, their group waits.
 const canaryRest = 5 * time.Second
 
-const theCanary = 1 // its number as the circuit's trial
+const theCanary = 1 // number of the canary as the circuit's trial
 
-// tryNow sends a canary and draws the conclusion.
+// tryNow sends a canary and judges the engine by it.
 func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Lock()
 	s, model := &w.suspect, w.status.baseModel()
@@ -219,13 +216,13 @@ func (w *watch) tryNow(ctx context.Context) {
 	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
 		err = w.canary(ctx, ranks, ask, limit)
 	}
-	if ctx.Err() != nil { // stopped: what failed, failed by that
+	if ctx.Err() != nil { // the watch was stopped, and failures may come from that
 		return
 	}
 	switch {
 	case err == nil:
 	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != heard:
-		outcome = canaryVouched // its batch was full, and runs
+		outcome = canaryVouched // the engine's batch was full, and is running
 	default:
 		outcome = canaryFailed
 	}
@@ -235,12 +232,12 @@ func (w *watch) tryNow(ctx context.Context) {
 	if w.gone {
 		return
 	}
-	if IsWithheld(err) { // it says nothing about the engine
+	if IsWithheld(err) { // such a refusal does not say that the engine is broken
 		w.withheld(err)
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // where canaries are off, it is tried with the next requests
+	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // if canaries are off, the next requests are the trial
 		s.quiet = time.Time{}
 	}
 	switch in := s.circuit.In(); {
@@ -249,7 +246,7 @@ func (w *watch) tryNow(ctx context.Context) {
 		s.wedged = true
 		w.out(outCanary, err)
 	case !in:
-		s.circuit.Return() // one token is not a request served: the next outage doubles
+		s.circuit.Return() // one token is less than a served request: the next outage is twice as long
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
 	}

@@ -9,44 +9,44 @@ import (
 	"time"
 )
 
-// Target is where a call goes and as whom. It must not change while calls use it.
+// Target is where a call goes, and with which credential. It must not change while calls use it.
 type Target struct {
-	ID     string   // names the engine in errors, logs and metrics
+	ID     string   // name of the engine in errors, logs and metrics
 	URL    *url.URL // http or https; its path is put before every call's path
 	Rank   int      // >= 0 is sent as X-data-parallel-rank; -1 for none
-	First  int      // the number for rank 0 in that header
+	First  int      // number of rank 0 in that header
 	APIKey string   // sent as a bearer token; empty for none
 	TLS    *tls.Config
 }
 
-// Unranked is the same engine for requests whose body names the rank.
+// Unranked is the same engine without the rank header, for requests whose body names the rank.
 func (t *Target) Unranked() *Target {
 	u := *t
 	u.Rank = -1
 	return &u
 }
 
-// Header is one request header. Those that frame the message or carry our own
-// credential or rank cannot be set by a caller: see reserved.
+// Header is one request header. A caller cannot set the headers that frame the message or carry our own credential or
+// rank: see reserved.
 type Header struct{ Name, Value string }
 
 // RequestID is the header that names a request in the logs of engines.
 const RequestID = "X-Request-Id"
 
-// JSONHeaders are those of a request with a body of JSON.
+// JSONHeaders are the headers of a request with a JSON body.
 func JSONHeaders(id string) []Header {
 	return []Header{{Name: "Content-Type", Value: "application/json"}, {Name: RequestID, Value: id}}
 }
 
-// Deadlines bound the phases of a call; zero is no bound. There is none for the
-// whole call: a healthy stream may run for an hour.
+// Deadlines bound the phases of a call; zero: no bound. The whole call has no bound, because a healthy stream may run
+// for an hour.
 type Deadlines struct {
 	Connect   time.Duration // name lookup, TCP and TLS together
-	FirstByte time.Duration // from connected to the end of the response head, writing the request included
+	FirstByte time.Duration // from the connection to the end of the response head, with the time to write the request
 	Idle      time.Duration // between two reads of the body; see Response.SetIdle
 }
 
-// Validate tells what keeps calls to the target from working.
+// Validate returns an error if calls to the target cannot work.
 func (t *Target) Validate() error {
 	if err := t.check(); err != nil {
 		return fmt.Errorf("engine %s: %w", t.ID, err)
@@ -72,7 +72,7 @@ func (t *Target) check() error {
 	return nil
 }
 
-// key is what must be equal for two calls to share a connection.
+// key has what must be equal for two calls to share a connection.
 type key struct {
 	https bool
 	host  string // as in the URL
@@ -83,7 +83,7 @@ func (t *Target) key() key {
 	return key{https: t.URL.Scheme == "https", host: t.URL.Host, tls: t.TLS}
 }
 
-// address is what to dial; the zone of an IPv6 address stays.
+// address is the address to dial; it keeps the zone of an IPv6 address.
 func (t *Target) address() string {
 	port := t.URL.Port()
 	if port == "" {
@@ -95,8 +95,7 @@ func (t *Target) address() string {
 	return net.JoinHostPort(t.URL.Hostname(), port)
 }
 
-// hostHeader is the URL's host without an IPv6 zone: the zone means nothing to
-// the other side (RFC 6874).
+// hostHeader is the URL's host without an IPv6 zone, which means nothing to the other side (RFC 6874).
 func (t *Target) hostHeader() string {
 	zone := strings.IndexByte(t.URL.Host, '%')
 	if zone < 0 {
@@ -109,7 +108,7 @@ func (t *Target) hostHeader() string {
 	return t.URL.Host[:zone] + t.URL.Host[end:]
 }
 
-// tlsConfig offers HTTP/1.1 only: nothing here can speak h2.
+// tlsConfig offers only HTTP/1.1, because this client does not speak h2.
 func (t *Target) tlsConfig() *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.TLS != nil {
@@ -123,7 +122,7 @@ func (t *Target) tlsConfig() *tls.Config {
 	return c
 }
 
-// isVisible reports that s holds only printable ASCII without space.
+// isVisible reports whether s has only printable ASCII characters without spaces.
 func isVisible(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] >= 0x7f {

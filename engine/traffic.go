@@ -7,31 +7,29 @@ import (
 	"time"
 )
 
-// Traffic is what callers tell of their streams on an instance while they run,
-// so that its gauges can be held against it. Every method may be called from
-// any goroutine, for every event.
+// Traffic is what callers report of their streams on an instance while these run, so that the monitor can compare its
+// gauges with it. Every method may be called from any goroutine, for every event.
 type Traffic struct {
 	running atomic.Int64
 	events  atomic.Uint64
-	chunk   atomic.Uint64 // tokens of a chunk, a float64's bits
+	chunk   atomic.Uint64 // mean tokens of a chunk, as the bits of a float64
 	beyond  atomic.Int64
 
 	mu    sync.Mutex
-	signs map[int]*Signs // by rank, as a Target has it
+	signs map[int]*Signs // by rank, as in Target.Rank
 
-	computes atomic.Int64 // prompt tokens that the engine was to compute itself, at most
+	computes atomic.Int64 // prompt tokens that the engine had to compute itself, at most
 	open     atomic.Int64 // of these, tokens of requests that the engine may not have counted yet
 }
 
-// Begin reports a first event.
+// Begin reports the first event of a stream.
 func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 
-// OnEvent reports a later one.
+// OnEvent reports a later event of a stream.
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
-// Beyond tells of a request that was sent on purpose although its rank has no slot
-// for it, and with -1 that it is gone: an engine may run it although the slots we
-// count are taken.
+// Beyond reports, with 1, a request that was sent on purpose although its rank has no slot for it, and with -1 that
+// this request is gone. The engine may run it although all slots that we count are taken.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
 // Signs returns the signs of life of a rank's core.
@@ -49,7 +47,7 @@ func (t *Traffic) Signs(rank int) *Signs {
 	return s
 }
 
-// Lose says that KV may have been read too late, and that it is not known on which rank.
+// Lose says that KV may have been read too late on some rank, and that it is not known on which.
 func (t *Traffic) Lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,7 +58,7 @@ func (t *Traffic) Lose() {
 	}
 }
 
-// salted says whether requests to some rank need a salt.
+// salted says whether requests to any rank need a salt.
 func (t *Traffic) salted() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,7 +70,8 @@ func (t *Traffic) salted() bool {
 	return false
 }
 
-// quiet is the share of its patience that the request which waits longest for a sign of life has used up.
+// quiet is the largest share of its patience that a request has used up while it waited for a sign of life of its
+// rank.
 func (t *Traffic) quiet(now time.Time) (most float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,25 +93,23 @@ func (t *Traffic) seenSince(at time.Time) bool {
 	return false
 }
 
-// Sends tells of a request right before it is sent, and of how many tokens of its
-// prompt the engine is to compute at most.
+// Sends reports a request right before it is sent, with the most tokens of its prompt that the engine has to compute.
 func (t *Traffic) Sends(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }
 
-// Settles tells that a request has its first event or will get none, and how many
-// of the tokens that Sends was told the engine computed at most.
+// Settles reports that a request has its first event or will get none. tokens is what Sends was called with, and
+// computed is how many of these the engine computed at most.
 func (t *Traffic) Settles(tokens, computed int64) {
 	t.open.Add(-tokens)
 	t.computes.Add(computed - tokens)
 }
 
-// End tells that the stream is over.
+// End reports that a stream is over.
 func (t *Traffic) End() { t.running.Add(-1) }
 
-// TokensPerChunk is how many tokens its chunks have on average, as Learn was told;
-// 0: not known.
+// TokensPerChunk is how many tokens a chunk has on average, by Learn; 0: not known.
 func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.chunk.Load()) }
 
-// Learn is called after a whole stream: next makes the new average from the old one.
+// Learn is called after a whole stream: next returns the new average for the old one.
 func (t *Traffic) Learn(next func(before float64) float64) {
 	for {
 		old := t.chunk.Load()
@@ -122,15 +119,16 @@ func (t *Traffic) Learn(next func(before float64) float64) {
 	}
 }
 
-// Traffic of an instance. Streams that outlive the instance count on in theirs.
+// Traffic returns the traffic of an instance. Streams that outlive the instance go on counting in the one that they
+// hold.
 func (m *Monitor) Traffic(id string) *Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.trafficOf(id)
 }
 
-// forgetTraffic drops what was told of an instance that has left. Streams that outlive it hold theirs. One whose prefix cache
-// may hold wrong KV may come back, and keeps its salts. It needs mu.
+// forgetTraffic drops the traffic of an instance that has left. Streams that outlive it hold theirs. If its prefix
+// cache may hold wrong KV, it is kept, because the instance may come back and must keep its salts. It needs mu.
 func (m *Monitor) forgetTraffic(id string) {
 	if t := m.traffic[id]; t != nil && !t.salted() {
 		delete(m.traffic, id)
@@ -147,11 +145,10 @@ func (m *Monitor) trafficOf(id string) *Traffic {
 	return t
 }
 
-// frozenScrapes is how many in a row must be alike for gauges to count as
-// frozen.
+// frozenScrapes is how many scrapes in a row must not differ for gauges to count as frozen.
 const frozenScrapes = 3
 
-// vitals are the gauges of which at least one moves while an engine computes.
+// vitals are the gauges of which at least one changes while an engine computes.
 type vitals struct{ generated, running, waiting, kv float64 }
 
 func vitalsOf(s *Sample, rank int) vitals {
@@ -167,29 +164,29 @@ func vitalsOf(s *Sample, rank int) vitals {
 	}
 }
 
-// scrapes are what the scrapes of an instance showed; only run's goroutine has it.
+// scrapes is what the scrapes of an instance showed; only run's goroutine uses it.
 type scrapes struct {
-	at     time.Time // the last scrape began
+	at     time.Time // when the last scrape began
 	ranks  map[int]vitals
 	last   vitals
 	busy   bool // streams of ours ran at the last scrape
-	alike  int  // scrapes that were as the one before, with streams of ours running
+	alike  int  // scrapes in a row that did not differ from the one before while our streams ran
 	frozen bool
 	over   bool
 
 	pulls pulls
 
-	slots   int // may run without an alarm: those of the config, or more right after they were lowered
-	settled int // scrapes in a row with no more than the config's while slots are more
+	slots   int // requests that may run without an alarm: the configured slots, or more for a while after these were lowered
+	settled int // scrapes in a row with no more requests than the configured slots
 }
 
-// settledScrapes is how many in a row must show no more requests than the
-// lowered slots before these count: what was admitted before may still pull its
-// KV, and begins to run after a scrape that did not see it.
+// settledScrapes is how many scrapes in a row must show no more requests than lowered slots before the lower number
+// counts. A request that was admitted before may still pull its KV, and begin to run after a scrape that did not
+// count it.
 const settledScrapes = 2
 
-// allow follows the configured slots: at once when they are raised, and when
-// they are lowered once the requests that had been admitted before have ended.
+// allow follows the configured slots: at once if they are raised; if they are lowered, once the requests that were
+// admitted before have ended.
 func (p *scrapes) allow(slots int, running float64) {
 	if running > float64(slots) {
 		p.settled = 0
@@ -201,22 +198,22 @@ func (p *scrapes) allow(slots int, running float64) {
 	}
 }
 
-// pulls compare two counts: the prompt tokens that an engine says it did not get
-// from others, and those that it was to compute itself. A late count must not look
-// like a pull that fell short. So the tokens of a request count as its own to
-// compute from before it is sent, and for a base only once it has its first event.
+// pulls compares two counts: the prompt tokens that an engine says it did not get from other engines, and those that
+// it had to compute itself. A count that comes late must not look like a pull that fell short. So the tokens of a
+// request count as the engine's own to compute from before it is sent, but for a base only once the request has its
+// first event.
 type pulls struct {
 	known   bool
-	start   float64 // of the process that counts
-	settled float64 // tokens that the engine was to compute and has counted, before the scrape
-	base    float64 // tokens without an explanation, at the first scrape of this process
-	told    float64 // since then
+	start   float64 // start time of the process that counts
+	settled float64 // tokens that the engine had to compute and that it had counted before the scrape
+	base    float64 // tokens that have no explanation, at the first scrape of this process
+	told    float64 // tokens reported as short since then
 }
 
-// before is called right before a scrape.
+// before must be called right before a scrape.
 func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.open.Load()) }
 
-// fellShort returns how many tokens more than at the scrapes before were not pulled.
+// fellShort returns how many more tokens were not pulled, beyond those reported after earlier scrapes.
 func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
 	n, ok := s.NotPulled(-1)
 	switch {

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrNotAnEngine is in Status.Err of an address that answers, but not as an
-// engine does: a web server's page for every path, for one.
+// ErrNotAnEngine is in Status.Err of an address that answers, but not as an engine does: for example a web server
+// that returns a page for every path.
 var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")
 
 // newWatch needs m.mu.
@@ -24,12 +24,12 @@ func newWatch(m *Monitor, in Instance) *watch {
 	}
 }
 
-// alive asks an engine whether it serves. quick says that the answer cost it nothing. If the quick path
-// says no, it may only repeat what GET /health has found before, or an older version may lack the path.
-// So the engine is then asked for its health.
+// alive asks an engine whether it serves. quick says that the answer cost the engine nothing. If the quick path says
+// no, it may only repeat what GET /health has found before, or an older version may lack the path. So the engine is
+// then asked for its health.
 //
-// fresh: it is asked over a new connection, to the address that its name has now. One that was kept alive may lead to a
-// process that takes no new ones.
+// fresh: the engine is asked over a new connection, to the address that its name has now. A kept-alive connection may
+// lead to a process that accepts no new ones.
 func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 	ask := func(path string) error {
 		call := w.m.cfg.Client.NewCall(w.in.Target)
@@ -67,7 +67,7 @@ func (w *watch) become(next Status) {
 	case old.Up && !next.Up:
 		next.Since = time.Now()
 		log.Warn("an engine is down", zap.Error(next.Err))
-		w.m.cfg.Client.idle.drop(w.in.Target.key()) // what was kept alive from before leads to nothing, or to another process
+		w.m.cfg.Client.idle.drop(w.in.Target.key()) // kept-alive connections lead to nothing, or to another process
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
@@ -84,12 +84,10 @@ func (w *watch) become(next Status) {
 	w.m.tell(w.in.ID)
 }
 
-// sayAgain is the least time between two lines about an engine that stays away
-// and whose reason changes.
+// sayAgain is the least time between two log lines about an engine that stays away while its reason changes.
 const sayAgain = time.Minute
 
-// tellWhy logs why an engine does not serve: once, and again when the reason is
-// another. It needs m.mu.
+// tellWhy logs why an engine does not serve: once, and again if the reason has changed. It needs m.mu.
 func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	kind, now := kindOf(next.Err), time.Now()
 	if kind == w.said || w.said != "" && now.Sub(w.saidAt) < sayAgain {
@@ -107,8 +105,7 @@ func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	}
 }
 
-// kindOf is what an error says without what differs from one time to the next,
-// such as the port of our own side.
+// kindOf is the text of an error without the parts that differ each time, such as the port of our own side.
 func kindOf(err error) string {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -121,20 +118,18 @@ func kindOf(err error) string {
 	return fmt.Sprint(e.Phase, " ", root)
 }
 
-// Standstill is how long requests wait for the only engines of a model that take
-// connections and answer nothing, counted from the last good health check. A
-// process that was stopped or a host that pages stands still so and goes on; one
-// that hangs for longer is as good as dead.
+// Standstill is how long requests wait if the only engines of a model take connections and answer nothing, counted
+// from the last good health check. A process that was stopped, or a host that pages, stands still in this way and
+// then goes on. One that hangs for longer counts as dead.
 const Standstill = 30 * time.Second
 
-// late says that a server took the connection, but its answer did not come in
-// time.
+// late says that a server accepted the connection, but did not answer in time.
 func late(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// countExpired keeps what the engine says of hand-offs that it gave away.
+// countExpired stores how many hand-offs the engine says it gave up.
 func (w *watch) countExpired(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()
@@ -171,10 +166,10 @@ func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.
 	return body, err
 }
 
-// longestVersion bounds what an engine may call its version, in bytes: it is kept and logged.
+// longestVersion bounds an engine's version text, in bytes, because it is kept and logged.
 const longestVersion = 256
 
-// parseVersion returns "" for what is not understood: unknown.
+// parseVersion returns the version; empty if the answer is not understood.
 func parseVersion(body []byte) string {
 	var v struct {
 		Version string `json:"version"`
@@ -185,7 +180,7 @@ func parseVersion(body []byte) string {
 	return v.Version
 }
 
-// parseElastic says whether a server of SGLang goes on without a rank that has failed.
+// parseElastic says whether a server of SGLang goes on without ranks that have failed.
 func parseElastic(body []byte) bool {
 	var v struct {
 		Backend string `json:"elastic_ep_backend"`
@@ -193,7 +188,7 @@ func parseElastic(body []byte) bool {
 	return json.Unmarshal(body, &v) == nil && v.Backend != ""
 }
 
-// jitter spreads the checks of many engines, a tenth to either side.
+// jitter spreads the checks of many engines: a tenth to either side of d.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*rand.Float64()))
 }

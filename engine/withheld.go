@@ -17,27 +17,30 @@ import (
 	"go.uber.org/zap"
 )
 
-// Why an engine that is alive takes no requests, as it says itself.
+// The reasons that an engine which is alive gives for taking no requests.
 var (
-	// ErrReforming is what vLLM says while it changes the number of its ranks. The ScalingMiddleware of
+	// ErrReforming is the answer of vLLM while it changes the number of its ranks. The ScalingMiddleware of
 	// entrypoints/serve/elastic_ep/middleware.py (0.32, 0.33) answers before anything reads the request.
 	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
-	// ErrPaused is what vLLM from 0.33 on says of a request that comes while it is paused, unless by mode=keep: the core has run nothing of it
-	// (_reject_add_while_paused in v1/engine/core.py). Before 0.33, and with mode=keep, requests wait in the engine until it goes on.
+	// ErrPaused is the answer of vLLM from 0.33 on to a request that comes while it is paused, unless by mode=keep:
+	// the core has run nothing of the request (_reject_add_while_paused in v1/engine/core.py). Before 0.33, and with
+	// mode=keep, requests wait in the engine until it goes on.
 	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
-	// ErrRetired is what the API server of a rank says that the others go on without (entrypoints/serve/elastic_ep/middleware.py, 0.33).
+	// ErrRetired is the answer of the API server of a rank that was taken out of its group, so that the other ranks
+	// go on without it (entrypoints/serve/elastic_ep/middleware.py, 0.33).
 	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of " +
 		"the config, too")
 )
 
-// errDead is what vLLM says of a core that does not come back.
+// errDead is the state of a core that will not come back, by vLLM's own answer.
 var errDead = errors.New("one of its workers has died, and vLLM (--enable-fault-tolerance) will end the engine soon")
 
-// errScaleFailed is what vLLM says, from 0.33 on, of a change of its ranks that will not end: its API server refuses everything from then
-// on.
+// errScaleFailed is the state of vLLM, from 0.33 on, after a change of its ranks that failed for good: its API server
+// refuses everything from then on.
 var errScaleFailed = errors.New("vLLM could not change the number of its ranks, and takes no requests until all of them are restarted")
 
-// LongestHalt is how long requests wait for an engine that is halted. One that is for longer is as good as down.
+// LongestHalt is how long requests wait for an engine that is halted. An engine that is halted for longer counts as
+// down.
 const LongestHalt = 10 * time.Minute
 
 // RankError is the refusal of a request for a rank that the engine does not have any more, or not yet.
@@ -47,21 +50,21 @@ func (e *RankError) Error() string {
 	return fmt.Sprintf("it has only %d ranks now, so there is no rank %d", e.Ranks, e.Rank)
 }
 
-// What vLLM says when it refuses: its middleware twice, and then a core that is paused.
+// These are the messages with which vLLM refuses: of its core while that is paused, and two of its middleware.
 const (
 	saysPaused  = "Generation is paused. Please retry after it resumes."
 	saysScaling = "The model is currently scaling. Please try again later."
 	saysRetired = "This data-parallel rank has been retired and is awaiting shutdown."
 )
 
-// noRank is the whole message with which engines refuse a rank: vLLM in v1/engine/input_processor.py, SGLang in
-// managers/tokenizer_manager.py. Only a whole message counts, because others may quote a client.
+// noRank matches the whole message with which engines refuse a rank: vLLM in v1/engine/input_processor.py, SGLang in
+// managers/tokenizer_manager.py. Only a whole message counts, because other messages may quote a client.
 var noRank = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 })
 
-// Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. The request named the
-// rank of the target in a header, if it has one. The engine counts its ranks as the header does.
+// Withheld reads a refusal that is about the engine and not about the request. It returns one of the errors above, or
+// nil. If the target has a rank, the request named it in a header. The engine counts its ranks as the header does.
 func Withheld(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
@@ -72,7 +75,7 @@ func Withheld(status int, body []byte, t *Target) error {
 		var why struct {
 			Message string `json:"message"`
 		}
-		_ = json.Unmarshal(body, &told) // else it is another refusal
+		_ = json.Unmarshal(body, &told) // else it is another refusal, which stays unread
 		_ = json.Unmarshal(told.Error, &says)
 		if json.Unmarshal(told.Error, &why) == nil && SaysPaused(status, why.Message) {
 			return ErrPaused
@@ -96,7 +99,7 @@ func Withheld(status int, body []byte, t *Target) error {
 			return nil
 		}
 		e := &RankError{}
-		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // digits, not many
+		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // the pattern allows only a few digits, so Atoi does not fail
 		e.Ranks, _ = strconv.Atoi(found[3])
 		e.Rank, e.Ranks = e.Rank-t.First, e.Ranks-t.First
 		if e.Ranks > 0 && e.Ranks <= e.Rank && (t.Rank < 0 || t.Rank == e.Rank) {
@@ -106,29 +109,30 @@ func Withheld(status int, body []byte, t *Target) error {
 	return nil
 }
 
-// SaysPaused says whether a refusal, which may be an event of a stream, is that of a core that is paused.
+// SaysPaused says whether a refusal, which may be an event of a stream, comes from a core that is paused.
 func SaysPaused(status int, message string) bool {
 	return status == http.StatusServiceUnavailable && message == saysPaused
 }
 
-// IsWithheld says whether an error is one of Withheld's.
+// IsWithheld says whether an error is one that Withheld returns.
 func IsWithheld(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
 
-// absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
+// absent has the ranks of an engine that is up which get no requests, and why the whole engine gets none. It is a
+// value.
 type absent struct {
-	halt    error         // nothing new goes there, and what waits for it waits on
-	since   time.Time     // of the halt
-	sure    bool          // a check has heard of the halt, too, and not only a request
-	ranks   int           // it has, as it said when it refused one; 0: all
-	asked   time.Time     // when it was tried last whether it has them again
-	rest    time.Duration // before the next try, if clients make it
+	halt    error         // why nothing new goes there; requests for it wait; nil: it is not halted
+	since   time.Time     // begin of the halt
+	sure    bool          // a check has seen the halt, too, and not only a request
+	ranks   int           // how many ranks the engine has, by its refusal of a rank; 0: all
+	asked   time.Time     // when a try last asked whether it has more ranks again
+	rest    time.Duration // least time before the next try, if requests of clients are the tries
 	silent  map[int]bool
 	reports loads
 }
 
-// lost is why each rank of an engine is out of its group.
+// lost is the reason of each rank that is out of its group.
 func (a *absent) lost(of int) map[int]string {
 	if a.ranks == 0 && len(a.silent) == 0 {
 		return nil
@@ -143,10 +147,10 @@ func (a *absent) lost(of int) map[int]string {
 	return all
 }
 
-// Halted says that nothing new goes to an engine that is up, and that requests wait for it.
+// Halted says that no new requests go to an engine that is up, and that requests wait for it.
 func (s Status) Halted() bool { return s.Up && s.Halt != nil }
 
-// LostRanks says which ranks are lost, and why, in a sentence; nil: none is.
+// LostRanks says in a sentence which ranks are lost, and why; nil: none is.
 func (s Status) LostRanks() error {
 	if len(s.Lost) == 0 {
 		return nil
@@ -168,17 +172,18 @@ func (s Status) LostRanks() error {
 	return errors.New(strings.Join(parts, "; "))
 }
 
-// quietChecks is for how many checks the scheduler of a rank may say nothing of its load while other ranks do. Each says it
-// after its batches, and after every turn without one.
+// quietChecks is how many check intervals the scheduler of a rank may send no load while other ranks do. Each
+// scheduler sends its load after its batches, and after every turn without one.
 const quietChecks = 5
 
-// loads is when each rank of a server of SGLang has told its load last. It is a value.
+// loads has the time at which each rank of a server of SGLang last sent its load. It is a value.
 type loads struct {
 	told map[int]float64
-	at   map[int]time.Time // when told changed
+	at   map[int]time.Time // when the entry of told last changed
 }
 
-// see takes in what GET /v1/loads tells, and returns the ranks that are silent while others are not.
+// see takes in the answer of GET /v1/loads, and returns the ranks that have sent no new load for a time of quiet,
+// while others have.
 func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) map[int]bool {
 	if l.told == nil {
 		l.told, l.at = map[int]float64{}, map[int]time.Time{}
@@ -201,22 +206,23 @@ func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) ma
 	return silent
 }
 
-// withheld takes in what an engine says in place of an answer, and has it checked at once. It needs m.mu.
+// withheld takes in the reason that an engine gave in place of an answer, and has the engine checked at once. It
+// needs m.mu.
 func (w *watch) withheld(why error) {
-	if w.in.Held != nil { // its pause is why
+	if w.in.Held != nil { // the pause of the operator is the reason
 		return
 	}
 	w.checkNow()
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.reports++ // a check begun before this cannot say that it is over
+		w.reports++ // a check that began before this cannot end the halt
 		w.halt(ErrReforming, false)
-	case errors.Is(why, ErrPaused): // by a call that did not come through here, or of which nothing is known any more
+	case errors.Is(why, ErrPaused): // by a call that did not come through this proxy, or that this proxy does not remember
 		w.reports++
 		w.halt(ErrPaused, false)
 	case errors.As(why, &rank):
-		if w.absent.ranks != rank.Ranks { // else other requests were told so before
+		if w.absent.ranks != rank.Ranks { // else other requests were refused in the same way before
 			w.absent.rest = min(2*w.absent.rest, longestRest)
 		}
 		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
@@ -229,8 +235,9 @@ func (w *watch) withheld(why error) {
 	}
 }
 
-// halt has nothing new go to the engine, or with nil again. heard says that a check has heard why from the engine. An engine
-// that tells only requests so, and no check, fails them. It needs m.mu.
+// halt stops new requests to the engine for the reason why; nil: they may go there again. heard says that a check has
+// seen the reason. If an engine gives the reason only to requests, and no check sees it, that counts as failures. It
+// needs m.mu.
 func (w *watch) halt(why error, heard bool) {
 	was, sure := w.absent.halt, w.absent.sure
 	w.absent.halt, w.absent.sure = why, why != nil && (heard || sure)
@@ -239,11 +246,11 @@ func (w *watch) halt(why error, heard bool) {
 	}
 	switch {
 	case why == nil && sure:
-		w.forgive()                                    // what failed meanwhile says nothing
-		w.absent.asked, w.absent.rest = time.Time{}, 0 // it may have more ranks now
+		w.forgive()                                    // failures during the halt say nothing
+		w.absent.asked, w.absent.rest = time.Time{}, 0 // the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && was != nil && len(w.in.Canaries) > 0:
-		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
+		if w.suspect.circuit.Fail(theCanary, time.Now()) { // the request that was refused may be the canary
 			w.out(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", was))
 		}
 	case w.absent.sure && !sure:
@@ -252,7 +259,8 @@ func (w *watch) halt(why error, heard bool) {
 	w.show(w.status)
 }
 
-// hold has nothing said against the engine while it is held, and what was said before is forgotten when that ends. It needs m.mu.
+// hold sets why an operator stops requests to the engine. Nothing counts against the engine while it is held, and
+// what counted before is forgotten when the hold ends. It needs m.mu.
 func (w *watch) hold(why *Held) {
 	was := w.in.Held
 	if w.in.Held = why; was == why || was != nil && why != nil && *was == *why {
@@ -263,15 +271,16 @@ func (w *watch) hold(why *Held) {
 		w.failed = 0
 		w.checkNow()
 	}
-	if w.m.watches[w.in.ID] == w { // else nobody has been told of it
+	if w.m.watches[w.in.ID] == w { // else the watch is new, and its status was not published yet
 		w.show(w.status)
 	}
 }
 
-// holdsBack says that an engine which is held may fail so: only that nothing is there counts.
+// holdsBack says that an error does not count, because the engine is held. Only an unreachable engine counts as a
+// failure then.
 func (w *watch) holdsBack(err error) bool { return w.in.Held != nil && err != nil && !unreachable(err) }
 
-// hopeless is why an engine that is halted is down, or nil.
+// hopeless is the reason why a halted engine counts as down; nil: it does not.
 func (a *absent) hopeless(now time.Time) error {
 	switch {
 	case errors.Is(a.halt, errDead), errors.Is(a.halt, errScaleFailed):
@@ -282,7 +291,7 @@ func (a *absent) hopeless(now time.Time) error {
 	return nil
 }
 
-// show puts what is absent into a status and makes it the one in force. It needs m.mu.
+// show completes a status by what is absent, and makes it the current one. It needs m.mu.
 func (w *watch) show(next Status) {
 	w.fill(&next)
 	before := w.status.LostRanks()
@@ -296,7 +305,7 @@ func (w *watch) show(next Status) {
 	}
 }
 
-// fill completes a status by what is absent. It needs m.mu.
+// fill sets Halt, Lost and Accused of a status. It needs m.mu.
 func (w *watch) fill(next *Status) {
 	next.Halt, next.Lost = w.absent.halt, w.absent.lost(w.in.Ranks)
 	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
@@ -307,15 +316,15 @@ func (w *watch) fill(next *Status) {
 	}
 }
 
-// lookForRanks asks an engine that is alive for what its health check does not tell: whether it waits for its recovery, and
-// which of its ranks are silent. It returns why nothing new may go there.
+// lookForRanks asks an engine that is alive for what its health check does not show: whether it waits for its
+// recovery, and which of its ranks are silent. It returns the reason why nothing new may go there.
 func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	w.m.mu.Lock()
 	held, was := w.in.Held != nil, errors.Is(w.absent.halt, ErrPaused)
 	w.m.mu.Unlock()
 	if !held && (w.facts.pauses || was) {
 		paused, err := w.isPaused(ctx)
-		if err != nil { // then what it said last counts
+		if err != nil { // if the question fails, the last answer counts
 			paused = was && !lacks(err)
 		}
 		if paused {
@@ -325,7 +334,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	switch {
 	case w.facts.tolerant:
 		var err error
-		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // then what it said last counts
+		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // if the question fails, the last answer counts
 			w.m.mu.Lock()
 			if halt = w.absent.halt; errors.Is(halt, ErrReforming) || errors.Is(halt, ErrPaused) || errors.Is(halt, errScaleFailed) {
 				halt = nil
@@ -343,10 +352,10 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	return halt
 }
 
-// reforming asks vLLM how far a change of the number of its ranks is, while it refuses requests because of it. From 0.33 on it tells the
-// phase, the number that was asked for and why it failed, also where each rank has an API server of its own
-// (entrypoints/serve/elastic_ep/api_router.py). Before a commit, in the phase preparing, it takes requests. After one that failed it never
-// does.
+// reforming asks vLLM how far a change of the number of its ranks is, while it refuses requests because of that
+// change. From 0.33 on vLLM answers with the phase, the requested number and why it failed, also where each rank has
+// an API server of its own (entrypoints/serve/elastic_ep/api_router.py). Before the commit, in the phase preparing,
+// it takes requests. After a change that failed it never does.
 func (w *watch) reforming(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
 	defer stop()
@@ -356,7 +365,7 @@ func (w *watch) reforming(ctx context.Context) error {
 		Error string `json:"error"`
 		Ranks Number `json:"requested_data_parallel_size"`
 	}
-	if err != nil || status != http.StatusOK || json.Unmarshal(body, &told) != nil { // an older one says nothing meanwhile
+	if err != nil || status != http.StatusOK || json.Unmarshal(body, &told) != nil { // older versions do not answer this
 		return ErrReforming
 	}
 	ranks, err := told.Ranks.Whole("requested_data_parallel_size", MostRanks)
@@ -378,15 +387,15 @@ func (w *watch) rankDue() bool {
 	return w.status.Up && a.ranks > 0 && a.halt == nil && time.Since(a.asked) >= max(a.rest, w.m.cfg.FactsInterval)
 }
 
-// lookForMore has the first rank that is lost tried when that is due. Where no request of one token may be sent, that rank alone
-// is used again, and the next request of a client tells. It needs m.mu.
+// lookForMore starts a try of the first lost rank when it is due. If requests of one token are not allowed, only that
+// rank is used again, and the next request of a client is the try. It needs m.mu.
 func (w *watch) lookForMore() {
 	switch a := &w.absent; {
 	case !w.rankDue():
 	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == a.ranks }):
 		select {
 		case w.doubt <- struct{}{}:
-		default: // it looks already
+		default: // a wake-up is pending already
 		}
 	default:
 		a.asked, a.rest = time.Now(), max(a.rest, w.m.cfg.FactsInterval)
@@ -400,8 +409,8 @@ func (w *watch) lookForMore() {
 // longestRest bounds the time between two tries of a rank whose requests are refused.
 const longestRest = 5 * time.Minute
 
-// tryLost asks whether an engine has more ranks again, with a request of one token for the first that is lost. An engine that
-// does not have it refuses before it computes anything.
+// tryLost asks whether an engine has more ranks again, with a request of one token for the first lost rank. An engine
+// that does not have the rank refuses before it computes anything.
 func (w *watch) tryLost(ctx context.Context) {
 	w.m.mu.Lock()
 	lowest, model := w.absent.ranks, w.status.baseModel()
@@ -430,9 +439,10 @@ func (w *watch) tryLost(ctx context.Context) {
 	w.show(w.status)
 }
 
-// fault asks vLLM whether its core has met a fault and waits for its recovery. It fails unless vLLM was started with
-// --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). Its GET /health says 200 meanwhile, and
-// requests that come wait in it. It says unhealthy while a recovery is possible, and dead if a worker has died.
+// fault asks vLLM whether its core has met a fault and waits for its recovery. It returns an error unless vLLM was
+// started with --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). GET /health
+// answers 200 meanwhile, and requests that come wait in the engine. The status is unhealthy while a recovery is
+// possible, and dead if a worker has died.
 func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err error) {
 	body, err := w.get(ctx, "/fault_tolerance/status", patience, answerLimit)
 	var told struct {
@@ -460,8 +470,9 @@ func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err er
 	return nil, nil
 }
 
-// isPaused asks vLLM whether its core is paused. It has the path only with VLLM_SERVER_DEV_MODE=1, as that which pauses it
-// (entrypoints/rl/online/api_router.py and entrypoints/launchers/api_server/routers.py of 0.32 and 0.33).
+// isPaused asks vLLM whether its core is paused. vLLM has this path, and the one that pauses it, only with
+// VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py and entrypoints/launchers/api_server/routers.py of 0.32
+// and 0.33).
 func (w *watch) isPaused(ctx context.Context) (bool, error) {
 	body, err := w.get(ctx, "/is_paused", min(w.m.cfg.Timeout, time.Second), answerLimit)
 	if err != nil {
@@ -475,7 +486,7 @@ func (w *watch) isPaused(ctx context.Context) (bool, error) {
 
 var errNoFaults = errors.New("it does not say whether it has met a fault")
 
-// lacks says that an engine answers so because it does not have what was asked for, and will not.
+// lacks says that an engine's error means that it does not have what was asked for, and will not have it.
 func lacks(err error) bool {
 	var answered *StatusError
 	if errors.As(err, &answered) {
@@ -484,8 +495,8 @@ func lacks(err error) bool {
 	return errors.Is(err, errNoFaults)
 }
 
-// loads asks a server of SGLang when each rank's scheduler has told its load last. Nothing is sent to the schedulers for that
-// (entrypoints/v1_loads.py of 0.5.23), as GET /server_info does, which waits for the answer of ranks that are lost.
+// loads asks a server of SGLang when each rank's scheduler last sent its load. Nothing is sent to the schedulers for
+// that (entrypoints/v1_loads.py of 0.5.23). GET /server_info would be: it waits for the answer of lost ranks, too.
 func (w *watch) loads(ctx context.Context) (map[int]float64, error) {
 	body, err := w.get(ctx, "/v1/loads?include=core", w.m.cfg.Timeout, versionLimit)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Check tells bad of every setting of the config file that cannot work, by its key below
-// geo. The address of the listener is not looked at.
+// Check calls bad for every setting of the config file that cannot work, with its key below
+// geo. It does not check the address of the listener.
 func (c *Config) Check(bad report) {
 	if !slices.Contains([]string{Off, Distributed, Central}, c.Mode) {
 		bad("mode", "%q is no mode; write off, distributed or central", c.Mode)
@@ -73,7 +73,7 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	}
 }
 
-// leastSnapshot is the least that is worth remembering of a peer's prompts, in bytes.
+// leastSnapshot is the least memory for a peer's prompts that is of use, in bytes.
 const leastSnapshot = 64 << 10
 
 func (c *Config) checkNumbers(bad report) {

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// Clock is the time that a Node lives in: the machine's, or that of a simulation.
+// Clock is the source of a Node's time: the computer's clock, or a simulated one.
 type Clock interface {
 	Now() time.Time
-	// After calls f once, so much later and never before it returns. stop reports
+	// After calls f once, after d, and never before After returns. stop reports
 	// whether it prevents the call.
 	After(d time.Duration, f func()) (stop func() bool)
-	// Spread is a number from 0 up to 1, another one at each call. It keeps
+	// Spread is a random number from 0 up to 1, a new one at each call. It keeps
 	// dispatchers that were started together from asking at the same moments.
 	Spread() float64
 }

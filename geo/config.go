@@ -15,21 +15,21 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Config is `geo` of the config file, this dispatcher among those of other regions, and
-// what a Node is given beside it.
+// Config is `geo` of the config file, which describes this dispatcher and its peers, and
+// what the caller of New sets besides.
 type Config struct {
 	Mode    string `yaml:"mode"`
 	Central string `yaml:"central"` // mode central: the id of the dispatcher that decides
 	Self    Self   `yaml:"self"`
-	Listen  string `yaml:"listen"` // for other dispatchers
+	Listen  string `yaml:"listen"` // the address for other dispatchers
 	TLS     TLS    `yaml:"tls"`
 	HMAC    struct {
-		KeysFile string        `yaml:"keys_file"` // one key a line: its id, a space, 32 bytes or more; the first signs
-		KeysEnv  string        `yaml:"keys_env"`  // name of a variable with the same
-		Skew     time.Duration `yaml:"skew"`      // of clocks, for what is signed
+		KeysFile string        `yaml:"keys_file"` // one key a line: its id, a space, 32 bytes or more; the first key signs
+		KeysEnv  string        `yaml:"keys_env"`  // name of an environment variable with the same text
+		Skew     time.Duration `yaml:"skew"`      // how far the clocks of sender and receiver may differ
 	} `yaml:"hmac"`
 	Peers  []PeerConfig `yaml:"peers"`
-	Policy string       `yaml:"policy"` // as policy.Parse takes it
+	Policy string       `yaml:"policy"` // in the form that policy.Parse reads
 	Push   struct {
 		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o, blind
 		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto
@@ -39,36 +39,36 @@ type Config struct {
 	} `yaml:"push"`
 	Probe struct {
 		Interval time.Duration `yaml:"interval"` // between two probes of a peer
-		Misses   int           `yaml:"misses"`   // in a row that take it down
+		Misses   int           `yaml:"misses"`   // after so many missed probes in a row a peer counts as down
 	} `yaml:"probe"`
 	Snapshot struct {
-		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // of what is remembered of the prompts sent to it: a number, or one with KiB, MiB or GiB
+		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // of memory for the prompts sent to a peer: a number, or one with KiB, MiB or GiB
 	} `yaml:"snapshot"`
 	MaxHops   int       `yaml:"max_hops"`
 	Ownership Ownership `yaml:"ownership"`
 	Egress    struct {
-		DailyUSD float64 `yaml:"daily_usd"` // a peer, UTC day; 0: any
+		DailyUSD float64 `yaml:"daily_usd"` // for each peer and UTC day; 0: no limit
 	} `yaml:"egress"`
-	Residency map[string][]string `yaml:"residency"` // by tenant or model, the regions its requests may go to; none: all
+	Residency map[string][]string `yaml:"residency"` // by tenant or model: the regions that its requests may go to; no entry: all
 
-	Siblings   bool          `yaml:"-"` // peers in our region serve the same engines, each some decode groups
-	FirstByte  time.Duration `yaml:"-"` // a forward's first event may take so long
-	Idle       time.Duration `yaml:"-"` // and each later one
-	Connect    time.Duration `yaml:"-"` // to a peer
-	Whole      time.Duration `yaml:"-"` // FirstByte of a sibling, which does all that is done here
-	WholeBytes int           `yaml:"-"` // of an answer that is not streamed
-	EventBytes int           `yaml:"-"` // of one event
+	Siblings   bool          `yaml:"-"` // peers in our region serve the same engines; each owns some decode groups
+	FirstByte  time.Duration `yaml:"-"` // time limit of a forward's first event
+	Idle       time.Duration `yaml:"-"` // time limit of each later event
+	Connect    time.Duration `yaml:"-"` // time limit of a connection to a peer
+	Whole      time.Duration `yaml:"-"` // FirstByte for a sibling, which serves the request as this dispatcher would
+	WholeBytes int           `yaml:"-"` // limit of an answer that is not streamed
+	EventBytes int           `yaml:"-"` // limit of one event
 
 	Keys     *Keys                                                                                     `yaml:"-"` // nil: certificates alone
 	Tier     Tier                                                                                      `yaml:"-"`
 	Running  func(model string) (perReplica float64, seqs int)                                         `yaml:"-"` // decode requests; must not wait
 	Draining func() bool                                                                               `yaml:"-"`
-	Tenure   func() Tenure                                                                             `yaml:"-"` // of this dispatcher; nil: regions have no owners
-	OnProbe  func(ProbeReport)                                                                         `yaml:"-"` // of a peer's probe; nil with Tenure
+	Tenure   func() Tenure                                                                             `yaml:"-"` // nil: there are no owners
+	OnProbe  func(ProbeReport)                                                                         `yaml:"-"` // nil if Tenure is
 	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
 
-	Clock Clock                  `yaml:"-"` // nil: the machine's
-	Link  func(peer string) Link `yaml:"-"` // to a peer, by the id of its entry; nil: over HTTP
+	Clock Clock                  `yaml:"-"` // nil: the computer's clock
+	Link  func(peer string) Link `yaml:"-"` // makes the link to a peer, by the id of its entry; nil: links over HTTP
 
 	Registerer prometheus.Registerer `yaml:"-"`
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
@@ -80,17 +80,17 @@ type Self struct {
 	Region string `yaml:"region"`
 }
 
-// TLS is the certificate that this dispatcher shows others, and who signs theirs.
+// TLS has the certificate that this dispatcher shows to others, and the authority that signs theirs.
 type TLS struct {
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
 	CA   string `yaml:"ca"`
 }
 
-// PeerConfig is one entry of geo.peers: one dispatcher, or all that a name
-// leads to.
+// PeerConfig is one entry of geo.peers: one dispatcher, or all dispatchers behind
+// a host name.
 type PeerConfig struct {
-	ID       string         `yaml:"id"` // with discover, the beginning of theirs: eu for eu-1 and eu-2
+	ID       string         `yaml:"id"` // with discover, the prefix of the dispatchers' ids: eu for eu-1 and eu-2
 	Region   string         `yaml:"region"`
 	URL      string         `yaml:"url"`
 	Discover Discovery      `yaml:"discover"`
@@ -106,12 +106,12 @@ type Discovery string
 // The ways.
 const (
 	Static Discovery = ""    // the URL's host is one dispatcher
-	ByA    Discovery = "a"   // every address of the host is one
-	BySRV  Discovery = "srv" // the host is a name of SRV records, each is one
+	ByA    Discovery = "a"   // every address of the host is a dispatcher
+	BySRV  Discovery = "srv" // the host is a name with SRV records; each record is a dispatcher
 )
 
-// AnswersTo says whether a dispatcher of that id may speak for the entry: of a
-// name that stands for several, all ids that begin with the entry's and a dash.
+// AnswersTo says whether a dispatcher with that id belongs to the entry. If the entry has discover,
+// all ids that begin with the entry's id and a dash do.
 func (c *PeerConfig) AnswersTo(id string) bool {
 	return id == c.ID || c.Discover != Static && strings.HasPrefix(id, c.ID+"-")
 }
@@ -131,10 +131,10 @@ const (
 	Central     = "central"
 )
 
-// auto as max_unanswered follows the traffic.
+// auto is a value of max_unanswered: it follows the traffic.
 const auto = "auto"
 
-// Default is what an empty config file says.
+// Default returns the Config of an empty config file.
 func Default() Config {
 	d := policy.Defaults()
 	c := Config{Mode: Off, Listen: ":9443", Policy: "finish", MaxHops: 1, Ownership: defaultOwnership()}
@@ -155,7 +155,7 @@ func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Sel
 // Leads says whether this one decides for all.
 func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
 
-// Settings are the policy's.
+// Settings returns the policy's settings.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
 	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.unanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
@@ -178,7 +178,7 @@ func (c *Config) unanswered() int {
 	return n
 }
 
-// SnapshotBytes is snapshot.max_bytes_per_peer; false: it is no size.
+// SnapshotBytes is snapshot.max_bytes_per_peer in bytes; false: its text is not a size.
 func (c *Config) SnapshotBytes() (int64, bool) {
 	text, unit := c.Snapshot.MaxBytesPerPeer, int64(1)
 	for suffix, n := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
@@ -193,7 +193,7 @@ func (c *Config) SnapshotBytes() (int64, bool) {
 // Signed says whether hops are signed with keys.
 func (c *Config) Signed() bool { return c.HMAC.KeysFile != "" || c.HMAC.KeysEnv != "" }
 
-// ReadKeys reads what hops are signed with; nil: nothing.
+// ReadKeys reads the keys with which hops are signed; nil: hops are not signed.
 func (c *Config) ReadKeys() (*Keys, error) {
 	if !c.Signed() {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 // resolveEvery is how often the names of peers are looked up again.
 const resolveEvery = 30 * time.Second
 
-// lookup finds the addresses behind a name, host:port each.
+// lookup finds the addresses behind a name, each as host:port.
 func lookup(ctx context.Context, d Discovery, host, port string) ([]string, error) {
 	var found []string
 	if d == BySRV {
@@ -35,8 +35,8 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 	return found, err
 }
 
-// follow looks an entry's name up again and again: who is new is probed, who is
-// gone is forgotten once its forwards have ended. A name that cannot be
+// follow looks up an entry's name every resolveEvery. New dispatchers are probed, and a dispatcher
+// whose address is gone is forgotten once its forwards have ended. A name that cannot be
 // resolved changes nothing.
 func (n *Node) follow(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
@@ -61,7 +61,7 @@ func (n *Node) follow(c *PeerConfig) {
 	}
 }
 
-// found makes the peers of an entry those at the addresses.
+// found sets the peers of an entry to the dispatchers at these addresses.
 func (n *Node) found(c *PeerConfig, addresses []string) {
 	at := map[string]bool{}
 	for _, a := range addresses {

@@ -1,11 +1,11 @@
-// Package geo is the live side of several regions: who the other dispatchers
-// are and how they are (peer.go, probe.go, link.go), what one sends another and how
-// it is believed (hop.go, keys.go, door.go), one request's way to a peer and back
+// Package geo connects the dispatchers of several regions: which other dispatchers there
+// are and their state (peer.go, probe.go, link.go), what they send each other and how
+// it is verified (hop.go, keys.go, verifier.go), the way of one request to a peer and back
 // (forward.go), and what that cost (receipt.go).
 //
-// A dispatcher is one evenkeel process with the engines of its region, a peer
-// another one. Where a request goes is geo/policy's to say: a Node asks it with
-// what it knows. What a Node knows is behind one lock, never held over I/O. It is
-// given its time and its way to each peer, Clock and Link, so that a simulation
-// drives the same Node.
+// A dispatcher is one evenkeel process with the engines of its region; a peer is
+// another dispatcher. Package geo/policy decides where a request goes, from what the Node
+// knows. One lock guards what a Node knows; it is never held during I/O. Clock and Link give
+// a Node its time and its way to each peer, so that a simulation
+// can drive the same Node.
 package geo

@@ -23,8 +23,8 @@ type Forward struct {
 	model       string
 	rid, tenant string
 	came        *Hop
-	legs        int // requests that it is
-	hit         int // tokens thought to be cached there
+	legs        int // how many requests it counts as
+	hit         int // tokens of the prompt that are believed to be cached at the peer
 	predicted   policy.Terms
 	localMs     float64
 	prompt      prefill.Prompt
@@ -34,13 +34,13 @@ type Forward struct {
 	since       time.Time // when it entered the arrival queue
 
 	mu      sync.Mutex
-	carrier Carrier // once it is sent
+	carrier Carrier // nil until the request is sent
 	started bool    // the client has, or is about to have, its first byte
 	left    bool    // the client has gone
 	cause   string  // why it was abandoned from outside
 	ended   bool
 
-	hurried bool // its deadline is the client's
+	hurried bool // the deadline is the client's, which comes before our own
 	resp    *engine.Response
 	cached  int
 	firstAt time.Time
@@ -48,7 +48,7 @@ type Forward struct {
 	idle    time.Duration // how long the peer may be silent, as the connection has it
 	out     []byte        // events the client has not taken yet
 	events  int
-	over    error // of Read: why nothing more comes
+	over    error // why Read returns no more events
 }
 
 // Causes of a fallback, as metrics label them.
@@ -58,54 +58,54 @@ const (
 	causeTimeout = "timeout"
 	causeDown    = "peer_down"
 	causeStatus  = "status"
-	causeUnfit   = "unfit"     // no dispatcher could be told of it: its path, say
+	causeUnfit   = "unfit"     // the request cannot be sent to a dispatcher at all, for example because of its path
 	causeLarge   = "too_large" // an answer in one piece, or an event
 )
 
-// blameless are the causes that say nothing about the peer, so that no client
-// can take one out.
+// blameless are the causes that do not count as failures of the peer, so that no client
+// can make a peer count as broken.
 var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectModel, RejectDeadline, RejectOwner,
 	RejectRecipient}
 
 var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 
-// Request is what is forwarded: the client's own, less what clients may not
+// Request is the request that is forwarded: the client's own, without what clients may not
 // send.
 type Request struct {
 	Method, Target string // Target is the path with its query
 	Headers        []engine.Header
 	Body           [][]byte
 	Stream         bool
-	Dials          bool          // it is sent over a new connection
+	Dials          bool          // the request is sent over a new connection
 	Deadline       time.Time     // when the client gives up; zero: unknown
-	Held           time.Duration // that the peer may hold it back besides, as it does with batch
-	Most           int64         // bytes of a streamed answer; 0: any number
+	Held           time.Duration // how much longer the peer may hold the request back, as it does with batch requests
+	Most           int64         // limit of a streamed answer, in bytes; 0: none
 }
 
-// Failure is a forward that gave the client nothing.
+// Failure says why a forward gave the client nothing.
 type Failure struct {
 	Gone    bool   // the client has left
-	Relay   *Relay // a refusal that is the client's to see
-	Reason  string // else why it is served here now
-	Sibling bool   // who failed serves the same engines: another owner does it, or we once we own them
-	Ran     bool   // it may have been served there all the same
+	Relay   *Relay // a refusal that is passed on to the client; nil: there is none
+	Reason  string // otherwise, why the request is served here now
+	Sibling bool   // the peer serves the same engines: another owner must serve the request, or we do once we own them
+	Ran     bool   // the peer may have served the request nevertheless
 	Err     error
 }
 
-// Relay is a peer's answer, as it came.
+// Relay is a peer's answer, unchanged.
 type Relay struct {
 	Status      int
 	ContentType string
 	Body        []byte
 }
 
-// ErrPeerLost is Read's error after the event that says so.
+// ErrPeerLost is the error that Read returns behind the error event of a lost peer.
 var ErrPeerLost = errors.New("geo: the other proxy was lost in the middle of an answer")
 
-// PeerID is where it goes.
+// PeerID is the id of the peer that gets the request.
 func (f *Forward) PeerID() string { return f.peer.id }
 
-// refused is a status that is no success.
+// refused is an answer whose status is not a success.
 type refused struct {
 	status int
 	reject string
@@ -114,14 +114,14 @@ type refused struct {
 
 func (r *refused) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
 
-// relayed are the statuses that mean the client's own request.
+// relayed are the statuses that say that the client's own request is at fault.
 var relayed = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 	http.StatusUnprocessableEntity}
 
 var errLate = errors.New("no first event came in time")
 
-// Carrier brings a forward to its peer: a call over HTTP, or a simulation's.
+// Carrier carries a forward to its peer: a call over HTTP, or a simulated call.
 type Carrier interface {
-	Abort() // the forward is to fail, if the client has nothing of it yet
+	Abort() // ends the call to the peer at once
 	Bytes() (out, in int64)
 }

@@ -11,8 +11,8 @@ import (
 	"evenkeel/sse"
 )
 
-// Leave tells that the client has gone: the connection is closed at once, which
-// is how the peer hears of it. It never blocks.
+// Leave records that the client has left, and closes the connection at once. The
+// peer notices that. Leave never blocks.
 func (f *Forward) Leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -25,10 +25,10 @@ func (f *Forward) Leave() {
 // Drop ends a forward that was never sent.
 func (f *Forward) Drop() { f.End(OutcomeGone) }
 
-// End ends a forward whose client has had what there was of it.
+// End ends a forward whose client got an answer, or left.
 func (f *Forward) End(outcome string) { f.end(outcome, "") }
 
-// Fail ends a forward that gave the client nothing.
+// Fail ends a forward from which the client got nothing, and returns what to do about it.
 func (f *Forward) Fail(err error) *Failure {
 	fail := f.failure(err)
 	fail.Sibling = f.peer.sibling
@@ -42,7 +42,7 @@ func Rejected(reason string) error {
 	return &refused{status: http.StatusServiceUnavailable, reject: reason}
 }
 
-// abandon ends the attempt from outside, unless the client has something.
+// abandon aborts the forward because of its cause, unless the client has got something or has left.
 func (f *Forward) abandon(cause string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,9 +55,9 @@ func (f *Forward) abandon(cause string) {
 	}
 }
 
-// Carry makes the carrier one that Leave and the loss of the peer reach; false:
-// they came before. Whoever carries a forward without Send tells it of Written and
-// Begun, and ends it once, by Fail or by End.
+// Carry sets the carrier that Leave and the loss of the peer abort; false: one of them
+// came before. A caller that carries a forward without Send must call Written and
+// Begun, and end the forward once, by Fail or by End.
 func (f *Forward) Carry(by Carrier) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +65,7 @@ func (f *Forward) Carry(by Carrier) bool {
 	return !f.left && f.cause == ""
 }
 
-// Written notes that a probe which is sent from now on counts the request.
+// Written records that the request was written, so that the answer to any later probe counts it.
 func (f *Forward) Written() {
 	n := f.node
 	n.mu.Lock()
@@ -73,9 +73,9 @@ func (f *Forward) Written() {
 	f.peer.reserved.Written(f.number, n.at(n.clock.Now()))
 }
 
-// Begun notes that the client gets something: from here on there is no way back.
-// whole: it is all of the answer, which does not tell when the first token was there;
-// cached is how many tokens of the prompt the peer found in a cache; -1: it does not say.
+// Begun records that the client gets something: from now on the request cannot be served elsewhere.
+// whole says that it is all of the answer, which does not show when the first token was there.
+// cached is how many tokens of the prompt the peer found in a cache; -1: not known.
 func (f *Forward) Begun(whole bool, cached int) {
 	n, p := f.node, f.peer
 	f.mu.Lock()
@@ -117,8 +117,8 @@ func (f *Forward) awaitsWhole() (stop func() bool) {
 	})
 }
 
-// makesRoom takes the forward off what the peer has not answered. It is called with
-// the node's lock held. What it returns gives the lock back, and wakes the queue if
+// makesRoom takes the forward off the peer's unanswered requests. It is called with
+// the node's lock held. The function that it returns unlocks it, and wakes the queue if
 // the peer had no room before.
 func (f *Forward) makesRoom() (unlock func()) {
 	n, p := f.node, f.peer
@@ -126,14 +126,14 @@ func (f *Forward) makesRoom() (unlock func()) {
 	f.answered()
 	return func() {
 		n.mu.Unlock()
-		if full { // it takes more now
+		if full { // the peer takes more requests now
 			n.cfg.Tier.Wake()
 		}
 	}
 }
 
-// answered takes the forward off what the peer has not answered, once. Called
-// with the node's lock held.
+// answered takes the forward off the peer's unanswered requests; a second call changes
+// nothing. It is called with the node's lock held.
 func (f *Forward) answered() {
 	f.peer.open -= f.legs
 	f.legs = 0
@@ -183,7 +183,7 @@ func (x *Failure) outcome() string {
 	return OutcomeFallback
 }
 
-// end settles the forward, once: circuit, books, receipt.
+// end settles the forward once: it updates the circuit and the counts, and writes the receipt.
 func (f *Forward) end(outcome, cause string) {
 	f.mu.Lock()
 	if f.ended {
@@ -222,7 +222,7 @@ func (f *Forward) end(outcome, cause string) {
 	n.bury(p)
 }
 
-// settle gives back what was booked on the peer.
+// settle takes back what the forward had booked on the peer, and judges the peer by the outcome.
 func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	n, p := f.node, f.peer
 	n.mu.Lock()

@@ -12,9 +12,9 @@ import (
 
 var readPool = sync.Pool{New: func() any { return new([8 << 10]byte) }}
 
-// fill reads one arrival; event tells whether a data event is in it. Events are
-// handed on whole, but for those that come in pieces: what comes after one that broke
-// off could not be told apart.
+// fill reads the bytes that have arrived; event says whether they end a data event. Events are
+// passed on whole, unless they are too large and come in pieces: a client could not tell an event
+// that broke off from the next one.
 func (f *Forward) fill() (event bool, err error) {
 	buf := readPool.Get().(*[8 << 10]byte)
 	defer readPool.Put(buf)
@@ -26,7 +26,7 @@ func (f *Forward) fill() (event bool, err error) {
 	return event, err
 }
 
-// appendEvents appends those that have come.
+// appendEvents appends the events that have come.
 func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	for {
 		e, ok := f.reader.Next()
@@ -59,15 +59,15 @@ func (f *Forward) ContentType() []byte { return f.resp.ContentType() }
 // Cached is how many prompt tokens the peer found in a cache; -1: it did not say.
 func (f *Forward) Cached() int { return f.cached }
 
-// Events is how many data events came so far: about as many tokens.
+// Events is how many data events came so far; that is about the number of tokens.
 func (f *Forward) Events() int { return f.events }
 
-// FirstAt is when the first event was here.
+// FirstAt is when the first event came.
 func (f *Forward) FirstAt() time.Time { return f.firstAt }
 
-// Read hands out whole events as they come, waiting for the first bytes only.
-// A peer that is lost is an event that says so and ErrPeerLost, so that the connection
-// is closed. No [DONE] follows it, as it does after every other error event of a chat.
+// Read returns the events that have come, and waits only if there are none.
+// If the peer is lost, it returns an error event and then ErrPeerLost, so that the client's connection
+// is closed. Unlike other error events of a chat, this one has no [DONE] behind it.
 func (f *Forward) Read(p []byte) (int, error) {
 	if err := f.await(); err != nil {
 		return 0, err
@@ -80,7 +80,7 @@ func (f *Forward) Read(p []byte) (int, error) {
 // Pending is how much more Read has without waiting.
 func (f *Forward) Pending() int { return len(f.out) }
 
-// Next is Read of all that has come, which is valid until the next call of any method.
+// Next returns all events that have come, as Read does. They are valid until the next call of any method.
 func (f *Forward) Next() ([]byte, error) {
 	if err := f.await(); err != nil {
 		return nil, err
@@ -90,10 +90,10 @@ func (f *Forward) Next() ([]byte, error) {
 	return events, nil
 }
 
-// Ended says that behind what was read nothing comes.
+// Ended says that nothing comes behind the events that were read.
 func (f *Forward) Ended() bool { return f.reader.Done() && len(f.out) == 0 }
 
-// await waits until there is something to hand out.
+// await waits until there are events to return.
 func (f *Forward) await() error {
 	for len(f.out) == 0 {
 		if f.over != nil {
@@ -104,7 +104,7 @@ func (f *Forward) await() error {
 	return nil
 }
 
-// more reads on until there is something to hand out, or nothing more.
+// more reads the next arrival, or notes that nothing more comes.
 func (f *Forward) more() {
 	if f.reader.Done() { // even if the connection has failed
 		f.over = io.EOF
@@ -115,7 +115,7 @@ func (f *Forward) more() {
 	}
 }
 
-// broke tells the client, if the answer is not whole.
+// broke adds an error event for the client, if the answer is not whole.
 func (f *Forward) broke() {
 	if f.reader.Done() {
 		return
@@ -127,8 +127,8 @@ func (f *Forward) broke() {
 	f.out = sse.ErrorEvent(f.out, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
 }
 
-// Flow returns the peer's response, for a caller that reads it by itself and tells of what came by Wait and
-// Arrive, until GoBack; nil: something else is to be done first.
+// Flow returns the peer's response for a caller that reads it by itself until GoBack, with Wait and
+// Arrive; nil: Next has to be called first.
 func (f *Forward) Flow() *engine.Response {
 	if f.over != nil || f.resp.Arrived() {
 		return nil
@@ -149,7 +149,7 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, sse.Runs
 }
 
-// Err is why nothing more is taken from the peer.
+// Err is why nothing more is taken from the peer; nil: it may go on.
 func (f *Forward) Err() error { return f.reader.Err() }
 
 // GoBack has Next read the response again. It returns events first.
@@ -159,8 +159,8 @@ func (f *Forward) GoBack(events []byte, _ sse.End) {
 	}
 }
 
-// finish closes the response. It waits a short time for the end of the body, because
-// the connection can then serve again. The client's own end does not wait for it.
+// finish closes the response. In a goroutine, it waits a short time for the end of the body, because
+// the connection can then be used again. The client's answer does not wait for that.
 func (f *Forward) finish() {
 	n := f.node
 	n.mu.Lock()
@@ -183,7 +183,7 @@ func (f *Forward) finish() {
 func (f *Forward) Close() {
 	outcome := OutcomeOK
 	switch {
-	case f.reader == nil: // it came whole
+	case f.reader == nil: // the answer came in one piece
 	case f.Lost():
 		outcome = OutcomeLost
 	case !f.reader.Done():

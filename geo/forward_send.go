@@ -39,7 +39,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
 		deadline, f.hurried = r.Deadline, true
 	}
-	if !now.Before(deadline) { // no time left would read as no limit
+	if !now.Before(deadline) { // a limit of 0 would mean no limit
 		return nil, errLate
 	}
 	if !r.Stream {
@@ -95,15 +95,15 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	return nil, nil
 }
 
-// refusal reads an answer that is no success.
+// refusal reads an answer whose status is not a success.
 func (f *Forward) refusal(status int) error {
 	reject := string(f.resp.Header(RejectHeader))
 	e := &refused{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(1 << 20)
-	// the request's own deadline cannot be met, not ours
+	// the client's own deadline cannot be met; our own limit is not the reason
 	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
-	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling tried all that there is
+	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling has tried the same engines
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Headers between dispatchers; clients' are dropped.
+// Headers between dispatchers. If a client sends them, they are dropped.
 const (
 	HopHeader       = "X-Evenkeel-Hop"
 	TenantHeader    = "X-Evenkeel-Tenant"
@@ -31,7 +31,7 @@ const (
 	RejectRecipient = "recipient" // it was sent to another dispatcher, or to an earlier run of this one
 	RejectPeer      = "peer_not_allowed"
 	RejectDeadline  = "deadline"
-	RejectOwner     = "not_owner" // a sibling admits to the request's decode groups
+	RejectOwner     = "not_owner" // another dispatcher of the region owns the request's decode groups
 )
 
 var rejects = []string{
@@ -39,31 +39,31 @@ var rejects = []string{
 	RejectRecipient,
 }
 
-// Hop is what a forwarded request says of its way so far.
+// Hop describes the way of a forwarded request so far.
 type Hop struct {
-	N        int      // dispatchers it has left
-	Max      int      // that it may leave
-	Origin   string   // the one its client came to
-	Via      []string // those it left, oldest first
-	RID      string   // its id at the origin
+	N        int      // how many dispatchers have forwarded the request
+	Max      int      // how many may forward it
+	Origin   string   // the dispatcher that the client sent it to
+	Via      []string // the dispatchers that have forwarded it, the oldest first
+	RID      string   // the request's id at the origin
 	Time     int64    // when it was sent, Unix ms
 	Nonce    string   // 32 hex digits, never used twice
-	Deadline int64    // Unix ms; nobody waits for its first event after it
-	To       string   // the dispatcher it is sent to, by its own name; of a probe, by that under geo.peers
-	Boot     string   // the run of it, as its last probe told; empty in a probe
-	Digest   string   // of the body, as DigestOf writes it
+	Deadline int64    // Unix ms; after it, the sender does not wait for the first event
+	To       string   // the id of the dispatcher that the request is sent to; in a probe, its id under geo.peers
+	Boot     string   // the recipient's run of the process, as its last probe reported it; empty in a probe
+	Digest   string   // the digest of the body, by DigestOf
 }
 
 const (
 	maxHop  = 2 << 10 // bytes of the header
-	maxName = 64      // of a dispatcher, request or tenant
+	maxName = 64      // bytes of the name of a dispatcher, request or tenant
 	maxVia  = 8
 )
 
-// ErrHop is a hop header that says nothing one could believe.
+// ErrHop says that a hop header is malformed.
 var ErrHop = errors.New("the hop header is not that of a proxy")
 
-// ErrHopVersion is a hop header of another version of evenkeel. The first version
+// ErrHopVersion says that a hop header is of another version. The first version
 // named no recipient and signed the body itself, so a recorded request could be
 // sent again to another dispatcher.
 var ErrHopVersion = errors.New("the hop header is of another version")
@@ -71,7 +71,7 @@ var ErrHopVersion = errors.New("the hop header is of another version")
 // hopVersion begins every header and every text that is signed.
 const hopVersion = "v2"
 
-// DigestOf is how a hop names the body of its request.
+// DigestOf returns the SHA-256 of a request's body in hex, by which a hop names the body.
 func DigestOf(body ...[]byte) string {
 	sum := sha256.New()
 	for _, part := range body {
@@ -80,7 +80,7 @@ func DigestOf(body ...[]byte) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// String writes the header: one way to write a hop, and one only.
+// String writes the header. There is exactly one way to write a hop.
 func (h *Hop) String() string {
 	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
 		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10) +
@@ -89,11 +89,11 @@ func (h *Hop) String() string {
 
 func (h *Hop) via() string { return strings.Join(h.Via, ",") }
 
-// Sender is the dispatcher that the request came from last.
+// Sender is the dispatcher that sent the request here.
 func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }
 
-// ParseHop reads the header as String writes it, and nothing else: two readers
-// that differ about a header differ about who signed what.
+// ParseHop reads the header exactly as String writes it, and refuses any other form, so that
+// no two readers can understand a signed header differently.
 func ParseHop(text string) (Hop, error) {
 	var h Hop
 	if len(text) > maxHop {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Keys sign hops and check signatures: the first signs, all that are there are
-// believed, so that a key is changed by putting the new one second everywhere,
-// then first everywhere, then taking the old one out.
+// Keys sign hops and check signatures. The first key signs, and a signature of any key is
+// accepted. So a key is changed by putting the new key second on all proxies,
+// then first on all proxies, and then removing the old key.
 type Keys struct{ all []key }
 
 type key struct {
@@ -25,11 +25,11 @@ const (
 	maxKeys = 2
 )
 
-// ErrKeys is a set of keys that cannot be used.
+// ErrKeys says that a set of keys cannot be used.
 var ErrKeys = errors.New("the keys between proxies cannot be used")
 
-// ParseKeys reads one key a line, its id, a space and at least 32 bytes without
-// spaces; empty lines and those that begin with # say nothing. Errors quote no
+// ParseKeys reads one key a line: its id, a space and at least 32 bytes without
+// spaces. Empty lines and lines that begin with # are skipped. Errors quote no
 // key.
 func ParseKeys(text string) (*Keys, error) {
 	k := &Keys{}
@@ -62,8 +62,8 @@ func ParseKeys(text string) (*Keys, error) {
 	return k, nil
 }
 
-// A Message is what a signature covers beside the hop, which names the body by
-// its digest: the head alone can be checked before a body is read.
+// A Message is what a signature covers besides the hop. The hop names the body by its digest, so that
+// the signature can be checked before the body is read.
 type Message struct {
 	Method, Target string // Target is the path with its query
 	Tenant         string
@@ -85,7 +85,7 @@ func (k *Keys) Sign(m *Message, h *Hop) string {
 	return "kid=" + first.id + ";v1=" + hex.EncodeToString(first.sum(m, h))
 }
 
-// Signed tells whether the header is a signature of one of the keys, taking as
+// Signed tells whether the header is a signature of one of the keys. The comparison takes as
 // long whichever byte is wrong.
 func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
 	id, sum, ok := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")

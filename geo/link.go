@@ -10,11 +10,11 @@ import (
 	"evenkeel/engine"
 )
 
-// httpLink is a peer's listener. Its connection is for probes alone, so that no
-// request stands ahead of one.
+// httpLink is the Link to a peer's listener. Its connection is for probes only, so that a probe
+// does not wait behind a request.
 type httpLink struct {
 	node   *Node
-	to     string // id under which the peer's entry stands
+	to     string // id of the peer's entry
 	target *engine.Target
 	client *engine.Client
 }
@@ -26,7 +26,7 @@ func (n *Node) linkOverHTTP(p *peer) Link {
 
 func (l *httpLink) Close() { l.client.Close() }
 
-// warm is how many idle connections a peer has for traffic: a dial costs two or
+// warm is how many idle connections to a peer are kept ready for requests, because a dial costs two or
 // three round trips.
 const warm = 2
 
@@ -65,15 +65,15 @@ func (l *httpLink) ask(ctx context.Context, question []byte) (e Echo) {
 	return e
 }
 
-// errRefused is a probe that the peer's door refused.
+// errRefused says that the peer's listener refused the probe.
 var errRefused = fmt.Errorf("%w: the peer refuses it", ErrProbe)
 
-// refusedProbe says why, and what to do.
+// refusedProbe returns an error that says why a probe was refused, and what to do.
 func refusedProbe(status int, reject string) error {
 	switch reject {
 	case RejectVersion:
 		return fmt.Errorf("%w with status %d: its evenkeel is of another version; run the same on both sides", errRefused, status)
-	case RejectHop: // the version before answers so to a hop header that it cannot read
+	case RejectHop: // the version of evenkeel before gives this answer to a hop header that it cannot read
 		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set "+
 			"geo.max_hops alike", errRefused, status)
 	case RejectRecipient:

@@ -25,7 +25,7 @@ type metrics struct {
 	all  []vector
 }
 
-// vector is one of these.
+// vector is a metric with labels.
 type vector interface {
 	prometheus.Collector
 	DeletePartialMatch(prometheus.Labels) int
@@ -33,7 +33,7 @@ type vector interface {
 
 var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120}
 
-// errorBuckets are of differences: what came earlier than predicted is below 0.
+// errorBuckets are bounds in seconds, of actual less predicted times: below 0 the actual time was shorter.
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
 func newMetrics(n *Node) *metrics {
@@ -100,14 +100,14 @@ func (m *metrics) createPeerSeries(peer string) {
 	}
 }
 
-// Describe is prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.all {
 		v.Describe(ch)
 	}
 }
 
-// Collect reads what the node knows of its peers now.
+// Collect implements prometheus.Collector: it sets the gauges of the peers before it collects all metrics.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	n, now := m.node, m.node.clock.Now()
 	n.mu.Lock()
@@ -128,7 +128,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 // forget drops the series of a peer that is gone.
 func (m *metrics) forget(peer string) {
 	for _, v := range m.all {
-		v.DeletePartialMatch(prometheus.Labels{"peer": peer}) // none of a vector without that label
+		v.DeletePartialMatch(prometheus.Labels{"peer": peer}) // deletes nothing from a vector without that label
 	}
 }
 
@@ -136,7 +136,7 @@ func (m *metrics) decided(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }
 
-// Received counts a request of another dispatcher by how it ended here.
+// Received counts a request from another dispatcher by its outcome here.
 func (n *Node) Received(origin, outcome string) {
 	n.metrics.received.WithLabelValues(origin, outcome).Inc()
 }

@@ -46,8 +46,8 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// trafficIdle is how long a connection to a peer waits for its next request:
-// less than its listener keeps it.
+// trafficIdle is how long an idle connection to a peer is kept for its next request:
+// less than the peer's listener keeps it.
 const trafficIdle = 60 * time.Second
 
 // Start begins to probe the peers.
@@ -89,7 +89,7 @@ func (n *Node) Verifier() *Verifier { return n.verifier }
 // ID is how other dispatchers know this one.
 func (n *Node) ID() string { return n.cfg.Self.ID }
 
-// known is the door's: the names in the certificate of a peer.
+// known returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
 func (n *Node) known(id string) (sans []string, ok bool) {
 	for i := range n.cfg.Peers {
 		if c := &n.cfg.Peers[i]; c.AnswersTo(id) && id != n.cfg.Self.ID {
@@ -109,7 +109,7 @@ func (n *Node) Offered(model string) bool {
 	})
 }
 
-// AllUp says whether every peer answers, so that what none of them serves is
+// AllUp says whether every peer answers. Then a model that none of them serves is
 // served nowhere.
 func (n *Node) AllUp() bool {
 	n.mu.Lock()
@@ -117,7 +117,7 @@ func (n *Node) AllUp() bool {
 	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.up && !p.itself })
 }
 
-// Models are the names that peers which are up serve.
+// Models lists the models that peers which are up serve.
 func (n *Node) Models() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,7 +130,7 @@ func (n *Node) Models() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Tuning is what may be changed while the node runs; nil leaves it.
+// Tuning is what may be changed while the node runs; nil leaves a value as it is.
 type Tuning struct {
 	Policy  *string  `json:"policy"`
 	QS      *float64 `json:"qs"`
@@ -139,7 +139,7 @@ type Tuning struct {
 	MinGain *float64 `json:"min_gain_ms"`
 }
 
-// ErrTuning is a change that cannot be.
+// ErrTuning says that a change is not possible.
 var ErrTuning = errors.New("geo: nothing was changed")
 
 // Tune changes policy and weights, from the next round on.
@@ -186,7 +186,7 @@ func (n *Node) Receipts(most int) []Receipt { return n.papers.last(most) }
 
 // Accepts says whether one more request that a peer forwards may wait here.
 func (n *Node) Accepts(from string, waiting int) bool {
-	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // it holds the queue of all
+	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // the request belongs to the one queue that this dispatcher holds for all
 		return true
 	}
 	n.mu.Lock()
@@ -199,7 +199,7 @@ func (n *Node) Accepts(from string, waiting int) bool {
 const rttAlpha = 0.3
 
 func (c Config) withDefaults() Config {
-	if c.Mode != Central { // it decides for nobody then
+	if c.Mode != Central { // in other modes, no dispatcher decides for another
 		c.Central = ""
 	}
 	if c.Lookup == nil {

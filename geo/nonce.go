@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// nonces remembers which nonces were used, so that a hop that somebody
-// recorded is not believed again.
+// nonces remembers which nonces were used, so that a recorded hop
+// is not accepted again.
 type nonces struct {
 	mu    sync.Mutex
 	keep  time.Duration
@@ -20,23 +20,23 @@ type spent struct {
 	at    time.Time
 }
 
-// maxNonces is how many are remembered: beyond it the oldest are forgotten
-// before their time, and the skew alone guards them.
+// maxNonces is how many nonces are remembered. If there are more, the oldest are forgotten
+// early, and a recorded hop with such a nonce is refused only once it is older than the skew.
 const maxNonces = 100_000
 
-// newNonces remembers each for as long as its hop's time is believed.
+// newNonces returns nonces that remembers each nonce for keep: as long as the hop's time is accepted.
 func newNonces(keep time.Duration) *nonces {
 	return &nonces{keep: keep, known: map[string]*list.Element{}}
 }
 
-// used says whether a nonce is known, and notes nothing.
+// used says whether a nonce was used, and does not remember it.
 func (n *nonces) used(nonce string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.known[nonce] != nil
 }
 
-// first notes a nonce and says whether it had not been used before.
+// first remembers a nonce and says whether it was not used before.
 func (n *nonces) first(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

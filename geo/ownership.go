@@ -9,28 +9,28 @@ import (
 	"evenkeel/lease"
 )
 
-// Ownership is `geo.ownership` of the config file: who serves the engines of a region
-// whose dispatcher died. The engines of another region are those with engines[].region.
+// Ownership is `geo.ownership` of the config file: which dispatcher serves the engines of a region
+// whose own dispatcher died. Engines with engines[].region belong to another region.
 type Ownership struct {
 	Engine        string   `yaml:"engine"`         // off, kubernetes, etcd, static
-	TakeoverOrder []string `yaml:"takeover_order"` // ids, for every region; empty: by round trip from the dead one
+	TakeoverOrder []string `yaml:"takeover_order"` // ids, for every region; empty: by the round trip from the dead dispatcher
 	lease.Waits   `yaml:",inline"`
-	MaxShare      float64       `yaml:"max_share"`  // of the slots that a taker uses at first; static: always
-	DeadAfter     time.Duration `yaml:"dead_after"` // static
+	MaxShare      float64       `yaml:"max_share"`  // the share of slots that a taker uses at first; with static, always
+	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher that was not seen for so long counts as dead
 	Kubernetes    struct {
 		Namespace  string            `yaml:"namespace"`  // empty: this pod's own
-		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region, to the cluster with its engines; none: this pod's own
+		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region: the file for the cluster with its engines; no entry: this pod's own cluster
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
 }
 
 // HA is `ha` of the config file: which of a region's dispatchers admits to which decode
-// group. Those of geo.peers that are in our region are the others.
+// group. The other dispatchers are the entries of geo.peers in our region.
 type HA struct {
 	Mode        string `yaml:"mode"`
 	Engine      string `yaml:"engine"` // kubernetes, etcd
 	lease.Waits `yaml:",inline"`
-	Members     []string `yaml:"members"` // ids of all that may ever own a group; none: any proxy of the region
+	Members     []string `yaml:"members"` // ids of all proxies that may ever own a group; empty: any proxy of the region
 	Kubernetes  struct {
 		Namespace  string `yaml:"namespace"`  // empty: this pod's own, or the kubeconfig's
 		Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's own
@@ -38,7 +38,7 @@ type HA struct {
 	Etcd Etcd `yaml:"etcd"`
 }
 
-// Etcd is where leases are kept.
+// Etcd describes the etcd cluster that keeps the leases.
 type Etcd struct {
 	Endpoints []string `yaml:"endpoints"`
 	Prefix    string   `yaml:"prefix"`
@@ -56,7 +56,7 @@ const (
 // Modes of ha.
 const (
 	HAOff     = "off"
-	HAStandby = "standby" // one has all groups, the others forward
+	HAStandby = "standby" // one dispatcher owns all groups, the others forward to it
 	HAShard   = "shard"   // each group has its own owner
 )
 
@@ -66,7 +66,7 @@ func defaultOwnership() Ownership {
 	}
 }
 
-// DefaultHA is what an empty config file says.
+// DefaultHA returns the HA of an empty config file.
 func DefaultHA() HA {
 	return HA{Mode: HAOff, Engine: OwnKubernetes, Waits: lease.DefaultWaits(), Etcd: Etcd{Prefix: "evenkeel/group"}}
 }
@@ -77,7 +77,7 @@ func (o *Ownership) On() bool { return o.Engine != OwnOff }
 // On says whether decode groups have owners.
 func (h *HA) On() bool { return h.Mode != HAOff }
 
-// MemberList is members in order, as proxies compare it.
+// MemberList is Members sorted, because proxies compare their lists.
 func (h *HA) MemberList() []string { return slices.Sorted(slices.Values(h.Members)) }
 
 func (o *Ownership) check(c *Config, bad report) {
@@ -107,7 +107,7 @@ func (o *Ownership) check(c *Config, bad report) {
 	}
 }
 
-// Check tells bad of every setting that cannot work, by its key below ha.
+// Check calls bad for every setting that cannot work, with its key below ha.
 func (h *HA) Check(c *Config, bad report) {
 	if !slices.Contains([]string{HAOff, HAStandby, HAShard}, h.Mode) {
 		bad("mode", "%q is no mode; write off, standby or shard", h.Mode)
@@ -148,8 +148,8 @@ func checkEtcd(bad report, engine string, e *Etcd) {
 	}
 }
 
-// checkName tells bad of a name that stands between an id and an address, or is no name
-// at all. It reports whether the name is good.
+// checkName calls bad if a name is not valid, or has a character of addresses: one of ":/@".
+// It reports whether the name is good.
 func checkName(bad report, key, name, what string) bool {
 	ok := ValidName(name) && !strings.ContainsAny(name, ":/@")
 	if !ok {

@@ -9,18 +9,18 @@ import (
 	"evenkeel/engine"
 )
 
-// address is the run of a dispatcher that a request is for.
+// address names the recipient of a request: a dispatcher, and the run of its process.
 type address struct{ to, boot string }
 
-// addressOf is that of a peer, as its last probe told.
+// addressOf is the address of a peer, as its last probe reported it.
 func (n *Node) addressOf(p *peer) address {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return address{p.name, p.boot}
 }
 
-// papersOf are the headers that another dispatcher believes; came is how the
-// request came here from one, nil if it did not.
+// papersOf returns the headers with the hop and its signature, which another dispatcher verifies. came is
+// the hop with which the request came here; nil: it came from a client.
 func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	h := Hop{
 		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,

@@ -10,7 +10,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// misses in a row and good ones in a row that change a peer's standing.
+// goodsUp is how many good probes in a row bring a peer up that was down.
 const goodsUp = 2
 
 func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
@@ -26,7 +26,7 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 	return p
 }
 
-// forget drops what was known of another process.
+// forget drops what was known of the peer's process before the present one.
 func (p *peer) forget() {
 	p.reserved.Forget()
 	if p.sent != nil {
@@ -34,8 +34,8 @@ func (p *peer) forget() {
 	}
 }
 
-// answered takes a good probe that was answered now; what was written before sentMs is
-// in it. It reports whether the peer came up.
+// answered takes in the good answer to a probe, which counts all requests that were written before
+// sentMs. It reports whether the peer came up.
 func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bool) {
 	if p.boot != a.Boot {
 		if p.boot != "" {
@@ -56,7 +56,7 @@ func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bo
 	return false
 }
 
-// missed takes a probe without a good answer; it reports whether the peer went
+// missed counts a probe without a good answer. It reports whether the peer went
 // down.
 func (p *peer) missed(why string, misses int) (down bool) {
 	p.goods, p.fault = 0, why
@@ -68,8 +68,8 @@ func (p *peer) missed(why string, misses int) (down bool) {
 	return false
 }
 
-// view is the peer as a policy sees it. It is asked again an interval after each
-// answer, so that between two answers lies the round trip, too.
+// view is the peer as a policy sees it. The peer is asked again one interval after each
+// answer, so that the time between two answers is the interval plus the round trip.
 func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	offer, offers := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
@@ -89,8 +89,8 @@ func (p *peer) expire(n *Node, now time.Time) {
 	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
 }
 
-// bury drops the series of a peer that is gone, with its last forward: addresses
-// come and go as long as the process lives. Called with n.mu held.
+// bury drops the metrics of a peer that is gone, when its last forward has ended. Otherwise they
+// would pile up, because addresses come and go. It is called with n.mu held.
 func (n *Node) bury(p *peer) {
 	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
 		n.metrics.forget(p.id)

@@ -16,7 +16,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// probeLoop begins to probe a peer, until its stop or the node's end. Called with
+// probeLoop begins to probe a peer, until stopProbing or the node's end. It is called with
 // n.mu held.
 func (n *Node) probeLoop(p *peer) {
 	p.ctx, p.cancel = context.WithCancel(n.ctx)
@@ -29,8 +29,8 @@ func (n *Node) probeLoop(p *peer) {
 	p.unplan = n.clock.After(0, func() { n.probe(p, 1) })
 }
 
-// stopProbing ends the prober of a peer. One that asks now ends with its question. Called
-// with n.mu held.
+// stopProbing ends the prober of a peer. If a question is under way, the prober ends after it.
+// It is called with n.mu held.
 func (n *Node) stopProbing(p *peer) {
 	p.cancel()
 	if p.unplan() {
@@ -38,13 +38,13 @@ func (n *Node) stopProbing(p *peer) {
 	}
 }
 
-// ended is the end of a peer's prober.
+// ended closes the link of a prober that has ended.
 func (n *Node) ended(p *peer) {
 	p.link.Close()
 	n.running.Done()
 }
 
-// plan asks a peer again about one interval from now, unless its prober was ended.
+// plan schedules the next question to a peer, about one interval from now, unless its prober was stopped.
 func (n *Node) plan(p *peer, seq uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -62,7 +62,7 @@ func (n *Node) probe(p *peer, seq uint64) {
 	n.mu.Unlock()
 	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := n.clock.Now()
-	// of strings and numbers: never fails
+	// it has strings and numbers only: this never fails
 	body, _ := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	p.link.Ask(p.ctx, body, limit, func(e Echo) {
 		if n.heard(p, seq, sent, e) {
@@ -70,12 +70,12 @@ func (n *Node) probe(p *peer, seq uint64) {
 				n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
 		}
-		n.cfg.Tier.Wake() // what waits may go now, or has to stay
+		n.cfg.Tier.Wake() // requests in the queue may be forwarded now, or must stay
 		n.plan(p, seq+1)
 	})
 }
 
-// heard takes what came of a question, and reports whether the peer is up.
+// heard takes in the outcome of a question, and reports whether the peer is up.
 func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	a, err := answer{}, e.Err
 	if err == nil {
@@ -93,7 +93,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
-	refused := errors.Is(err, errRefused) && p.fault != err.Error() // said once, as long as it stays so
+	refused := errors.Is(err, errRefused) && p.fault != err.Error() // logged once, as long as the error stays the same
 	if err == nil {
 		changed = p.answered(&a, now, e, n.at(sent))
 	} else if changed = p.missed(err.Error(), n.cfg.Probe.Misses); changed {
@@ -124,7 +124,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 
 var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
-// check tells whether the answer is that of this peer to this question.
+// check returns an error unless the answer is from this peer and to this question.
 func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	switch {
 	case a.Boot == n.boot || a.ID == n.cfg.Self.ID:
@@ -137,8 +137,8 @@ func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
-// Answer answers a probe of a peer, which came at that time. The peer's own
-// version is its business: it sees ours.
+// Answer answers a probe of a peer, which came at that time. It does not check the peer's
+// version, because the peer checks ours.
 func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	var q question
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
@@ -160,7 +160,7 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	return text, nil
 }
 
-// offers is what this region has for requests of others.
+// offers says, by model, what this region offers for requests of other regions.
 func (n *Node) offers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	n.cfg.Tier.Offers(func(model string, l *prefill.Local) {
@@ -184,7 +184,7 @@ func (n *Node) offers() map[string]policy.Offer {
 	return all
 }
 
-// rtts are the round trips to the peers, by name. Called with n.mu held.
+// rtts are the round trips to the peers in ms, by name. It is called with n.mu held.
 func (n *Node) rtts() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range n.peers {

@@ -12,48 +12,48 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Question is where one request goes, as its arrival queue asks it.
+// Question asks for its arrival queue where one request is to go.
 type Question struct {
 	node   *Node
 	ask    Ask
-	head   *Question                // of a leg: the one whose answer counts for all legs of the request; nil: its own
-	waits  bool                     // it was told to wait before
-	by     string                   // the policy that said it may go here
-	may    func(region string) bool // nil: to all
-	legs   int                      // that go with the answer
-	push   *policy.Settings         // in force when it was asked last; nil: never, or by nobody
+	head   *Question                // for a leg: the question whose answer all legs of the request follow; nil: its own
+	waits  bool                     // the request had to wait already, and was counted
+	by     string                   // the policy that sent the request to an engine here
+	may    func(region string) bool // the regions to which residency lets it go; nil: all
+	legs   int                      // how many legs of the request follow the answer
+	push   *policy.Settings         // in force at the last Where; nil: Where has not asked a policy yet
 	answer *Forward
 }
 
-// Ask is what is known of a request whose place is asked for.
+// Ask is what a Node needs to know of a request to choose its place.
 type Ask struct {
 	ID, Model, Tenant string
 	Prompt            prefill.Prompt
 	RingKey           uint64
-	Stay              bool // it may not be forwarded
-	Home              bool // nor out of the region
-	Leave             bool // it should: attempts here have failed
-	Came              *Hop // how it came, of a request that another dispatcher sent; nil: from a client
+	Stay              bool // the request may not be forwarded
+	Home              bool // the request may not leave the region
+	Leave             bool // the request should be forwarded: attempts here have failed
+	Came              *Hop // the hop of a request that another dispatcher sent; nil: it came from a client
 }
 
 // Question returns the question of a request, for prefill.Request.Elsewhere.
 func (n *Node) Question(a Ask) *Question {
-	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // it has all engines itself
+	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // the central dispatcher has all engines itself
 	return &Question{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
 }
 
 // Legs says how many prompts the request becomes.
 func (q *Question) Legs(n int) { q.legs = n }
 
-// Leg is the question of another leg of the same request, which goes where the
-// first one does, all of it or nothing.
+// Leg returns the question of another leg of the same request. All legs go where the
+// first leg goes.
 func (q *Question) Leg(id string, p prefill.Prompt) *Question {
 	leg := &Question{node: q.node, ask: q.ask, head: q, may: q.may}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
 	return leg
 }
 
-// Stay is prefill.Elsewhere's: called under the queue's lock, as those below.
+// Stay is a method of prefill.Elsewhere, like those below. The queue calls them under its lock.
 func (q *Question) Stay() {
 	if q.head != nil {
 		q = q.head
@@ -61,14 +61,14 @@ func (q *Question) Stay() {
 	q.ask.Stay = true
 }
 
-// Forward is the way that was found for it; nil: it stays here, or nobody
-// here may serve it any more.
+// Forward is the forward that Where booked; nil: the request stays here, or it may not be
+// served here any more.
 func (q *Question) Forward() *Forward { return q.answer }
 
-// Prompt is what the request was asked about with.
+// Prompt is the prompt with which the question was asked.
 func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
 
-// Offered is prefill.Elsewhere's.
+// Offered says whether the request may be forwarded, and a peer serves its model.
 func (q *Question) Offered() bool {
 	if q.head != nil {
 		q = q.head
@@ -76,7 +76,7 @@ func (q *Question) Offered() bool {
 	return !q.ask.Stay && q.node.Offered(q.ask.Model)
 }
 
-// Queued is prefill.Elsewhere's.
+// Queued records that the request entered the queue or left it; waiting is how many requests are in the queue now.
 func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n := q.node
 	n.mu.Lock()
@@ -91,7 +91,7 @@ func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
 }
 
-// Where is prefill.Elsewhere's: the decision at the head.
+// Where decides where the request at the head of the queue goes.
 func (q *Question) Where(h *prefill.Here) prefill.Where {
 	n := q.node
 	running, seqs := n.cfg.Running(h.Model)
@@ -105,7 +105,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 		n.startRound(s, h, running, seqs > 0)
 	}
 	if n.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
-		return prefill.ToThere // nowhere: who sent it has to ask again
+		return prefill.ToThere // no place: the dispatcher that sent the request has to ask again
 	}
 	q.push = &s.push
 	if !q.ask.Stay {
@@ -140,14 +140,14 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
-// Takes is prefill.Elsewhere's: the rule of the push mode by what is known now, for a
-// round knows what was true when it began.
+// Takes says whether the push mode lets a prefill engine take one more request by its state now,
+// because a round only knows the state when it began.
 func (q *Question) Takes(p *prefill.Prefiller) bool {
 	if q.push == nil {
 		return true
 	}
 	x := replica(p, q.push)
-	x.Healthy, x.GateOpen = true, true // the tier has asked
+	x.Healthy, x.GateOpen = true, true // the tier has checked both
 	left, _ := q.push.Replica(&x)
 	return left > 0
 }
@@ -165,7 +165,7 @@ func (q *Question) Stayed() {
 	q.node.metrics.decided(q.by, policy.Send)
 }
 
-// startRound makes the places of a round. Called with n.mu held, as are those below.
+// startRound makes the places of a round. It is called with n.mu held, like the functions below.
 func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.push = pushOf(&s.policy, &h.Local)
@@ -181,8 +181,8 @@ func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decod
 	s.policy.Begin(s.places, s.drain.Ms())
 }
 
-// pushOf are a policy's settings with what follows the traffic filled in: half
-// more than arrives at a replica while one first token is waited for.
+// pushOf returns a policy's settings, with MaxUnanswered filled in if it is to follow the
+// traffic: half more than arrives at a replica in the time to a first token.
 func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
 	set := *p.Settings()
 	if set.MaxUnanswered == policy.Auto {
@@ -197,8 +197,8 @@ func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
 	return set
 }
 
-// localPlaces are this region's prefillers as places, of no use unless somebody
-// decodes what they prefill.
+// localPlaces appends this region's prefill engines as places. They count as unhealthy unless
+// decode ranks here serve the model.
 func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Place {
 	for i := range l.Prefillers {
 		f := &l.Prefillers[i]
@@ -214,9 +214,8 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 	return dst
 }
 
-// replica is a prefiller in a policy's words. Its credit is what the last scrape
-// at which nothing waited allowed, less what was sent since, and one more for
-// each first token.
+// replica is a prefill engine as a policy sees it. Its credit is what the last scrape at which no
+// request waited allowed, less our requests that were sent since, plus those that were answered since.
 func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
 		Healthy: f.Live, GateOpen: f.Open, Filled: f.Filled, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
@@ -224,8 +223,8 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	}
 }
 
-// central is the place of the dispatcher that decides for all, as long as it
-// can; -1: we decide.
+// central is the place of the central dispatcher, as long as it can be reached or waited
+// for; -1: this dispatcher decides itself.
 func (n *Node) central(s *modelState) int {
 	if n.cfg.Central == "" || n.cfg.Central == n.cfg.Self.ID {
 		return -1
@@ -238,14 +237,14 @@ func (n *Node) central(s *modelState) int {
 	return -1
 }
 
-// nearest is the available peer that answers soonest, for what a region that
-// drains or fails sends away; -1: none.
+// nearest is the place of the available peer that answers soonest, for requests that a region
+// sends away because it drains or fails; -1: none.
 func (q *Question) nearest(s *modelState) int {
 	return q.soonest(s, func(_ *peer, x *policy.Place) bool { return x.Why == policy.Available })
 }
 
-// soonest is the place of that peer, among those that the request may go to and that
-// take it, which is likely to answer first: an available one before the others. -1: none.
+// soonest is the place of the peer that is likely to answer first, among the peers that takes
+// allows and to which the request may go. An available peer comes before the others; -1: none.
 func (q *Question) soonest(s *modelState, takes func(p *peer, x *policy.Place) bool) int {
 	best := -1
 	for k, p := range s.peers {
@@ -267,7 +266,7 @@ func sooner(a, b *policy.Place) bool {
 	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
 }
 
-// request is the question in a policy's words.
+// request is the question as a policy sees it.
 func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
 	r := policy.Request{ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home, Waited: ms(h.Now.Sub(h.Since))}
 	s.hits = slices.Grow(s.hits[:0], len(s.places))[:len(s.places)]
@@ -290,7 +289,7 @@ func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
 	return r
 }
 
-// hit is how many of the prompt's tokens a peer has by what we sent it.
+// hit is how many of the prompt's tokens a peer has in a cache, judged by the prompts that we sent to it.
 func (q *Question) hit(p *peer, tokens int) int {
 	keys := q.ask.Prompt.Keys
 	if len(keys) == 0 {
@@ -311,8 +310,8 @@ func (q *Question) blockTokens(tokens int) float64 {
 	return index.BlockBytes * float64(tokens) / float64(max(1, q.ask.Prompt.Bytes))
 }
 
-// mayGo says whether residency lets the request go to a peer, and whether it
-// has not been there.
+// mayGo says whether the request may go to a peer: residency allows it, and the request was
+// not there before.
 func (q *Question) mayGo(p *peer) bool {
 	if q.ask.Home && p.conf.Region != q.node.cfg.Self.Region {
 		return false
@@ -323,8 +322,8 @@ func (q *Question) mayGo(p *peer) bool {
 	return q.may == nil || q.may(p.conf.Region)
 }
 
-// May says which regions a tenant's requests for a model may go to: those in
-// each list that names one of both; nil: to all.
+// May says which regions a tenant's requests for a model may go to: the regions that are in the
+// residency lists of both the tenant and the model, as far as there are lists; nil: to all.
 func (n *Node) May(tenant, model string) func(region string) bool {
 	of, also := n.cfg.Residency[tenant], n.cfg.Residency[model]
 	if len(of)+len(also) == 0 {
@@ -380,7 +379,7 @@ func (n *Node) countReason(p *peer, model string, why policy.Reason) {
 	}
 }
 
-// judge notes a peer's availability for all it offers.
+// judge notes whether a peer is available, for each model that the node has a state for.
 func (n *Node) judge(p *peer, now time.Time) {
 	for model, s := range n.models {
 		v := p.view(n, model, now)
@@ -388,8 +387,8 @@ func (n *Node) judge(p *peer, now time.Time) {
 	}
 }
 
-// RingKeyOf is where a request stands on a hash ring: by its session,
-// else the client's address.
+// RingKeyOf is the place of a request on a hash ring: by its session; if session is 0,
+// by the client's address.
 func RingKeyOf(session uint64, address string) uint64 {
 	if session != 0 {
 		return policy.RingKey(strconv.FormatUint(session, 16), "", "")
@@ -397,9 +396,9 @@ func RingKeyOf(session uint64, address string) uint64 {
 	return policy.RingKey("", "", address)
 }
 
-// owner is the sibling that decodes the request's model, as nobody here does; -1: none
-// does, as far as we know. It may be full, because it has the queue of all. It may
-// drain, because it goes on until another proxy owns its groups.
+// owner is the place of the sibling that decodes the request's model, if this dispatcher does
+// not; -1: none is known. The sibling may be full, because it has the queue of all. It may
+// be draining, because it goes on until another proxy owns its groups.
 func (q *Question) owner(s *modelState) int {
 	return q.soonest(s, func(p *peer, x *policy.Place) bool {
 		return p.sibling && (x.Why.Passing() || x.Why == policy.Draining && p.decodes(q.ask.Model))

@@ -9,7 +9,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Receipt is what became of one forward.
+// Receipt is the record of one forward that has ended.
 type Receipt struct {
 	At        time.Time `json:"at"`
 	RID       string    `json:"rid"`
@@ -46,10 +46,10 @@ func usd(out, in int64, priceOut, priceIn float64) float64 {
 	return (float64(out)*priceOut + float64(in)*priceIn) / 1e9
 }
 
-// maxReceipts is how many are kept.
+// maxReceipts is how many receipts are kept.
 const maxReceipts = 10_000
 
-// receipts are the last ones, in a ring that grows until it is full.
+// receipts keeps the last receipts, in a ring that grows until it is full.
 type receipts struct {
 	mu   sync.Mutex
 	ring []Receipt
@@ -87,13 +87,13 @@ func (r *Receipt) fields() []zap.Field {
 	}
 }
 
-// spending is a peer's egress of the present day, UTC.
+// spending is the money spent on a peer's egress on the present UTC day.
 type spending struct {
 	day string
 	usd float64
 }
 
-// add counts money, and today's is what is returned.
+// add adds an amount, and returns the sum of the day.
 func (s *spending) add(usd float64, now time.Time) float64 {
 	if day := now.UTC().Format(time.DateOnly); day != s.day {
 		s.day, s.usd = day, 0

@@ -5,11 +5,11 @@ import (
 )
 
 // A sibling is a peer of our own region: another dispatcher for the same engines.
-// Which of them admits to a decode group is told in probes, and what nobody here
-// decodes goes to one who does, wherever a policy would have sent it.
+// Probes say which of them admits to a decode group. A request whose model this dispatcher does not
+// decode goes to a sibling that does, wherever a policy would have sent it.
 
-// Siblings are those that live, by the names they give themselves, and of these
-// those that do not leave.
+// Siblings returns the siblings that live, by the names that they give themselves, and of these
+// the siblings that do not leave.
 func (n *Node) Siblings() (live, stay []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -24,18 +24,18 @@ func (n *Node) Siblings() (live, stay []string) {
 	return live, stay
 }
 
-// sibling says whether a dispatcher of that id may be one.
+// sibling says whether a dispatcher with that id may be a sibling.
 func (n *Node) sibling(id string) bool {
 	return n.cfg.Siblings &&
 		slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Self.Region && c.AnswersTo(id) })
 }
 
-// decodes says whether a peer decodes a model now. Those of other regions would
-// not offer it else.
+// decodes says whether a peer decodes a model now. A peer of another region decodes every model that
+// it offers.
 func (p *peer) decodes(model string) bool {
 	return !p.sibling || slices.Contains(p.decoded, model)
 }
 
-// disown notes that a sibling is no owner, or none that answers, until its next
-// probe says what it is. Called with the node's lock held.
+// disown notes that a sibling owns no decode group, or does not answer, until its next
+// probe says otherwise. It is called with the node's lock held.
 func (p *peer) disown() { p.decoded = nil }

@@ -14,7 +14,7 @@ import (
 )
 
 // Node is this dispatcher among the others: it knows its peers, decides which
-// request goes to one, and carries it there.
+// requests go to a peer, and carries them there.
 type Node struct {
 	cfg      Config
 	boot     string
@@ -24,16 +24,16 @@ type Node struct {
 	metrics  *metrics
 	verifier *Verifier
 	papers   receipts
-	running  sync.WaitGroup  // probers, and ends of forwards that are waited for; begun under mu, or before Start returns
-	ctx      context.Context // of the probers
+	running  sync.WaitGroup  // probers, and forwards that wait for the end of a body; begun under mu, or before Start returns
+	ctx      context.Context // its end stops the probers
 	stop     context.CancelFunc
 
-	snapshot int64 // bytes of what is remembered of the prompts sent to a peer
+	snapshot int64 // bytes that the memory of the prompts sent to one peer may take
 
 	mu       sync.Mutex
-	text     string // of the policy
+	text     string // the policy as Parse takes it
 	settings policy.Settings
-	policy   *policy.Policy // both of them; each model decides by a copy
+	policy   *policy.Policy // made of settings and text; each model decides by a copy
 	models   map[string]*modelState
 	peers    []*peer
 	number   uint64 // of the last forward
@@ -48,12 +48,12 @@ type Tier interface {
 // modelState is how the requests of one model are decided.
 type modelState struct {
 	policy policy.Policy
-	push   policy.Settings // of the round
+	push   policy.Settings // the settings of the present round
 	drain  policy.Drain
 	round  uint64
 	places []policy.Place
-	peers  []*peer // of the places behind the local ones
-	local  int     // how many those are
+	peers  []*peer // the peers of the places behind the local places
+	local  int     // how many local places there are
 	hits   []int32
 	barred []bool
 }
@@ -62,24 +62,24 @@ type modelState struct {
 // Node's lock.
 type peer struct {
 	conf   *PeerConfig
-	id     string // of the entry, with the address where that has several
+	id     string // the id of its entry, with the address if the entry stands for several dispatchers
 	target *engine.Target
 
 	// Its prober.
-	ctx    context.Context // ends it
+	ctx    context.Context // its end stops the prober
 	cancel func()
 	link   Link
-	unplan func() bool // prevents the next question; false: it is asked already
+	unplan func() bool // cancels the next question; false: it was asked already
 
-	sibling bool // of our own region, with the same engines
-	gone    bool // its name leads here no more; forwards may still be on their way
+	sibling bool // a dispatcher of our own region, with the same engines
+	gone    bool // its name does not resolve to this address any more; forwards may still be under way
 
 	// From its probes.
-	name     string // that it gave itself
+	name     string // the id that it gives itself
 	boot     string
-	itself   bool // it is ourselves, under a name that leads to all
+	itself   bool // the address is this dispatcher's own, behind a name that resolves to several
 	major    int
-	decoded  []string // sibling: models that it decodes
+	decoded  []string // of a sibling: models that it decodes
 	probed   bool
 	up       bool
 	misses   int
@@ -96,18 +96,18 @@ type peer struct {
 	distrust policy.Distrust
 	residual fit.Residual
 	trust    policy.Trust
-	open     int // requests that it has not answered
+	open     int // requests that have no first event yet
 	spent    spending
 	inflight map[*Forward]struct{}
-	sent     *index.Index // what was forwarded there
+	sent     *index.Index // the prompts that were forwarded there
 	slot     index.Slot
-	reasons  map[string]policy.Reason // last judged, by model
+	reasons  map[string]policy.Reason // by model, as judged last
 }
 
-// at is a time as policies count it.
+// at is a time as policies count it: in ms since the node was made.
 func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
 
-// model is the state of one model's decisions; nil: there are too many.
+// model is the state of one model's decisions; nil: there are too many models.
 func (n *Node) model(name string) *modelState {
 	s := n.models[name]
 	if s == nil && len(n.models) < maxModelStates {
@@ -121,7 +121,7 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// Link is the way of probes to one peer: HTTP, or what a simulation makes of it.
+// Link carries probes to one peer: over HTTP, or in a simulation.
 type Link interface {
 	// Ask brings a question to the peer. It calls answered once, before or after it
 	// returns: with the answer, or with an error when there is none within limit or
@@ -132,13 +132,13 @@ type Link interface {
 	Close()
 }
 
-// Echo is what came of a question.
+// Echo is the outcome of a question.
 type Echo struct {
 	Text    []byte
-	Trip    time.Duration // from when the question was written
-	Dialled bool          // the connection was dialled for it, so that Trip says nothing of the way
+	Trip    time.Duration // from when the question was written until the answer came
+	Dialled bool          // the connection was dialled for this question, so that Trip is no round trip
 	Err     error
 }
 
-// maxModelStates bounds what requests for models that nobody has could make.
+// maxModelStates bounds the states that requests for unknown models could create.
 const maxModelStates = 1024

@@ -23,19 +23,19 @@ type Status struct {
 // PeerStatus is one peer.
 type PeerStatus struct {
 	ID         string                  `json:"id"`
-	Name       string                  `json:"name,omitempty"` // that it gives itself
+	Name       string                  `json:"name,omitempty"` // the id that the peer gives itself
 	Region     string                  `json:"region"`
 	URL        string                  `json:"url"`
 	Up         bool                    `json:"up"`
 	Draining   bool                    `json:"draining,omitempty"`
-	Version    int                     `json:"version"` // major, -1 unknown
+	Version    int                     `json:"version"` // the major version of the protocol; -1: unknown
 	Fault      string                  `json:"fault,omitempty"`
 	RTTMs      float64                 `json:"rtt_ms"`
 	AgeMs      float64                 `json:"probe_age_ms"` // -1: no good probe yet
 	Reserved   int                     `json:"reserved"`
 	InFlight   int                     `json:"in_flight"`
 	USDToday   float64                 `json:"usd_today"`
-	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms: it was slower than it seemed
+	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms, because the peer was slower than predicted
 	Unanswered int                     `json:"unanswered"`  // requests that have no first event yet
 	Window     int                     `json:"window"`      // how many may be unanswered: it grows with each first event in time, and shrinks with late ones until some minutes have passed
 	Circuit    string                  `json:"circuit"`     // closed, or open
@@ -43,7 +43,7 @@ type PeerStatus struct {
 	Available  map[string]string       `json:"available"` // by model: available, or why not
 }
 
-// Status copies what is known.
+// Status returns a copy of what the node knows.
 func (n *Node) Status() Status {
 	now := n.clock.Now()
 	n.mu.Lock()

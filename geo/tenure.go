@@ -12,17 +12,17 @@ import (
 	"evenkeel/lease"
 )
 
-// HandBackPath is where who should own a region, or a decode group, asks for it.
+// HandBackPath is the path at which a dispatcher asks the holder for a region, or a decode group, that it should own.
 const HandBackPath = "/evenkeel/peer/v1/handback"
 
-// HandBack asks for a region, or one decode group of it, held with an epoch.
+// HandBack asks for a region, or for one decode group of it, that is held with this epoch.
 type HandBack struct {
 	Region string `json:"region"`
 	Group  string `json:"group,omitempty"`
 	Epoch  int64  `json:"epoch"`
 }
 
-// Scope names what is asked for.
+// Scope names the region or group that is asked for.
 func (h HandBack) Scope() string {
 	if h.Group != "" {
 		return "group " + h.Group
@@ -30,8 +30,8 @@ func (h HandBack) Scope() string {
 	return "region " + h.Region
 }
 
-// VotePath is where an owner that cannot reach the store of leases asks for a
-// promise that nobody else will admit.
+// VotePath is the path at which an owner that cannot reach the store of leases asks a
+// dispatcher for the promise not to admit.
 const VotePath = "/evenkeel/peer/v1/pledge"
 
 // Vote asks for that promise, for a decode group that is held with an epoch.
@@ -41,24 +41,24 @@ type Vote struct {
 	lease.Vote
 }
 
-// HandedBack is what the holder says once it has stopped: what of its own still
-// runs there.
+// HandedBack is the holder's answer once it admits nothing more: its own requests that still
+// run on the ranks.
 type HandedBack struct {
 	HandBack
 	Ranks []Resident `json:"ranks"`
 }
 
-// Resident is what runs on a decode rank.
+// Resident is what the former holder still runs on a decode rank.
 type Resident struct {
 	ID       string `json:"id"` // host:port or host:port/rank
 	Requests int    `json:"requests"`
 	KVTokens int64  `json:"kv_tokens"`
 }
 
-// ErrHandBack is a region that is not handed back.
+// ErrHandBack says that a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
-// AskBack asks a peer, by the name it gives itself, for what it holds.
+// AskBack asks a peer, by the name that it gives itself, for a region or group that it holds.
 func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	text, err := n.post(ctx, name, HandBackPath, ask)
 	if err != nil {
@@ -106,7 +106,7 @@ func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, er
 	return text, nil
 }
 
-// named is how calls to the peer with that name are made; nil: there is none.
+// named returns the target and address of the peer with that name; nil: there is no such peer.
 func (n *Node) named(name string) (*engine.Target, address) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

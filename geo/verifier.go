@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// A Verifier decides which requests on the peer listener are another dispatcher's.
+// A Verifier decides which requests on the peer listener come from another dispatcher.
 type Verifier struct {
 	self    string
 	boot    string // the run of this process, as probes report it
 	maxHops int
 	skew    time.Duration
-	keys    atomic.Pointer[Keys] // nil: none are asked for
+	keys    atomic.Pointer[Keys] // nil: no signature is required
 	nonces  *nonces
 	known   func(id string) (sans []string, ok bool)
 }
 
-// Refusal is why the door stays shut.
+// Refusal is the answer to a request that the Verifier refuses.
 type Refusal struct {
 	Status  int
-	Reject  string // of RejectHeader
+	Reject  string // the value of RejectHeader
 	Message string
 }
 
@@ -32,25 +32,25 @@ func refuse(status int, reject, format string, args ...any) *Refusal {
 	return &Refusal{status, reject, fmt.Sprintf(format, args...)}
 }
 
-// Credentials are what a request on the peer listener shows.
+// Credentials are what a request on the peer listener presents.
 type Credentials struct {
 	Message
-	Body           []byte   // nothing yet for CheckHead
+	Body           []byte   // nil for CheckHead, which runs before the body is read
 	Hop, Signature string   // headers, empty if there are none
 	Names          []string // URI and DNS names of its certificate, which was verified
-	Certified      bool     // it has one
+	Certified      bool     // the request came with a certificate
 }
 
-// CheckHead refuses by its head what Verify would refuse whatever its body is, so
-// that a body of which no dispatcher is the sender is not read.
+// CheckHead refuses a request that Verify would refuse with any body, so
+// that the body of a stranger's request is not read.
 func (d *Verifier) CheckHead(k *Credentials, now time.Time) *Refusal {
 	_, refusal := d.head(k, now)
 	return refusal
 }
 
 // Verify checks which dispatcher sent a request, and then whether it may have come this way.
-// With keys a signature is needed, with a certificate the peer's own name in
-// it; the listener sees to it that there is one of both.
+// If there are keys, the request needs a signature. If it has a certificate, the certificate must
+// have a name of the peer. The request must have one of the two.
 func (d *Verifier) Verify(k *Credentials, now time.Time) (Hop, *Refusal) {
 	h, refusal := d.head(k, now)
 	if refusal != nil {
@@ -115,10 +115,10 @@ func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
 	return h, nil
 }
 
-// addressed says whether the request was sent to this run of this dispatcher. A
-// probe asks who is there: its sender does not know the run yet, and where one
-// entry of geo.peers stands for several dispatchers, no more than how their
-// names begin. It changes nothing, so it may be answered again.
+// addressed says whether the request was sent to this run of this dispatcher. The
+// sender of a probe does not know the run yet. If an entry of geo.peers stands for
+// several dispatchers, the sender knows only the prefix of their ids. A probe changes
+// nothing, so that a recorded probe may be answered again.
 func (d *Verifier) addressed(target string, h *Hop) bool {
 	if target == ProbePath {
 		return h.To == d.self || strings.HasPrefix(d.self, h.To+"-")

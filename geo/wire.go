@@ -11,17 +11,17 @@ import (
 	"evenkeel/prefill"
 )
 
-// ProbePath is where a dispatcher asks another how it is.
+// ProbePath is the path of a probe, with which a dispatcher asks another for its state.
 const ProbePath = "/evenkeel/peer/v1/probe"
 
 const (
 	version    = "1.0"
-	maxProbe   = 64 << 10 // bytes of a question or an answer; a longer one is none
-	maxModels  = 256      // of an answer
-	maxFreeFor = 1 << 16  // places that are believed: nobody sends more between two probes
+	maxProbe   = 64 << 10 // bytes of a question or an answer; a longer one is refused
+	maxModels  = 256      // models of an answer; an answer with more is refused
+	maxFreeFor = 1 << 16  // free places that are believed: fewer requests than that come between two probes
 )
 
-// question is what a probe asks; fields that are not known are ignored.
+// question is the body of a probe; fields that this version does not know are ignored.
 type question struct {
 	Version string `json:"v"`
 	ID      string `json:"id"`
@@ -30,7 +30,7 @@ type question struct {
 	SentUs  int64  `json:"t_us"`
 }
 
-// answer is what a dispatcher says of itself. It names models, never
+// answer is what a dispatcher reports of itself. It names models, never
 // prompts, tenants or sessions.
 type answer struct {
 	Version  string  `json:"v"`
@@ -41,15 +41,15 @@ type answer struct {
 	ProcUs   float64 `json:"proc_us"`
 	Draining bool    `json:"draining"`
 	Tenure
-	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // to its peers: who is nearest takes its region over
+	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // to its peers: the nearest peer takes over its region
 	Models map[string]policy.Offer `json:"models"`
 }
 
-// ErrProbe is an answer to a probe that cannot be believed.
+// ErrProbe says that the answer to a probe cannot be believed.
 var ErrProbe = errors.New("the answer to a probe cannot be believed")
 
-// readAnswer reads an answer. Numbers that no region can have are left for the
-// policy to refuse, those that are only too large are cut.
+// readAnswer reads an answer. The policy refuses impossible numbers later;
+// numbers that are only too large are reduced to the limit here.
 func readAnswer(text []byte) (answer, error) {
 	var a answer
 	if len(text) > maxProbe {
@@ -74,7 +74,7 @@ func readAnswer(text []byte) (answer, error) {
 
 const maxModelName = 512
 
-// major is the first number of a version, -1 for none.
+// major is the first number of a version; -1: there is none.
 func major(v string) int {
 	first, _, _ := strings.Cut(v, ".")
 	n, err := strconv.Atoi(first)
@@ -84,19 +84,19 @@ func major(v string) int {
 	return n
 }
 
-// Tenure is what a dispatcher says in its probes of what it owns.
+// Tenure is the part of an answer that says what a dispatcher owns.
 type Tenure struct {
 	Epochs map[string]int64 `json:"epochs,omitempty"`
-	Seen   map[string]int64 `json:"seen,omitempty"` // highest epochs that it has seen or heard of, of regions or groups
-	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
+	Seen   map[string]int64 `json:"seen,omitempty"` // by region or group: the highest epochs that it knows of
+	Lent   map[string]int   `json:"lent,omitempty"` // requests that it still runs on engines which it has handed back
 
-	// To siblings.
+	// For siblings only.
 	Groups  map[string]int64         `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
-	Decodes []string                 `json:"decodes,omitempty"` // models of these
-	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // what it has on prefill engines
+	Decodes []string                 `json:"decodes,omitempty"` // the models of these groups
+	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // its share of the load of prefill engines
 }
 
-// ProbeReport is what a peer's probe said.
+// ProbeReport is what a peer's answer to a probe said.
 type ProbeReport struct {
 	Peer, Region string
 	Tenure

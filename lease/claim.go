@@ -10,26 +10,26 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Claim is one dispatcher's standing towards one scope: a machine, its engine
+// A Claim runs one dispatcher's claim to one scope: it has the machine, its engine
 // and the goroutine that runs them.
 type Claim struct {
 	engine Engine
 	hooks  Hooks
 	log    *zap.Logger
 	retry  time.Duration
-	cap    time.Duration // of one call
+	cap    time.Duration // time limit of one call
 
-	mu      sync.Mutex // over the machine, never held over a call
+	mu      sync.Mutex // guards the machine; never held during a call of the engine
 	machine *Machine
-	told    View // what OnChange was told last; of Run's goroutine and GiveBack's
+	told    View // the view of the last OnChange; under mu
 
-	said logOnce              // of Run's goroutine
-	sure atomic.Pointer[sure] // unless OnChange says otherwise; nil: it does not admit
+	said logOnce              // what was logged
+	sure atomic.Pointer[sure] // until when the dispatcher admits, for readers without the lock; nil: it does not admit
 
 	origin time.Time
-	wall   func(now time.Time) time.Time // a wall clock, which goes on while the machine is suspended
-	ahead  time.Duration                 // of the wall clock before the monotonic one since origin, as last looked
-	asking map[string]bool               // members that are being asked for a promise, of Run's goroutine
+	wall   func(now time.Time) time.Time // the wall clock, which goes on while the computer is suspended
+	ahead  time.Duration                 // how far the wall clock ran ahead of the monotonic clock since origin, as observed last
+	asking map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
 
 	poke chan struct{}
 	done chan struct{}
@@ -37,9 +37,9 @@ type Claim struct {
 
 // Hooks are what a claim needs of the dispatcher.
 type Hooks struct {
-	// OnChange is called with every view that differs from the one before. When
-	// it returns from one that does not admit, nothing is admitted any more: only
-	// then is a lease released. It must not call the claim.
+	// OnChange is called with every view that differs from the view before. When
+	// it has returned from a view that does not admit, the dispatcher must admit nothing
+	// more: only then is a lease released. It must not call the claim.
 	OnChange func(View)
 	// AskBack asks the holder, a dispatcher's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
@@ -48,10 +48,10 @@ type Hooks struct {
 	Vote func(ctx context.Context, member string, ask Vote) error
 }
 
-// sure is how long a claim admits without being told.
+// sure is until when a claim admits if no view changes.
 type sure struct {
 	until time.Time
-	ahead time.Duration // of the wall clock, when that was found
+	ahead time.Duration // Claim.ahead when until was set
 }
 
 // NewClaim makes a claim; Run runs it.
@@ -64,12 +64,12 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	}
 }
 
-// Run keeps the claim until ctx ends. A lease that is held then is left to
-// expire: Leave releases it.
+// Run runs the claim until ctx ends. It does not release a lease that is held then, so
+// that the lease expires; call Leave before to release it.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
-	calling, open := false, 0 // a call of the store, and how many calls there are
+	calling, open := false, 0 // calling: a call of the store is under way; open: how many calls are, those to dispatchers included
 	begin := func(f func() result) {
 		open++
 		go func() { results <- f() }()
@@ -117,7 +117,7 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// askVotes asks every other member that is not being asked.
+// askVotes asks every other member for a promise, unless a question to it is under way.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	for _, member := range ask.Members {
 		if member == Dispatcher(ask.Holder) || c.asking[member] {
@@ -140,14 +140,14 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 	}
 }
 
-// aheadAt is how far the wall clock has run ahead of the monotonic one. It grows
-// when somebody sets the clock, and while the machine is suspended.
+// aheadAt is how far the wall clock has run ahead of the monotonic clock since origin. It
+// grows when the clock is set forward, and while the computer is suspended.
 func (c *Claim) aheadAt(now time.Time) time.Duration {
 	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
 }
 
-// observe sees whether the machine stood still since it was last called, and what
-// was renewed before proves nothing. It is called with c.mu held.
+// observe notices whether the computer was suspended since the last call. Renewals from
+// before then prove nothing any more. It is called with c.mu held.
 func (c *Claim) observe(now time.Time) {
 	ahead := c.aheadAt(now)
 	if ahead-c.ahead > c.retry {
@@ -158,8 +158,8 @@ func (c *Claim) observe(now time.Time) {
 	c.ahead = ahead
 }
 
-// tell passes a view on that has changed. It is called with c.mu held, so that
-// nobody is told of an older one later.
+// tell passes a changed view to OnChange. It is called with c.mu held, so that
+// OnChange gets the views in their order.
 func (c *Claim) tell(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
@@ -218,11 +218,11 @@ func (c *Claim) learn(r result) {
 	r.tell(now, r.err)
 }
 
-// errStoodStill is an answer that says nothing: it may be as old as the machine
-// stood still.
+// errStoodStill replaces an answer that came during a suspension of the computer: the
+// answer may be too old to be believed.
 var errStoodStill = errors.New("the machine stood still while this was under way")
 
-// tellMachine changes what the machine knows and has Run look at it.
+// tellMachine changes the machine's state and wakes Run.
 func (c *Claim) tellMachine(change func(*Machine, time.Time)) {
 	c.mu.Lock()
 	change(c.machine, time.Now())
@@ -233,11 +233,11 @@ func (c *Claim) tellMachine(change func(*Machine, time.Time)) {
 func (c *Claim) wake() {
 	select {
 	case c.poke <- struct{}{}:
-	default: // it has yet to look at the one before
+	default: // Run has not taken the wake-up before yet
 	}
 }
 
-// GiveBack stops admission, on behalf of who names the epoch, and then lets go
+// GiveBack stops admission for a dispatcher that names the epoch, and then lets go
 // of the lease: while stopped runs nothing is admitted any more and nothing is
 // released yet.
 func (c *Claim) GiveBack(epoch int64, stopped func()) error {
@@ -253,7 +253,7 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	return nil
 }
 
-// SetStanding is the machine's.
+// SetStanding calls Machine.SetStanding, and wakes Run after a change.
 func (c *Claim) SetStanding(home bool, rank int, fit bool) {
 	c.mu.Lock()
 	changed := c.machine.SetStanding(time.Now(), home, rank, fit)
@@ -263,13 +263,13 @@ func (c *Claim) SetStanding(home bool, rank int, fit bool) {
 	}
 }
 
-// Claimed tells of an epoch that a peer named.
+// Claimed passes an epoch that a peer named to Machine.Claimed.
 func (c *Claim) Claimed(epoch int64) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Claimed(now, epoch) })
 }
 
-// Promise answers an owner that cannot reach the store: without an error nothing
-// is admitted here for a lease and longer.
+// Promise answers an owner that cannot reach the store. If it returns no error, this
+// dispatcher admits nothing for the time of a lease and longer.
 func (c *Claim) Promise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -289,41 +289,41 @@ func (c *Claim) ObserveEpoch(epoch int64) {
 	c.machine.ObserveEpoch(epoch)
 }
 
-// Seen is the highest epoch that was read, held or named by anybody.
+// Seen is the highest epoch that was read from the store, held here, or named by a dispatcher.
 func (c *Claim) Seen() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.seen
 }
 
-// Members returns the only members that may take the lease, as its holder wrote; none: every member may.
+// Members returns the only members that may take the lease, as its holder wrote them; empty: every member may.
 func (c *Claim) Members() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.rec.Members
 }
 
-// Refused tells of an epoch that something in front of an engine has seen, and refuses
-// ours for it.
+// Refused passes on that a guard in front of an engine refused our epoch, because it has
+// seen this higher epoch.
 func (c *Claim) Refused(epoch int64) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
 }
 
-// View is what holds now.
+// View is the machine's view now.
 func (c *Claim) View() View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.View(time.Now())
 }
 
-// Admits is View's, for who must know in the moment it acts: a process that
-// stood still finds its time over before anybody told it. It takes no lock.
+// Admits is View.Admits for a caller that is about to act: after a pause of the process it
+// is false although OnChange was not called yet. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
 	s := c.sure.Load()
 	if s == nil || !now.Before(s.until) {
 		return false
 	}
-	if c.aheadAt(now)-s.ahead > c.retry { // the machine was suspended, and its clock with it
+	if c.aheadAt(now)-s.ahead > c.retry { // the computer was suspended, and its monotonic clock, too
 		c.wake()
 		return false
 	}

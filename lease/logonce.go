@@ -7,16 +7,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// logOnce logs what fails, once until it succeeds again.
+// logOnce logs a failure once, until the same call succeeds again.
 type logOnce struct {
-	failing  [AskBack + 1]bool // calls that failed last
-	slow     bool              // the store answered too late last
-	duration time.Duration     // of another's lease that was said to differ from ours
-	members  []string          // of another's lease, which were said to differ
-	differ   bool              // they do
+	failing  [AskBack + 1]bool // by Call: the last call failed
+	slow     bool              // the last answer of the store came too late
+	duration time.Duration     // the duration of another holder's lease, as looked at last
+	members  []string          // the members of another holder's lease, as looked at last
+	differ   bool              // members differ from ours
 }
 
-// result says what is new about a call that came back.
+// result logs a call whose outcome is another than the last time.
 func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Duration) {
 	if r.member != "" {
 		if r.err != nil {
@@ -50,7 +50,7 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 	}
 }
 
-// change says what a view has that the one before had not.
+// change logs what is new in a view.
 func (s *logOnce) change(log *zap.Logger, was, v View) {
 	switch {
 	case v.Voted && !was.Voted:
@@ -64,7 +64,7 @@ func (s *logOnce) change(log *zap.Logger, was, v View) {
 	}
 }
 
-// looked says that the holder of a lease has another duration, or other members,
+// looked logs that the holder of a lease has another duration, or other members,
 // than this dispatcher.
 func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
 	if rec.Holder == "" || rec.Holder == cfg.Self {
@@ -90,13 +90,13 @@ func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
 	}
 }
 
-// result is what a call brought.
+// result is the outcome of a call.
 type result struct {
 	call   Call
 	sent   time.Time
-	ahead  time.Duration // of the wall clock, when it was sent
+	ahead  time.Duration // Claim.aheadAt when the call was sent
 	rec    Record
 	err    error
-	member string                         // of a vote
-	tell   func(now time.Time, err error) // the machine
+	member string                         // the member that was asked for a vote; empty: another call
+	tell   func(now time.Time, err error) // passes the outcome to the machine
 }

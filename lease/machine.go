@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Call is what a machine wants done next: one call of its engine, or the
+// Call is what a machine wants done next: one call of its engine, or AskBack, the
 // question to the holder whether it gives the scope back.
 type Call int
 
@@ -24,94 +24,94 @@ func (c Call) String() string {
 	return [...]string{"none", "look", "acquire", "renew", "release", "ask back"}[c]
 }
 
-// Phase is where a dispatcher stands towards a scope.
+// Phase is the relation of a dispatcher to a scope.
 type Phase string
 
 // Phases.
 const (
-	Watching   Phase = "watching"   // another holds it, or nobody
-	Recovering Phase = "recovering" // this is its home, and another holds it
-	Starting   Phase = "starting"   // holds it, waits until the one before must have stopped
+	Watching   Phase = "watching"   // another dispatcher holds it, or none does
+	Recovering Phase = "recovering" // another holds it, and this dispatcher, its home, wants it back
+	Starting   Phase = "starting"   // holds it, and waits until the owner before must have stopped
 	Owner      Phase = "owner"      // holds it and admits
-	Fenced     Phase = "fenced"     // holds it as far as it knows and cannot be sure: admits nothing
+	Fenced     Phase = "fenced"     // may hold it, but cannot be sure: admits nothing
 	Giving     Phase = "giving"     // hands it back
 )
 
-// Config says who a machine speaks for.
+// Config is the dispatcher that a machine runs for, and its times.
 type Config struct {
 	Self string // identity
 	Home bool   // the scope is this dispatcher's by configuration
-	Rank int    // among those that may take it over, 0 first
+	Rank int    // the place among the dispatchers that may take it over; 0 is the first
 	Times
 
-	Members []string  // ids of all dispatchers that may ever own the scope; none: whoever asks the store may
-	Begun   time.Time // when the process began, with Members: what it promised before is not known any more
+	Members []string  // ids of all dispatchers that may ever own the scope; empty: any dispatcher may
+	Begun   time.Time // when the process began; with Members: promises of the process before are not known any more
 }
 
-// View is what a machine holds true at a moment.
+// View is the state of a machine at a moment.
 type View struct {
 	Phase   Phase
 	Admits  bool   // may bind new requests to the scope's engines
-	Voted   bool   // admits by the votes of the other members alone, for the store confirms nothing
-	Differs bool   // the holder lists other members than we do: it gets no promise from us, and we none from it
+	Voted   bool   // admits by the votes of the other members alone, because the store does not confirm renewals
+	Differs bool   // the holder lists other members than we do: neither gives the other a promise
 	Away    bool   // the store fails, or answers too slowly for an owner to renew in time
-	Holder  string // identity, as last read; empty: nobody
+	Holder  string // identity, as last read; empty: there is none
 	Epoch   int64  // ours while we hold the lease, else as last read
 }
 
-// ErrNotHolder is the answer to who asks for a scope that is not held here with
+// ErrNotHolder is the answer to a dispatcher that asks for a scope which is not held here with
 // that epoch.
 var ErrNotHolder = errors.New("not held here with this epoch")
 
 // Machine decides when a dispatcher looks at a lease, takes it, renews it and
 // gives it back, and whether it may admit meanwhile. All times are of its own
-// clock. Next names one call, whose outcome is told before Next is asked again,
-// except for AskBack: a holder that hangs must not keep anybody from looking at
-// the lease. The other methods may come at any time.
+// clock. Next returns one call. The caller reports its outcome before it calls Next again,
+// except for AskBack: a holder that hangs must not stop this dispatcher from looking at
+// the lease. The other methods may be called at any time.
 type Machine struct {
 	cfg Config
 
 	rec     Record // as last looked at
 	looked  bool
-	stale   bool      // it has been written since
+	stale   bool      // rec may be out of date: an acquisition that failed may have written the lease
 	changed time.Time // when another Stamp or Term was last seen
-	try     time.Time // no call before
-	bare    bool      // an acquisition may still succeed that was sent when the store said nothing of the last holder
+	try     time.Time // no call is made before
+	bare    bool      // an acquisition that was sent while the store did not know the last holder may still succeed
 	gave    struct {  // the lease that we released last
 		epoch int64 // its epoch; 0: none
-		seen  int64 // the highest that was seen by then
+		seen  int64 // the highest epoch that was seen by then
 	}
 
 	held    bool
-	epoch   int64     // ours, while held
-	seen    int64     // highest epoch that was read, held or named by anybody
+	epoch   int64     // the epoch with which we hold the lease, while held
+	seen    int64     // highest epoch that was read, held or named by any dispatcher
 	renewed time.Time // when the last acquisition or renewal that succeeded was sent
-	lasts   time.Time // until then what was renewed or voted lasts: nothing is admitted afterwards
-	start   time.Time // nothing is admitted before
+	lasts   time.Time // until when the last renewal or the votes last: nothing is admitted afterwards
+	start   time.Time // nothing is admitted before this time
 	away    bool      // the last call of the store failed, or took too long
 
-	promise promise              // to an owner that cannot reach the store
-	votes   map[string]time.Time // to us, by member: when the last one that was given was asked for
+	promise promise              // that we gave to an owner that cannot reach the store
+	votes   map[string]time.Time // promises to us, by member: when the last promise was asked for
 	ask     time.Time            // no vote is asked for before
 	reclaim bool                 // the store has lost our lease: it is ours again if votes show that no other proxy admits
 
-	claimed   int64 // an epoch above ours that somebody named; 0: none
+	claimed   int64 // an epoch above ours that a dispatcher named; 0: none
 	claimedAt time.Time
-	refuted   int64     // those up to here were named and are false
-	refusedAt time.Time // when something in front of an engine last refused our epoch
+	refuted   int64     // epochs up to this one that were named are false: a later renewal succeeded
+	refusedAt time.Time // when a guard in front of an engine last refused our epoch
 
 	fit     bool
 	leaving bool
 	giveBy  time.Time // the release must be done by then; zero: nothing is given back
-	hurry   time.Time // looks often until then: a release is expected
-	asked   time.Time // when the holder may be asked for the scope again
-	asking  bool      // it is being asked
+	hurry   time.Time // until then the lease is looked at more often, because a release is expected
+	asked   time.Time // before this time, the holder is not asked for the scope again
+	asking  bool      // a question to the holder is under way
 }
 
-// NewMachine begins to watch.
+// NewMachine returns a machine that has not looked at the lease yet.
 func NewMachine(cfg Config) *Machine {
 	m := &Machine{cfg: cfg, fit: cfg.Home, votes: map[string]time.Time{}}
-	if len(cfg.Members) > 0 { // the process before may have promised something at its end
+	if len(cfg.Members) > 0 { // the process before may have given a promise just before it ended
 		m.promise.until = cfg.Begun.Add(cfg.Duration)
 	}
 	return m
@@ -122,7 +122,7 @@ func (m *Machine) acquire() Call {
 	return Acquire
 }
 
-// until is when the view changes by itself, at most at.
+// until is when the view next changes by the time alone, or at if that is earlier.
 func (m *Machine) until(now, at time.Time) time.Time {
 	if m.held {
 		for _, t := range []time.Time{m.admitsFrom(), m.lasts, m.renewed.Add(m.cfg.RenewDeadline), m.askAt()} {
@@ -134,14 +134,14 @@ func (m *Machine) until(now, at time.Time) time.Time {
 	return at
 }
 
-// released says whether the last holder gave the lease back. It had stopped
-// before.
+// released says whether the last holder gave the lease back. That holder stopped
+// admission before it did so.
 func (m *Machine) released() bool {
 	return m.rec.Holder == "" && m.rec.Epoch > 0 && (!m.forgotten() || m.rec.Epoch == m.gave.epoch && m.seen == m.gave.seen)
 }
 
-// absent says whether there was no lease. Nobody knows then whether one was deleted,
-// and when: another may have acquired it, and admit, between any two looks of ours.
+// absent says whether the store had no lease. Then it is not known whether a lease was deleted,
+// and when: another dispatcher may have acquired a lease between two looks of ours, and admit.
 func (m *Machine) absent() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
 
 // forgotten says whether the store knows less than was seen: its lease was deleted, or its
@@ -152,7 +152,7 @@ func (m *Machine) forgotten() bool { return m.rec.Epoch < m.seen }
 // vague says whether the lease in the store says nothing of the last holder.
 func (m *Machine) vague() bool { return m.absent() || m.forgotten() && !m.released() }
 
-// untouched says whether nobody ever held the lease, for all this dispatcher has heard.
+// untouched says whether the lease was never held, as far as this dispatcher knows.
 func (m *Machine) untouched() bool { return m.absent() && m.seen == 0 }
 
 // expiry is when the holder that was seen last lost the lease, by this clock.
@@ -164,13 +164,13 @@ func (m *Machine) expiry() time.Time {
 }
 
 // duration is how long the lease of the holder that was seen last lasts: a holder
-// with a longer one than ours also stops later.
+// with a longer lease than ours also stops later.
 func (m *Machine) duration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
 
-// startDelay is the wait between the end of that lease and the first admission.
+// startDelay is the wait between the end of the last holder's lease and the first admission here.
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
-// mayAcquire is when the lease may be taken.
+// mayAcquire is when the lease may be taken; ok is false if it may not be taken at all now.
 func (m *Machine) mayAcquire() (at time.Time, ok bool) {
 	if !m.looked || m.stale || !m.fit || m.leaving || m.rec.Term == Running || m.excluded() {
 		return time.Time{}, false
@@ -185,9 +185,9 @@ func (m *Machine) mayAcquire() (at time.Time, ok bool) {
 	return later(at, m.promise.until), true
 }
 
-// mayAdmit is when who acquires now what was looked at may admit. Who creates the
-// lease waits a whole one from then on: until that moment somebody may have renewed
-// one that was deleted, or is later than what the store has.
+// mayAdmit is when this dispatcher may admit, if it acquires the lease now. If the store does not
+// know the last holder, it waits a whole lease and a start delay from now on: the last holder may
+// have renewed, a moment ago, a lease that the store has lost.
 func (m *Machine) mayAdmit(now time.Time) time.Time {
 	switch {
 	case m.released():
@@ -219,23 +219,23 @@ func (m *Machine) wantsBack() bool {
 		Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
 }
 
-// mayAsk says whether the holder is to be asked now: never by who could not admit
-// yet because of a promise. A promise that the process before may have given ends when
-// the holder lets go.
+// mayAsk says whether the holder is to be asked now for the scope. A dispatcher that could not
+// admit yet because of its promise does not ask. The promise that the process before may have
+// given does not count here, because it ends when the holder lets go.
 func (m *Machine) mayAsk(now time.Time) bool {
 	return m.wantsBack() && !m.asking && !now.Before(m.asked) && (m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
 }
 
-// GiveBack stops admission and begins the release, on behalf of who names the
-// epoch. If it is not done within a step, this dispatcher stays the owner.
+// GiveBack stops admission and begins the release, for a dispatcher that names the
+// epoch. If the release is not done within Step, this dispatcher stays the owner.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
 	}
-	if now.Before(m.admitsFrom()) { // what is released may be admitted to at once, and the one before us may not have stopped yet
+	if now.Before(m.admitsFrom()) { // the next holder of a released lease admits at once, and the owner before us may not have stopped yet
 		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
 	}
-	if m.away { // nobody could take it
+	if m.away { // no dispatcher could take the lease
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
 	if m.giveBy.IsZero() {
@@ -250,9 +250,9 @@ func (m *Machine) Leave(now time.Time) {
 	m.leaving, m.try = true, now
 }
 
-// SetStanding sets all that may change where owners are chosen anew: whether the scope is this
-// dispatcher's, so that it takes it first and asks for it back, its place among those
-// that may take it, and whether it could serve it. It reports whether one of them is new.
+// SetStanding sets what may change when owners are chosen again: home, whether the scope is this
+// dispatcher's, so that it takes the lease first and asks for it back; rank, its place among the dispatchers
+// that may take the lease; and fit, whether it could serve the scope. It reports whether any of them changed.
 func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (changed bool) {
 	changed = m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
 	if home && !m.cfg.Home {
@@ -262,8 +262,8 @@ func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (cha
 	return changed
 }
 
-// Claimed tells that somebody named an epoch. One above ours stops admission at
-// once, until a renewal that is sent later proves it false.
+// Claimed records that a dispatcher named an epoch. An epoch above ours stops admission at
+// once, until a renewal that is sent later succeeds, and so proves it false.
 func (m *Machine) Claimed(now time.Time, epoch int64) {
 	m.ObserveEpoch(epoch)
 	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
@@ -272,26 +272,26 @@ func (m *Machine) Claimed(now time.Time, epoch int64) {
 	}
 }
 
-// void forgets what was renewed and voted: it proves nothing any more.
+// void forgets the last renewal and all votes, because they prove nothing any more.
 func (m *Machine) void() {
 	m.renewed, m.lasts, m.reclaim = time.Time{}, time.Time{}, false
 	clear(m.votes)
 }
 
-// maxEpoch bounds what is believed of others: a Kubernetes Lease counts to 1<<31.
+// maxEpoch bounds the epochs of others that are believed: a Kubernetes Lease counts to 1<<31.
 const maxEpoch = 1 << 30
 
-// ObserveEpoch reports an epoch that somebody has seen. The next acquisition has a
-// higher one, whatever the store remembers.
+// ObserveEpoch records an epoch that a dispatcher has seen. The next acquisition gets a
+// higher epoch, even if the store has lost its data.
 func (m *Machine) ObserveEpoch(epoch int64) {
 	if epoch <= maxEpoch {
 		m.seen = max(m.seen, epoch)
 	}
 }
 
-// Refused tells that something in front of an engine refuses our epoch, for it has seen
-// a higher one. Then the lease is given back and acquired again, with an epoch
-// above that one. Who says so more than once per lease is not believed again.
+// Refused records that a guard in front of an engine refuses our epoch, because it has seen
+// this higher epoch. Then the lease is given back and acquired again, with an epoch
+// above it. Within the Duration of a lease, only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
 	if !m.held || epoch <= m.epoch || epoch > maxEpoch || m.away || now.Before(m.admitsFrom()) || now.Before(m.refusedAt.Add(m.cfg.Duration)) {
 		return
@@ -300,7 +300,7 @@ func (m *Machine) Refused(now time.Time, epoch int64) {
 	m.refusedAt, m.giveBy, m.try = now, later(m.giveBy, now.Add(m.cfg.Step)), now
 }
 
-// Jumped tells that the machine has stood still for longer than its clock shows.
+// Jumped records that the computer stood still for longer than its monotonic clock shows.
 func (m *Machine) Jumped(now time.Time) {
 	if m.held {
 		m.void()
@@ -308,7 +308,7 @@ func (m *Machine) Jumped(now time.Time) {
 	}
 }
 
-// View is what holds now.
+// View returns the state of the machine now.
 func (m *Machine) View(now time.Time) View {
 	v := View{Phase: Watching, Differs: m.differs(), Away: m.away, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
 	if m.held {

@@ -9,21 +9,21 @@ import (
 )
 
 // Members are the dispatchers that may own the scopes of one region, in the order
-// in which they should. Each has its own view of them: where views differ, scopes
-// move more than they need to, and never have two owners.
+// in which they should. Each dispatcher has its own view of them. If views differ, scopes
+// move more often than they need to, but never have two owners.
 type Members struct {
 	self   string
-	spread bool          // each scope has an order of its own, so that all have some; else one has all
-	settle time.Duration // who is here for less long is preferred to nobody
+	spread bool          // each scope has an order of its own, so that each member gets some scopes; false: one member gets all
+	settle time.Duration // a member asks a living holder for a scope only after it was here for so long
 	since  map[string]time.Time
 }
 
-// NewMembers begins with nobody.
+// NewMembers returns Members without any member.
 func NewMembers(self string, spread bool, settle time.Duration) *Members {
 	return &Members{self: self, spread: spread, settle: settle, since: map[string]time.Time{}}
 }
 
-// See tells who lives and does not leave, oneself among them.
+// See sets the members that live and do not leave; this dispatcher is one of them.
 func (m *Members) See(live []string, now time.Time) {
 	maps.DeleteFunc(m.since, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
 	for _, id := range live {
@@ -36,7 +36,7 @@ func (m *Members) See(live []string, now time.Time) {
 // Order returns who should own a scope, first to last: the living members that are on every list. An empty list leaves
 // no member out.
 func (m *Members) Order(scope string, lists ...[]string) []string {
-	ids := slices.AppendSeq(make([]string, 0, len(m.since)), maps.Keys(m.since)) // a status shows none as []
+	ids := slices.AppendSeq(make([]string, 0, len(m.since)), maps.Keys(m.since)) // not nil, so that a status shows an empty list as []
 	ids = slices.DeleteFunc(ids, func(id string) bool {
 		return slices.ContainsFunc(lists, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
 	})
@@ -51,16 +51,16 @@ func (m *Members) Order(scope string, lists ...[]string) []string {
 	return ids
 }
 
-// here says whether a member was there for so long.
+// here says whether a member has been here for at least so long.
 func (m *Members) here(id string, least time.Duration, now time.Time) bool {
 	since, ok := m.since[id]
 	return ok && now.Sub(since) >= least
 }
 
-// Place is one's own place in the order of a scope, and whether the scope is to
-// be asked back from its holder. From one that lives and stays only who is here
-// for long asks, so that one that comes and goes moves nothing; from one that
-// leaves, or is gone, who has had the time to see the others. A member that
+// Place is this dispatcher's place in the order of a scope, and whether it is to ask the
+// holder for the scope. If the holder lives and stays, the dispatcher must have been here for
+// settle, so that one that comes and goes moves nothing. If the holder leaves or is gone, a fifth
+// of settle is enough, in which the dispatcher sees the others. A member that
 // leaves comes last, and so does a member that is not on a list.
 func (m *Members) Place(scope, holder string, now time.Time, lists ...[]string) (rank int, home bool) {
 	order := m.Order(scope, lists...)
@@ -74,17 +74,17 @@ func (m *Members) Place(scope, holder string, now time.Time, lists ...[]string) 
 	return rank, rank == 0 && m.here(m.self, least, now)
 }
 
-// Yields says whether a scope goes from here to who asks for it.
+// Yields says whether this dispatcher gives a scope to the dispatcher that asks for it.
 func (m *Members) Yields(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
 	if ours < 0 {
 		return theirs >= 0
 	}
-	return theirs >= 0 && theirs < ours && m.here(asker, m.settle/2, now) // its clock began before ours
+	return theirs >= 0 && theirs < ours && m.here(asker, m.settle/2, now) // half of settle, because the asker began to count before we saw it
 }
 
-// weight is where a rendezvous hash puts a dispatcher for a scope: when one
+// weight is the weight of a dispatcher for a scope in a rendezvous hash: when a dispatcher
 // comes or goes, only its own scopes move.
 func weight(scope, id string) uint64 {
 	h := fnv.New64a()

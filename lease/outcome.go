@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// answered notes whether the store answers, and soon enough: an owner that stops
-// after a renew deadline must get several answers in that time.
+// answered notes whether the store answers, and within a quarter of RenewDeadline: an owner, which
+// stops after RenewDeadline without a renewal, must get several answers in that time.
 func (m *Machine) answered(sent, now time.Time, err error) {
 	m.away = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrTaken) || now.Sub(sent) > m.cfg.RenewDeadline/4
 }
 
-// Looked tells what Look, sent and answered at these moments, read.
+// Looked records what a Look read. It was sent at sent and answered at now.
 func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	if m.answered(sent, now, err); err != nil {
 		m.try = sent.Add(m.cfg.Retry)
@@ -29,16 +29,16 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	// an acquisition whose answer was lost
 	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.forgotten() && !m.held:
 		start := now.Add(m.startDelay())
-		if m.bare { // perhaps the store said nothing of the last holder when the acquisition succeeded
+		if m.bare { // when the acquisition succeeded, the store may not have known the last holder
 			start = start.Add(m.duration())
 		}
 		m.hold(sent, start, rec.Epoch)
-		m.renewed, m.lasts = time.Time{}, time.Time{} // nothing is known of its age before it is renewed
+		m.renewed, m.lasts = time.Time{}, time.Time{} // the age of the lease is not known until it is renewed
 		m.try = now
 	}
 }
 
-// see keeps what a look or an acquisition found.
+// see records what a look or an acquisition found.
 func (m *Machine) see(now time.Time, rec Record) {
 	if !m.looked || rec.Stamp != m.rec.Stamp || rec.Term != m.rec.Term || rec.Term == Running {
 		m.changed = now
@@ -47,12 +47,12 @@ func (m *Machine) see(now time.Time, rec Record) {
 	gave := m.looked && m.rec.Holder != "" && rec.Epoch == m.rec.Epoch
 	m.rec, m.looked, m.stale = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
-	if m.released() && (rec.Epoch == m.promise.epoch || gave && m.promise.to == "") { // the owner that was promised something has stopped
+	if m.released() && (rec.Epoch == m.promise.epoch || gave && m.promise.to == "") { // the owner that has our promise has stopped
 		m.promise = promise{}
 	}
 }
 
-// again spaces the calls, by when they were sent.
+// again sets when the next call is made, counted from when the last was sent.
 func (m *Machine) again(sent, now time.Time) {
 	every := m.cfg.Retry
 	if now.Before(m.hurry) {
@@ -60,16 +60,16 @@ func (m *Machine) again(sent, now time.Time) {
 	}
 	m.try = sent.Add(every)
 	switch at, ok := m.mayAcquire(); {
-	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.mayAsk(now): // wanted while the call was under way
+	case m.held && (m.leaving || now.Before(m.giveBy)), !m.held && m.mayAsk(now): // this was asked for while the call was under way
 		m.try = now
 	case !m.held && ok && at.Before(m.try):
 		m.try = at
 	}
 }
 
-// Acquired tells what came of Acquire.
+// Acquired records the outcome of Acquire.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
-	if m.answered(sent, now, err); err != nil { // even one that failed may have been written
+	if m.answered(sent, now, err); err != nil { // even an acquisition that failed may have written the lease
 		m.stale = true
 		if m.again(sent, now); errors.Is(err, ErrTaken) {
 			m.try = now
@@ -77,7 +77,7 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		return
 	}
 	start := m.mayAdmit(now)
-	if m.reclaim && now.Before(m.lasts) { // nobody else has admitted since we did
+	if m.reclaim && now.Before(m.lasts) { // no other dispatcher has admitted since we did
 		start = m.start
 	}
 	m.see(now, rec)
@@ -92,35 +92,35 @@ func (m *Machine) hold(sent, start time.Time, epoch int64) {
 	clear(m.votes)
 }
 
-// Renewed tells what came of Renew. A renewal counts from when it was sent: the
-// lease was ours at no moment before, for all we know, and some time after.
+// Renewed records the outcome of Renew. A renewal counts from when it was sent: it proves
+// that the lease was ours at some moment after that, but not at which.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.answered(sent, now, err)
 	m.again(sent, now)
 	switch {
-	case !m.held: // it was lost meanwhile
+	case !m.held: // the lease was lost before the answer came
 	case errors.Is(err, ErrLost) && m.mayReclaim(now):
 		m.reclaim, m.looked, m.try, m.ask = true, false, now, now
 	case errors.Is(err, ErrLost):
 		m.lose(now)
-	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // it says nothing of what was claimed since
+	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // a renewal from before the claim does not disprove it
 		m.try = now
 	case err == nil:
 		m.renewed, m.lasts = sent, later(m.lasts, sent.Add(m.cfg.RenewDeadline))
-		m.refuted, m.claimed = max(m.refuted, m.claimed), 0 // the store knows of no such epoch
+		m.refuted, m.claimed = max(m.refuted, m.claimed), 0 // the renewal proves that no higher epoch was acquired
 		if !now.Before(m.giveBy) {
-			m.giveBy = time.Time{} // the hand-back did not happen in time
+			m.giveBy = time.Time{} // the release was not done in time: this dispatcher stays the owner
 		}
 	}
 }
 
-// Released tells what came of Release.
+// Released records the outcome of Release.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.answered(sent, now, err)
 	if err == nil {
 		m.gave.epoch, m.gave.seen = m.epoch, m.seen
 	}
-	expired := m.leaving && now.Sub(m.renewed) > m.cfg.Duration // there is nothing to release any more
+	expired := m.leaving && now.Sub(m.renewed) > m.cfg.Duration // the lease has expired, so there is nothing to release
 	if err == nil || errors.Is(err, ErrLost) || expired {
 		m.lose(now)
 		return
@@ -133,7 +133,7 @@ func (m *Machine) lose(now time.Time) {
 	m.try = now
 }
 
-// Asked tells whether the holder has agreed to give the scope back.
+// Asked records whether the holder has agreed to give the scope back.
 func (m *Machine) Asked(now time.Time, err error) {
 	m.asking, m.asked = false, now.Add(m.cfg.Step)
 	if err == nil {
@@ -142,7 +142,7 @@ func (m *Machine) Asked(now time.Time, err error) {
 	m.try = now
 }
 
-// Next is the call to make now, or None and when to ask again.
+// Next returns the call to make now, or None and when to call Next again.
 func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if now.Before(m.try) {
 		return None, m.until(now, m.try)
@@ -150,10 +150,10 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if m.reclaim && !now.Before(m.lasts) {
 		looked := m.looked
 		m.lose(now)
-		m.looked = looked // what was found then still counts
+		m.looked = looked // what the last look found still counts
 	}
 	if m.held && m.leaving && now.Before(m.admitsFrom()) {
-		m.lose(now) // who finds it released may admit at once, and the one before us may not have stopped yet
+		m.lose(now) // it is not released: the next holder of a released lease admits at once, and the owner before us may not have stopped yet
 	}
 	switch {
 	case m.held && (m.leaving || now.Before(m.giveBy)):

@@ -2,9 +2,9 @@ package lease
 
 import "time"
 
-// Static is ownership without a lease, for one binary and nothing else: the first of an order that was seen alive of late owns the scope,
-// and its home always does when it lives. Who cannot see the home but is seen by its
-// clients believes itself the owner: a partition makes two. So a taker uses only
+// Static is ownership without a lease and without a store. The home owns the scope while it
+// lives; else the first dispatcher of an order that was seen alive lately does. In a network partition, a
+// dispatcher that cannot see the home believes that it is the owner, so that there are two. So a taker uses only
 // a share of the slots.
 type Static struct {
 	home, self string
@@ -14,16 +14,16 @@ type Static struct {
 	begun      time.Time
 }
 
-// NewStatic begins to watch. Nobody is believed dead before they were watched
-// for so long.
+// NewStatic begins to watch. A dispatcher counts as dead when it was not seen for the time
+// dead, but not before it was watched for so long.
 func NewStatic(self, home string, order []string, dead time.Duration, now time.Time) *Static {
 	return &Static{home: home, self: self, order: order, dead: dead, seen: map[string]time.Time{}, begun: now}
 }
 
-// Saw tells that a dispatcher answered a probe.
+// Saw records that a dispatcher answered a probe.
 func (s *Static) Saw(id string, now time.Time) { s.seen[id] = now }
 
-// Owner is who owns the scope now; empty: nobody that is known to live.
+// Owner is the dispatcher that owns the scope now; empty: none of them is known to live.
 func (s *Static) Owner(now time.Time) string {
 	if s.alive(s.home, now) {
 		return s.home
@@ -36,7 +36,7 @@ func (s *Static) Owner(now time.Time) string {
 	return ""
 }
 
-// View is Owner as a lease would say it.
+// View returns Owner as a lease's view.
 func (s *Static) View(now time.Time) View {
 	v := View{Phase: Watching, Holder: s.Owner(now)}
 	if v.Holder == s.self {

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// While nobody reaches the store, an owner goes on as long as every other member
-// promises it, for longer than until the next promise, not to admit. That is safe
-// only where membership is closed: all members have the same list, the lease names
-// it, and a dispatcher that is not on that list never takes the lease. One that is
-// on it and runs with another list, or none, gives no promise, so that the owner
-// has stopped by the time it may take the lease itself.
+// While an owner cannot reach the store, it goes on as long as every other member
+// promises not to admit, each time for longer than until the next promise. That is safe
+// only if membership is closed: all members have the same list, the lease names
+// it, and a dispatcher that is not on the list never takes the lease. A dispatcher that is
+// on the list but runs with another list, or none, gives no promise, so that the owner
+// has stopped by the time that dispatcher may take the lease itself.
 //
 // A promise lasts as long as a lease, ends early when its owner gives the lease
 // back, and counts for the owner from when it asked. So the waits that prevent two owners
@@ -20,18 +20,18 @@ import (
 // promise, too, because the process before it may have given one. This promise ends early
 // if the process has seen a holder of the lease, and then that this holder released it: a
 // holder releases a lease only if it may admit by it, so all owners before it have stopped,
-// and the promise was given to it or to one of them. It says nothing of the store. A member whose acquisition
-// was under way when it promised holds the lease then, and does not admit before
+// and the promise was given to it or to one of them. A promise says nothing about the store: a member whose acquisition
+// was under way when it promised may hold the lease afterwards, but does not admit before
 // its promise is over.
 //
-// Votes only prolong a time in which the owner may admit. One whose time is over
-// needs the store: others may have promised something else since.
+// Votes only prolong a time in which the owner may admit. An owner whose time is over
+// needs the store, because the others may have given another promise since.
 
 // promise is what a member has promised an owner.
 type promise struct {
-	to    string // identity; empty: a process before this one, to whomever
+	to    string // the owner's identity; empty: not known, the process before this one may have given the promise
 	epoch int64
-	until time.Time // nothing is acquired before, and nothing admitted before a start delay later
+	until time.Time // until then the lease is not acquired; admission begins a start delay later at the earliest
 }
 
 // Vote is what an owner asks of the other members.
@@ -44,12 +44,12 @@ type Vote struct {
 // ErrNoVote is the answer to an owner that gets no promise.
 var ErrNoVote = errors.New("no promise not to take the scope")
 
-// closed says whether the members are the dispatchers that may ever own the scope.
+// closed says whether only the listed members may ever own the scope.
 func (m *Machine) closed() bool { return len(m.cfg.Members) > 0 }
 
 // excluded says whether this dispatcher must never take the lease: it is not on
-// its own list, or not on that of the holder that was seen last. That one may go
-// on by the promises of others, of which this one knows nothing.
+// its own list, or not on the list of the holder that was seen last. That holder may go
+// on by the promises of other members, of which this dispatcher does not know.
 func (m *Machine) excluded() bool {
 	self := Dispatcher(m.cfg.Self)
 	return m.closed() && !slices.Contains(m.cfg.Members, self) || len(m.rec.Members) > 0 && !slices.Contains(m.rec.Members, self)
@@ -60,8 +60,8 @@ func (m *Machine) differs() bool {
 	return !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
-// Promise is asked by an owner that cannot reach the store. Without an error this
-// dispatcher does not admit before a lease and a start delay from now are over.
+// Promise answers an owner that cannot reach the store. If it returns no error, this
+// dispatcher does not admit before Duration and a start delay from now are over.
 func (m *Machine) Promise(now time.Time, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
@@ -81,9 +81,8 @@ func (m *Machine) Promise(now time.Time, ask Vote) error {
 	return nil
 }
 
-// askAt is when the other members are to be asked for votes, zero for never: the
-// store has not confirmed a renewal for a while, or knows nothing of our lease, and
-// our time is not over yet.
+// askAt is when the other members are to be asked for votes; zero: never. They are asked if the
+// store has not confirmed a renewal for two Retry, or has lost our lease.
 func (m *Machine) askAt() time.Time {
 	switch {
 	case !m.closed() || !m.held || m.leaving || !m.giveBy.IsZero():
@@ -94,7 +93,7 @@ func (m *Machine) askAt() time.Time {
 	return later(m.ask, m.renewed.Add(2*m.cfg.Retry))
 }
 
-// AskVotes says that the other members must be asked now, and for what.
+// AskVotes returns the question for the other members; false: they are not to be asked now.
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 	if at := m.askAt(); at.IsZero() || now.Before(at) || !now.Before(m.lasts) || now.Before(m.admitsFrom()) {
 		return Vote{}, false
@@ -103,7 +102,7 @@ func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
 }
 
-// Votes tells that a member gave the promise that was asked for then.
+// Votes records that a member gave the promise that was asked for at sent.
 func (m *Machine) Votes(sent, now time.Time, member string, epoch int64) {
 	if !m.held || epoch != m.epoch || !now.Before(m.lasts) || m.leaving || !m.giveBy.IsZero() {
 		return
@@ -115,7 +114,7 @@ func (m *Machine) Votes(sent, now time.Time, member string, epoch int64) {
 	}
 }
 
-// votedUntil is until when every other member's promise counts.
+// votedUntil is until when the promises of all other members count; zero: a promise is missing.
 func (m *Machine) votedUntil() time.Time {
 	var first time.Time
 	for _, id := range m.cfg.Members {
@@ -136,18 +135,18 @@ func (m *Machine) votedUntil() time.Time {
 	return first.Add(m.cfg.RenewDeadline)
 }
 
-// voted says whether every other member has promised not to admit now.
+// hasVotes says whether every other member has promised not to admit now.
 func (m *Machine) hasVotes(now time.Time) bool {
 	return m.held && m.closed() && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && now.Before(m.votedUntil())
 }
 
-// mayReclaim says whether the lease, of which the store knows nothing any more, may be
-// asked for by votes. Until they have come nothing is admitted.
+// mayReclaim says whether this dispatcher may ask for votes to acquire again a lease that the
+// store has lost. Until the votes have come, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
 	return m.closed() && len(m.cfg.Members) > 1 && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && !now.Before(m.admitsFrom())
 }
 
-// mine says whether nobody but us has held the lease since we did.
+// mine says whether no other dispatcher has held the lease since we did.
 func (m *Machine) mine() bool {
 	return m.rec.Term != Running && (m.rec.Holder == m.cfg.Self || m.rec.Holder == "" && m.rec.Epoch <= m.epoch)
 }

@@ -16,7 +16,7 @@ var (
 	// If FinishReason is "stop" the first token ended the answer; else a
 	// preemption took the blocks. Probe again.
 	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no hand-off")
-	// ErrBadHandoff: what came is not a handoff of this connector.
+	// ErrBadHandoff: the answer has no valid handoff of this connector.
 	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed hand-off")
 )
 
@@ -24,36 +24,36 @@ const (
 	// MaxProbeAnswer bounds the answer of a probe: the token ids of a prompt of
 	// a million tokens take about 7 MB.
 	MaxProbeAnswer = 16 << 20
-	// maxHandoff bounds the handoff in it: a million tokens' block ids take
-	// about 100 KB.
+	// maxHandoff bounds the handoff in the answer, in bytes: the block ids of a million
+	// tokens take about 100 KB.
 	maxHandoff = 1 << 20
-	// maxName bounds the names in a handoff: hosts, engine and request ids.
+	// maxName bounds the names in a handoff, in bytes: hosts, engine and request ids.
 	maxName = 512
 )
 
-// ProbeAnswer is what a prefill engine answered.
+// ProbeAnswer is what a prefill engine answered to a probe.
 type ProbeAnswer struct {
 	KV             json.RawMessage // the handoff, byte for byte; a copy
 	PromptTokens   int             // 0: not reported; may be one less than decode's count
 	CachedTokens   int             // -1: not reported
 	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
 	FinishReason   string
-	EngineID       string // of the engine that has the blocks; empty: not told
+	EngineID       string // of the engine that has the blocks; empty: not reported
 
-	Coordinates *Coordinates // of a prefill engine that pushes; nil: not told
+	Coordinates *Coordinates // of a prefill engine that pushes; nil: not reported
 
 	// ByProbeID: the decode request must have the probe's X-Request-Id, because the
-	// handoff does not say which request made it, or because the prefill engine does not
-	// look there. A decode engine tells of its pull, or of the blocks that are to be
-	// written, under its own request's id. A prefill engine that does not know that id
-	// keeps the blocks until the hold timeout, and one that pushes writes nothing.
+	// handoff does not say which request made it, or because the prefill engine ignores
+	// what it says. A decode engine reports its pull, or the blocks into which the KV is
+	// to be written, under its own request's id. A prefill engine that does not know that id
+	// keeps the blocks until the hold timeout, or writes nothing if it pushes.
 	ByProbeID bool
 }
 
 // ReadProbe reads the JSON of a probe's 200 and checks the handoff by its
 // shape, never against a fixed list of fields: they differ by version.
-// knownHost tells which hosts a decode engine may be sent
-// to; nil knows none. With ErrNoHandoff the rest of the answer is valid.
+// knownHost says which hosts a decode engine may be sent to; nil: none.
+// With ErrNoHandoff, the rest of the returned ProbeAnswer is valid.
 func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
@@ -71,7 +71,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first",
 				ErrBadHandoff)
 		}
-		if a.FinishReason != "length" { // blocks are kept for a request that ran into its limit only
+		if a.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
 			return a, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(a.FinishReason))
 		}
 		a.KV, a.EngineID = x.handoff(), x.EngineID
@@ -102,18 +102,18 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 // SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23,
 // http_server.py).
 type SaidError struct {
-	Answer []byte // or the event of it with the error. It is part of what was read, so that it is lost when that buffer is used again.
+	Answer []byte // the answer, or its event with the error; it is valid until the buffer that it points into is used again
 }
 
 func (e *SaidError) Error() string {
-	return "an error came with status 200; the engine's log says which" // not quoted: it may repeat the prompt
+	return "an error came with status 200; the engine's log says which" // the answer is not quoted, because it may repeat the prompt
 }
 
-// scanned is the values of an answer that count; what it lacks is nil.
+// scanned has the members of an answer that evenkeel reads; nil: the answer has no such member.
 type scanned struct {
 	err, kv, usage, choices, ids, status, stop json.RawMessage
 
-	inner json.RawMessage // the answer, of an event that has it as a member
+	inner json.RawMessage // the answer, if it is a member of an event
 }
 
 // scanAnswer validates an answer as ScanBody does. Of a key that is repeated the last
@@ -214,7 +214,7 @@ func (s *scanned) read() ProbeAnswer {
 	}
 	switch string(s.stop) {
 	case "", "null":
-	case `"max_tokens"`, `"stop_sequence"`: // of the stop string that a probe has: the engine itself ran into the limit
+	case `"max_tokens"`, `"stop_sequence"`: // the probe's own stop string came at the token limit
 		a.FinishReason = "length"
 	default:
 		a.FinishReason = "stop"
@@ -222,8 +222,8 @@ func (s *scanned) read() ProbeAnswer {
 	return a
 }
 
-// finishReason is what a value says, without a copy where an engine hits the limit
-// of a probe, as nearly all do.
+// finishReason unquotes a finish_reason. For "length", the usual end of a probe, it
+// makes no copy.
 func finishReason(value json.RawMessage) string {
 	if string(value) == `"length"` {
 		return "length"
@@ -231,8 +231,8 @@ func finishReason(value json.RawMessage) string {
 	return text(value)
 }
 
-// handoff is a kv_transfer_params: how many members it has, and the values of those
-// that a decode engine acts on. What it lacks is nil.
+// handoff is a kv_transfer_params: how many members it has, and the values of the members
+// that a decode engine acts on. nil: it has no such member.
 type handoff struct {
 	raw     json.RawMessage
 	members int
@@ -240,8 +240,8 @@ type handoff struct {
 	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize, dcpSize json.RawMessage
 }
 
-// readHandoff finds the members of a value that is valid JSON, for it stands in an answer
-// that is. Of a key that is repeated the last value counts, as in Body.Get.
+// readHandoff finds the members of a value that is known to be valid JSON, because the whole answer
+// is. Of a key that is repeated the last value counts, as in Body.Get.
 func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	h.raw = kv
 	for o := rawjson.ObjectAt(kv, 0); o.NextValue(); {
@@ -281,7 +281,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	if p.Connector == Opaque {
 		return false, nil
 	}
-	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // the decode engine would wait for ever
+	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // else decode waits for ever
 		is, use := "NixlConnector", NIXLPull
 		if pushes {
 			is, use = "NixlPushConnector", NIXLPush
@@ -295,7 +295,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	case !ok:
 		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
 			kindOf(h.blockIDs))
-	case n == 0: // the blocks were preempted; with it the decode engine would crash
+	case n == 0: // the blocks were preempted; an empty list would crash the decode engine
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
 	byProbeID = h.requestID == nil // vllm-ascend before 0.14, vLLM's NIXL before 0.13
@@ -360,7 +360,7 @@ func isBlock(raw json.RawMessage) bool {
 	return true
 }
 
-// text and tokenList read parts of an answer; what has another type is as good as
+// text and tokenList read parts of an answer. A value of another type counts as
 // missing.
 
 func text(raw json.RawMessage) string {
@@ -377,17 +377,17 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// ErrPrefillFailed says that a prefill engine answered 200, and has not done its part:
+// ErrPrefillFailed says that a prefill engine answered 200 and did not finish the prompt:
 // the KV that it wrote to the decode engine may be incomplete.
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
 // ReadEarlyProbe reads the 200 of EarlyProbe: JSON, or the events of a stream
-// from SGLang. knownHost is that of ReadProbe. The errors are ErrPrefillFailed, and for
-// nixl-push those of ReadProbe; what could be read is returned beside them.
+// from SGLang. knownHost is as in ReadProbe. The errors are ErrPrefillFailed, and for
+// nixl-push the errors of ReadProbe; what could be read is returned beside an error.
 //
-// An SGLang engine that was aborted while it wrote may answer as if it were not (SGLang issue 33507), but counts fewer
-// PromptTokens than the decode engine does. Its prefills end by their length, whatever the first
-// token is, and a message that was aborted says that it came to its end (0.5.23,
+// If an SGLang prefill is aborted while its engine writes the KV, the engine may answer as if it were not (SGLang issue 33507), but
+// reports fewer PromptTokens than the decode engine does. Its prefills end with finish_reason length, whatever the first
+// token is, and a message that was aborted ends with stop_reason end_turn (0.5.23,
 // process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in
 // entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
@@ -421,7 +421,7 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	return a, nil
 }
 
-// add reads an answer, or a part of one that comes in events.
+// add reads an answer, or one event of an answer.
 func (a *ProbeAnswer) add(part []byte) error {
 	got, err := scanAnswer(part)
 	if err != nil {
@@ -454,7 +454,7 @@ func (a *ProbeAnswer) add(part []byte) error {
 	return nil
 }
 
-// coordinates are those of the engine whose hand-off was checked.
+// coordinates returns where the engine that made the hand-off is reached. The hand-off was checked before.
 func (h *handoff) coordinates() *Coordinates {
 	c := &Coordinates{EngineID: text(h.engineID), Host: text(h.host)}
 	c.Port, _ = rawjson.Int(h.port, 0, len(h.port))

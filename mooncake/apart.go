@@ -2,13 +2,13 @@ package mooncake
 
 // Bodies of POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
 // entrypoints/scale_out/token_in_token_out/protocol.py) and of POST /generate (SGLang 0.5.23, GenerateReqInput in
-// managers/io_struct.py) say how tokens are sampled in an object of its own, sampling_params, and some of it in words of their
-// own. Everything else here reads and writes them in the words of completions, and a form says where a body has each of these words.
+// managers/io_struct.py) have the sampling parameters in an object of its own, sampling_params, and some of them under other keys
+// than completions. The other code reads and writes them by the keys of completions, and a form says where a body has each of them.
 
-// forms has the endpoints whose bodies have one. A body of SGLang has its prompt in text, or else in input_ids.
+// forms has the endpoints whose bodies have a form. A body of SGLang has its prompt in text, or else in input_ids.
 var forms = [Endpoints]*form{
-	// Of extra_args, kv_transfer_params would name the KV of another request. SamplingParams has members that begin with an underline
-	// for itself alone (vLLM 0.32.0, sampling_params.py).
+	// extra_args is dropped because kv_transfer_params in it would name the KV of another request. Keys that begin with an underscore
+	// are dropped because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
 	Tokens: newForm(map[string]place{"prompt": {"token_ids", false}}, []string{
 		"n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
 		"logit_bias", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "structured_outputs",
@@ -30,7 +30,8 @@ func generateForm(prompt string) *form {
 	}, nil)
 }
 
-// newForm makes a form of the members with other names than in a completion, and of those of sampling_params with the same name.
+// newForm makes a form. at has the members whose keys differ from a completion's, inner the members of sampling_params
+// with the same key.
 func newForm(at map[string]place, inner []string, drops func(key string) bool) *form {
 	f := &form{at: at, words: map[place]string{}, drops: drops}
 	for _, key := range inner {
@@ -50,10 +51,10 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	}
 	params, ok := b.Get(paramsKey)
 	if !ok || params[0] != '{' {
-		params = []byte("{}") // what else stands there is not for us to judge
+		params = []byte("{}") // another value is left for the engine to refuse
 	}
 	inner, err := ScanBody(params, 0)
-	if err != nil { // more members than there may be
+	if err != nil { // too many members
 		return Body{}, err
 	}
 	text, ok := b.Get("text")

@@ -17,9 +17,9 @@ type Body struct {
 	raw     []byte
 	members []member
 	closing int      // index of the outermost '}'
-	set     []Member // what it says instead of its text, or besides
-	form    *form    // where it has what a completion says; nil: it is in the words of a completion, or of its own endpoint
-	inner   *Body    // its sampling_params, of one with a form
+	set     []Member // members that Set has added; they replace members of the text
+	form    *form    // where the body has the members of a completion; nil: under the same keys, or it has a shape of its own
+	inner   *Body    // its sampling_params; nil: the body has no form
 }
 
 type member struct {
@@ -28,10 +28,10 @@ type member struct {
 	val, valTo int32
 }
 
-// form is where a body has what a completion says.
+// form says where a body has the members that a completion has.
 type form struct {
-	at    map[string]place
-	words map[place]string      // at, the other way round
+	at    map[string]place      // by the key in a completion
+	words map[place]string      // the reverse of at: the key in a completion
 	drops func(key string) bool // says which members of sampling_params no client may set; nil: it may set all
 }
 
@@ -85,7 +85,7 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	return b, nil
 }
 
-// Set has the body say value for key, whatever its text says.
+// Set replaces or adds the member key of the body.
 func (b *Body) Set(key string, value []byte) { b.set = append(b.set, Member{key, value}) }
 
 // Raw is the text the body was scanned from.
@@ -143,7 +143,7 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// usualSegments is how many segments most bodies come to at most.
+// usualSegments is a number of segments that is enough for most bodies.
 const usualSegments = 8
 
 // inlineValue is the size up to which a set value is copied beside its key;
@@ -155,7 +155,7 @@ const inlineValue = 128
 // the members of set. The segments point into the body and into set's values;
 // the only allocations are dst's room and one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
-	for _, m := range b.set { // hardly a body has any
+	for _, m := range b.set { // few bodies have any
 		if !replaced(set, m.Key) && (drop == nil || !drop(m.Key)) {
 			set = append(set[:len(set):len(set)], m)
 		}
@@ -166,7 +166,7 @@ func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) []
 	return b.splice(dst, drop, set)
 }
 
-// splice is Splice without what the body was set to say.
+// splice is Splice without the members of Set and without a form.
 func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
@@ -238,7 +238,7 @@ func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	return dst
 }
 
-// Name is how the body calls what a completion calls word.
+// Name is the key, in this body, of the member that a completion calls word.
 func (b *Body) Name(word string) string {
 	if b.form == nil {
 		return word
@@ -253,7 +253,7 @@ func (b *Body) Name(word string) string {
 	return p.key
 }
 
-// find is the body in which a member has its place, and its key there.
+// find returns the object that has the member which a completion calls word, the body or its sampling_params, and the key there.
 func (b *Body) find(word string) (*Body, string) {
 	if b.form == nil {
 		return b, word
@@ -267,7 +267,7 @@ func (b *Body) find(word string) (*Body, string) {
 	return b, word
 }
 
-// word is what a completion calls a member; empty: nothing.
+// word is what a completion calls the member key; empty: a completion has no such member.
 func (b *Body) word(key string, inner bool) string {
 	if b.form == nil {
 		return key

@@ -12,18 +12,18 @@ import (
 
 // Sentinels of ReadCallback, beside ErrUnknownHost.
 var (
-	// ErrBadCallback: what came is not a callback of this connector.
+	// ErrBadCallback: the body is not a callback of this connector.
 	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
 	// ErrOtherRequest: the callback names another request than the one that it was made for.
 	ErrOtherRequest = errors.New("mooncake: the callback names another request")
 )
 
 const (
-	callbackDepth = 8
+	callbackDepth = 8       // levels of JSON
 	callbackBase  = 1 << 20 // bytes of a callback besides its blocks
-	blockBytes    = 32      // of a block's number in it, with room to spare
-	suffixLength  = 9       // of what an engine adds to a request's id, and cuts off in a callback
-	blockDigits   = 10
+	blockBytes    = 32      // bytes of a block's number in a callback, with room to spare
+	suffixLength  = 9       // bytes of the suffix that an engine adds to a request's id, and cuts off in a callback
+	blockDigits   = 10      // digits of a block's number at most
 )
 
 // MaxCallback is how many bytes a callback may have. prompt is the most tokens that the
@@ -41,16 +41,16 @@ func maxBlocks(prompt, block int) int {
 // Callback is where a layerwise decode engine wants its KV.
 type Callback struct {
 	KV      json.RawMessage // for the prefill engine, byte for byte; a copy
-	Empty   bool            // nothing is needed: the whole prompt is in the decode engine's prefix cache
-	ShortID bool            // its engine adds no suffix to ids, and has cut the end of ours
-	Unknown []string        // its keys that we do not know; they hold no address
+	Empty   bool            // no KV is needed: the whole prompt is in the decode engine's prefix cache
+	ShortID bool            // the decode engine adds no suffix to ids, so that it cut off the end of ours
+	Unknown []string        // keys of the callback that evenkeel does not know; they hold no address
 }
 
-// ReadCallback checks what came to a metaserver. Nothing in it is believed: it must have
+// ReadCallback checks a callback that came to the metaserver. Nothing in it is trusted: it must have
 // the keys that every callback has, name the request id (of Endpoint.RequestID) and
 // hosts that are known, and no more blocks than the prompt can have. A key that we do not
 // know passes if a prefill engine cannot do harm by it: see unknownKey. prompt and block
-// are those of MaxCallback.
+// are as in MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -81,7 +81,7 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		}
 	}
 	got.KV = bytes.Clone(bytes.TrimSpace(body))
-	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // also of what checkHosts takes for a list of none
+	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // checkHosts may see an empty list in it
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
 	}
@@ -91,8 +91,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	return got, nil
 }
 
-// callbackKeys are the members of a callback, and what each must be. The first ones, as many as needed says,
-// must be there (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
+// callbackKeys has the members of a callback, and the check of each value. The first needed members
+// must exist (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
 var callbackKeys = [...]struct {
 	name string
 	ok   func(json.RawMessage) bool
@@ -112,7 +112,7 @@ var callbackKeys = [...]struct {
 	12:          {"remote_cached_tokens", func(v json.RawMessage) bool { return isNumber(v, 0, maxCount) }},
 }
 
-// Where the members are that are looked at again.
+// The places in callbackKeys of members that ReadCallback reads again; needed is how many members must exist.
 const (
 	atBlockIDs = iota
 	atRequestID
@@ -177,7 +177,7 @@ func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused
 		return key + " stands there twice"
 	case len(c.unknown) == mostUnknown:
 		return fmt.Sprintf("more than %d keys that this evenkeel does not know", mostUnknown)
-	case slices.Contains(c.plain, key): // the operator says so
+	case slices.Contains(c.plain, key): // the operator says that it holds no address
 	case namesAddress(key), address.value(key, value, false) != nil:
 		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is " +
 			"right"
@@ -186,7 +186,7 @@ func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused
 	return ""
 }
 
-// isVariable says whether a key is a name as programs give them.
+// isVariable says whether a key is written like the name of a variable.
 func isVariable(key string) bool {
 	for i := range len(key) {
 		c := key[i]
@@ -197,7 +197,7 @@ func isVariable(key string) bool {
 	return key != "" && len(key) <= keyBytes
 }
 
-// wrong says what is missing or of another type than it must be; empty: nothing.
+// wrong names a member that is missing or of a wrong type; empty: there is none.
 func (c *scannedCallback) wrong() string {
 	for i, v := range c.values {
 		if k := &callbackKeys[i]; v == nil && i < needed || v != nil && !k.ok(v) {

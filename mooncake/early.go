@@ -5,29 +5,29 @@ import (
 	"strconv"
 )
 
-// Meeting is how the two legs of a request find each other whose decode rank is
-// chosen before its prefill. Each connector has its own part of it.
+// Meeting is how the prefill and the decode leg of a request find each other, if the decode
+// rank is chosen before the prefill. Each connector uses its own fields.
 type Meeting struct {
 	// Of ascend-layerwise.
-	Metaserver string          // the URL to which the decode engine tells where the KV goes
-	Callback   json.RawMessage // what it told, for the prefill engine: Callback.KV
+	Metaserver string          // the URL to which the decode engine posts where it wants the KV
+	Callback   json.RawMessage // what the decode engine posted, for the prefill engine: Callback.KV
 
 	// Of sglang.
 	Endpoint Endpoint
-	RID      string // of both legs; no id may begin another one
+	RID      string // the id of both legs; no id may be the beginning of another id
 	Host     string // of the prefill engine's bootstrap server
 	Port     int
 	// new for every attempt; modulo the prefill engine's ranks it is PrefillRank (SGLang 0094505d, disaggregation/common/conn.py)
 	Room                    int64
-	PrefillRank, DecodeRank int // -1: its engine has one, or is to choose one itself
+	PrefillRank, DecodeRank int // -1: the engine has one rank, or chooses the rank itself
 
 	// Of nixl-push.
 	Coordinates *Coordinates // of the prefill engine
 	RequestID   string       // of the prefill leg, see Endpoint.RequestID
 }
 
-// Coordinates are where a prefill engine that pushes is reached by decode engines.
-// They are good until it restarts.
+// Coordinates say where decode engines reach a prefill engine that pushes.
+// They are valid until that engine restarts.
 type Coordinates struct {
 	EngineID                string
 	Host                    string
@@ -36,8 +36,8 @@ type Coordinates struct {
 }
 
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
-// stream is whether the decode engine's answer comes as a stream: only the legs of SGLang,
-// which differ in nothing but ranks, are alike in that too.
+// stream says whether the decode engine's answer is a stream; only SGLang's prefill leg needs that,
+// because it differs from the decode leg in nothing but ranks.
 func (p *Profile) EarlyProbe(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
@@ -58,9 +58,10 @@ func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, salt string, stream
 	return b.Splice(dst, leg.resume().drop(drop), members)
 }
 
-// decodeParams tells a decode engine whom its KV comes from. That of ascend-layerwise is read in vllm-ascend
-// 182b75ea, load_balance_proxy_layerwise_server_example.py; that of nixl-push in vLLM 0316d25a,
-// nixl/push_scheduler.py, and was run with 0.32.0.
+// decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
+// vllm-ascend
+// 182b75ea, load_balance_proxy_layerwise_server_example.py; those of nixl-push are from vLLM 0316d25a,
+// nixl/push_scheduler.py, and were run with 0.32.0.
 func (p *Profile) decodeParams(m *Meeting) []byte {
 	if p.Connector == AscendLayerwise {
 		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
@@ -94,7 +95,7 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	}
 	return func(model string, rank int) []byte {
 		ask := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
-			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": max(0, rank)} // the room, too, is the rank's
+			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": max(0, rank)} // a rank may follow the room
 		if named := p.NamedRank(rank); named >= 0 {
 			ask["routed_dp_rank"] = named
 		}
@@ -103,25 +104,25 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	}
 }
 
-// RIDHeader has the id of a request to SGLang whose body has no place for it, as that of a message has none. SGLang heeds
-// it if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py), and otherwise
-// makes an id of its own, which it tells nobody.
+// RIDHeader is the header with the id of a request to SGLang whose body has no place for an id, such as a message. SGLang uses
+// it if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py). Otherwise SGLang
+// makes an id of its own and does not return it.
 const RIDHeader = "X-Override-Rid"
 
-// Nameless says whether an engine may call a request to an endpoint by an id that only itself knows.
+// Nameless says whether the engine may give a request to the endpoint an id that evenkeel does not know.
 func (p *Profile) Nameless(e Endpoint) bool {
 	return p.Connector == SGLang && shapes[e] != nil && shapes[e].rid == ""
 }
 
-// roomBody is either leg of SGLang. The prefill engine samples the first token and hands
+// roomBody appends the body of SGLang's prefill or decode leg. The prefill engine samples the first token and hands
 // it over, so the legs are the same, byte for byte, up to the ranks, which come last. The bootstrap members
 // are those of SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs, and the ranks those of
 // 0.5.23, managers/data_parallel_controller.py and disaggregation/decode.py.
 //
 // Both legs name the prefill engine's rank. Otherwise a rank of the prefill engine compares the
 // room with its own number, which is 0 in all replicas without DP attention, and refuses a room of
-// another rank; or it first tells its bootstrap server of the room, and all its other work stands
-// still meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+// another rank; or it first registers the room with its bootstrap server, and does no other work
+// until that is done (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answer(b, leg, stream)
 	rid := "rid"

@@ -8,9 +8,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ReadHandBack checks what a decode engine of nixl-pull says of the KV that it keeps of an answer, and returns how many tokens that is:
-// those of the prompt and of the answer, less the last one. They are the kv_transfer_params of a prefill request that fetches it
-// (vLLM 0.33.0, request_finished and get_num_new_matched_tokens in nixl/pull_scheduler.py).
+// ReadHandBack checks the kv_transfer_params with which a decode engine of nixl-pull says that it keeps the KV of an answer. It returns
+// of how many tokens: those of the prompt and of the answer, less the last one. A prefill request that has these kv_transfer_params
+// fetches the KV (vLLM 0.33.0, request_finished and get_num_new_matched_tokens in nixl/pull_scheduler.py).
 func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) bool) (tokens int, err error) {
 	if len(kv) > maxHandoff {
 		return 0, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
@@ -25,13 +25,13 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 		case "do_remote_decode":
 			decode = string(v) == "true"
 		case "remote_num_tokens":
-			tokens, _ = strconv.Atoi(string(v)) // anything else is no number of tokens
+			tokens, _ = strconv.Atoi(string(v)) // not a number: 0, which is refused below; too large: the largest int
 		}
 	}
 	if string(h.doPrefill) == "true" || !decode || tokens <= 0 || h.requestID == nil {
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}
-	h.doPrefill = json.RawMessage("true") // the rest is as in a hand-off
+	h.doPrefill = json.RawMessage("true") // the other members are checked as those of a hand-off
 	_, err = p.checkHandoff(&h, knownHost)
 	return tokens, err
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Sentinels of Take: after either, the prompt must be prefilled again.
+// Sentinels of Acquire and Discard. After either of them from Acquire, the prompt must be prefilled again.
 var (
 	ErrTaken   = errors.New("mooncake: the hand-off was already used")
 	ErrExpired = errors.New("mooncake: the hand-off is past its deadline")
@@ -18,19 +18,19 @@ var (
 // Replaying it can answer with another user's text.
 type Handoff struct {
 	params   json.RawMessage
-	deadline time.Time   // of a decode that somebody reads
-	expires  time.Time   // the engine frees the blocks by itself
+	deadline time.Time   // from then on Acquire refuses: the pull might come too late
+	expires  time.Time   // from then on Discard refuses, too: the prefill engine has freed the blocks
 	taken    atomic.Bool // an atomic also makes go vet reject a copy
 }
 
-// NewHandoff owns params from now on. The deadline is the time of the probe's
-// response headers plus HoldBudget, expires the same plus the engine's whole
-// hold timeout.
+// NewHandoff returns a hand-off with these params and owns them from now on. deadline is the
+// time of the probe's response headers plus HoldBudget; expires is that time plus the engine's
+// whole hold timeout.
 func NewHandoff(params json.RawMessage, deadline, expires time.Time) Handoff {
 	return Handoff{params: params, deadline: deadline, expires: expires}
 }
 
-// Deadline is the instant from which Take refuses.
+// Deadline is the instant from which Acquire refuses.
 func (h *Handoff) Deadline() time.Time { return h.deadline }
 
 // Acquire returns the params to the first caller before the deadline, and
@@ -49,9 +49,9 @@ func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
 	return h.params, nil
 }
 
-// Discard is Take for a decode whose answer is thrown away, so that the engine
-// frees the blocks. Nobody can get a wrong token of it, so it
-// may come as late as the blocks are held.
+// Discard is Acquire for a decode whose answer is thrown away, so that the prefill engine
+// frees the blocks. Its tokens reach no client, so that it may come as long as the
+// blocks are held.
 func (h *Handoff) Discard(now time.Time) (json.RawMessage, error) {
 	return h.take(now, h.expires)
 }

@@ -16,11 +16,11 @@ import (
 var ErrUnknownHost = errors.New("mooncake: the hand-off points to an unknown host")
 
 // checkHosts refuses unknown hosts: a prefill engine that an attacker controls must
-// not send decode engines to other hosts. Connectors differ by version in where they name hosts, one for
-// each node of an engine that spans several, so all strings are looked at,
-// however deep: below a key that is called like an address each must be a known
-// host, with a port or as a URL, and anywhere else one that is written like a
-// URL or an IP address must be, unless the profile says that its key holds none.
+// not send decode engines to other hosts. The place of hosts in a hand-off differs by connector and
+// version, and an engine that spans several nodes names a host for each. So all strings are checked,
+// however deep. Below a key whose name says that it holds addresses, each string must be a known
+// host, with a port or as a URL. Elsewhere only a string that is written like a URL or an IP
+// address must be, unless kv_plain_keys of the profile names its key.
 func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) bool) error {
 	if knownHost == nil {
 		knownHost = func(string) bool { return false }
@@ -34,14 +34,14 @@ type hostCheck struct {
 	known func(string) bool
 }
 
-// value checks what stands under a key; address: it, or one around it, is
-// called like an address.
+// value checks what stands under a key. address says that the name of this key, or of a
+// key around it, says that it holds addresses.
 func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
 	switch raw[0] {
 	case '{':
 		for o := rawjson.ObjectAt(raw, 0); o.NextValue(); {
 			val := o.Value()
-			if bytes.IndexByte(val, '"') < 0 && !maybeAddress(o.Key) { // no string stands there that could be one
+			if bytes.IndexByte(val, '"') < 0 && !maybeAddress(o.Key) { // neither the key nor a string in the value could be an address
 				continue
 			}
 			member := rawjson.Key(o.Key)
@@ -81,7 +81,7 @@ func (w *hostCheck) text(key, s string, address bool) error {
 		return nil
 	}
 	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
-		if w.known(part) { // most hosts are written so, and no parser need look at them
+		if w.known(part) { // most hosts have no port and are no URL, so no parser is needed
 			continue
 		}
 		host, written := hostIn(part)
@@ -95,7 +95,7 @@ func (w *hostCheck) text(key, s string, address bool) error {
 	return nil
 }
 
-// namesAddress says whether a key is called like one that holds addresses: one
+// namesAddress says whether the name of a key says that it holds addresses: one
 // of its words is host, ip, addr or the like, as in remote_host,
 // remoteBootstrapAddr, hosts and local_ip.
 func namesAddress(key string) bool {
@@ -125,7 +125,7 @@ func namesAddress(key string) bool {
 	return word(len(key))
 }
 
-// isAddressWord knows them in the singular.
+// isAddressWord says whether a word in the singular and in lower case means an address.
 func isAddressWord(w string) bool {
 	switch w {
 	case "host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint":
@@ -138,7 +138,7 @@ func isAddressWord(w string) bool {
 // whether it is written like a URL or an IP address.
 func hostIn(s string) (host string, written bool) {
 	if !strings.ContainsAny(s, ".:") {
-		return s, false // a name, and no parser need say so
+		return s, false // a name; parsers are not needed to see that
 	}
 	if _, rest, ok := strings.Cut(s, "://"); ok {
 		written = true

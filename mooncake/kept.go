@@ -3,7 +3,7 @@ package mooncake
 import "time"
 
 // Kept says until when the prefill engine certainly keeps the KV of a hand-off, as far as this can be known from outside.
-// It is a value: it is told of each time in which the core of the decode engine gave no sign of life.
+// It is a value: its owner calls Quiet for each time in which the core of the decode engine gave no sign of life.
 //
 // A prefill engine of NIXL keeps KV for the time of its lease. The decode engine prolongs this time by heartbeats: every
 // sixth of the lease, in a step of its scheduler, it sends one for every request whose KV has not come. From each heartbeat
@@ -12,17 +12,17 @@ import "time"
 // reads them without an error when it goes on. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
 type Kept struct {
 	until time.Time // the KV is certainly kept up to then
-	// a sign of life shows that the KV is kept for so long, once heartbeats are known to go out; 0: nothing renews the hold
+	// for so long after a sign of life the KV is kept, once heartbeats are known to go out; 0: nothing renews the hold
 	sign  time.Duration
 	beat  time.Duration // the time between heartbeats
-	begin time.Time     // when the last signs without a gap began
+	begin time.Time     // since when signs have come without a gap
 	next  time.Time     // the first sign after this counts as the next one
 	left  int           // so many more signs must count before heartbeats are known to go out
 	lost  bool
 }
 
-// Kept returns the Kept of a hand-off that is sent to a decode engine now, and whose KV the prefill engine keeps until a
-// time by itself. A quarter of the hold's margin is left for clocks that differ and for the way of a heartbeat.
+// Kept returns the Kept of a hand-off that is sent to a decode engine now. The prefill engine keeps its KV up
+// to until if no heartbeat renews the hold. A quarter of the hold's margin is left for clocks that differ and for the way of a heartbeat.
 func (p *Profile) Kept(now, until time.Time) Kept {
 	k := Kept{until: until, begin: now}
 	if p.Renews() {
@@ -32,10 +32,10 @@ func (p *Profile) Kept(now, until time.Time) Kept {
 	return k
 }
 
-// KeptUntil is that of a hand-off which nothing renews, or of a request that has none.
+// KeptUntil returns the Kept of a hand-off whose hold nothing renews, or of a request without a hand-off.
 func KeptUntil(until time.Time) Kept { return Kept{until: until} }
 
-// PulledWithin is how long after a prefill the first event of its answer is believed, where no decode engine renews the hold.
+// PulledWithin is how long after a prefill a first event still proves that the right KV was pulled, if no decode engine renews the hold.
 func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.slack() }
 
 // slack is a quarter of the time that a decode engine has to queue and pull.
@@ -89,5 +89,5 @@ func (k *Kept) Lost() bool { return k.lost }
 // Lose makes the KV count as lost.
 func (k *Kept) Lose() { k.lost = true }
 
-// Patience is how long the core may be quiet before its engine gets no more requests; 0: the engine renews nothing.
+// Patience is how long the core may be quiet until its engine gets no more requests; 0: the engine renews no holds.
 func (k *Kept) Patience() time.Duration { return k.sign * 2 / 3 }

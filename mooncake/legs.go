@@ -33,14 +33,14 @@ var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/re
 // Path is the endpoint's URL path, with us and with the engines.
 func (e Endpoint) Path() string { return paths[e] }
 
-// Common says whether every engine takes hand-offs there and knows how long its prompts are,
-// and every dispatcher how its streams end.
+// Common says whether every engine takes hand-offs at this endpoint and knows how long its prompts
+// are, and whether every dispatcher knows how its streams end.
 func (e Endpoint) Common() bool { return e <= Completions }
 
-// GoesOn says whether an answer of the endpoint can go on elsewhere in its middle.
+// GoesOn says whether an answer of the endpoint that breaks off can go on at another engine.
 func (e Endpoint) GoesOn() bool { return e.Assembles() || e == Generate }
 
-// Assembles says whether an answer of the endpoint in one piece can be made of the events of a stream.
+// Assembles says whether evenkeel can put an unstreamed answer of the endpoint together from a stream's events.
 func (e Endpoint) Assembles() bool { return e.Common() || e == Tokens }
 
 // RequestID is what an engine calls the request that has id as its X-Request-Id, less
@@ -56,16 +56,16 @@ func (e Endpoint) RequestID(id string) string {
 	return "cmpl-" + id + "-0" // each of our requests has one prompt
 }
 
-// Leg is what one PD request differs in from the client's body. A nil Leg
-// differs in nothing; a request for several choices or with several prompts
-// has one for each answer.
+// Leg is how a request to an engine differs from the client's body. A nil Leg
+// changes nothing. A client's request for several choices or with several prompts
+// has a Leg for each answer.
 type Leg struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own
 	SeedOffset int             // added to the client's seed, so that samples differ
-	RID        string          // by which SGLang calls a request to Generate that one engine gets alone; empty: it chooses
-	IgnoreEOS  bool            // probe again after a first token that was the end of the answer
-	Resume     *Resume         // goes on with an answer that has begun; nil: begins one
-	Fetch      json.RawMessage // kv_transfer_params with which a prefill engine fetches the KV of the turn before; nil: it computes all
+	RID        string          // SGLang's id of a request to Generate that one engine gets alone; empty: the engine chooses one
+	IgnoreEOS  bool            // set for a probe that is sent again because its first token ended the answer
+	Resume     *Resume         // set for a leg that goes on with an answer; nil: the leg begins the answer
+	Fetch      json.RawMessage // kv_transfer_params by which a prefill engine fetches the KV of the chat's last turn; nil: it computes all
 }
 
 // Exchange is the part of a vllm-mooncake handoff that the proxy invents or
@@ -88,19 +88,19 @@ func Reserved(key string) bool {
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
 		"disagg_prefill_dp_rank", "rid", "metaserver", "do_virtual", "batch_kv_transfer_params", "return_hidden_states", "logits_processors",
 		"prompt_embeds",
-		"prompt_token_ids": // instead of the messages, past the chat template (vLLM PR 55771)
+		"prompt_token_ids": // would replace the messages, without the chat template (vLLM PR 55771)
 		return true
 	}
 	return strings.HasPrefix(key, "_vllm_ascend_") || strings.HasPrefix(key, "pd_")
 }
 
-// dropOnDecode: each leg asks for one answer, so n goes as well.
+// dropOnDecode drops the reserved keys, and the keys that ask for several answers, because each leg asks for one answer.
 func dropOnDecode(key string) bool {
 	return key == "n" || key == "best_of" || key == "use_beam_search" || Reserved(key)
 }
 
-// dropOnProbe drops what does not shape the prompt: the probe's one token is
-// thrown away, and some of it is refused or dangerous there.
+// dropOnProbe drops the keys that do not shape the prompt: the probe's one token is
+// thrown away, and some of these keys are refused or dangerous on a prefill engine.
 func dropOnProbe(key string) bool {
 	switch key {
 	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
@@ -138,7 +138,7 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Leg, x *Exchange, dst [][
 	return p.probeWith(b, leg, params, dst)
 }
 
-// probeWith is ProbeBody with those kv_transfer_params.
+// probeWith is ProbeBody with params as kv_transfer_params.
 func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]byte) [][]byte {
 	params = leg.resume().params(params)
 	members := make([]Member, 0, 12)
@@ -149,16 +149,17 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg.ignoresEOS() {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
-	if p.returnTokenIDs() && b.form == nil { // else the client has said them
+	if p.returnTokenIDs() && b.form == nil { // with a form, the client's own body has the ids
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
 	drop := dropOnProbe
 	if asksForMany(b) {
 		drop = dropOnProbeButLogprobs
 	}
-	// A mode that there is not, the prefill engine refuses. A decode engine would refuse it where it reads the body, and nobody would tell
-	// the prefill engine, which keeps the KV then (vLLM 0.32.0, GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py).
-	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` { // else it would parse its one token as a whole answer
+	// output_mode stays, so that the prefill engine refuses a value that does not exist. Otherwise the decode engine would refuse it when
+	// it reads the body, and the prefill engine would not learn that, and would keep the KV until its hold ends (vLLM 0.32.0,
+	// GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). With derender, it would parse its one token as an answer.
+	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` {
 		inner := drop
 		drop = func(key string) bool { return key != "output_mode" && inner(key) }
 	}
@@ -166,8 +167,8 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 }
 
 // dropOnProbeButLogprobs is dropOnProbe for a request for more likeliest tokens than engines give by default (vLLM's
-// --max-logprobs is 20). If they do not, the prefill engine says so before it computes anything: a decode engine
-// would say so afterwards, and before vLLM 0.25 leave the KV where it is.
+// --max-logprobs is 20). If the engines do not allow so many, the prefill engine refuses the request before it computes anything. A
+// decode engine would refuse it after the prefill, and before vLLM 0.25 not pull the KV, so that the prefill engine would keep it.
 func dropOnProbeButLogprobs(key string) bool {
 	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
 }
@@ -185,10 +186,10 @@ func asksForMany(b *Body) bool {
 }
 
 // DecodeBody appends the segments of the decode request: the client's body
-// with P's handoff kv, verbatim. With stream false the engine's
-// own answer goes to the client, so nothing is asked for that the
-// client did not ask for. A nil kv makes the engine prefill by itself, which
-// only a profile with AllowLocalPrefill should let happen.
+// with the prefill engine's handoff kv, verbatim. With stream false, the client gets the
+// engine's own answer, so evenkeel asks for nothing that the client
+// did not ask for. A nil kv makes the decode engine prefill by itself; pass it
+// only if the profile has AllowLocalPrefill.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
@@ -212,9 +213,9 @@ func salted(b *Body, salt string, members []Member) []Member {
 	}
 	if own, ok := b.Get("cache_salt"); ok {
 		if len(own) <= 2 || own[0] != '"' {
-			return members // no engine takes it
+			return members // every engine refuses such a salt, and so the request
 		}
-		both := sha256.Sum256([]byte(rawjson.Unquote(own) + " " + salt)) // vLLM takes 128 characters
+		both := sha256.Sum256([]byte(rawjson.Unquote(own) + " " + salt)) // a hash, because vLLM takes a salt of at most 128 characters
 		salt = hex.EncodeToString(both[:])
 	}
 	return append(members, Member{"cache_salt", appendString(nil, salt)})
@@ -224,7 +225,7 @@ func salted(b *Body, salt string, members []Member) []Member {
 func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop func(key string) bool) {
 	members = legMembers(b, leg, make([]Member, 0, 14))
 	drop = dropOnDecode
-	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n is how many there are, and one engine makes all
+	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n is the number of beams then, and one engine computes them all
 		drop = Reserved
 	}
 	if !p.stopTokensSafe(b) {
@@ -251,7 +252,7 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 // tellsIDs says whether a streamed answer to a body may be asked for token ids. SGLang refuses a chat
 // that asks for them (0.5.23, entrypoints/openai/serving_chat.py); its completions have them as vLLM's do.
 func (p *Profile) tellsIDs(b *Body) bool {
-	if b.form != nil { // its answers have them anyway
+	if b.form != nil { // answers to such a body always have token ids
 		return false
 	}
 	if p.Connector == SGLang {
@@ -263,9 +264,9 @@ func (p *Profile) tellsIDs(b *Body) bool {
 }
 
 // DiscardBody appends the segments of a request that only makes a decode engine
-// pull the handoff, so that the prefill engine frees it. What it
-// pulls may be another prompt's blocks by then, so the salt, new for every discard,
-// keeps them apart in the engine's prefix cache, where nothing else finds them.
+// pull the handoff, so that the prefill engine frees it. By then, the blocks that it
+// pulls may have another prompt's KV. The salt, new for every discard, keeps this KV apart
+// in the engine's prefix cache, so that no other request finds it.
 func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.discard(b, leg, kv, salt, dst)
@@ -275,10 +276,10 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage
 	return b.Splice(dst, leg.resume().drop(dropOnProbe), members)
 }
 
-// oneToken adds what ends a request after its first token, in one JSON answer.
+// oneToken adds the members that end a request after its first token, with an answer that is not streamed.
 func oneToken(b *Body, leg *Leg, members []Member) []Member {
 	members = append(promptMembers(b, leg, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
-	if _, ok := b.Get("max_completion_tokens"); ok { // chat: it wins over max_tokens
+	if _, ok := b.Get("max_completion_tokens"); ok { // of a chat: engines prefer it to max_tokens
 		members = append(members, Member{"max_completion_tokens", jsonOne})
 	}
 	return members
@@ -319,7 +320,7 @@ func legMembers(b *Body, leg *Leg, members []Member) []Member {
 	return members
 }
 
-// shift adds offset to seed, or takes it away where the sum would not fit; the
+// shift adds offset to seed, or subtracts it if the sum would overflow; the
 // samples of one request get different seeds either way.
 func shift(seed, offset int64) int64 {
 	if seed > math.MaxInt64-offset {

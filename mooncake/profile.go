@@ -15,15 +15,15 @@ import (
 const (
 	AscendMooncakeV1 = "ascend-mooncake-v1"
 	NIXLPull         = "nixl-pull"
-	NIXLPush         = "nixl-push" // the prefill engine writes to the decode engine that has registered its blocks with it
+	NIXLPush         = "nixl-push" // the decode engine registers its blocks with the prefill engine, which then writes the KV into them
 	VLLMMooncake     = "vllm-mooncake"
 	Opaque           = "opaque"
 	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes each layer to where the decode engine's callback said
-	SGLang           = "sglang"           // both engines get the request at once, and meet in a room
+	SGLang           = "sglang"           // both engines get the request at once, and find each other by its bootstrap_room
 	None             = "none"             // nothing is handed over: the engine prefills and decodes
 )
 
-// Connectors lists those that a profile may name.
+// Connectors lists the connectors that a profile may name.
 func Connectors() []string {
 	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang, None}
 }
@@ -36,16 +36,16 @@ const (
 	bindAlone = "alone" // to a rank that prefills and decodes; see Alone
 )
 
-// Alone is the profile of an engine that prefills and decodes: its connector only tells whose engine it is.
+// Alone is the profile of an engine that prefills and decodes. Its connector only says what kind of engine it is.
 func (p Profile) Alone() Profile {
 	p.Bind = bindAlone
 	return p
 }
 
-// Aggregated tells whether it is one of Alone.
+// Aggregated tells whether the profile was made by Alone: its engine prefills and decodes.
 func (p *Profile) Aggregated() bool { return p.Bind == bindAlone }
 
-// alwaysEarly are the connectors that cannot bind late, and why.
+// alwaysEarly has the connectors that cannot bind late, each with the reason.
 var alwaysEarly = map[string]string{
 	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines " +
 		"with MooncakeConnectorV1 and use " + AscendMooncakeV1,
@@ -75,8 +75,8 @@ func (p *Profile) Ascend() bool {
 // entrypoints/anthropic/serving.py, responses_full_generator in entrypoints/openai/responses/serving.py).
 func (p *Profile) MayGiveBack() bool { return p.Ascend() && (p.GivesBack == nil || *p.GivesBack) }
 
-// How a probe makes sure that the end-of-sequence token does not end it: such
-// an end returns no handoff.
+// How a probe makes sure that the end-of-sequence token does not end it: a probe
+// that ends so returns no handoff.
 const (
 	MinTokensOne       = "1"
 	MinTokensOmit      = "omit"
@@ -97,7 +97,7 @@ const (
 	DPInternal = "internal" // header with the rank of the deployment
 )
 
-// How a chat goes on whose decode rank gave it up after the client had some of
+// How a chat goes on if its decode rank gave it up after the client had a part of
 // the answer.
 const (
 	ChatResumeNone     = "none"
@@ -110,19 +110,19 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 
 // What becomes of the KV of an answer that a decode engine keeps for the next turn of its chat, so that a prefill engine can fetch it.
 const (
-	HandBackNone = "none" // it keeps none
-	// vLLM with bidirectional_kv_xfer: it takes room until it is given up, because no prefill engine is told to fetch it
+	HandBackNone = "none" // the decode engine keeps no such KV
+	// vLLM with bidirectional_kv_xfer: the KV only takes room until the engine frees it; no prefill engine is asked to fetch it
 	HandBackCounted = "counted"
-	HandBackFetched = "fetched" // the same, and prefill engines with this profile are told to fetch it
+	HandBackFetched = "fetched" // the same, but prefill engines with this profile are asked to fetch it
 )
 
-// Profile is what the operator tells about a kind of engine.
+// Profile is what the operator configures about a kind of engine.
 type Profile struct {
 	Name              string        `yaml:"name"`
 	Connector         string        `yaml:"connector"`
 	Bind              string        `yaml:"bind"`            // late or arrival; only nixl-push has the choice
 	KVHoldTimeout     time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the blocks of a handoff
-	HoldMargin        time.Duration `yaml:"hold_margin"`     // of it, what decode may queue and pull; 0: see HoldBudget
+	HoldMargin        time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout for decode to queue and pull; 0: see HoldBudget
 	ProbeMinTokens    string        `yaml:"probe_min_tokens"`
 	ProbeIgnoreEOS    bool          `yaml:"probe_ignore_eos"`
 	ContinuousUsage   *bool         `yaml:"continuous_usage"`
@@ -143,19 +143,19 @@ type Profile struct {
 	FirstEventTimeout time.Duration `yaml:"first_event_timeout"`
 	APIKeyEnv         string        `yaml:"api_key_env"`
 	CAFile            string        `yaml:"ca_file"`           // PEM; empty: the system's authorities
-	CertFile          string        `yaml:"cert_file"`         // PEM; what engines that ask for a certificate get
-	KeyFile           string        `yaml:"key_file"`          // its key
+	CertFile          string        `yaml:"cert_file"`         // PEM; shown to engines that ask for a certificate
+	KeyFile           string        `yaml:"key_file"`          // PEM; the key of CertFile
 	ServerName        string        `yaml:"server_name"`       // name in the engines' certificates; empty: the URL's host
-	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine keeps the hold of what waits in its own queue; nil: nixl-pull and nixl-push with a hold that is a lease
+	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine's queue renews holds; nil: only of nixl, below 480 s
 	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
 	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
 	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
 	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
-	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests say which rank is meant; nil: they do
+	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests name their rank; nil: they do
 	GivesBack         *bool         `yaml:"gives_back"`        // vllm-ascend: the decode engine's recompute scheduler may be on; nil: it may
 	HandBack          string        `yaml:"hand_back"`
-	DecoderTTL        time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long such KV is kept
+	DecoderTTL        time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV that HandBack is about
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the
@@ -166,7 +166,7 @@ type MetricNames struct {
 	Waiting string `yaml:"waiting"`
 }
 
-// oldHold is how long engines keep a hand-off that know no lease.
+// oldHold is how long engines without a lease keep a hand-off.
 const oldHold = 480 * time.Second
 
 // WithDefaults returns the profile with every unset field that has a default
@@ -174,7 +174,7 @@ const oldHold = 480 * time.Second
 func (p Profile) WithDefaults() Profile {
 	set(&p.Connector, AscendMooncakeV1)
 	set(&p.Name, p.Connector)
-	if p.alwaysEarly() { // nothing is held, and the prefill's token is either thrown away unseen or the client's own
+	if p.alwaysEarly() { // there is no hold, and no probe whose end could lose a hand-off
 		set(&p.Bind, BindArrival)
 	} else {
 		set(&p.Bind, BindLate)
@@ -185,7 +185,7 @@ func (p Profile) WithDefaults() Profile {
 		set(&p.KVHoldTimeout, hold)
 		set(&p.ProbeMinTokens, MinTokensOne)
 	}
-	if p.Ascend() { // its recompute scheduler gives answers back in their middle, and most of its tutorials turn that on
+	if p.Ascend() { // its recompute scheduler gives up answers in their middle, and most tutorials of vllm-ascend turn it on
 		set(&p.ChatResume, ChatResumeAscend)
 	}
 	set(&p.ChatResume, ChatResumeNone)
@@ -204,7 +204,7 @@ func (p Profile) WithDefaults() Profile {
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
-	if p.QueueRenews == nil { // vLLM whose NIXL held for 480 s had no leases yet
+	if p.QueueRenews == nil { // versions of vLLM whose NIXL held KV for 480 s had no leases
 		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < oldHold)
 	}
 	return p
@@ -217,8 +217,8 @@ func set[T comparable](field *T, def T) {
 	}
 }
 
-// Validate tells everything that is wrong with a profile whose defaults are
-// filled in.
+// Validate returns everything that is wrong with a profile whose defaults are
+// filled in; nil: nothing.
 func (p Profile) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -255,7 +255,7 @@ func (p Profile) Validate() error {
 		bad("%w", err)
 	}
 	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
-	// the push connector refuses to start so (vLLM 0.33, nixl/push_scheduler.py)
+	// an engine with the push connector refuses to start with bidirectional_kv_xfer (vLLM 0.33, nixl/push_scheduler.py)
 	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
@@ -292,7 +292,7 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// refuseMeaningless reports what a connector that always binds early cannot heed.
+// refuseMeaningless reports the settings that have no meaning with a connector that always binds early.
 func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string
@@ -320,7 +320,7 @@ func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 	}
 }
 
-// maxHoldMargin caps the margin that is used when none is configured.
+// maxHoldMargin bounds the hold margin that is used when none is configured.
 const maxHoldMargin = 120 * time.Second
 
 // HoldBudget returns how long a finished prefill may wait for a rank: the time
@@ -371,7 +371,7 @@ func (p *Profile) VersionPath() string {
 // prefix cache. SGLang's do it only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
 func (p *Profile) PullsLacking() bool { return p.nixl() }
 
-// Keeps is how long a decode engine keeps the KV of an answer that has ended; 0: it does not.
+// Keeps is how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
 func (p *Profile) Keeps() time.Duration {
 	if p.HandBack != HandBackCounted && p.HandBack != HandBackFetched {
 		return 0
@@ -379,7 +379,7 @@ func (p *Profile) Keeps() time.Duration {
 	return p.DecoderTTL
 }
 
-// NamedRank is a rank as requests to SGLang name it; -1: they name none. With elastic EP they must
+// NamedRank is the rank that requests to SGLang name; -1: they name none. With elastic EP they must
 // name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
 // maybe_external_dp_rank_routing in managers/data_parallel_controller.py).
 func (p *Profile) NamedRank(rank int) int {
@@ -389,7 +389,7 @@ func (p *Profile) NamedRank(rank int) int {
 	return rank
 }
 
-// The two switches below are on unless the operator turned them off.
+// WithDefaults turns the switches below on, unless the operator turned them off; Renews is on with nixl connectors only.
 
 // Renews tells whether a decode engine's own queue renews the hold of a hand-off
 // that waits in it, by heartbeats to the prefill engine.

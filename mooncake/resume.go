@@ -12,12 +12,12 @@ import (
 // decode leg alike. A nil Resume changes nothing.
 type Resume struct {
 	How    string          // a chat_resume, ResumePrompt or ResumeText
-	IDs    json.RawMessage // of the prompt and of the answer so far; without them it is by text
+	IDs    json.RawMessage // token ids of the prompt and of the answer so far; nil: Text has them as text
 	Text   json.RawMessage // a JSON string: for ChatResumeContinue the answer so far, for ResumeText with the prompt before it
-	Tokens int             // of the answer so far
+	Tokens int             // how many tokens the answer has so far
 
 	Limit    int    // tokens that the rest may have
-	LimitKey string // which key of the body says so; empty: the limit is the context's
+	LimitKey string // the key of the body that gets Limit; empty: only the context limits the answer
 }
 
 // The ways of completions: their prompt becomes the token ids of prompt and answer,
@@ -27,13 +27,13 @@ const (
 	ResumeText   = "text"
 )
 
-// ByText tells whether a way to resume gives the engines text. They tokenise it
-// anew then, and may come to other tokens than those that were generated.
+// ByText tells whether a way to resume gives the engines text. The engines then tokenise
+// the answer so far, and may get other tokens than those that were generated.
 func ByText(how string) bool { return how == ResumeText || how == ChatResumeContinue }
 
 func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
 
-// prompt adds the members that stand for the prompt and the answer so far.
+// prompt adds the members that replace the prompt: they have the prompt and the answer so far.
 func (r *Resume) prompt(b *Body, members []Member) []Member {
 	switch r.How {
 	case ResumePrompt:
@@ -47,7 +47,7 @@ func (r *Resume) prompt(b *Body, members []Member) []Member {
 	return append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue}, Member{"add_generation_prompt", jsonFalse})
 }
 
-// params adds the token ids to kv_transfer_params, where that is their place.
+// params adds the token ids to kv_transfer_params, if How puts them there.
 func (r *Resume) params(kv json.RawMessage) json.RawMessage {
 	if !r.beside() {
 		return kv
@@ -57,7 +57,7 @@ func (r *Resume) params(kv json.RawMessage) json.RawMessage {
 	}
 	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")) // kv stays as it is
 	for _, key := range idKeys[r.How] {
-		if len(out) > 1 { // an empty object has no comma to add
+		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
 		}
 		out = slices.Concat(out, []byte(`"`+key+`":`), r.IDs)
@@ -69,15 +69,15 @@ func (r *Resume) params(kv json.RawMessage) json.RawMessage {
 func (r *Resume) beside() bool { return r != nil && idKeys[r.How] != nil }
 
 // idKeys are the members of kv_transfer_params that have the token ids of prompt and answer. vLLM reads its own from 0.27 on
-// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 has another one (patch/recompute_proxy.py), because its vLLM 0.26 reads none,
-// and 0.27.1rc1 and 0.30.0rc2 no longer have it. So their engines get both: each takes out the one it knows, and the connectors of
-// vllm-ascend only read the members that they know (distributed/kv_transfer/kv_p2p).
+// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 has another key (patch/recompute_proxy.py), because its vLLM 0.26 reads none,
+// and 0.27.1rc1 and 0.30.0rc2 no longer have that key. So engines of vllm-ascend get both keys: each engine takes out the key that it
+// knows, and the connectors of vllm-ascend only read the members that they know (distributed/kv_transfer/kv_p2p).
 var idKeys = map[string][]string{
 	ChatResumeVLLM:   {"prompt_token_ids"},
 	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
 }
 
-// budget adds how much may and must be generated yet.
+// budget adds how many tokens the rest of the answer may have, and must have.
 func (r *Resume) budget(b *Body, members []Member) []Member {
 	if r == nil {
 		return members
@@ -93,8 +93,8 @@ func (r *Resume) budget(b *Body, members []Member) []Member {
 	return members
 }
 
-// drop also drops what was meant for the prompt the client sent: the one that
-// goes out has been cut to size, and must not come back as part of the answer.
+// drop also drops the keys that were meant for the client's own prompt: the prompt of
+// a resumed leg was cut to size already, and the engine must not echo it into the answer.
 func (r *Resume) drop(inner func(string) bool) func(string) bool {
 	if r == nil {
 		return inner

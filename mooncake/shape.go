@@ -2,20 +2,20 @@ package mooncake
 
 import "evenkeel/internal/rawjson"
 
-// shape is what the bodies of an endpoint have otherwise than those of chat and completions.
-// None of them has min_tokens, stream_options or token ids.
+// shape says how the bodies of an endpoint differ from those of chat and completions.
+// evenkeel adds no min_tokens, stream_options or return_token_ids to bodies with a shape.
 type shape struct {
-	always []Member              // in every leg
-	once   []Member              // besides, what ends the answer after its first token
-	eos    bool                  // ignore_eos is known
-	rid    string                // what SGLang takes the id of a request from; empty: from no member
-	drops  func(key string) bool // from every leg
-	aside  func(key string) bool // besides, what does not shape the prompt
+	always []Member              // members of every leg
+	once   []Member              // further members, which end the answer of a probe or a discard after its first token
+	eos    bool                  // the endpoint knows ignore_eos
+	rid    string                // the member from which SGLang takes the request's id; empty: there is none
+	drops  func(key string) bool // keys that every leg drops
+	aside  func(key string) bool // further keys, which a probe or a discard drops because they do not shape the prompt
 }
 
 // shapes has the endpoints with a shape of their own.
 var shapes = [Endpoints]*shape{
-	// Engines keep what they answered unless they are told not to.
+	// store is false because engines keep their answers otherwise.
 	Responses: {
 		always: []Member{{"store", jsonFalse}},
 		once:   []Member{{"max_output_tokens", jsonOne}, {"top_logprobs", []byte("0")}},
@@ -32,9 +32,9 @@ var shapes = [Endpoints]*shape{
 			return dropOnProbe(key)
 		},
 	},
-	// vLLM makes a chat of it, and has no word here for a least number of tokens. Of a tool that the client
-	// demands by name it reads the arguments, and refuses those that one token cuts short. The stop string leaves
-	// none of them. It does not shape the prompt, as tool_choice may, and the engine has the KV by then.
+	// vLLM turns a message into a chat, and this endpoint has no min_tokens. If the client demands a tool by name,
+	// vLLM parses the tool's arguments, and fails if they are cut off after the probe's one token. The stop string "{"
+	// leaves no arguments to parse. Unlike tool_choice, it does not shape the prompt, and the engine has the KV by then.
 	Messages: {
 		once:  []Member{{"max_tokens", jsonOne}, {"stop_sequences", []byte(`["{"]`)}},
 		drops: Reserved,
@@ -42,8 +42,8 @@ var shapes = [Endpoints]*shape{
 	},
 }
 
-// thinksFor says whether a message has a budget for thinking. Engines refuse one that is not below
-// max_tokens, but for a prefill. It does not shape the prompt, as to think or not does.
+// thinksFor says whether a message has a budget for thinking. Engines refuse a budget that is not below
+// max_tokens, except for a prefill. The budget does not shape the prompt; whether the model thinks does.
 func thinksFor(b *Body) bool {
 	thinking, _ := b.Get("thinking")
 	for key, v := range rawjson.Members(thinking) {
@@ -54,7 +54,7 @@ func thinksFor(b *Body) bool {
 	return false
 }
 
-// begin returns what every leg has first: whether its answer comes as a stream.
+// begin returns the members that every leg has: stream, and the members in always.
 func (s *shape) begin(stream bool) []Member {
 	members := append(make([]Member, 0, 8), Member{"stream", jsonFalse})
 	if stream {
@@ -63,7 +63,7 @@ func (s *shape) begin(stream bool) []Member {
 	return append(members, s.always...)
 }
 
-// one is a leg of which only the KV counts.
+// one appends the body of a leg that is sent for its KV only: a probe or a discard.
 func (s *shape) one(b *Body, drop func(key string) bool, ignoreEOS bool, dst [][]byte, more ...Member) [][]byte {
 	members := append(s.begin(false), s.once...)
 	if ignoreEOS && s.eos {

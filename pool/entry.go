@@ -1,9 +1,9 @@
 // Package pool holds finished prefills, and requests that need a rank before
-// theirs, until a decode rank takes them: their order, their age, and the
+// their prefill, until a decode rank takes them: their order, their age, and the
 // instant at which each has waited too long.
 //
-// A Pool has one owner and no lock; Places is the concurrent count of how many
-// prefills may be on their way into it.
+// A Pool has one owner and no lock. Places counts, for all goroutines, the
+// prefills that are in the pool or on their way into it.
 package pool
 
 import (
@@ -20,67 +20,67 @@ var (
 )
 
 // Entry is one finished prefill that waits for a decode rank, or a request whose
-// connector needs the rank before the prefill. Whoever hands it over fills the
+// connector needs the rank before the prefill. The caller of Add fills the
 // exported fields and changes none of them afterwards.
 type Entry struct {
 	ID    uint64 // unique among the entries that wait
-	Model string // whose ranks may have it
-	Name  string // that the request asks for, which not all of these may list; empty: any rank has it
+	Model string // the model whose ranks may take the entry
+	Name  string // the name that the request asks for, which not all of these ranks may serve; empty: all serve it
 
-	Prefiller string // engine that holds its KV, or will; empty = nobody counts what fails with it
+	Prefiller string // the engine that holds its KV, or will hold it; empty: failures with it are not counted
 
-	// Early: nothing is prefilled before it has a rank. So no hand-off of it perishes, and Deadline,
-	// if there is one, is its client's. The pool's TTL counts from Arrival, of a resumed request from Entered.
+	// Early: the request gets its rank before its prefill. So it has no hand-off that expires, and Deadline,
+	// if set, is its client's. The pool's TTL counts from Arrival; for a resumed request, from Entered.
 	Early bool
 
-	// Mixed: its rank prefills and decodes it. So there is no hand-off that perishes, and Deadline, if there is one, is the
-	// instant by which it must have been sent. Such entries stay in the order in which they came to the pool.
+	// Mixed: its rank prefills and decodes it. So it has no hand-off that expires, and Deadline, if set, is the
+	// instant by which it must have been sent. Mixed entries stay in the order in which they came to the pool.
 	Mixed bool
 
-	// Express: a policy that sends requests in rounds sends it alone and holds it for no round. Only Mixed entries are.
+	// Express: a policy that sends requests in rounds sends this one alone, and does not hold it for a round. Only Mixed entries have it.
 	Express bool
 
 	Prompt int    // tokens, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute
-	Key    uint64 // exact-match key for predictors, 0 = none
+	Key    uint64 // exact-match key for predictors; 0: none
 
-	Response bool // some engines run it on a rank of their own choice, whatever rank it names
+	Response bool // a request that some engines run on a rank of their own choice, whatever rank it names
 
-	Arrival  time.Time // the client's request reached us; a resumed request keeps it, and so stands at the head
-	Entered  time.Time // the prefill was finished; TTL and waits count from here
-	Deadline time.Time // the hand-off's own, exclusive; zero = none
+	Arrival  time.Time // when the client's request reached us; a resumed request keeps this time, and so stands at the head
+	Entered  time.Time // when the prefill was finished; TTL and waits count from then
+	Deadline time.Time // the hand-off's: at this instant it is too late; zero: none
 
-	// Discard marks a hand-off nobody will read, decoded once so that its
-	// prefiller frees the KV. It is an admission like any other,
+	// Discard marks a hand-off whose answer no client reads: it is decoded once so that its
+	// prefill engine frees the KV. It is admitted like any other entry,
 	// but holds no place, and the pool's TTL does not end its wait: no client
-	// waits for it, and its KV stays on the prefiller until its deadline if
-	// nothing pulls it.
+	// waits for it, and if no rank pulls its KV, the KV stays on the prefill engine
+	// until the deadline.
 	Discard bool
 
-	// Avoid are the workers that failed at the request. While another one is up,
-	// the entry waits for that, though not for ever.
+	// Avoid are the workers that failed at the request. While another worker is up,
+	// the entry waits for that worker, though not for ever.
 	Avoid []int32
 
-	// Last are the workers that it goes to only while no other one can take it at once: they are beside one that has refused it.
+	// Last are the workers that take the entry only while no other can take it at once: a worker beside them has refused it.
 	Last []int32
 
-	// Only are the workers that may have it, whatever it avoids; none: any may. It
-	// waits for one of these as long as it may wait.
+	// Only are the workers that may take the entry, even if they are in Avoid; empty: any may. The
+	// entry waits for them as long as it may wait.
 	Only []int32
 
 	// Set by Add.
 	seq      uint64
-	expires  time.Time // zero = never
-	urgentAt time.Time // zero = never
-	why      error     // what to say at expires
+	expires  time.Time // zero: never
+	urgentAt time.Time // zero: never
+	why      error     // the error that says why, at expires
 }
 
 // discardPatience is how long a policy may look for a rank where a discarded hand-off fits in
-// well. It costs its rank one step, and all the while it fills its prefiller.
+// well. The hand-off costs its rank one step, and it takes room on its prefill engine until then.
 const discardPatience = 500 * time.Millisecond
 
-// Urgent says whether three quarters of the time the entry may wait are over; of
-// a discarded hand-off, half a second.
+// Urgent says whether three quarters of the time that the entry may wait are over. A
+// discarded hand-off is urgent after discardPatience at the latest.
 func (e *Entry) Urgent(now time.Time) bool {
 	return !e.urgentAt.IsZero() && !now.Before(e.urgentAt)
 }
@@ -88,13 +88,13 @@ func (e *Entry) Urgent(now time.Time) bool {
 // UrgentAt is the instant from which the entry is urgent; zero: it never is.
 func (e *Entry) UrgentAt() time.Time { return e.urgentAt }
 
-// Wait is the time in the pool, what admission statistics count.
+// Wait is the time that the entry has been in the pool, as admission statistics count it.
 func (e *Entry) Wait(now time.Time) time.Duration {
 	return max(0, now.Sub(e.Entered))
 }
 
-// GuardWait is the wait the starvation guard sees: the time in the pool, of a
-// resumed request its whole life.
+// GuardWait is the wait that the starvation guard uses: the time in the pool; for a
+// resumed request, the time since the client's request arrived.
 func (e *Entry) GuardWait(now time.Time) time.Duration {
 	if e.Age > 0 {
 		return max(0, now.Sub(e.Arrival))
@@ -113,7 +113,7 @@ func (e *Entry) arm(ttl time.Duration) {
 	}
 	if e.Early {
 		late, tooLong = ErrUnbound, ErrUnbound
-		if e.Age == 0 { // else its answer has run since
+		if e.Age == 0 { // a resumed request had its answer running since Arrival
 			from = e.Arrival
 		}
 	}

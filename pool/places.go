@@ -18,8 +18,8 @@ func NewPlaces(size int) *Places {
 	return p
 }
 
-// Resize changes how many places there are. What is reserved above a smaller
-// size stays reserved; nothing new is until enough was given back.
+// Resize changes how many places there are. Places that are reserved above a smaller
+// size stay reserved; TryReserve gives none until enough were released.
 func (p *Places) Resize(size int) {
 	p.size.Store(int64(size))
 	p.freed()
@@ -43,7 +43,7 @@ func (p *Places) TryReserve() bool {
 // not wait behind prefills that have not begun.
 func (p *Places) Reserve() { p.used.Add(1) }
 
-// Release gives a place back and then calls the function OnFree was given.
+// Release gives a place back and then calls the function that OnFree has set.
 // With nothing reserved it changes nothing: one release too many must not let
 // the pool grow beyond its size.
 func (p *Places) Release() {
@@ -65,7 +65,7 @@ func (p *Places) freed() {
 	}
 }
 
-// OnFree sets what every Release calls, in the goroutine that releases: it
+// OnFree sets the function that every Release and Resize calls, on the caller's goroutine. It
 // must not block.
 func (p *Places) OnFree(f func()) { p.onFree.Store(&f) }
 

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Pool keeps entries in arrival order, and those for ranks that prefill and decode in the order in which they came here. It reads no clock:
+// Pool keeps entries in order of Arrival, and before them Mixed entries in the order in which they were added. It reads no clock:
 // now is an argument.
 type Pool struct {
 	ttl     time.Duration
 	entries []*Entry // ascending (turn, seq)
 	seq     uint64
-	// No entry expires before next; it may be early when the entry that set it
-	// is gone, which costs one scan and keeps Remove cheap. Zero: none expires.
+	// No entry expires before next; zero: none expires. next may be too early if the entry
+	// that set it was removed. That costs one scan in Expire, and keeps Remove cheap.
 	next time.Time
 }
 
@@ -32,7 +32,7 @@ func (p *Pool) Clone() *Pool {
 	return &c
 }
 
-// SetTTL changes how long entries may wait that come from now on.
+// SetTTL changes how long entries may wait that are added from now on.
 func (p *Pool) SetTTL(ttl time.Duration) { p.ttl = ttl }
 
 // Add takes e in. Times the caller left zero become now.
@@ -69,7 +69,7 @@ func (p *Pool) find(e *Entry) (int, bool) {
 	})
 }
 
-// turn is what the place of an entry goes by, before the order in which entries came here.
+// turn is the first sort key of an entry; the order in which entries were added is the second.
 func (e *Entry) turn() time.Time {
 	if e.Mixed {
 		return time.Time{}
@@ -80,7 +80,7 @@ func (e *Entry) turn() time.Time {
 // Len is the number of entries that wait.
 func (p *Pool) Len() int { return len(p.entries) }
 
-// Entries are those that wait, oldest arrival first. The slice belongs to the
+// Entries are the entries that wait, in the pool's order. The slice belongs to the
 // pool and is good until the next Add, Remove or Expire.
 func (p *Pool) Entries() []*Entry { return p.entries }
 
@@ -93,7 +93,7 @@ func (p *Pool) Oldest(now time.Time) time.Duration {
 	return oldest
 }
 
-// NextDeadline is when Expire has to be called again at the latest; zero when
+// NextDeadline is when Expire has to be called again at the latest; zero if
 // no entry can expire.
 func (p *Pool) NextDeadline() time.Time {
 	if len(p.entries) == 0 {

@@ -6,15 +6,15 @@ import (
 	"sort"
 )
 
-// When a bucket is believed.
+// How many outputs a bucket must have before predictions come from it.
 const (
 	MinKeyOutputs    = 5  // finished outputs of one key
 	MinLengthOutputs = 50 // finished outputs of one prompt-length bucket
 	LengthBuckets    = 8  // by quantiles of the prompts a fit saw
 )
 
-// Exact answers from the outputs of the same key; where those are too few,
-// from outputs of prompts about as long; else from all. It never changes once
+// Exact predicts from the outputs of requests with the same key. If these are too few,
+// it predicts from the outputs of prompts of about the same length, else from all outputs. It never changes once
 // built.
 type Exact struct {
 	all      *Survival
@@ -23,7 +23,7 @@ type Exact struct {
 	byKey    map[uint64]*history // those with MinKeyOutputs at least
 }
 
-// Predict answers each query from the narrowest bucket that is believed.
+// Predict answers each query from the narrowest bucket that has enough outputs.
 func (e *Exact) Predict(h int, q []Query, out []Prediction) {
 	out = out[:len(q)]
 	for k := range q {
@@ -43,7 +43,7 @@ func (e *Exact) Predict(h int, q []Query, out []Prediction) {
 	}
 }
 
-// table is the one for prompts of about this length, or that of all.
+// table returns the table for prompts of about this length, or that of all prompts if it has too few outputs.
 func (e *Exact) table(prompt int32) *Survival {
 	if len(e.byLength) > 0 {
 		if b := e.byLength[lengthBucket(e.edges, prompt)]; b.Len() >= MinLengthOutputs {
@@ -129,7 +129,7 @@ func (r Runs) Len() int {
 	return n
 }
 
-// Lengths returns them one by one, ascending.
+// Lengths returns all lengths, ascending.
 func (r Runs) Lengths() []int32 {
 	out := make([]int32, 0, r.Len())
 	for _, run := range r {
@@ -140,9 +140,9 @@ func (r Runs) Lengths() []int32 {
 	return out
 }
 
-// spread returns at most most lengths that are spread over the distribution
-// like all of them, in an order in which any stretch is so too: the shorter
-// must not all be the first to be forgotten.
+// spread returns at most `most` lengths with the same distribution as all of them. Any stretch of the result has
+// about this distribution, too: a ring forgets them in this order, and must not forget the short lengths
+// first.
 func (r Runs) spread(most int) []int32 {
 	total := r.Len()
 	n := min(total, most)

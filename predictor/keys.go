@@ -5,10 +5,10 @@ import (
 	"maps"
 )
 
-// keyBuckets keep the last outputs of keys, of a bounded number of them. A key
-// starts on probation and is used once it has MinKeyOutputs; each list forgets
-// the key that finished longest ago. Prompts that never recur so push out one
-// another, not those that do.
+// keyBuckets keeps the last outputs of a bounded number of keys. A key
+// starts on probation and is used once it has MinKeyOutputs. Each of the two lists forgets
+// the key that finished longest ago. So prompts that never recur push out only one
+// another, and not the prompts that recur.
 type keyBuckets struct {
 	most      int
 	byKey     map[uint64]*keyBucket

@@ -2,8 +2,8 @@ package predictor
 
 import "slices"
 
-// Live scores the predictions a dispatcher really used: a bounded sample of
-// them with what came of each. Not for concurrent use; the board owns it.
+// Live keeps a bounded sample of the predictions that a dispatcher really used, with the outcome of each, so
+// that they can be scored. It is not for concurrent use; the board owns it.
 //
 // Of each running request one prediction at a time is awaited. It resolves
 // when the request ends or has outlived the horizon, and the next one used

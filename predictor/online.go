@@ -74,8 +74,8 @@ func NewOnline(cfg OnlineConfig) (*Online, error) {
 	return o, o.seed(cfg.Fit)
 }
 
-// seed takes the fit for the oldest of what finished. Of more than fits, a
-// draw that is spread as all of it.
+// seed takes the outputs of the fit as the oldest finished requests. If there are more than fit into a ring, it
+// takes a part with the same distribution.
 func (o *Online) seed(f *Fit) error {
 	o.fitted = NewSurvival(f.Outputs.Lengths())
 	for _, v := range f.Outputs.spread(OutputsMost) {
@@ -204,12 +204,12 @@ const recentMost = 256
 // Drifted reports a distance that is hardly chance.
 func (d Drift) Drifted() bool { return d.Recent > 0 && d.Distance > d.Critical }
 
-// Drift compares the last outputs with the table in force. It is the less
-// the better that keeps up.
+// Drift compares the last outputs with the table in force. The better the table keeps up with the outputs, the smaller
+// the drift is.
 func (o *Online) Drift() Drift { return o.drift(o.inForce) }
 
-// DriftFromFit compares them with the fit file: a drift says that a new fit
-// would do better after the next restart. Zero without a file.
+// DriftFromFit compares the last outputs with the fit file. If they have drifted, a new fit
+// would do better after the next restart. It is zero without a file.
 func (o *Online) DriftFromFit() Drift { return o.drift(o.fitted) }
 
 func (o *Online) drift(table *Survival) Drift {

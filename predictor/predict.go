@@ -28,7 +28,7 @@ type Prediction struct {
 	Mu float64 // E[R | R <= h, O > a]; h where P is 0
 }
 
-// unknown is the answer where history says nothing: it runs past the horizon.
+// unknown is the prediction if nothing is known: the request runs past the horizon.
 func unknown(h int) Prediction { return Prediction{P: 0, Mu: float64(h)} }
 
 // Predictor answers a batch, out[i] for q[i]; out is as long as q. It
@@ -60,7 +60,7 @@ func ParseKind(name string) (Kind, error) {
 // None knows nothing: r̂ stays at the horizon.
 type None struct{}
 
-// Predict answers that nobody ends.
+// Predict answers that no request ends within the horizon.
 func (None) Predict(h int, q []Query, out []Prediction) {
 	for i := range q {
 		out[i] = unknown(h)

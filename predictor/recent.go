@@ -22,7 +22,7 @@ func (r *ring) push(v int32) (old int32, forgot bool) {
 	return old, true
 }
 
-// values returns them, the oldest first.
+// values returns the values, the oldest first.
 func (r *ring) values() []int32 {
 	return append(slices.Clone(r.buf[r.next:]), r.buf[:r.next]...)
 }

@@ -16,13 +16,13 @@ type Rules struct {
 // DefaultRules are the product's, for a horizon.
 func DefaultRules(h int) Rules { return Rules{H: h, Tau: 0.5, Every: 20} }
 
-// State is what is kept of r̂ beside every running request.
+// State is what is kept of r̂ for every running request.
 type State struct {
 	Rhat float32 // in [1, H] after Set
 	Open bool    // the last prediction passed the gate
 }
 
-// Gate turns a prediction into r̂. Shut, r̂ is anchored at H: never seen to end.
+// Gate turns a prediction into r̂. If the prediction does not pass the gate, r̂ is H: the request is not expected to end.
 func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 	h := float64(r.H)
 	if !(p.P > 0 && p.P >= r.Tau) {

@@ -148,7 +148,7 @@ func (h *history) predict(age, horizon int) Prediction {
 
 // between answers from the ranks i of the age and j of the end of the window.
 func (h *history) between(i, j, age, horizon int) Prediction {
-	if i == j { // nobody got that old, or nobody ended in the window
+	if i == j { // no output was that long, or none ended in the window
 		return unknown(horizon)
 	}
 	ended := float64(j - i)

@@ -25,7 +25,8 @@ func (a *arrivals) enter(r Request) (*waiter, *Lease, error) {
 	return a.wait(m, p, r), nil, nil
 }
 
-// receive checks a request and serves first who could have passed before it.
+// receive checks a request. First it serves the waiting requests that can pass by now, so that the new one does not
+// overtake them.
 func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 	p, err := a.steer.Named(r.Policy)
 	if err != nil {
@@ -48,8 +49,8 @@ func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 	return m, p, nil
 }
 
-// atOnce serves a request that nobody is ahead of. Any other may still pass
-// those in front, from the queue.
+// atOnce serves a request unless another one of its line, which comes first, waits. It returns nothing if the request
+// has to wait; from the queue it may still pass requests that are held.
 func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	if m.line.Waits(!r.Reserved) {
 		return nil, nil
@@ -68,7 +69,7 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 	return lease, nil
 }
 
-// mayWait makes room in the queue for n requests like this one.
+// mayWait makes room in the queue for n requests like this one. The error says why they may not wait.
 func (a *arrivals) mayWait(m *model, r *Request, n int) error {
 	if r.late(a.now) {
 		return a.unmet(r)
@@ -101,8 +102,8 @@ func (a *arrivals) full(m *model, r *Request) error {
 	return &FullError{m.name, most, key}
 }
 
-// makeRoom displaces those that yield to n requests like this one, none unless
-// there is room for all then.
+// makeRoom displaces waiting requests until the queue has room for n requests like this one. It displaces none, and
+// returns false, if that room cannot be made.
 func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
@@ -149,7 +150,7 @@ func (a *arrivals) timeout(m *model, r *Request) error {
 // late reports whether the time is over in which the first token was wanted.
 func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
 
-// unmet says why a request ends although it has waited no longer than any may.
+// unmet returns the error for a request whose deadline has passed, or cannot be met any more.
 func (a *arrivals) unmet(r *Request) error {
 	if r.late(a.now) {
 		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
@@ -159,9 +160,9 @@ func (a *arrivals) unmet(r *Request) error {
 		"engines", ErrDeadline, r.Deadline.Sub(a.now))
 }
 
-// serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take
-// no more is held for it, its tokens charged there for those behind it; they
-// pass where their best is another.
+// serve serves all waiters that can pass now, in one order over all models. If a waiter's best prefiller can take no
+// more, the waiter is held for it: in this round its tokens are charged there, so that the waiters behind it see
+// them. These pass if their best prefiller is another one.
 func (a *arrivals) serve() {
 	if a.queue.Len() == 0 {
 		return
@@ -199,7 +200,7 @@ func (a *arrivals) serve() {
 	a.choose.letGo()
 }
 
-// answer takes a waiter out of its queue with what became of it.
+// answer takes a waiter out of its queue and gives it the result: a lease or an error.
 func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.entry.Served()
@@ -213,7 +214,7 @@ func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 	a.forgetEmpty(m)
 }
 
-// sendSiblings has the other legs of a request go where one went.
+// sendSiblings sends the other legs of a request to another region too, because one leg goes there.
 func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	for _, o := range w.siblings {
 		if o.entry.Waits() {
@@ -223,15 +224,16 @@ func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	}
 }
 
-// moved tells who follows how the arrival queue moves.
+// moved reports to the request's Elsewhere that a request entered or left the arrival queue.
 func (a *arrivals) moved(m *model, r *Request, entered bool) {
 	if r.Elsewhere != nil && !r.Batch {
 		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
 	}
 }
 
-// wakeAt is when a deadline, a hold timeout, a canary, a gauge that becomes too old, the end of an
-// outage or of patience may let somebody pass; zero: time alone does not.
+// wakeAt is the next moment at which time alone may let a waiter pass: a deadline, a hold timeout, a canary, a gauge
+// that becomes too old, the end of an outage, an engine that counts as stalled from then on, or the lead of a prompt
+// that is bound before its prefill. Zero: only an event can let a waiter pass.
 func (a *arrivals) wakeAt() (next time.Time) {
 	sooner := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {

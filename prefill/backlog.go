@@ -9,10 +9,10 @@ import (
 // Backlog is what waits in the arrival queue for a model, without batch.
 type Backlog struct {
 	Requests int
-	Seconds  float64 // that one engine would prefill for, as learned and less the prefix hits there usually are
+	Seconds  float64 // time for which one engine would prefill these, by the learned line and with the usual share of prefix hits
 }
 
-// Backlogs tells what waits, by model; a model that nobody waits for is absent.
+// Backlogs returns what waits, by model; a model for which no request waits is absent.
 func (t *Tier) Backlogs() map[string]Backlog {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -34,8 +34,8 @@ func (t *Tier) Backlogs() map[string]Backlog {
 	return all
 }
 
-// Line is how long prefills of the model take where they begin soonest, and how
-// far away that is; known is false while nothing tells.
+// Line is the learned line of the live candidate whose prefills of the model have the smallest fixed part, and the
+// round trip to it. known is false while no live candidate has a learned line.
 func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -5,11 +5,11 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// BatchStatus is what became of batch requests, which take only what others leave.
+// BatchStatus counts batch requests, which get only what other requests leave.
 type BatchStatus struct {
 	Waiting int     `json:"waiting_requests"`
-	Ran     uint64  `json:"ran_requests"` // so far
-	HeldS   float64 `json:"held_s"`       // that these waited, all of them together
+	Ran     uint64  `json:"ran_requests"` // since the start
+	HeldS   float64 `json:"held_s"`       // seconds that these waited, all of them together
 }
 
 // class is the priority of a request in its line.
@@ -61,7 +61,7 @@ func (d *chooser) leaves(r *Request, c *candidate) bool {
 	return free-underWay > 1
 }
 
-// waited tells the metrics how long a request was in the queue that got a candidate.
+// waited records how long a request that got a candidate was in the arrival queue.
 func (d *chooser) waited(r *Request, l *Lease) {
 	switch {
 	case !r.Batch:

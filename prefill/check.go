@@ -10,7 +10,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Validate reports every setting that cannot work, zero fields aside.
+// Validate reports every setting that cannot work. A zero field stands for its default.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
@@ -28,8 +28,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Check tells bad of every setting of the config file that cannot work, by its key
-// below prefill. What depends on the engines is not looked at.
+// Check calls bad for every setting of the config file that cannot work, with the setting's key below prefill. It
+// does not look at what depends on the engines.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkPolicies(bad)
 	switch c.Index.Tokenize {
@@ -84,8 +84,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	least("retry.attempts", c.Retry.Attempts, 1)
 }
 
-// checkPolicies compiles the user's policies and reads those that are named. Of a
-// wrong one it says in which line and column of its expression.
+// checkPolicies compiles the user's policies and parses the configured one. For a wrong expression it reports the
+// line and the column.
 func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 	if c.Work != "tokens" && c.Work != "vllm-ascend" {
 		bad("work", "%q weighs nothing; write tokens or vllm-ascend", c.Work)

@@ -17,12 +17,12 @@ import (
 type blocked uint8
 
 const (
-	noPlace blocked = iota + 1 // in the pool
+	noPlace blocked = iota + 1 // the pool has none left
 	noGate                     // all gates closed
 	noRoom                     // no prefiller can start it
-	held                       // its best one cannot; it is charged there for those behind it
+	held                       // it waits, and others may pass; if its best prefiller is busy, it is charged there in this round
 	away                       // it goes to another region
-	nobody                     // nor can any other that has no lease yet
+	nobody                     // neither this request nor any other first attempt of its line can pass in this round
 	missed                     // no prefill would end before its deadline
 )
 
@@ -44,8 +44,8 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 	return known
 }
 
-// misses says of the view that no prefill in it is predicted to end before the request's deadline. Nobody predicts
-// the prefills of ranks that decode beside them.
+// misses reports whether every prefill in the view is predicted to end after the request's deadline. It is false if a
+// candidate has no prediction; ranks that also decode never have one.
 func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
@@ -60,7 +60,7 @@ func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	return true
 }
 
-// tokensOf is the prompt's length: counted, or by the learned ratio.
+// tokensOf is the prompt's length in tokens: counted, or estimated by the learned ratio of bytes to tokens.
 func (d *chooser) tokensOf(r *Request) int {
 	if r.Counted {
 		return max(1, r.PromptTokens)
@@ -68,10 +68,11 @@ func (d *chooser) tokensOf(r *Request) int {
 	return d.cache.Length(&r.Prompt, r.Model, r.PromptTokens)
 }
 
-// mostGrounds are the candidates that grounds name.
+// mostAlternatives bounds the candidates that a trace lists.
 const mostAlternatives = 8
 
-// trace explains the choice from the present view.
+// trace explains the choice from the present view. asked is false if no policy was asked, because the session's
+// engine was kept; the trace then has no scores.
 func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool) *Trace {
 	g := &Trace{Reason: reason, Eligible: len(d.view)}
 	if asked {
@@ -82,7 +83,7 @@ func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool)
 	return g
 }
 
-// count tells the metrics of a choice, and returns its reason.
+// count records a choice in the metrics, and returns its reason.
 func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
@@ -111,11 +112,11 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 	return reason
 }
 
-// canStart says whether a probe would be taken up soon: an engine gets so many
-// that it never waits for the next, and no more, for what it has been given
-// cannot go elsewhere any more. A request that could have gone to
-// another region is told by the same rule that kept it here. One that is bound before its
-// prefill may come a little earlier, for its decode engine needs time to find room for it.
+// canStart says whether the candidate's engine would begin with one more probe soon. An engine gets as many probes as
+// it needs so that it never waits for the next one. It gets no more, because a probe that was sent cannot go to
+// another engine any more. For a request that could have gone to another region, the rule that kept it here decides.
+// A request that is bound before its prefill may be sent a little earlier, because its decode engine needs time to
+// find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Mixed {
 		return d.mayPool(c, r.Model)
@@ -132,8 +133,8 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	return known && leads && !at.After(d.now)
 }
 
-// mayPool says whether one more request may wait for the ranks of a group that prefills and decodes: as many may as
-// have a slot, and half as many again, so that there is something to choose from when slots become free.
+// mayPool says whether one more request may wait for the ranks of a group that prefills and decodes: as many may wait
+// as slots are free, and half as many again, so that there is a choice when slots become free.
 func (d *chooser) mayPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
@@ -143,8 +144,9 @@ func (d *chooser) mayPool(c *candidate, model string) bool {
 	return unsent < max(1, free+free/2)
 }
 
-// before counts the charges that one more for a model would come behind, of those that are not answered: all, and those that were not
-// sent. Those of a model that has ranks of its own are counted apart, because they take no slot that the others wait for.
+// before counts the unanswered charges that one more request for a model would come behind: probing counts all,
+// unsent those whose probe was not sent yet. own says that the model has ranks of its own. The charges of such a
+// model are counted apart, because they take no slot that other requests wait for.
 func (c *candidate) before(model string, own bool) (probing, unsent int) {
 	if own {
 		if a := c.apart[model]; a != nil {
@@ -159,7 +161,7 @@ func (c *candidate) before(model string, own bool) (probing, unsent int) {
 	return probing, unsent
 }
 
-// countApart counts a charge apart, if its model has ranks of its own.
+// countApart also counts a charge among those of its model alone, if the model has ranks of its own.
 func (d *chooser) countApart(c *candidate, l *Lease) {
 	own := false
 	if d.cfg.Free != nil {
@@ -178,9 +180,10 @@ func (d *chooser) countApart(c *candidate, l *Lease) {
 	l.charge.CountApart(c.apart[l.model])
 }
 
-// leadsAt is from when on a candidate may be given a prompt that is bound before its prefill, although it cannot
-// begin yet; false: nobody knows, or it has no such prompts. Where decode engines call back, it would stand idle until
-// one has, so it is given one so much earlier at least.
+// leadsAt is the time from which a candidate may get a prompt that is bound before its prefill, although its engine
+// cannot begin it yet; false: the end of the engine's work is not known, or it gets no such prompts. Where decode
+// engines call back, the prefill engine cannot begin before the callback, so the lead is at least as long as a
+// callback usually takes.
 func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
 	if c.Profile == nil || !c.Profile.Early() || c.account.Stalled(s.now) {
 		return at, false
@@ -190,8 +193,8 @@ func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
 	return at.Add(-lead), known && lead > 0
 }
 
-// drop drops, in place, the candidates that are unwanted while enough says that one of
-// the others will do; else it counts a filter that gave way.
+// drop drops the unwanted candidates, in place, if enough is true of one of the others. Else it drops none, and
+// counts that the filter was skipped.
 func (d *chooser) drop(filter string, candidates []*candidate, unwanted, enough func(*candidate) bool) []*candidate {
 	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !unwanted(c) && enough(c) }) {
 		d.metrics.filterSkipped.WithLabelValues(filter).Inc()
@@ -213,17 +216,17 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	return d.drop(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.account.Stalled(d.now) })
 }
 
-// filterFull drops the candidates that cannot start a request and are not worth
-// waiting for: stuck ones, and all for a policy that does not look at load and would
-// wait for ever for the same. One at least can start it.
+// filterFull drops the candidates that cannot start a request and are not worth waiting for: stalled engines, and
+// every busy one if the policy does not look at load, because it would wait for the same candidate for ever. At least
+// one candidate can start the request.
 func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	return d.drop(filterStalled, candidates, func(c *candidate) bool {
 		return !d.canStart(r, c) && (p.LoadBlind() || !c.Mixed && c.account.Stalled(d.now))
 	}, anyOne)
 }
 
-// reaches reports whether the request may go to the candidate at all: it names it, or
-// none, and may go to its region.
+// reaches reports whether the request may go to the candidate at all: it names this candidate or none, and may go to
+// the candidate's region.
 func (r *Request) reaches(c *candidate) bool {
 	return (r.Target == "" || c.ID == r.Target) && (r.May == nil || c.Region == "" || r.May(c.Region))
 }
@@ -239,8 +242,8 @@ func (t *Tier) CheckTarget(model, id string) error {
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
-// filterCircuit keeps the live candidates that a request reaches and that are not out.
-// If all are out, they are all tried: a request that may fail beats one that must.
+// filterCircuit keeps the live candidates that a request reaches and whose circuit lets it pass. If no circuit does,
+// it keeps all: a request that may fail is better than one that must.
 func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range servers {
@@ -259,8 +262,9 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// first drops, in place, the candidates that come after others, unless only these are left, each of the others was tried, or one is
-// named. Those whose KV no rank would fetch are of no use after the others either.
+// first drops, in place, the candidates that come second. It keeps them if there are no others, if each of the others
+// was tried, or if the request names a candidate. A second candidate whose KV no rank would fetch is dropped even
+// after the others were tried.
 func (r *Request) first(candidates []*candidate) []*candidate {
 	second := func(c *candidate) bool { return c.Second || slices.Contains(c.Behind, r.Model) }
 	fresh := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
@@ -341,12 +345,12 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.
 	return l
 }
 
-// promptBytes is how long the prompt is, four a token where nobody counted.
+// promptBytes is the prompt's length in bytes; four for each token where the bytes were not counted.
 func (r *Request) promptBytes() int {
 	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
 }
 
-// again is the request as it is charged to another candidate when its turn is over.
+// again is the request as it may be charged to another candidate later, after its turn.
 func (r *Request) again() *Request {
 	again := *r
 	again.Reserved, again.Returned, again.Exclude, again.Elsewhere, again.Holder = true, true, nil, nil, nil
@@ -354,21 +358,21 @@ func (r *Request) again() *Request {
 	return &again
 }
 
-// prefiller is what decides how many probes a candidate may have.
+// prefiller returns the numbers that decide how many probes a candidate may have.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.account.SinceIdle()
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
 		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
-	if c.Mixed { // what its ranks compute keeps no other request from them
+	if c.Mixed { // requests that its ranks run already do not keep others waiting: only unsent ones count
 		p.Unanswered, p.Held = c.account.Unsent(), c.account.Unsent()
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
 	if c.Limit > 0 {
-		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: so many fewer
+		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: the probes that it may not have yet count as taken
 	}
 	if foreign, all, ok := c.account.Strangers(d.now); ok {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(all))

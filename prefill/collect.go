@@ -48,7 +48,7 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	queued := t.queue.ByPriority()
-	queued[0] += 0 // priority 0 has its zero
+	queued[0] += 0 // so that priority 0 always has a series
 	for priority, n := range queued {
 		label := strconv.Itoa(priority)
 		if priority == queue.Batch {

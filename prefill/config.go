@@ -15,12 +15,11 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Config is `prefill` of the config file, and what a Tier is given beside it. A
-// zero field takes its value from Default, except Scrape.Interval, where 0 means
-// never, and what is switched off.
+// Config is `prefill` of the config file, and what a Tier is given beside it. A zero field takes its value from
+// Default, except Scrape.Interval, where 0 means never, and the switches, where false means off.
 type Config struct {
 	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists and there are other regions
-	Work        string  `yaml:"work"`   // least-tokens weight: tokens | vllm-ascend
+	Work        string  `yaml:"work"`   // what policy least-tokens weighs: tokens | vllm-ascend
 	KVThreshold float64 `yaml:"kv_threshold"`
 	// Policies of the user, in expressions over the indicators.
 	Policies    map[string]policy.Definition `yaml:"policies"`
@@ -37,37 +36,37 @@ type Config struct {
 	Queue  QueueConfig  `yaml:"queue"`
 	Retry  RetryConfig  `yaml:"retry"`
 
-	Explain bool `yaml:"-"` // leases say what their candidate was chosen on
+	Explain bool `yaml:"-"` // leases have a Trace of how their candidate was chosen
 	// Early bounds the arrival queues of models whose requests are bound before their prefill. Zero: as Queue.
 	Early  QueueConfig      `yaml:"-"`
 	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real one
 	Places Places           `yaml:"-"` // room in the pool; nil: unlimited
-	// Decode tells how many hand-offs for a model more than wait for the ranks of a board would get a slot within a time; nil: all. It
-	// is called under the tier's lock. own says that not all ranks of the board list the model, so that the hand-offs for it are
-	// counted apart from the others.
+	// Decode returns how many hand-offs for a model, beyond those that wait already for the ranks of a board, would
+	// get a slot within a time; nil: all would. It is called under the tier's lock. own says that not all ranks of
+	// the board list the model, so that the hand-offs for it are counted apart from the others.
 	Decode func(board, model string, within time.Duration) (n int, own bool) `yaml:"-"`
-	// Free tells how many slots are free for a model on the ranks of a board that prefill and decode; nil: always one more. It must
-	// not wait. own is as for Decode.
+	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: there is
+	// always one more. It must not wait. own is as for Decode.
 	Free    func(board, model string) (n int, own bool) `yaml:"-"`
 	Scraper Scraper                                     `yaml:"-"` // needed unless Scrape.Interval is 0
-	Ranks   Ranks                                       `yaml:"-"` // that prefill and decode; nil: there are none
+	Ranks   Ranks                                       `yaml:"-"` // the ranks that prefill and decode; nil: there are none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
 }
 
-// Ranks knows the prefix caches of ranks that prefill and decode, where their KV events tell. It is also asked under the tier's
-// lock, and must not ask the tier.
+// Ranks knows what KV events say of the prefix caches of ranks that prefill and decode. The tier also calls it under
+// its lock, so it must not call the tier.
 type Ranks interface {
 	Events() []RankEvents
-	BlockTokens(model string) int // of their blocks; 0: not known
+	BlockTokens(model string) int // tokens in a KV block of the model's ranks; 0: not known
 }
 
 // PushConfig bounds what is sent before an engine has answered.
 type PushConfig struct {
 	MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
-	// Lead is how long before an engine can begin a prompt it may be given one whose connector wants a decode
-	// rank before that.
+	// Lead is how long before an engine can begin its next prompt it may be sent a prompt whose connector needs the
+	// decode rank before the prefill.
 	Lead time.Duration `yaml:"-"`
 }
 
@@ -81,7 +80,8 @@ type ScrapeConfig struct {
 type QueueConfig struct {
 	Max     int           `yaml:"max"`     // waiting requests, retries not counted
 	Timeout time.Duration `yaml:"timeout"` // counted from the request's first arrival
-	// BatchTimeout is that of batch requests: whoever sends them does not watch, and what is left over may come late.
+	// BatchTimeout is the timeout of batch requests. It is longer, because their senders do not watch, and free time
+	// may come late.
 	BatchTimeout time.Duration `yaml:"batch_timeout"`
 }
 
@@ -98,28 +98,28 @@ type CalibrationConfig = fit.Config
 // IndexConfig bounds what is remembered of prompts, and says how they are read.
 type IndexConfig struct {
 	MaxBytes int64  `yaml:"max_bytes"`
-	Tokenize string `yaml:"tokenize"` // who tells a prompt's token ids: off, engine
+	Tokenize string `yaml:"tokenize"` // who computes a prompt's token ids: off, engine
 
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // after which a prompt is looked up by its bytes
 }
 
-// Who tells a prompt's token ids where the client does not.
+// The values of Tokenize: who computes a prompt's token ids if the client does not send them.
 const (
 	TokenizeOff    = "off"
 	TokenizeEngine = "engine"
-	tokenizeLocal  = "local" // by a tokenizer of our own: there is none
+	tokenizeLocal  = "local" // a tokenizer of our own: there is none, so it is refused
 )
 
-// KVEventsConfig is what engines publish of their prefix caches. Rank i of an
-// engine that does not say its ports has those i above these.
+// KVEventsConfig says where engines publish what their prefix caches hold. If an engine does not name its ports, its
+// rank i publishes at these ports plus i.
 type KVEventsConfig struct {
 	Enabled       bool          `yaml:"enabled"`
 	Port          int           `yaml:"port"`
-	ReplayPort    int           `yaml:"replay_port"` // 0: none, any gap is a cold cache
+	ReplayPort    int           `yaml:"replay_port"` // 0: engines replay nothing, so that after any gap nothing is known of the cache
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
 }
 
-// HotspotConfig says when a key is served by more engines than its own.
+// HotspotConfig says whether requests with a very common prefix are kept for a while off the engines that hold it.
 type HotspotConfig struct {
 	Enabled bool `yaml:"enabled"`
 }
@@ -160,7 +160,7 @@ func Default() Config {
 
 		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // a busy Python server is slow, not dead
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
-		// one prefiller of several that fails most of its probes does not use it up
+		// one prefiller of several that fails most of its probes does not use up the budget
 		Retry: RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
 	}
 }
@@ -194,7 +194,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ledger is what the accounts go by.
+// ledger returns the settings of the accounts.
 func (c *Config) ledger() ledger.Config {
 	return ledger.Config{KVThreshold: c.KVThreshold, Interval: c.Scrape.Interval}
 }

@@ -11,7 +11,7 @@ import (
 // the rest of c is not looked at. Accounts, gates, learned lines and requests that wait keep what they have.
 // A config that cannot work changes nothing.
 func (t *Tier) Configure(c Config) error {
-	c.Scraper = t.cfg.Scraper // of those that never change
+	c.Scraper = t.cfg.Scraper // it never changes, and Validate asks for it
 	if err := c.Validate(); err != nil {
 		return err
 	}

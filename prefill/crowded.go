@@ -29,14 +29,14 @@ func (d *chooser) countOnTheWay(m *model) {
 	}
 }
 
-// crowded says whether a prompt that is prefilled there would wait for a slot:
-// KV does not cross regions. The prompts on their way must have been counted.
+// crowded says whether a prompt that the candidate prefills would wait for a decode slot in its region: KV does not
+// cross regions. countOnTheWay must be called before.
 func (d *chooser) crowded(m *model, c *candidate) bool {
 	return m.slots != nil && !c.Mixed && d.onTheWay[c.Region] >= m.slots[c.Region]
 }
 
-// filterCrowded drops, in place, the candidates in regions whose decode side is
-// full, unless nobody else could start.
+// filterCrowded drops, in place, the candidates in regions whose decode side is full, unless no other candidate could
+// start the request.
 func (d *chooser) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
 	if m.slots == nil {
 		return candidates
@@ -48,7 +48,8 @@ func (d *chooser) filterCrowded(m *model, r *Request, candidates []*candidate) [
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.crowded(m, c) })
 }
 
-// closeCrowded does the same for who asks where a request goes.
+// closeCrowded marks the prefillers in such regions as not open, for the choice of a region. It marks none if no
+// other prefiller is open.
 func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 	if m.slots == nil {
 		return
@@ -62,7 +63,7 @@ func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 	}
 }
 
-// decodeFull is crowded of a candidate for any of its models.
+// decodeFull reports whether the candidate is crowded for any of its models.
 func (d *chooser) decodeFull(c *candidate) bool {
 	for _, name := range c.Models {
 		if m := d.models[name]; m != nil && m.slots != nil {
@@ -74,11 +75,11 @@ func (d *chooser) decodeFull(c *candidate) bool {
 	return false
 }
 
-// hopeless says whether a hand-off that the candidate begins now would get no decode
-// slot before its engine drops it, because too many are on their way already. Who
-// waits for that is looked at again when Config.Decode has grown, see Wake.
+// hopeless says whether a hand-off that the candidate begins now would get no decode slot before its engine drops it,
+// because too many are on their way already. A request that waits for this reason is looked at again when
+// Config.Decode has grown, see Wake.
 func (d *chooser) hopeless(c *candidate, model string) bool {
-	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() { // nothing is handed off early
+	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() { // early: the rank comes first, and no hand-off waits
 		return false
 	}
 	hold, err := c.Profile.HoldBudget()

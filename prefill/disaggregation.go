@@ -6,8 +6,8 @@ import "strconv"
 // short ones by decode ranks whose profile allows it.
 type Disaggregation struct {
 	Mode            string `yaml:"mode"`
-	ThresholdTokens string `yaml:"threshold_tokens"`          // new ones on the rank, or auto
-	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // to be computed at once
+	ThresholdTokens string `yaml:"threshold_tokens"`          // new tokens up to which a rank may compute a prompt itself, or auto
+	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // prompt tokens that one rank may have to compute at once
 }
 
 // The modes.

@@ -9,24 +9,24 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// CalledBack says how long after the bind the decode engine said where the KV goes.
+// CalledBack records how long after the bind the decode engine said where the KV goes.
 func (l *Lease) CalledBack(took time.Duration) {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()
 	l.way().CalledBack(took)
 }
 
-// Another waits for a prefiller that was not tried yet, for the request of a lease that has ended because its own took
-// nothing. Who gets the lease makes its calls.
+// Another waits for a prefiller that was not tried yet. It is for the request of a lease that has ended because its
+// own prefiller took nothing of it. The caller makes the calls on the new lease.
 func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
 	r := *l.asked
 	r.Exclude = tried
 	return l.tier.Acquire(ctx, r)
 }
 
-// Sooner moves what the lease is charged with to the candidate that is predicted to end the prefill first, if that is
-// so much sooner at least, its probe was not sent yet, and its instance is none to avoid. It returns the lease there, of
-// which the caller makes the calls from now on; nil: all stays as it is.
+// Sooner moves the charge of the lease to the candidate that is predicted to end the prefill first. It does so only
+// if the end is sooner by at least `least`, the probe was not sent yet, and the candidate's instance is not in avoid.
+// It returns the lease there, on which the caller makes the calls from now on; nil: nothing has changed.
 func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	t := l.tier
 	t.lock()
@@ -78,7 +78,8 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 	return d.reserve(eligible[best], d.steer.Usual(), r, &d.view[best], d.now)
 }
 
-// endsMs is in how long the prefill of a lease is predicted to end if it is sent now; infinite where none may begin.
+// endsMs is the predicted time, in ms, until the prefill of a lease ends if it is sent now; infinite if its candidate
+// may begin none.
 func (d *chooser) endsMs(l *Lease) float64 {
 	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.account.Stalled(d.now) {
 		return math.Inf(1)

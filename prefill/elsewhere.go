@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// The places.
+// The answers of Elsewhere.Where.
 const (
-	ToHere  Where = iota // the tier's own policy says to which prefiller
+	ToHere  Where = iota // here: the tier's own policy chooses the prefiller
 	ToThere              // to another region: Acquire returns ErrElsewhere
-	Waits                // those behind it may pass
-	AllWait              // nor can anybody else go anywhere but a retry
+	Waits                // nowhere yet; requests behind it may pass
+	AllWait              // nowhere yet, and no other first attempt of its line can pass either
 )
 
-// ErrElsewhere is Acquire's answer to a request that its Elsewhere took.
+// ErrElsewhere is what Acquire returns for a request that goes to another region.
 var ErrElsewhere = errors.New("prefill: the request goes to another region")
 
 // elsewhere asks where a request goes, if there is a choice.
@@ -25,7 +25,7 @@ func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 	return r.Elsewhere.Where(&h)
 }
 
-// local measures all prefillers of a model for a request; nil: for none.
+// local measures all prefillers of a model for a request; r is nil if there is no request at hand.
 func (d *chooser) local(m *model, r *Request) Local {
 	l := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: d.prefillers[:0]}
 	l.ArrivalsPerS, l.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
@@ -76,5 +76,5 @@ func (t *Tier) Waiting(model string) int {
 	return 0
 }
 
-// offered says that another region may serve what nobody here can.
+// offered reports whether another region may serve the request if no engine here can.
 func (r *Request) offered() bool { return r.Elsewhere != nil && r.Elsewhere.Offered() }

@@ -16,9 +16,8 @@ type Prompt = cache.Prompt
 // holds. The zero one publishes nothing.
 type EventSource = cache.EventSource
 
-// follow starts and ends streams, so that every candidate that publishes events
-// is followed. One that keeps its ID and its source keeps its stream, up or
-// down: the stream itself sees a restart.
+// follow starts and ends streams, so that every candidate that publishes events is followed. A candidate that keeps
+// its ID and its source keeps its stream, also while it is down: the stream itself notices a restart of the engine.
 func (r runner) follow() {
 	wanted := r.sources()
 	for c, s := range r.followed {
@@ -32,7 +31,7 @@ func (r runner) follow() {
 			continue
 		}
 		r.lock()
-		if r.candidates[c.ID] != c { // forgotten meanwhile, with its slots
+		if r.candidates[c.ID] != c { // the candidate was forgotten meanwhile, and its slots in the index with it
 			r.unlock()
 			continue
 		}

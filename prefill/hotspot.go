@@ -8,13 +8,13 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// tracked is the least share of a prompt that somebody must hold for its class
-// to be watched: only classes that hit much can gather at their holders.
+// tracked is the least share of a prompt's blocks that one candidate must hold for the prompt's class to be watched:
+// requests gather at the engines that hold their prefix only if they hit much of it.
 const tracked = 0.5
 
-// filterHot tells the detector of a request and keeps its class off the
-// candidates that hold it while the detector says so. It returns the candidates
-// that are left, d.view beside them, and the state of the class.
+// filterHot reports the request to the hotspot detector. While the detector says so, it drops the candidates that
+// hold the prefix of the request's class. It returns the candidates that are left, with their indicators in d.view,
+// and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
 	if d.steer.Hotspots == nil {
 		return eligible, steer.OK
@@ -64,8 +64,8 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	return eligible[:kept], state
 }
 
-// classOf is the class of a request, 0 where none is watched, and how many live
-// candidates hold its prefix and do not.
+// classOf is the class of a request, 0 if it has none to be watched, and how many live candidates hold the prefix of
+// the class (holders) and how many do not (others).
 func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 {
 		return 0, 0, 0

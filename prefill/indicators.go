@@ -17,7 +17,7 @@ func (c *candidate) blockTokens() int {
 	return cmp.Or(c.saidBlock(), defaultBlock)
 }
 
-// saidBlock is what anybody said of them, 0: nobody did.
+// saidBlock is the size in tokens that the configuration or the engine gives; 0: neither does.
 func (c *candidate) saidBlock() int {
 	return cmp.Or(c.BlockTokens, c.account.Block)
 }
@@ -36,16 +36,16 @@ func (c *candidate) beside(now time.Time) float64 {
 	return c.account.Beside(now)
 }
 
-// line is how long prefills of the model take on the candidate as it is now. known is
-// false while it is only where learning starts from.
+// line is how long prefills of the model take on the candidate as it is now. known is false while nothing was
+// learned, and the line is only the one that learning starts from.
 func (s *state) line(model string, c *candidate) (line policy.Line, known bool) {
 	law, known := s.fit.Law(model, c.Hardware)
 	return law.Among(c.beside(s.now)), known
 }
 
-// backlog is how long the candidate is predicted to need for what it has, ms, and how much of
-// that others sent. What its prefills lately took beyond their prediction is added for each of
-// ours, and for more of them that may come, but a quarter of the prediction always counts.
+// backlog is how long, in ms, the candidate is predicted to need for what it has; others is the part of it that
+// others sent. What prefills there lately took beyond their prediction is added for each of our probes, and for more
+// probes that may come. It may be below 0, but a quarter of the prediction always counts.
 func (s *state) backlog(c *candidate, line policy.Line, more int) (ms, others float64) {
 	a := &c.account
 	others = a.OthersBacklog(line, s.fit.Usual(), c.Decodes, s.now)
@@ -54,11 +54,11 @@ func (s *state) backlog(c *candidate, line policy.Line, more int) (ms, others fl
 	return max(ms*leastOfBacklog, ms+ours*c.residual.Ms(s.now)), others
 }
 
-// leastOfBacklog is what of a predicted backlog counts however fast an engine lately was.
+// leastOfBacklog is the share of a predicted backlog that counts however fast an engine lately was.
 const leastOfBacklog = 0.25
 
-// measure sets all of a candidate's indicators that do not depend on the
-// request. What waits for it counts like what it runs.
+// measure sets all of a candidate's indicators that do not depend on the request. Prompts that wait for the candidate
+// in this round count like those that it runs.
 func (d *chooser) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	a, block := &c.account, float64(c.blockTokens())
 	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())

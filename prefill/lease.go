@@ -19,7 +19,7 @@ const defaultHold = 480 * time.Second
 // Usage is what an engine says it did for a probe.
 type Usage = cache.Usage
 
-// Send says that the probe is sent now, of a lease whose connector wants the decode rank before that.
+// Send says that the probe is sent now. It is for a lease whose connector needs the decode rank before the prefill.
 func (l *Lease) Send() {
 	t := l.tier
 	t.lock()
@@ -70,9 +70,9 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	return found.Suspected
 }
 
-// learn takes what a probe's answer shows about times. The way to the engine is no part
-// of that: costs add it, and engines of one kind may be near and far. What prompts of others
-// take of an engine's time is not known.
+// learn learns prefill times from a probe's answer. The round trip to the engine is left out: costs add it, and
+// engines of one kind may be near and far. An answer teaches nothing while prompts of others were on the engine,
+// because their part of its time is not known.
 func (l *Lease) learn(u Usage) {
 	t, a := l.tier, &l.c.account
 	hit := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
@@ -90,7 +90,7 @@ func (l *Lease) learn(u Usage) {
 	}
 }
 
-// tellSuspected logs a change of what is thought of a capacity.
+// tellSuspected logs that the suspicion about a candidate's capacity has changed.
 func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
 	log = log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
@@ -114,8 +114,8 @@ func (l *Lease) Dispatched() {
 	l.charge.Dispatch(t.now)
 }
 
-// Renewed says that the decode engine keeps the KV held for as long as it has the
-// request: it is not free by itself before the caller's last call.
+// Renewed says that the decode engine renews the prefill engine's hold on the KV for as long as it has the request.
+// The charge then does not expire before the caller's last call.
 func (l *Lease) Renewed() {
 	t := l.tier
 	t.lock()
@@ -139,7 +139,7 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 	}
 }
 
-// Blame says in words what spoke against the candidate, before Failed.
+// Blame records, in words, what failed at the candidate. It comes before Failed.
 func (l *Lease) Blame(why string) {
 	t := l.tier
 	t.lock()
@@ -150,8 +150,8 @@ func (l *Lease) Blame(why string) {
 // mostFault bounds what is kept of what an engine said.
 const mostFault = 400
 
-// fail books a failure and returns for how long it took the candidate out, 0
-// where it did not, or was out already and failed its trial.
+// fail books a failure. out is for how long it opened the candidate's circuit; 0: it did not, or the circuit was open
+// already and its trial failed.
 func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	t := l.tier
 	if !l.charge.Settle() {
@@ -179,7 +179,8 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	return out
 }
 
-// Unfetched is how many prompts the engine holds that nobody will fetch, and how many there were since the start.
+// Unfetched returns how many prompts the engine holds whose KV no decode engine will fetch, and how many there were
+// since the start.
 func (l *Lease) Unfetched() (held, ever int) {
 	t := l.tier
 	t.lock()
@@ -193,8 +194,7 @@ func (l *Lease) Unfetched() (held, ever int) {
 	return held, ever
 }
 
-// Orphan says that nobody will fetch the KV. It stays charged until the
-// engine frees it by itself.
+// Orphan says that no decode engine will fetch the KV. It stays charged until the engine frees it by itself.
 func (l *Lease) Orphan() {
 	t := l.tier
 	t.lock()

@@ -20,13 +20,12 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	return k.tier.await(ctx, k.w)
 }
 
-// EnterAll lets the legs of one request enter together: all of them, or none
-// and an error. They are of one model, key, priority and arrival. Each ticket
-// must be waited for.
+// EnterAll lets the legs of one request enter together: all of them, or none and an error. They are of one model,
+// key, priority and arrival. Each ticket must be waited for.
 //
-// Legs that wait while another has been served are not displaced any more: the
-// client may have part of the answer already. Nor do they go elsewhere then:
-// until one is served, all of them go where the Elsewhere of any says.
+// Once one leg is served, the legs that still wait cannot be displaced, because the client may have part of the
+// answer already, and they stay in this region. Until then, if the Elsewhere of one leg sends it to another region,
+// all legs go there.
 func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
 	tickets, err := t.enterAll(legs)
 	if err == nil {
@@ -43,7 +42,7 @@ func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
 	return nil, err
 }
 
-// enterAll returns, with an error, those that were served before it.
+// enterAll is EnterAll, but with an error it also returns the legs that were served before the error.
 func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	t.lock()
 	defer t.unlock()
@@ -56,7 +55,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	}
 	for i := range legs {
 		lease, err := t.arrivals.atOnce(m, p, &legs[i])
-		if err != nil { // it is the head: the others stay once it does
+		if err != nil { // only the first leg comes here: once it is served, the others stay and have no deadline
 			return nil, err
 		}
 		if lease == nil {
@@ -64,7 +63,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 		if i == 0 {
 			stay(legs)
-			for i := range legs { // the first token is that of this one
+			for i := range legs { // the client's first token is that of this leg
 				legs[i].Deadline = time.Time{}
 			}
 		}
@@ -93,9 +92,9 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	return tickets, nil
 }
 
-// Elsewhere waits until one leg of the ticket's request was served, which keeps
-// all of it here, or all have gone to another region, so that none is waited
-// for any more. Past ctx or the time it may wait, it stays.
+// Elsewhere waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all
+// legs have gone to another region. It reports whether they have gone. If ctx or the time for which the request may
+// wait ends first, the legs stay.
 func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	if k.w == nil {
 		return false

@@ -33,8 +33,8 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-	answered prometheus.Counter // of attempts, as nearly all of them end
-	last     struct {           // choice: most are alike, so its series need not be looked up
+	answered prometheus.Counter // the series of attempts that counts nearly all probes
+	last     struct {           // the last choice: most choices are alike, so that the series need not be looked up
 		policy, reason string
 		count          prometheus.Counter
 	}
@@ -154,7 +154,7 @@ func (m *metrics) forget(candidate string) {
 	m.probeSeconds.DeletePartialMatch(gone)
 }
 
-// register exports them, and what the tier collects itself.
+// register registers the metrics, and the tier as the collector of its own state.
 func (m *metrics) register(r prometheus.Registerer, t *Tier) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.batchWait, m.displaced,
 		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity, t} {
@@ -223,7 +223,7 @@ var (
 			"its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": "handoffs"})
 )
 
-// series is where a scrape of ours is written.
+// series writes the metrics of one Prometheus scrape of this proxy.
 type series chan<- prometheus.Metric
 
 func (s series) gauge(d *prometheus.Desc, v float64, labels ...string) {
@@ -296,7 +296,7 @@ func (s series) learned(of *state, now time.Time) {
 	}
 }
 
-// finite is nil for what JSON and a gauge cannot say.
+// finite returns nil for NaN and the infinities, which JSON cannot write.
 func finite(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

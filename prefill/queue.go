@@ -61,8 +61,8 @@ func (t *Tier) giveUp(w *waiter) error {
 	return t.arrivals.timeout(m, &w.Request)
 }
 
-// withdraw takes a waiter out whose client left, and gives back what it was
-// served in the same moment.
+// withdraw takes a waiter out of the queue whose client left. If the waiter was served at that very moment, it gives
+// back the lease and the place.
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
 	waited := w.entry.Remove()

@@ -10,10 +10,9 @@ import (
 	"evenkeel/engine"
 )
 
-// maxUnsent is how often a request may meet an engine that cannot be reached.
-// Nothing ran then, and the engine is down from there on, so these are not
-// counted with the attempts; an address that answers health checks and refuses
-// requests must not hold one for ever.
+// maxUnsent is how often a request may meet an engine that cannot be reached. Such tries are not counted with the
+// attempts, because no engine ran anything. They are bounded, because an address that answers health checks and
+// refuses requests must not hold a request for ever.
 const maxUnsent = 6
 
 // RetryUnsent is Retry after an attempt of which no byte was sent, the k-th of
@@ -75,8 +74,8 @@ func ours(err error) bool {
 const (
 	budgetSeconds = 10
 
-	// budgetFloor is how many retries are always allowed, ten a second: no
-	// engine feels them, and a share of few requests would be none.
+	// budgetFloor is how many retries in budgetSeconds are always allowed, ten a second: engines do not feel them,
+	// and a share of few requests would allow none.
 	budgetFloor = 10 * budgetSeconds
 )
 
@@ -91,7 +90,7 @@ type budget struct {
 
 func (b *budget) request(now time.Time) { b.seconds[b.at(now)].requests++ }
 
-// retry books one, if the share allows it or it must not be refused.
+// retry books a retry and reports true, if the share allows it or if free says that it must not be refused.
 func (b *budget) retry(now time.Time, share float64, free bool) bool {
 	i := b.at(now)
 	var requests, retries int
@@ -108,7 +107,7 @@ func (b *budget) retry(now time.Time, share float64, free bool) bool {
 	return true
 }
 
-// at is the second's slot, emptied if it served an earlier one.
+// at is the index of this second's slot. The slot is emptied if it counted an earlier second.
 func (b *budget) at(now time.Time) int {
 	unix := now.Unix()
 	s := &b.seconds[unix%budgetSeconds]

@@ -9,9 +9,9 @@ import (
 
 // roster is which candidates there are, and what they serve.
 type roster struct {
-	candidates map[string]*candidate // by ID, the removed with charges too
+	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
 	models     map[string]*model
-	unknown    bool // a live candidate has not named its models yet, or nobody has
+	unknown    bool // a live candidate has not named its models yet, or no candidate has
 }
 
 // replace sets the candidates.
@@ -114,8 +114,8 @@ func (s *state) forgetModels() {
 	s.cache.Forget(gone)
 }
 
-// forget drops a removed candidate once nothing is charged to it. One that was dropped
-// before may have a successor of its name.
+// forget drops a removed candidate once nothing is charged to it. If it was dropped before, there may be a new
+// candidate with its ID, which stays.
 func (s *state) forget(c *candidate) {
 	if !c.configured && c.account.Held() == 0 && s.candidates[c.ID] == c {
 		delete(s.candidates, c.ID)
@@ -124,7 +124,8 @@ func (s *state) forget(c *candidate) {
 	}
 }
 
-// modelOf is a model's, made for one that may be served nowhere but elsewhere.
+// modelOf returns the entry of a model, and makes it if there is none: another region may serve a model that no
+// engine here serves.
 func (s *state) modelOf(name string) *model {
 	m := s.models[name]
 	if m == nil {
@@ -134,7 +135,7 @@ func (s *state) modelOf(name string) *model {
 	return m
 }
 
-// forgetEmpty drops a model that nobody serves here and nobody waits for.
+// forgetEmpty drops a model that no engine here serves and no request waits for.
 func (s *state) forgetEmpty(m *model) {
 	if len(m.servers) == 0 && m.line.Empty() {
 		delete(s.models, m.name)

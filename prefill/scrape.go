@@ -47,7 +47,7 @@ func (t *Tier) Run(ctx context.Context) {
 	}
 }
 
-// live are the candidates to be scraped: none where nothing is.
+// live returns the candidates to be scraped, none if scraping is switched off, and the settings.
 func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
 	r.lock()
 	defer r.unlock()
@@ -78,7 +78,7 @@ func (r runner) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
 	}
 }
 
-// Scrape reads a candidate's gauges now: for who does without Run.
+// Scrape reads a candidate's gauges now, for callers that do not use Run.
 func (t *Tier) Scrape(ctx context.Context, id string) {
 	t.mu.Lock()
 	c, settings := t.candidates[id], t.cfg.Scrape

@@ -31,7 +31,7 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	}
 	lease, why := d.serve(m, p, r, since, start)
 	if why != 0 && why != missed && (r.Elsewhere != nil || r.Target != "") {
-		why = held // who may go elsewhere must not wait behind it
+		why = held // requests behind it may go to other candidates or regions, so they must not wait for it
 	}
 	return lease, why
 }
@@ -47,7 +47,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	if r.Batch && !r.Reserved { // a retry has had its turn
 		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leaves(r, c) })
 		if len(eligible) == 0 {
-			return nil, nobody // batch is the last of its line
+			return nil, nobody // batch comes last, so that all requests behind this one are batch too
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
@@ -111,7 +111,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	return lease, 0
 }
 
-// letGo ends a round: what was held is charged nowhere.
+// letGo ends a round: requests that were held are no longer charged to their candidates.
 func (d *chooser) letGo() {
 	for _, c := range d.holding {
 		c.account.Waiting = ledger.Sums{}

@@ -5,7 +5,7 @@ import "evenkeel/prefill/ledger"
 // Share is what one dispatcher has on a candidate that several dispatchers use.
 type Share = ledger.Share
 
-// Shares are ours, by candidate; those that have nothing of us are left out.
+// Shares returns what this dispatcher has on each candidate; a candidate with nothing of ours is left out.
 func (t *Tier) Shares() map[string]Share {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -18,9 +18,8 @@ func (t *Tier) Shares() map[string]Share {
 	return all
 }
 
-// SetShares takes what the other dispatchers said last that they have there, each
-// by candidate. It counts at once, where a scrape tells of it later, or not at
-// all while the engine's gauges stand still.
+// SetShares takes the last report of each other dispatcher: what it has on each candidate. The reports count at once.
+// A scrape shows these requests later, or not at all while the engine's gauges stand still.
 func (t *Tier) SetShares(of ...map[string]Share) {
 	t.lock()
 	defer t.unlock()

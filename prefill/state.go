@@ -23,23 +23,22 @@ import (
 // steer). On top of them chooser decides about one request, and arrivals about all
 // that wait.
 type Tier struct {
-	changed chan struct{} // tells Run of another set of candidates
+	changed chan struct{} // wakes Run when the candidates or the settings have changed
 	clock   func() time.Time
 
 	mu       sync.Mutex  // over all that follows
-	timer    *time.Timer // wakes the queues when time alone lets one pass; nil: a simulation asks
+	timer    *time.Timer // wakes the queues when time alone lets a waiter pass; nil: a simulation calls Wake itself
 	wakeAt   time.Time   // what the timer is set to
 	choose   chooser
 	arrivals arrivals
 	state
 }
 
-// state is what is known. Methods that only look at it, or change who there is, are
-// its own (roster.go).
+// state is all that is known. Its own methods only look at it, or change the set of candidates (roster.go).
 type state struct {
 	cfg     Config
 	metrics *metrics
-	now     time.Time // of the present holder of the lock
+	now     time.Time // when the present holder took the lock
 	roster
 	queue  *queue.Queue[*waiter]
 	ledger *ledger.Ledger
@@ -57,7 +56,7 @@ type model struct {
 	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
 	line    *queue.Line[*waiter]
 	pace    fit.Pace
-	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
+	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one region
 }
 
 // candidate is a Candidate with everything the tier knows about it. It
@@ -67,14 +66,14 @@ type candidate struct {
 	order      int  // position in the configuration
 	configured bool // false: removed, kept for its charges
 	account    ledger.Account
-	apart      map[string]*ledger.Apart // of account, by models that not all ranks list that its requests can go to
+	apart      map[string]*ledger.Apart // part of account, by model, for models that only some of its ranks list
 	ring       []uint64
 	cache      cache.Holdings
 	stretch    fit.Stretch
 	residual   fit.Residual
 	circuit    circuit.Circuit
 	fault      string              // what failed there last; empty once a probe was answered
-	unbounded  bool                // said that its capacity is not known
+	unbounded  bool                // it was logged already that its capacity is not known
 	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
 }
 
@@ -100,17 +99,16 @@ type arrivals struct {
 	choose *chooser
 }
 
-// Lease is the charge of one prompt on one candidate, from the moment it was
-// chosen until the engine has its KV blocks back:
+// Lease is the charge of one prompt on one candidate, from the moment it was chosen until the engine has its KV
+// blocks back:
 //
 //	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
 //
-// Where the connector wants the decode rank before the prefill, the probe goes out later, with Send.
-// from each of which one of three calls, the last on the lease, ends it:
-// Release (the KV is free: first decode event, discarded, or never written),
-// Orphan (nobody will fetch it) and Failed (the probe failed). What is answered
-// or orphaned also ends by itself at the engine's hold timeout; the caller's
-// last call then changes nothing. A call after the last is a counted bug.
+// Where the connector needs the decode rank before the prefill, the probe goes out later, with Send. From each phase,
+// the last call on the lease ends it: Release (the KV is free: first decode event, discarded, or never written),
+// Orphan (no decode engine will fetch it) or Failed (the probe failed). An answered or orphaned lease also ends by
+// itself at the engine's hold timeout; the caller's last call then changes nothing. A call after the last is a
+// counted bug.
 type Lease struct {
 	Candidate Candidate     // as it was when it was chosen
 	Policy    string        // that chose it
@@ -128,7 +126,7 @@ type Lease struct {
 	crowded   bool    // prompts of others were on the candidate when it was charged
 	model     string
 	charge    ledger.Charge
-	asked     *Request          // the same, while it may still be another candidate's; nil: it may not
+	asked     *Request          // the request, while another candidate may still take it; nil: none may
 	expected  cache.Expectation // of what it finds and leaves in the prefix cache
 }
 
@@ -140,12 +138,12 @@ type waiter struct {
 	since  time.Time
 	until  time.Time
 	done   chan struct{}       // closed with lease or err set
-	tell   func(*Lease, error) // the same for who does not wait for it; nil: nobody
+	tell   func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
 	lease  *Lease
 	err    error
 
 	siblings []*waiter // legs of the same request, itself among them
-	decided  *decided  // of the same; nil: it is no leg
+	decided  *decided  // shared by the legs; nil: the request has no other legs
 }
 
 // conclude tells the caller that waits what became of its request.
@@ -153,7 +151,7 @@ func (w *waiter) conclude(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.decided != nil {
-		w.decided.close() // whoever was refused goes nowhere, and its siblings not without it
+		w.decided.close() // a leg that was refused goes to no other region, so its siblings do not either
 	}
 	if w.tell != nil {
 		w.tell(lease, err)
@@ -167,7 +165,7 @@ func (d *decided) close() {
 	}
 }
 
-// keepHere keeps the legs of a request here, one of them being served.
+// keepHere keeps all legs of a request in this region, because one of them is served here.
 func keepHere(siblings []*waiter) {
 	for _, o := range siblings {
 		o.entry.Fix()            // half a request must not be displaced
@@ -193,7 +191,7 @@ type Request struct {
 	ID           string // breaks ties
 	Model        string
 	PromptTokens int                      // estimate
-	Counted      bool                     // it is no estimate
+	Counted      bool                     // PromptTokens was counted, not estimated
 	Prompt       Prompt                   // to find it in prefix caches
 	Session      uint64                   // hash of its session's key, 0: none
 	Ends         bool                     // the session has no further request
@@ -202,15 +200,15 @@ type Request struct {
 	Key          string                   // whose it is: keys of one priority take turns
 	Priority     int                      // higher ones first
 	Batch        bool                     // it takes only what others leave, whatever its priority
-	Deadline     time.Time                // until when its first token is wanted: it orders within a priority; zero: none
+	Deadline     time.Time                // by when its first token is wanted; within a priority, earlier deadlines come first; zero: none
 	Reserved     bool                     // it holds a place in the pool already, as a retry does
 	Exclude      []string                 // IDs of the candidates tried before
 	Policy       string                   // empty: the tier's
 	Target       string                   // ID of the one candidate it may go to; empty: any
 	May          func(region string) bool // whether it may go to an engine of another region; nil: to any
-	Returned     bool                     // another region gave it back: a full queue takes it, at its first arrival
+	Returned     bool                     // another region gave it back: even a full queue takes it, at the place of its first arrival
 	Elsewhere    Elsewhere                // nil: it is served here
-	Holder       *Holder                  // it is to give the lease back; nil: the audit does not ask
+	Holder       *Holder                  // the attempt that must give the lease back; nil: the audit does not check that
 
 	seen struct { // what the tier remembers from one look to the next
 		counted bool // by the hotspot detector
@@ -227,7 +225,7 @@ type Elsewhere interface {
 	// Where is asked when it is the request's turn, at every event, as long as it
 	// waits.
 	Where(h *Here) Where
-	// Takes says of one that stays whether a prefiller may have one more probe now.
+	// Takes says, for a request that stays here, whether a prefiller may have one more probe now.
 	Takes(p *Prefiller) bool
 	// Queued tells that a request of its model entered or left the arrival queue,
 	// and how many are there now.
@@ -243,7 +241,7 @@ type Where uint8
 type Here struct {
 	Model  string
 	Now    time.Time
-	Round  uint64 // of decisions: nothing but what they charge changes within one
+	Round  uint64 // number of the round of decisions; within a round, only the charges of its own decisions change anything
 	Tokens int    // of the prompt
 	Since  time.Time
 	Local
@@ -262,19 +260,19 @@ type Local struct {
 type Prefiller struct {
 	policy.Candidate
 	Region     string      // empty: ours
-	Live       bool        // and not out for its failures
-	Open       bool        // its KV gate, the pool has room, and so has the decode side of its region
+	Live       bool        // up, and its circuit lets requests pass
+	Open       bool        // its KV gate is open, and the pool and the decode side of its region have room
 	Unanswered int         // our probes
-	Held       int         // the same, and prompts that it still holds
+	Held       int         // our unanswered probes, and our prompts whose KV it still holds for a decode engine
 	Foreign    int         // requests of others that wait there
 	Pending    int         // all that waited there at the last scrape
 	Ran        int         // all that ran there at the last scrape at which none waited
 	Answered   int         // our probes that were answered since, less those sent
-	MaxSeqs    int         // it runs at once; 0: nobody says
+	MaxSeqs    int         // requests that its engine runs at once; 0: not known
 	Samples    int         // prefills that its line was learned from
 	Filled     bool        // only its KV gate keeps it from prompts, and the gate is predicted to open
-	Room       ledger.Room // zero: nobody knows
-	ResidualMs float64     // that its probes, and one more, take beyond what is predicted; below 0: less
+	Room       ledger.Room // zero: not known
+	ResidualMs float64     // time that its probes, and one more, take beyond their prediction; below 0: less
 }
 
 // A Trace is what a candidate was chosen on.
@@ -284,14 +282,14 @@ type Trace struct {
 	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for
 }
 
-// Ticket is the turn of a request, or of one leg of it, or what it was served at once.
+// Ticket is the turn of a request, or of one leg of it, in the arrival queue; or its lease, if it was served at once.
 type Ticket struct {
 	tier  *Tier
 	lease *Lease
 	w     *waiter // nil: served
 }
 
-// decided tells once where a request of several legs goes.
+// decided says, once, that it is known whether the legs of a request stay in this region.
 type decided struct {
 	done   chan struct{}
 	closed bool

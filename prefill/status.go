@@ -37,7 +37,7 @@ type CandidateStatus struct {
 	BacklogMs   float64  `json:"backlog_ms"`
 	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms that other proxies and strangers sent
 	ResidualMs  float64  `json:"residual_ms"`       // that its prefills lately took beyond their prediction; below 0: less
-	Waiting     float64  `json:"waiting"`           // in the engine's queue and running, ours since the scrape included
+	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; waiting and running include ours since the scrape
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
 	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of what the engine said of itself; null: nothing yet
@@ -61,7 +61,7 @@ type FaultStatus struct {
 
 // CacheStatus is what is thought of a candidate's prefix cache.
 type CacheStatus struct {
-	IndexBlocks     int             `json:"index_blocks"`               // that the prefix index counts as its
+	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds by the prefix index
 	Mode            string          `json:"mode"`                       // of its part of the index: approximate, or precise where prompts are token ids
 	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
 	HitShare        float64         `json:"hit_share"`                  // of prompt tokens, lately found in its cache
@@ -165,7 +165,7 @@ func age(now, then time.Time) *float64 {
 // Overview is the tier as operators see it.
 type Overview struct {
 	Policy     string            `json:"policy"`
-	Policies   []string          `json:"policies"`         // there are
+	Policies   []string          `json:"policies"`         // names of all policies
 	Waiting    int               `json:"waiting_requests"` // without batch
 	Candidates []CandidateStatus `json:"candidates"`
 	Ranks      []RankEvents      `json:"ranks,omitempty"` // that prefill and decode, and whose KV events are followed
@@ -173,7 +173,8 @@ type Overview struct {
 	Index      IndexStatus       `json:"index"`
 }
 
-// RankEvents is what the KV events of a rank tell that prefills and decodes: it is a part of a candidate, and has a cache of its own.
+// RankEvents is what KV events say of the cache of one rank that prefills and decodes. Such a rank is a part of a
+// candidate, and has a cache of its own.
 type RankEvents struct {
 	ID     string       `json:"id"`
 	Mode   string       `json:"mode"` // of its part of the index: approximate, or precise where prompts are token ids
@@ -184,7 +185,7 @@ type RankEvents struct {
 type LineStatus struct {
 	Model    string  `json:"model"`
 	Hardware string  `json:"hardware"`
-	Known    bool    `json:"known"` // false: only where learning starts from
+	Known    bool    `json:"known"` // false: the line is only the one that learning starts from
 	TPMs     float64 `json:"tp_ms"`
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
@@ -228,7 +229,7 @@ func (t *Tier) Overview() Overview {
 	return o
 }
 
-// ranks are those beside the candidates whose events are followed.
+// ranks are the ranks that prefill and decode, and whose KV events are followed.
 func (t *Tier) ranks() []RankEvents {
 	if t.cfg.Ranks == nil {
 		return nil
@@ -236,7 +237,7 @@ func (t *Tier) ranks() []RankEvents {
 	return t.cfg.Ranks.Events()
 }
 
-// HotspotClass is one that is watched, as operators see it.
+// HotspotClass is a class of requests that is watched, as operators see it.
 type HotspotClass = steer.HotspotClass
 
 // Hotspots lists the classes of requests that are watched, the most frequent

@@ -59,7 +59,7 @@ func (t *Tier) lock() {
 	}
 }
 
-// unlock lets pass who can pass now, and gives the lock back.
+// unlock serves the waiters that can pass now, and gives the lock back.
 func (t *Tier) unlock() {
 	t.arrivals.serve()
 	if t.queue.Len() > 0 {
@@ -85,7 +85,7 @@ func (t *Tier) Wake() {
 	t.unlock()
 }
 
-// NextWake is when time alone may let somebody pass who waits; false: never.
+// NextWake is when time alone may let a waiter pass; false: never.
 func (t *Tier) NextWake() (time.Time, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,16 +95,15 @@ func (t *Tier) NextWake() (time.Time, bool) {
 func (t *Tier) setTimer() {
 	switch {
 	case t.timer == nil:
-	case t.wakeAt.IsZero(): // only an event lets somebody pass
+	case t.wakeAt.IsZero(): // only an event lets a waiter pass
 		t.timer.Stop()
 	default:
 		t.timer.Reset(t.wakeAt.Sub(t.now))
 	}
 }
 
-// SetCandidates replaces the candidates. One that keeps its ID keeps its
-// accounts, gate and circuit; one that is gone keeps them until its last
-// charge ends. Of candidates with the same ID the first counts.
+// SetCandidates replaces the candidates. A candidate that keeps its ID keeps its accounts, gate and circuit; a
+// candidate that is gone keeps them until its last charge ends. Of candidates with the same ID the first counts.
 func (t *Tier) SetCandidates(candidates []Candidate) {
 	t.lock()
 	t.replace(candidates)
@@ -131,16 +130,13 @@ func (t *Tier) Forgive(id string) {
 	}
 }
 
-// Retry says whether a request whose k-th attempt failed may be tried again,
-// and after what wait. status is the engine's, 0 without an answer; err is
-// what failed without one, or what is wrong with a 200's hand-off. Wait longer
-// where the engine's Retry-After says so. An attempt that sent nothing is none
-// of k: see RetryUnsent.
+// Retry says whether a request whose k-th attempt failed may be tried again, and after what wait. status is the
+// engine's, 0 without an answer; err is what failed without one, or what is wrong with a 200's hand-off. Wait longer
+// where the engine's Retry-After says so. An attempt that sent nothing is not counted in k: see RetryUnsent.
 //
-// A yes is taken from the budget that all requests share. The
-// first connection that a request loses is booked there but never refused: with
-// an engine die all its requests at once, and none of them asks more of the
-// others than that engine did.
+// A yes is taken from the budget that all requests share. The first connection that a request loses is booked there
+// but never refused: when an engine dies, all its requests fail at once, and together they ask no more of the other
+// engines than that engine did.
 func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
 	retry := t.retries()
 	if k >= retry.Attempts || !retryable(status, err) {

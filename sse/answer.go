@@ -15,28 +15,28 @@ const (
 	Short                // [DONE] came, or the body ended, without a finish_reason
 	Refused              // the engine says that it failed: see Mirror.Failure
 	GivenBack            // the engine ran out of KV memory and wants a new prefill
-	Broken               // it has more than it may have, or cannot be put together: see Err
-	Garbled              // one of its events cannot be read; another engine may send it intact: see Err
+	Broken               // the answer exceeds a limit, or its events cannot be joined: see Err
+	Garbled              // an event cannot be read; another engine may send the answer intact: see Err
 )
 
-// Effects are what an arrival was, besides bytes for the client.
+// Effects says what the bytes that arrived have brought, besides bytes for the client.
 type Effects struct {
-	Events int // that carried tokens
-	Tokens int // the most that were counted so far; 0 if Events is
+	Events int // events that carried tokens
+	Tokens int // the most tokens of the answer that were counted so far; 0 if Events is 0
 	End    End
 }
 
 // Answer is one engine's answer as a value: the engine's bytes and the time go in, bytes for
-// the client and effects come out. It has no clock and no socket, so that whoever
-// reads the socket can drive it. Use Reset before anything else.
+// the client and effects come out. It has no clock and no socket: the caller that
+// reads the socket drives it. Use Reset before anything else.
 type Answer struct {
 	Reader    Reader
 	Mirror    Mirror
 	Trail     Trail
 	Assembler *Assembler // takes the events instead of the client; nil: they are for the client
 
-	told  int // tokens
-	tail  int // bytes of the event that says that the answer is whole
+	told  int // tokens that the Effects so far have reported
+	tail  int // bytes of the event that says that the answer is whole; Unend removes them
 	ended bool
 	err   error
 }
@@ -50,7 +50,7 @@ func (a *Answer) Reset(ask Ask) {
 }
 
 // Feed takes in the bytes that came by now, and appends to dst what the client gets for
-// them. p must not change meanwhile. Behind an end nothing more is read, in later calls either.
+// them. p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var all Effects
 	if a.ended && !a.Reader.Done() {
@@ -71,7 +71,7 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	return dst, all
 }
 
-// Event is Feed of one event.
+// Event does for one event what Feed does for bytes.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	var fx Effects
 	mark := len(dst)
@@ -100,7 +100,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	switch verdict {
 	case Forward:
 		if e.Kind == KindComment && !a.Mirror.Started() {
-			dst = dst[:mark] // it would commit us to a 200
+			dst = dst[:mark] // a comment sent now would commit the proxy to status 200
 		}
 		if a.Mirror.over {
 			a.Reader.finish()
@@ -115,7 +115,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	case Unreadable:
 		a.err, fx.End = a.Mirror.Fault(), Garbled
 	case Failed:
-		dst, fx.End = dst[:mark], Refused // whoever ends the answer says it in words of ours, whatever the engine's dialect
+		dst, fx.End = dst[:mark], Refused // the caller that ends the answer writes an error of our own instead
 	case Recomputed:
 		fx.End = GivenBack
 	case Ended:
@@ -127,8 +127,8 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	return dst, fx
 }
 
-// Closed tells that the engine's body has ended, and says how the answer has then. Some
-// engines leave [DONE] out.
+// Closed returns how the answer has ended when the engine's body ends. An answer with a finish_reason
+// is Whole without [DONE], too, because some engines leave [DONE] out.
 func (a *Answer) Closed() End {
 	if a.Mirror.Finished() && a.Reader.Buffered() == 0 {
 		return Whole
@@ -136,18 +136,18 @@ func (a *Answer) Closed() End {
 	return Short
 }
 
-// Unend takes the event back that says that the answer is whole, from the bytes that end with it: the answer is not
-// believed. [DONE] is not among them.
+// Unend removes from the end of dst the event which says that the answer is whole, for a caller that does not believe the
+// answer. dst must end with this event, not with a [DONE] behind it.
 func (a *Answer) Unend(dst []byte) []byte {
 	if a.tail == 0 || a.tail > len(dst) {
 		return dst
 	}
 	dst, a.tail = dst[:len(dst)-a.tail], 0
-	a.Mirror.events-- // the event of the failure has its number
+	a.Mirror.events-- // the error event that follows takes its number
 	return dst
 }
 
-// Mend appends what has to stand before another event if one was cut in the middle.
+// Mend appends the blank line that must come before the next event if the last event was cut off in its middle.
 func (a *Answer) Mend(dst []byte) []byte {
 	if a.Reader.Torn() && a.Assembler == nil {
 		return append(dst, BlankLine...)
@@ -155,18 +155,18 @@ func (a *Answer) Mend(dst []byte) []byte {
 	return dst
 }
 
-// Owed appends the final usage that the engine told in an event of another kind.
+// Owed appends the event of the final usage if the engine sent this usage only beside the finish_reason.
 func (a *Answer) Owed(dst []byte) []byte {
 	mark := len(dst)
 	dst = a.Mirror.Owed(dst)
 	if a.Assembler != nil && len(dst) > mark {
-		_ = a.Assembler.Add(dst[mark:]) // the answer is whole without it
+		_ = a.Assembler.Add(dst[mark:]) // an error changes nothing: the answer is whole without the usage
 		return dst[:mark]
 	}
 	return dst
 }
 
-// Err is why nothing more is taken: the reader's word, or why the answer is Broken.
+// Err returns why the answer is Broken or Garbled, else the Reader's error; nil: there is no error.
 func (a *Answer) Err() error {
 	if a.err != nil {
 		return a.err
@@ -177,14 +177,14 @@ func (a *Answer) Err() error {
 // TooMuch says that the engine sent more bytes than its answer may have.
 func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 
-// forms are what differs between the forms that are not chunks. Each but Verbatim reads an event, or a whole
-// answer, and writes what ends a stream for its client.
+// forms has, for each Form that is not chunked, how an event or a whole answer is read, and how a stream ends.
+// Verbatim needs none of that.
 var forms = [...]struct {
 	read   func(b []byte, cached int) told
-	judge  func(m *Mirror, s *told, data []byte)           // changes what was read by what the client asked for; nil: nothing depends on that
-	keep   func(t *Trail, m *Mirror, s *told, data []byte) // adds an event to what another leg would need; nil: no answer goes on
+	judge  func(m *Mirror, s *told, data []byte)           // adapts s to what the client asked for; nil: nothing in s depends on that
+	keep   func(t *Trail, m *Mirror, s *told, data []byte) // adds an event to the Trail; nil: no other leg can go on with such an answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
-	end    string // the last event of an answer that is whole; empty: the one that has its finish_reason
+	end    string // the event that ends a whole answer; empty: the event with the finish_reason does
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},

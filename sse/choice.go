@@ -53,7 +53,7 @@ func (c *choice) add(b []byte, i int) bool {
 	return o.Pos > 0 && !c.full()
 }
 
-// full tells whether something of it has more members than it may.
+// full tells whether an object or a list of the choice has more than maxMembers members.
 func (c *choice) full() bool {
 	return c.message.full() || c.function.full() || c.logprobs.full() || c.rest.full() || len(c.tools) > maxMembers
 }
@@ -145,7 +145,7 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	switch {
 	case content != nil && len(content.val) > len(`""`) && !rawjson.IsNull(content.val):
 		dst = append(dst, content.val...)
-	case c.saysOtherwise(): // an empty text beside a tool call or a refusal is no text
+	case c.saysOtherwise(): // an empty content beside a tool call or a refusal becomes null
 		dst = append(dst, "null"...)
 	default:
 		dst = append(dst, '"', '"')
@@ -205,7 +205,7 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 	for o = rawjson.ObjectAt(b, i); o.NextValue(); {
 		val := o.Value()
 		switch string(o.Key) {
-		case "index": // an answer that is no stream has none
+		case "index": // a tool call has an index in a stream only
 		case "function":
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return -1

@@ -76,7 +76,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		switch {
 		case m.continuous, m.ask.Usage && m.f.choices == 0:
 			return keep
-		case m.byIDs && rawjson.IsNull(old): // each of its events has one
+		case m.byIDs && rawjson.IsNull(old): // each event of this endpoint has a usage
 			return keep
 		case !m.ask.Usage && !m.byIDs:
 			return remove
@@ -105,7 +105,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		switch {
 		case !m.ask.Whole:
 			return remove
-		case rawjson.IsNull(old): // engines have it in all answers in one piece
+		case rawjson.IsNull(old): // engines send this null in every answer in one piece
 			return keep
 		}
 		return null

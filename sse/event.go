@@ -20,8 +20,8 @@ type Usage struct {
 }
 
 // UsageEvent appends the event without choices that carries a stream's usage,
-// for a stream that evenkeel puts together itself. Of details, the counts of
-// prompt_tokens_details, u has cached_tokens.
+// for a stream that evenkeel puts together itself. details are the counts of
+// prompt_tokens_details; cached_tokens is left out of them, because u.Cached has it.
 func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, details map[string]int) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"id":`...), id)
 	if chat {

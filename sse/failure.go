@@ -55,8 +55,8 @@ type errorFields struct {
 	Code    json.RawMessage `json:"code"` // a number, or in the Rust frontend a name
 }
 
-// clientGone is what proxies call a client that left. No engine can know that of
-// ours: as a status it would end the answer without a word.
+// clientGone is the status with which proxies log that a client has left. An engine
+// cannot know that of our client, and with this status the client would get no error.
 const clientGone = 499
 
 // errorCode takes the status from a numeric code, else from the type.

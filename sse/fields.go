@@ -68,8 +68,8 @@ func (fs *fields) join(key, val []byte) {
 	}
 }
 
-// gather keeps all that is told of a member whose meaning is not known: lists are put together, and so are the members of objects.
-// Of anything else the last value stays. What comes again as it was is not told twice.
+// gather keeps all values of a member whose meaning is not known: lists are joined, and so are the members of objects.
+// Of other values the last one stays. A value that comes again unchanged is not added again.
 func (fs *fields) gather(key, val []byte) {
 	f := fs.find(key)
 	switch {
@@ -91,7 +91,7 @@ const maxMembers = 256
 
 func (fs fields) full() bool { return len(fs) > maxMembers }
 
-// add leaves out what an object that is full already has beyond that.
+// add appends a member; it drops the member if the object is full.
 func (fs *fields) add(key, val []byte) {
 	if fs.full() {
 		return
@@ -111,7 +111,7 @@ func joinArrays(a, b []byte) []byte {
 	}
 }
 
-// joinObjects puts the members of object b into object a: of those that both have, b's.
+// joinObjects puts the members of object b into object a. Of a member that both have, b's value stays.
 func joinObjects(a, b []byte) []byte {
 	var all fields
 	for _, from := range [][]byte{a, b} {

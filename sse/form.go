@@ -10,7 +10,7 @@ import (
 // A Form is what the events of an endpoint are like.
 type Form uint8
 
-// The forms. Chat and completions share the first, which the rest of the mirror reads. Tokens differs little from it.
+// The forms. Chat and completions share Chunks. Tokens differs little from it, and Mirror.read reads both.
 const (
 	Chunks    Form = iota
 	Responses      // of /v1/responses
@@ -38,25 +38,25 @@ func FormOf(path string) Form {
 // chunked says whether the events are those of completions, or like them.
 func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
-// told is what an event says, or a whole answer.
+// told is what an event, or a whole answer, says.
 type told struct {
 	ok       bool
-	opening  bool // it tells of the request, not of the answer
-	idle     bool // it tells of nothing
-	delta    bool // it has what a token became
+	opening  bool // the event is about the request, not about the answer
+	idle     bool // the event says nothing: a ping
+	delta    bool // it has text or another part of the answer that the engine made of tokens
 	last     bool // it has the final usage
-	over     bool // nothing comes behind it
+	over     bool // no event comes behind it
 	failed   bool
-	fault    error  // why nothing can be made of it; nil: something can
-	why      []byte // the event, or its error
+	fault    error  // why the event cannot be used; nil: it can
+	why      []byte // the event, or the error in it: what ReadFailure reads
 	finish   string
-	stopText bool // a text of the request's stop ended it
+	stopText bool // a stop text of the request ended the answer
 	usage    Usage
 	cuts     []cut
-	name     cut // the value of the answer's name, of Generated
-	text     cut // its text, of Generated
-	ids      cut // its token ids, of Generated
-	behind   int // the place behind all members, of Generated
+	name     cut // of Generated: where the answer's id stands
+	text     cut // of Generated: where the text stands
+	ids      cut // of Generated: where the token ids stand
+	behind   int // of Generated: the place behind all members
 }
 
 // verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
@@ -66,12 +66,12 @@ func (m *Mirror) verbatim(e Event) ([]byte, Verdict) {
 			Status: 502}
 		return e.Raw, Failed
 	}
-	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the end of the body is its end, too
+	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the end of the body may also end it, so it is finished at any time
 	return e.Raw, Forward
 }
 
-// ReadUsage takes over what an object says of tokens: an event, or an answer in one piece. It says whether the object tells of an error
-// instead.
+// ReadUsage takes over the usage of an object, which is an event or an answer in one piece. failed says that the object has an
+// error instead.
 func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
@@ -92,7 +92,7 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 		}
 	}
 	if o.Pos <= 0 || rawjson.Space(b, o.Pos) < len(b) {
-		return false // it is no object
+		return false // b is not one JSON object
 	}
 	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
 		m.usage, m.usageSeen = u, true
@@ -100,22 +100,22 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 	return failed
 }
 
-// mostCounted is how many tokens an engine is believed to count: a request may have many prompts, but not so many.
+// mostCounted is the largest number of tokens that an engine is believed to count: a request may have many prompts, but not so many tokens.
 const mostCounted = 64 << 20
 
 // maxHeld is how many events may come before the answer begins.
 const maxHeld = 4
 
-// take takes the next event, or a whole answer, of an endpoint with a form of its own. Some events
-// tell of the request, or of what begins, before the first that tells of a token. They wait here for
-// that one: until then the engine may not have the KV, and the client no status. If the engine fails
-// meanwhile, another can answer, because the client has nothing yet.
+// take takes the next event, or a whole answer, of an endpoint with a form of its own. An engine sends
+// events about the request, or about what begins, before the first event with a token. take holds them
+// back until that event comes: before it, the engine may not have the KV, and the client has no status.
+// If the engine fails before it, another engine can answer, because the client has nothing yet.
 func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	if m.ask.Form == Verbatim {
 		return m.verbatim(e)
 	}
 	if e.Kind == KindOpaque {
-		if m.ask.Form == Responses { // it may be one that opens the response, or the last, with what is not for the client
+		if m.ask.Form == Responses { // it may be an opening event or the last one, which have members that are not for the client
 			m.fault = ErrLargeEvent
 			return nil, Overrun
 		}
@@ -140,7 +140,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return nil, Overrun
 	case r.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
 		return nil, Drop
-	case r.over && !r.last && m.finish == "": // an end without a reason is none
+	case r.over && !r.last && m.finish == "": // the stream ended, and no finish_reason came before
 		return nil, Ended
 	}
 	m.events++
@@ -182,7 +182,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	return m.cut(e, r.cuts, dst), Forward
 }
 
-// release puts what was held back before an event.
+// release returns the events that were held back and raw behind them, appended to dst; raw itself if none were held back.
 func (m *Mirror) release(raw, dst []byte) []byte {
 	if len(m.held) == 0 {
 		return raw
@@ -192,10 +192,10 @@ func (m *Mirror) release(raw, dst []byte) []byte {
 	return dst
 }
 
-// cut is a place of an event that the client gets otherwise.
+// cut is a stretch of an event's data that is replaced for the client.
 type cut struct {
 	from, to int
-	put      string // stands there instead
+	put      string // the replacement
 }
 
 // cut writes an event with its cuts, which are in the order of their places.
@@ -211,7 +211,7 @@ func (m *Mirror) cut(e Event, cuts []cut, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, e.Data[at:]), e)
 }
 
-// without cuts out the current member of an object, of which kept says that members before it stay.
+// without returns the cut that removes an object's current member. kept says that a member before it stays.
 func without(o *rawjson.Object, kept bool) cut {
 	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !kept)
 	return cut{from: from, to: to}
@@ -227,7 +227,7 @@ func (s *told) order() {
 // foreignKey says whether a member of an answer is for engines alone.
 func foreignKey(key string) bool { return key == "kv_transfer_params" || key == "ec_transfer_params" }
 
-// text is what a JSON string says; empty: it is none.
+// text unquotes a JSON string; empty: v is not a string.
 func text(v []byte) string {
 	if len(v) == 0 || v[0] != '"' {
 		return ""
@@ -241,13 +241,13 @@ func countOf(o *rawjson.Object) int {
 	return max(0, n)
 }
 
-// OnlyFailure appends what a stream consists of that has nothing but an error.
+// OnlyFailure appends a whole stream that has only an error.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
 	return (&Answer{Mirror: Mirror{ask: Ask{Form: f}}}).Ending(dst, true, message, typ, code)
 }
 
-// Silence is what a client gets that waits for an event: it tells of nothing, and shows that the connection lives. Clients of
-// messages know an event for that, and those of other endpoints pass over comments. It must not be changed.
+// Silence is what a client gets while no event comes, so that it sees that the connection lives. Clients of messages know the
+// event ping for that, and clients of other endpoints ignore comments. The caller must not change the bytes.
 func Silence(f Form) []byte {
 	if f == Messages {
 		return pinged

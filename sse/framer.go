@@ -1,7 +1,7 @@
-// Package sse reads a decode engine's event stream for a client: it frames
-// the bytes, mirrors how many tokens were generated (4.4), takes
-// out again what was asked of the engine but not by the client, and assembles
-// the answer of a client that did not ask for a stream (6).
+// Package sse reads a decode engine's event stream for a client: it cuts
+// the bytes into events, counts the tokens that were generated, removes
+// what evenkeel asked the engine for but the client did not, and assembles
+// the answer of a client that did not ask for a stream.
 //
 // The package is pure: bytes in, bytes out; no I/O, clock, goroutine or log.
 package sse
@@ -22,15 +22,15 @@ type Kind uint8
 // The kinds of event.
 const (
 	KindData    Kind = iota // at least one data line
-	KindComment             // none: comments, id:, retry:, or a blank line too many
+	KindComment             // no data line: comments, id:, retry:, or a blank line too many
 	KindDone                // data: [DONE]
 	KindOpaque              // a piece of an event beyond the size cap: forward as is, do not parse
 )
 
 // Event is one block of the stream, its closing blank line included.
 type Event struct {
-	Raw  []byte // as it came
-	Data []byte // of its data lines; several are joined by \n
+	Raw  []byte // the bytes of the event as they came
+	Data []byte // the value of its data line; several are joined by \n
 	Kind Kind
 
 	at int // where Data starts in Raw; 0: it was joined, and is not in Raw in one piece
@@ -51,11 +51,11 @@ type Framer struct {
 	scan  int // bytes of the line before here hold no line end
 
 	handed  int  // bytes of this event already returned as opaque pieces
-	midLine bool // some of them belong to the current line, which is thus not blank
+	midLine bool // some of these bytes belong to the current line, which is thus not blank
 	afterCR bool // the previous line of this event ended in a lone CR
 
-	dataLines       int // of this event
-	dataAt, dataLen int // the first one's value, from start
+	dataLines       int // how many data lines this event has so far
+	dataAt, dataLen int // the value of its first data line; dataAt counts from start
 }
 
 // NewFramer returns a framer that takes events of up to maxEvent bytes;
@@ -67,7 +67,7 @@ func NewFramer(maxEvent int) *Framer {
 	return &Framer{max: maxEvent}
 }
 
-// Events are the events of a text that is all here.
+// Events yields the events of a text that is complete.
 func Events(text []byte) func(yield func(Event) bool) {
 	return func(yield func(Event) bool) {
 		f := NewFramer(len(text))
@@ -78,8 +78,8 @@ func Events(text []byte) func(yield func(Event) bool) {
 }
 
 // Feed takes bytes in. They are framed where they are, and p must not change until
-// Next has none left; only the beginning of an event that has not ended is copied.
-// Slices of earlier events die here.
+// Next returns false; only the beginning of an event that has not ended is copied.
+// Slices of earlier events are no longer valid.
 func (f *Framer) Feed(p []byte) {
 	f.settle()
 	f.scratch = f.scratch[:0]
@@ -98,7 +98,7 @@ func (f *Framer) Feed(p []byte) {
 func (f *Framer) settle() {
 	rest := f.buf[f.start:]
 	if len(rest) > 0 && f.start == 0 && !f.lent {
-		return // it stands there; to copy it for each of its reads would cost the square of its length
+		return // the event is at the start already; to copy it at each Feed would cost the square of its length
 	}
 	f.line -= f.start
 	f.scan -= f.start
@@ -199,7 +199,7 @@ func (f *Framer) cut(next int) Event {
 	raw := f.buf[f.start:next:next]
 	e := Event{Raw: raw, Kind: KindComment}
 	switch {
-	case f.handed+len(raw) > f.max: // also where it came at once: a split must not matter
+	case f.handed+len(raw) > f.max: // also if the event came in one read: how its bytes were split must not matter
 		e.Kind = KindOpaque
 	case f.dataLines == 1:
 		e.Kind, e.at = KindData, f.dataAt

@@ -7,8 +7,8 @@ import (
 )
 
 // The answers of POST /generate: SGLang 0.5.23, _handle_batch_output in managers/tokenizer_manager.py. Each event has all of the answer so
-// far, or with --incremental-streaming-output what is new. Its counts, its name and why it ends stand in meta_info. Of a list of prompts,
-// each event has an index.
+// far, or with --incremental-streaming-output what is new. Its counts, its id and why it ends stand in meta_info. If the request has a
+// list of prompts, each event has an index.
 
 // readGenerated reads an event of /generate, or an answer in one piece.
 func readGenerated(b []byte, _ int) (s told) {
@@ -58,7 +58,7 @@ func (s *told) readMeta(o rawjson.Object) {
 	s.usage = u
 }
 
-// readEnd takes in why an answer ends. An abort says why, and as which error the engine would have said it.
+// readEnd takes in why an answer ends. An abort has a message, and the status with which the engine would have refused the request.
 func (s *told) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
@@ -108,8 +108,8 @@ func (m *Mirror) generated(s *told, data []byte) {
 	}
 }
 
-// GeneratedEnding appends the end of a stream of /generate: of an answer that was ended before its first token, the one event that
-// there is (_handle_abort_req in managers/tokenizer_manager.py).
+// GeneratedEnding appends the end of a stream of /generate. An answer that was aborted before its first token has one event,
+// which comes before [DONE] (_handle_abort_req in managers/tokenizer_manager.py).
 func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
 	if finish == "abort" {
 		dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":`...)
@@ -119,7 +119,7 @@ func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
 	return append(dst, Done...)
 }
 
-// MergeGenerated makes one answer of those of a list of prompts.
+// MergeGenerated joins the answers to a list of prompts into one list.
 func MergeGenerated(parts []Part) []byte {
 	all := []byte{'['}
 	for i, p := range parts {

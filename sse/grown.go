@@ -15,8 +15,8 @@ import (
 var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; " +
 	"set --incremental-streaming-output for all engines of a model or for none")
 
-// growth tells what an event with n token ids has, of completion that there are by now, if known had come before. ok is false if it fits
-// neither.
+// growth tells whether an event of /generate has all tokens of the answer so far or only the new ones. The event has n token ids,
+// the engine has counted completion tokens so far, and known token ids came before. ok is false if the numbers fit neither.
 func growth(n, completion, known int) (g Growth, ok bool) {
 	switch {
 	case known == 0:
@@ -27,7 +27,7 @@ func growth(n, completion, known int) (g Growth, ok bool) {
 	return OnlyNew, n+known == completion
 }
 
-// keepGenerated adds an event of /generate, whose data is b.
+// keepGenerated adds an event of /generate, whose data is b, to the trail.
 func (t *Trail) keepGenerated(m *Mirror, s *told, b []byte) {
 	if t.Head.ID == nil {
 		t.Head.ID = bytes.Clone(b[s.name.from:s.name.to])
@@ -37,7 +37,7 @@ func (t *Trail) keepGenerated(m *Mirror, s *told, b []byte) {
 	if g == AllSoFar {
 		n -= known
 	} else {
-		known = 0 // all of them are new
+		known = 0 // all n ids are new
 	}
 	if g != GrowthUnknown {
 		ok = ok && (t.Grows == GrowthUnknown || t.Grows == g)
@@ -74,15 +74,15 @@ func countAt(b []byte, at cut) (n int) {
 }
 
 // shown says whether a text that has just become longer has all that its tokens say. The engine holds back a character that is not
-// whole yet; up to it, a text ends with a space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py). An engine
-// without a tokenizer sends no text.
+// complete yet, and a text that lacks it ends with a space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py).
+// An engine without a tokenizer sends no text; then shown is true.
 func shown(text []byte) bool {
 	if len(text) <= len(`""`) {
 		return len(text) == 0
 	}
 	inside := text[1 : len(text)-1]
 	if at := len(inside) - len(`\u0000`); at >= 0 && inside[at] == '\\' && inside[at+1] == 'u' {
-		return false // whatever it stands for
+		return false // the escaped character is not decoded here: it may be a Chinese one
 	}
 	r, _ := utf8.DecodeLastRune(inside)
 	return r != ' ' && !unicode.Is(unicode.Han, r)
@@ -104,7 +104,7 @@ func (t *Trail) Join(next *Trail) {
 	t.joinLast(next)
 }
 
-// joinLast puts the last event of a leg in the place of that of the legs before.
+// joinLast replaces the last event of the legs before by the last event of the next leg, joined with it.
 func (t *Trail) joinLast(next *Trail) {
 	if len(next.Last) == 0 {
 		return
@@ -117,7 +117,8 @@ func (t *Trail) joinLast(next *Trail) {
 	t.Last = applied(join(nil, t.Last, t.Grows, last), last)
 }
 
-// withSpans is an event that says which weights made its tokens. Some engines say that at the end only, and before, which they have now.
+// withSpans returns the event with weight_versions, which says which weights made which tokens. Some engines send that at the end only,
+// and before it weight_version: the weights that they have now.
 func withSpans(event []byte) []byte {
 	o := rawjson.ObjectAt(event, rawjson.Space(event, 0))
 	for o.NextValue() {
@@ -134,7 +135,7 @@ func withSpans(event []byte) []byte {
 	return bytes.Clone(event)
 }
 
-// applied is a new event with its cuts, which are in the order of their places.
+// applied returns a copy of the event with the cuts made. The cuts are in the order of their places.
 func applied(cuts []cut, event []byte) (all []byte) {
 	at := 0
 	for _, c := range cuts {
@@ -150,7 +151,7 @@ var perToken = []string{
 	"output_token_sampling_logprobs",
 }
 
-// join adds the cuts that make an event what it would be if its engine had made the whole answer. last is the last event before.
+// join adds the cuts that make event b what it would be if its engine had made the whole answer. last is the last event of the legs before.
 func join(cuts []cut, last []byte, g Growth, b []byte) []cut {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
@@ -173,14 +174,14 @@ func join(cuts []cut, last []byte, g Growth, b []byte) []cut {
 	return cuts
 }
 
-// joinMeta is join of a meta_info.
+// joinMeta does for a meta_info what join does for an event.
 func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 	tokens := numberOf(memberOf(last, "completion_tokens"))
 	for o.NextValue() {
 		key := string(o.Key)
 		before, v, put := memberOf(last, key), o.Value(), ""
 		switch {
-		case key == "finish_reason" && v[0] == '{': // of length, it has how many tokens the engine was asked for
+		case key == "finish_reason" && v[0] == '{': // if its type is length, it has how many tokens the engine was asked for
 			for in := rawjson.ObjectAt(o.Text, o.Val); in.NextValue(); {
 				if n, ok := rawjson.Int(in.Text, in.Val, in.Pos); ok && string(in.Key) == "length" {
 					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
@@ -197,7 +198,7 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 			key == "output_token_sampling_mask_length":
 			put = strconv.Itoa(numberOf(before) + numberOf(v))
 		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
-			put = string(before) // it tells of the prompt, to which the answer so far does not belong
+			put = string(before) // it describes the client's prompt; this leg's prompt has the answer so far, too
 		}
 		if put != "" {
 			cuts = append(cuts, cut{o.Val, o.Pos, put})
@@ -212,7 +213,7 @@ type span struct {
 	start, end int
 }
 
-// readSpans adds a list of spans, each n tokens later. One with the weights of the one before goes on with it.
+// readSpans adds a list of spans, each n tokens later. A span that follows a span of the same weights makes it longer instead.
 func readSpans(all []span, list []byte, n int) []span {
 	for a := rawjson.ArrayAt(list, 0); a.Next(); {
 		a.Pos = rawjson.ValueEnd(list, a.Val)
@@ -251,7 +252,7 @@ func memberOf(object []byte, key string) []byte {
 	return nil
 }
 
-// numberOf is a number of tokens; 0: it is none.
+// numberOf reads a number of tokens; 0: v is not a number.
 func numberOf(v []byte) int {
 	n, _ := rawjson.Int(v, 0, len(v))
 	return n

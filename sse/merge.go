@@ -35,7 +35,7 @@ type merger struct {
 	alone   bool
 	top     fields
 	choices []byte // elements, with commas
-	n       int    // of them
+	n       int    // how many choices there are
 	usage   usageSum
 }
 
@@ -50,7 +50,7 @@ func (m *merger) add(p Part) error {
 			if err := m.usage.add(o.Value(), p.PromptIndex); err != nil {
 				return err
 			}
-		case "metrics": // they are of one answer, so that vLLM leaves them out of one with several (0.33)
+		case "metrics": // metrics describe one answer; vLLM leaves them out if a request has several (0.33)
 			if m.alone {
 				m.top.first(o.Key, o.Value())
 			}
@@ -130,7 +130,7 @@ func (s *usageSum) add(val []byte, prompt int) error {
 		ComplBy    json.RawMessage `json:"completion_tokens_details"`
 	}
 	if err := json.Unmarshal(val, &one); err != nil {
-		return errUsage // not what the decoder says, which quotes numbers
+		return errUsage // the decoder's own error is not shown, because it quotes numbers of the answer
 	}
 	s.seen = true
 	s.Completion += one.Completion
@@ -147,8 +147,8 @@ func (s *usageSum) add(val []byte, prompt int) error {
 	return nil
 }
 
-// addCounts leaves out what is no count: null, and what engines we do not know
-// yet say about tokens.
+// addCounts adds each count in details to sum. It leaves out a member that is not a
+// number: null, or what an engine that we do not know says about tokens.
 func addCounts(sum *map[string]int, details []byte) {
 	o := rawjson.ObjectAt(details, 0)
 	for o.NextValue() {

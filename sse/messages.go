@@ -12,11 +12,11 @@ import (
 
 const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 
-// noReason is an end that the engine gives no reason for: vLLM ends an aborted answer so.
+// noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an aborted answer.
 const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
 
-// readMessage reads an event of /v1/messages, or its whole answer. cached is what to tell of
-// prompt tokens that were cached, as in Ask.
+// readMessage reads an event of /v1/messages, or its whole answer. cached is Ask.Cached: how many
+// cached prompt tokens the client is to see.
 func readMessage(b []byte, cached int) (s told) {
 	var kind string
 	s.why = b
@@ -29,7 +29,7 @@ func readMessage(b []byte, cached int) (s told) {
 		case "error":
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
 		case "message":
-			if b[o.Val] == '{' { // each of several, for a client may take any of them
+			if b[o.Val] == '{' { // if the key is repeated, each value is read, because a client may take any of them
 				s.readAnswer(rawjson.ObjectAt(b, o.Val), cached)
 			}
 		case "usage":
@@ -64,7 +64,7 @@ func readMessage(b []byte, cached int) (s told) {
 
 // readAnswer takes in a message.
 func (s *told) readAnswer(o rawjson.Object, cached int) {
-	kept := false // a member before
+	kept := false // a member before the current one stays
 	for o.NextValue() {
 		key := rawjson.Key(o.Key)
 		if foreignKey(key) {
@@ -113,14 +113,14 @@ func stopReason(v []byte) string {
 	return text(v)
 }
 
-// readSpent takes in the usage at o. Its input_tokens are those that were not cached, and decode
-// counts what it pulled as cached.
+// readSpent takes in the usage that at points to. Its input_tokens leave out cached tokens, and the
+// decode engine counts the KV that it pulled as cached.
 func (s *told) readSpent(at *rawjson.Object, cached int) {
 	if at.Text[at.Val] != '{' {
 		return
 	}
 	var input, read, created, output int
-	var inputs, reads []cut // where they stand: each of several, for a client may take any of them
+	var inputs, reads []cut // where the counts stand; a repeated key has several places, because a client may take any of them
 	for o := rawjson.ObjectAt(at.Text, at.Val); o.NextValue(); {
 		switch n, place := countOf(&o), (cut{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":
@@ -138,7 +138,7 @@ func (s *told) readSpent(at *rawjson.Object, cached int) {
 	if cached == OwnCached || len(reads) == 0 {
 		return
 	}
-	cached = min(max(0, cached), input+read) // a client adds up all three
+	cached = min(max(0, cached), input+read) // a client adds up the three counts, so that their sum must stay
 	for i := range inputs {
 		inputs[i].put = strconv.Itoa(input + read - cached)
 	}

@@ -10,16 +10,16 @@ import (
 // Ask is what the client asked for, where it differs from what decode was asked,
 // and what a fan-out changes in the events of one of its legs.
 type Ask struct {
-	Form Form // of the events
+	Form Form // the form of the engine's events
 
 	Usage           bool // stream_options.include_usage
 	ContinuousUsage bool // stream_options.continuous_usage_stats; means nothing without Usage
 	TokenIDs        bool // return_token_ids
 	Whole           bool // the answer comes in one piece, as its only event
 
-	// Cached is the prefill engine's cached_tokens, which replaces decode's: that
-	// one counts the KV it pulled as cached. -1: not known, decode's is removed;
-	// OwnCached: decode computed the prompt, and its count is right.
+	// Cached is the prefill engine's cached_tokens. It replaces the decode engine's count,
+	// which counts the KV that it pulled as cached. -1: not known, the decode engine's
+	// count is removed; OwnCached: the decode engine computed the prompt, so its count is right.
 	Cached int
 
 	// TokensPerChunk is what this decode engine's streams had on average; it
@@ -38,14 +38,14 @@ type Ask struct {
 	DropFinalUsage bool   // one UsageEvent will stand for all legs
 	DropDone       bool
 
-	Aborted func() bool // says that the client has ended the answer, so that an abort is its proper end; nil: it cannot
+	Aborted func() bool // says that the client has aborted the answer, so that finish_reason abort is a proper end; nil: no client can
 
 	Trail *Trail // keeps what another leg would need to go on; nil: nothing is kept
-	Seam  *Seam  // the leg goes on with an answer; nil: it begins one
+	Seam  *Seam  // set if the leg goes on with an interrupted answer; nil: the leg begins the answer
 }
 
-// Found says what the prefill engine has found in its prefix cache, of a prompt whose decode began before
-// that was known.
+// Found sets Ask.Cached, in tokens, for a leg that began before the prefill engine had reported how much of the prompt
+// it found in its prefix cache.
 func (m *Mirror) Found(cached int) { m.ask.Cached = cached }
 
 // OwnCached leaves cached_tokens as decode counts them.
@@ -59,10 +59,10 @@ const (
 	Forward    Verdict = iota // send out to the client
 	Drop                      // nothing in it is for the client
 	Failed                    // decode failed: see Failure; out is its event, for a client that already has bytes
-	Recomputed                // decode gave up its KV and wants a new prefill; out is held-back text, if any
-	Ended                     // [DONE]; without Finished a failure all the same
-	Overrun                   // it has or says more than the answer may have: see Fault; nothing of it is for the client
-	Unreadable                // it is no JSON object: see Fault; nothing of it is for the client
+	Recomputed                // the decode engine gave up the KV and wants a new prefill; out is the event if it has content, else nil
+	Ended                     // [DONE] came; unless Finished is true, the answer has failed
+	Overrun                   // the event exceeds a limit, or does not fit the events before: see Fault; the client gets nothing of it
+	Unreadable                // the event is not a JSON object: see Fault; the client gets nothing of it
 )
 
 func (v Verdict) String() string {
@@ -99,8 +99,8 @@ func (m *Mirror) Reset(a Ask) {
 // gets for it: e.Raw itself if nothing in it changes, else appended to dst; nil
 // if it gets none. It does not allocate once dst has room.
 //
-// Dropped are the final usage of who did not ask for it, and a chunk with an
-// empty delta that exists only because evenkeel asked for token ids.
+// Event drops the final usage if the client did not ask for it, and a chunk with an
+// empty delta that the engine sends only because evenkeel asked for token ids.
 func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	switch e.Kind {
 	case KindComment:
@@ -119,7 +119,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	m.f = facts{choices: -1}
 	m.marks = m.marks[:0]
-	if e.Kind == KindOpaque { // larger than we read: not ours to judge
+	if e.Kind == KindOpaque { // the event is larger than the reader's limit: it is passed on unread
 		m.started = true
 		if m.ask.Trail != nil {
 			m.ask.Trail.Unread = true
@@ -155,7 +155,7 @@ func (m *Mirror) unreadable(data []byte) ([]byte, Verdict) {
 	return nil, Unreadable
 }
 
-// What is wrong with an event that a mirror does not take.
+// These errors say why a mirror refuses an event.
 var (
 	ErrTooManyTokens = errors.New("the engine sent more tokens than were asked for")
 	ErrBadCount      = errors.New("the engine counts more tokens than there can be")
@@ -172,7 +172,7 @@ const (
 	chunksPerToken = 4
 )
 
-// overrun says which bound an event passes.
+// overrun returns the error of the limit that the event exceeds; nil: the event exceeds none.
 func (m *Mirror) overrun() error {
 	f, most := &m.f, m.ask.MaxTokens
 	switch {
@@ -187,9 +187,9 @@ func (m *Mirror) overrun() error {
 	return nil
 }
 
-// count takes over the tokens that read found. Tokens after the engine's last usage
-// are counted by their token ids, or by their chunks if there are no ids. A usage
-// corrects what was counted so.
+// count adds the tokens that read found in the event. Tokens after the engine's last usage
+// are counted by their token ids, or estimated from the number of chunks if the engine sends
+// no ids. The next usage corrects that count.
 func (m *Mirror) count(data []byte) {
 	f, before := &m.f, m.tokens
 	if f.content {
@@ -229,13 +229,14 @@ func (m *Mirror) perChunk() float64 {
 	return m.ask.TokensPerChunk
 }
 
-// judge decides what the event is to the client, by what came first: an end
-// that is none, then what was only asked by evenkeel itself.
+// judge decides what the client gets of the event. First it looks for a finish that does
+// not end the answer well: recomputed, error or abort. Then it drops what only evenkeel
+// asked for, and what the client already has from an earlier leg.
 func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	f := &m.f
 	finish := e.Data[f.finishAt:f.finishEnd]
 	switch {
-	case f.recomputed: // whatever finish_reason came with it
+	case f.recomputed: // this counts whatever the finish_reason is
 		m.started = true
 		if !f.content {
 			return nil, Recomputed
@@ -260,13 +261,13 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 		return nil, Drop
 	}
 	if f.choices == 0 && f.hasUsage && m.ask.Trail != nil && m.finish == "" {
-		return nil, Drop // the answer has not ended: another leg's usage will be its own
+		return nil, Drop // the answer has not ended: the leg that goes on with it sends the usage
 	}
 	if f.choices == 1 && f.bare && f.hasIDs && !m.ask.TokenIDs && !m.continuous {
-		return nil, Drop // the engine sends this chunk only to those who ask for token ids
+		return nil, Drop // the engine sends this chunk only because evenkeel asked for token ids
 	}
 	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
-		return nil, Drop // the answer has begun already
+		return nil, Drop // the client has the opening event already, from an earlier leg
 	}
 	m.final = m.final || f.choices == 0 && f.hasUsage
 	return m.edit(e, dst), Forward
@@ -313,8 +314,8 @@ func (m *Mirror) Owed(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and does not get it from the engine, whose answer is not one that goes on. The
-// usage of a chunk before the last one, which evenkeel asks for, is not for a client that asked for the final one.
+// LacksUsage says that the client asked for the usage and that the engine has not sent the final one, in an answer that does not go on
+// with one of another leg. The usage of a chunk before the last is no final one: the client does not see it, because only evenkeel asked.
 func (m *Mirror) LacksUsage() bool {
 	gets := m.final || len(m.owed) > 0
 	if m.continuous || m.ask.DropFinalUsage || m.ask.Form != Chunks {
@@ -323,35 +324,36 @@ func (m *Mirror) LacksUsage() bool {
 	return m.ask.Usage && !gets && m.ask.Seam == nil
 }
 
-// Untrack ends what Ask.Trail began.
+// Untrack stops adding events to Ask.Trail.
 func (m *Mirror) Untrack() { m.ask.Trail = nil }
 
-// Tokens is how many tokens this leg generated so far. It falls where the engine's
-// usage is below what its chunks were taken for.
+// Tokens is how many tokens this leg generated so far. It falls when the engine's
+// usage is below the number that was estimated from its chunks.
 func (m *Mirror) Tokens() int { return m.tokens }
 
 // Empty tells whether this leg said nothing so far: no text, no reasoning, no call of a tool.
 func (m *Mirror) Empty() bool { return m.chunks == 0 }
 
-// Started tells whether a data event came that is no failure: decode has pulled
-// the KV, and prefill frees it.
+// Started tells whether a data event came that is not a failure. Then the decode engine
+// has pulled the KV, and the prefill engine frees it.
 func (m *Mirror) Started() bool { return m.started }
 
 // Finished tells whether a finish_reason came that ends the answer well.
 func (m *Mirror) Finished() bool { return m.finish != "" }
 
-// Kept tells whether the answer has ended in a way in which an engine of vLLM may keep its KV. It keeps none of an answer that its
-// front end ends, at a text of the request's stop (0.33, process_outputs in v1/engine/output_processor.py), and none of one that
-// ends for repetition (request_finished in nixl/pull_scheduler.py). From 0.33 on, the last chunk of a stream says that it does.
+// Kept tells whether the answer has ended in a way in which an engine of vLLM may keep its KV. The engine keeps no KV of an answer
+// that its front end ends at a stop text of the request (0.33, process_outputs in v1/engine/output_processor.py), or that ends for
+// repetition (request_finished in nixl/pull_scheduler.py). From 0.33 on, the last chunk of a stream has kv_transfer_params if the
+// engine keeps the KV.
 func (m *Mirror) Kept() bool {
 	return m.handsBack || !m.stopped && (m.finish == "stop" || m.finish == "length" || m.finish == "tool_calls")
 }
 
-// FinishReason is that reason, empty before.
+// FinishReason is the finish_reason that ended the answer; empty: none came so far.
 func (m *Mirror) FinishReason() string { return m.finish }
 
-// Usage is the last usage the engine sent, as the client has it; ok is false
-// while it sent none.
+// Usage is the last usage that the engine sent, as the client gets it, with the tokens of
+// earlier legs. ok is false while the engine sent none.
 func (m *Mirror) Usage() (u Usage, ok bool) {
 	if m.ask.Seam != nil && m.usageSeen {
 		return m.ask.Seam.join(m.usage), true
@@ -378,24 +380,24 @@ func (m *Mirror) Prompt() int {
 // Failure is what the engine said where Event returned Failed.
 func (m *Mirror) Failure() Failure { return m.failure }
 
-// Fault is why Event returned Overrun.
+// Fault is why Event returned Overrun or Unreadable.
 func (m *Mirror) Fault() error { return m.fault }
 
-// Drift is how many tokens too many were counted just before the engine sent its
-// final usage; ok is false while it has not.
+// Drift is how many tokens more were counted than the engine's final usage then said;
+// it is negative if fewer were. ok is false until the final usage came.
 func (m *Mirror) Drift() (tokens int, ok bool) { return m.drift, m.reconciled }
 
 const (
-	// fewChunks is how many chunks tell something of others: a parser of tools may
-	// hold back a whole call and send it as one.
+	// fewChunks is how many chunks a leg must have so that its average is used: a parser of
+	// tools may hold back a whole call and send it as one chunk.
 	fewChunks = 4
-	// mostPerChunk is about as many tokens as an engine that speculates makes at once.
+	// mostPerChunk bounds a leg's average: an engine that speculates makes about so many tokens in one step.
 	mostPerChunk = 8
 )
 
-// TokensPerChunk is how many tokens a chunk had on average before this leg, 1 at
-// first, moved a tenth of the way to this leg's average, for the Ask of the next leg.
-// It does not move if the leg's true count is not known, or if it had few chunks.
+// TokensPerChunk returns the average number of tokens in a chunk, for the Ask of the next leg:
+// before, which is the average up to this leg (0: 1), moved a tenth of the way to this leg's average.
+// It returns before unchanged if the leg's true count is not known, or if the leg had few chunks.
 func (m *Mirror) TokensPerChunk(before float64) float64 {
 	exact := m.ids
 	if m.usageSeen {
@@ -428,7 +430,7 @@ func finishReason(b []byte) string {
 	return string(b)
 }
 
-// keep adds the event at hand, whose data is b.
+// keep adds the mirror's current event, whose data is b, to the trail.
 func (t *Trail) keep(m *Mirror, b []byte) {
 	f := &m.f
 	if t.Head.ID == nil {

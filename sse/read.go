@@ -15,13 +15,13 @@ type Mirror struct {
 	id         []byte // ask.ID as JSON
 	byIDs      bool   // the answer is one of /inference/v1/generate
 
-	f     facts  // of the event at hand
-	marks []mark // of the event at hand
+	f     facts  // of the current event
+	marks []mark // of the current event
 
 	tokens     int
-	guessed    bool // some of them are known by their chunks only
+	guessed    bool // some of the tokens are estimated from the number of chunks
 	ids        int  // token ids seen
-	chunks     int  // with content
+	chunks     int  // chunks with content
 	idsSeen    bool
 	usageSeen  bool
 	final      bool // the client has the final usage
@@ -29,8 +29,8 @@ type Mirror struct {
 	chunksThen int
 	started    bool
 	finish     string
-	stopped    bool // by a text of the request's stop
-	handsBack  bool // its engine says where the KV is
+	stopped    bool // the answer ended at a stop text of the request
+	handsBack  bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
 	usage      Usage
 	details    []byte // prompt_tokens_details of usage
 	drift      int
@@ -38,20 +38,20 @@ type Mirror struct {
 	promptIDs  int
 	failure    Failure
 	fault      error
-	owed       []byte // the event of a final usage that the engine has not sent so far
+	owed       []byte // the final usage as an event of its own, which the engine has not sent so far
 
 	// Of the other forms than chunks:
-	held   []byte // events that wait for the first that tells of a token
-	opened int    // of them
-	events int    // for the client so far
-	over   bool   // nothing comes behind the last event, although it is not [DONE]
+	held   []byte // events that are held back until the first event with a token
+	opened int    // how many events were held back
+	events int    // events for the client so far, those held back included
+	over   bool   // the last event ends the stream, whether it is [DONE] or not
 }
 
 // facts is what one event says, found in one pass over its bytes.
 type facts struct {
 	choices             int // -1: not a list of choices
 	hasUsage            bool
-	details, detailsEnd int // of the usage
+	details, detailsEnd int // where the usage's prompt_tokens_details stands
 	usage               Usage
 	ids                 int // token ids in this event
 	hasIDs              bool
@@ -61,16 +61,16 @@ type facts struct {
 	finishAt, finishEnd int // the finish_reason, without its quotes
 	recomputed          bool
 	stopText            bool // the stop_reason is a text
-	backAt, backEnd     int  // kv_transfer_params; 0: it has none
+	backAt, backEnd     int  // where kv_transfer_params stands; 0: there is none
 	isError             bool
 
 	textAt, textEnd int  // the text or content, with its quotes
-	moreThan        bool // content that is not that text
+	moreThan        bool // the event has content besides that text
 	role            bool // the delta has a role
 	idsAt           int  // the list of token ids
-	promptIDs       int  // tokens of the prompt, where they came
+	promptIDs       int  // how many token ids of the prompt the event has
 
-	promptAt, promptEnd int // the list of them
+	promptAt, promptEnd int // where the list of the prompt's token ids stands
 }
 
 // what names a place that may have to change.
@@ -96,15 +96,15 @@ const (
 	offsetsValue
 	spansValue
 
-	// Where prefill's cached_tokens go that decode has no place for:
+	// Where the prefill engine's cached_tokens go if the decode engine's usage has no such member:
 	noDetails   // behind the members of a usage
 	nullDetails // in place of null
 	noCached    // behind the members of its details
 )
 
-// mark is a member that may have to change. Marks are in the order of their
-// keys, so one inside another's value follows it. They are small because every
-// stream has some; no event has more than 1 GiB.
+// mark is a member that may have to change. Marks are in the order in which their
+// keys stand, so a mark inside the value of another follows it. The places are int32
+// because every stream keeps marks in memory; no event has more than 1 GiB.
 type mark struct {
 	what              what
 	level             uint8 // 0 top, 1 a choice or usage, 2 usage's details
@@ -121,7 +121,7 @@ func (m *Mirror) mark(w what, level uint8, o *rawjson.Object) {
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
-// marked is mark for a plain value, whose end it finds.
+// marked does what mark does, for a value whose end is not known yet.
 func (m *Mirror) marked(w what, level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	m.mark(w, level, o)
@@ -173,8 +173,8 @@ func (m *Mirror) read(b []byte) bool {
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 }
 
-// foreignIDs marks prompt token ids unless the client asked for them, and has
-// not got them.
+// foreignIDs marks the prompt's token ids for removal, if the client did not ask for
+// them or has them from an earlier leg.
 func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	if !m.ask.TokenIDs || m.ask.Seam != nil {
@@ -186,8 +186,8 @@ func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
 	}
 }
 
-// seamed is marked for a leg that goes on with an answer; no other changes the
-// member.
+// seamed calls marked for a leg that goes on with an answer; other legs leave the
+// member as it is.
 func (m *Mirror) seamed(w what, level uint8, o *rawjson.Object) {
 	if m.ask.Seam != nil {
 		m.marked(w, level, o)
@@ -252,7 +252,7 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 			}
 		}
 	}
-	if m.byIDs && !texts { // the ids are all it says
+	if m.byIDs && !texts { // without a text, only token ids show that the choice has content
 		m.f.content = m.f.content || m.f.ids > 0
 	}
 	m.f.bare = bare && delta
@@ -289,8 +289,8 @@ func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 	return o.N > 0
 }
 
-// readOffsets marks where the tokens of a completion's logprobs stand in its
-// text.
+// readOffsets marks text_offset in a completion's logprobs: where each token begins in
+// the text.
 func (m *Mirror) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
@@ -391,7 +391,7 @@ func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	m.f.details, m.f.detailsEnd = usage.Val, o.Pos
 	m.marks[k].end, m.marks[k].n = int32(o.Pos), int32(o.N-cached)
 	if cached == 0 {
-		m.marks[k].n = 1 // nothing in it is ours to remove
+		m.marks[k].n = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
 		if m.ask.Cached >= 0 && o.Pos > 0 {
 			m.insert(noCached, &o)
 		}

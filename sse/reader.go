@@ -15,8 +15,8 @@ var (
 	ErrTail = errors.New("the engine did not end its stream behind [DONE]")
 )
 
-// A Reader waits so long for the end of a body behind [DONE], and reads so many bytes
-// of it in all. The wait pays, because the connection can then be used again.
+// tailTime and tailBytes bound how long a Reader waits for the end of a body behind [DONE], and how many bytes
+// it reads there. The wait pays, because the connection to the engine can then be used again.
 const (
 	tailTime  = 250 * time.Millisecond
 	tailBytes = 64 << 10
@@ -41,9 +41,9 @@ type Reader struct {
 	framer Framer
 	limits Limits
 
-	bytes int64         // of the events returned; behind [DONE] of all that came
+	bytes int64         // bytes of the events returned; after [DONE], bytes that came behind it
 	quiet time.Duration // waited since the last data event
-	until time.Duration // of quiet, what was waited when the last event came
+	until time.Duration // the value of quiet when the last data event came; see unheard
 	since time.Time     // when the present wait began; zero: there is no wait
 	begun bool          // a data event came
 	done  bool          // [DONE] came
@@ -64,8 +64,8 @@ func (r *Reader) Reset(l Limits) {
 	*r = Reader{framer: f, limits: l}
 }
 
-// Wait tells that a wait for bytes begins now, and returns how long it may last; 0
-// is for ever. Once that time is over, Err says so. The time between a
+// Wait records that a wait for bytes begins now, and returns how long it may last; 0:
+// for ever. Once that time is over, Err returns ErrSilent or ErrTail. The time between a
 // Feed and the next Wait belongs to the client, which may read slowly, and does
 // not count.
 func (r *Reader) Wait(now time.Time) time.Duration {
@@ -103,8 +103,8 @@ func (r *Reader) late() {
 	}
 }
 
-// Feed takes the bytes that came by now; p can be reused. Slices of earlier
-// events die here.
+// Feed takes the bytes that came by now. p must not change until Next returns false.
+// Slices of earlier events are no longer valid.
 func (r *Reader) Feed(p []byte, now time.Time) {
 	if !r.since.IsZero() {
 		r.quiet += now.Sub(r.since)
@@ -148,14 +148,14 @@ func (r *Reader) Next() (Event, bool) {
 	return e, true
 }
 
-// unheard takes back that the event just returned has begun the answer: it tells of nothing that
-// the engine has computed. The wait for the first event goes on as if it had not come.
+// unheard undoes that the event just returned has begun the answer, because nothing in it shows that
+// the engine has computed anything. The wait for the first event goes on as if this event had not come.
 func (r *Reader) unheard() { r.begun, r.quiet = false, r.until }
 
 // finish says that the event just returned was the last, as [DONE] does.
 func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }
 
-// over tells whether so many bytes more are too many.
+// over tells whether the answer would exceed Limits.Bytes with so many bytes more, and sets err then.
 func (r *Reader) over(more int64) bool {
 	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
 		r.err = ErrTooMuch

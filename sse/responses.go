@@ -6,8 +6,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// readResponse reads an event of /v1/responses, or its whole answer. cached is what to tell of
-// prompt tokens that were cached, as in Ask.
+// readResponse reads an event of /v1/responses, or its whole answer. cached is Ask.Cached: how many
+// cached prompt tokens the client is to see.
 func readResponse(b []byte, cached int) (s told) {
 	var kind, object string
 	s.why = b
@@ -22,7 +22,7 @@ func readResponse(b []byte, cached int) (s told) {
 		case "error":
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
 		case "response":
-			if b[o.Val] == '{' { // each of several, for a client may take any of them
+			if b[o.Val] == '{' { // if the key is repeated, each value is read, because a client may take any of them
 				s.readResponse(rawjson.ObjectAt(b, o.Val), cached)
 			}
 		}
@@ -49,7 +49,7 @@ func readResponse(b []byte, cached int) (s told) {
 
 // readResponse takes in a response.
 func (s *told) readResponse(o rawjson.Object, cached int) {
-	kept := false // a member before
+	kept := false // a member before the current one stays
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()
 		if foreignKey(key) {
@@ -80,7 +80,7 @@ func (s *told) readResponse(o rawjson.Object, cached int) {
 }
 
 func (s *told) readUsage(o rawjson.Object, cached int) {
-	n := strconv.Itoa(max(0, cached)) // clients want a number
+	n := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "input_tokens":

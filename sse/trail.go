@@ -11,7 +11,7 @@ type Trail struct {
 
 	Head      Head
 	IDs       []int32 // of the tokens, in order
-	Shown     int     // of IDs: those up to the last event that had text
+	Shown     int     // how many of IDs came up to the last event that had text
 	Text      []byte  // the content as it stands inside a JSON string
 	PromptIDs []byte  // the list of the prompt's token ids, as an event had it
 	Runes     int     // of the content
@@ -20,19 +20,19 @@ type Trail struct {
 	Unread    bool    // an event was not understood, so something may be missing
 	Prompt    int     // tokens of the prompt as decode counted them; 0: it did not say
 	Completed int     // tokens by the engine's count
-	Guessed   bool    // it did not tell that of all of them, and Completed may be too many
+	Guessed   bool    // the engine did not count all tokens: Completed is partly estimated from chunks
 
 	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
 
 	Last  []byte // the last event of /generate
-	Grows Growth // what the events of /generate have
-	text  int    // how long the text of the last one is, as JSON
+	Grows Growth // whether events of /generate have all tokens so far or only new ones
+	text  int    // bytes of the text of the last such event, as a JSON string
 }
 
-// Growth is what the events of a stream of /generate have.
+// Growth says whether each event of a stream of /generate has all of the answer so far or only what is new.
 type Growth uint8
 
-// The growths. The first event with tokens tells nothing.
+// The growths. The first event with tokens does not show which of them a stream has.
 const (
 	GrowthUnknown Growth = iota
 	AllSoFar
@@ -119,15 +119,15 @@ func runes(s []byte) (n int) {
 // text.
 type Seam struct {
 	Head   Head
-	Prompt int // tokens of the client's own prompt; 0: what the leg says less Tokens
-	Tokens int // generated before
-	Runes  int // of text before
+	Prompt int // tokens of the client's own prompt; 0: not known, the leg's count less Tokens is taken
+	Tokens int // tokens that the legs before generated
+	Runes  int // runes of the text that the legs before generated
 
-	Last  []byte // the last event of /generate before; nil: the endpoint is another one
+	Last  []byte // the last event of the legs before, of /generate; nil: the endpoint is another one
 	Grows Growth
 }
 
-// join adds what came before to a leg's usage.
+// join adds the tokens of the legs before to a leg's usage.
 func (s *Seam) join(u Usage) Usage {
 	u.Prompt -= s.Tokens
 	if s.Prompt > 0 {

@@ -1,32 +1,32 @@
-// Package ahead learns how many requests a rank may be sent beyond its slots: as many as will end
-// while others are on their way to it.
+// Package ahead learns how many requests a rank may get beyond its slots: as many as end on the rank
+// while new ones are on their way to it.
 package ahead
 
 import "math"
 
-// Lag is for how many steps a request that is bound has a slot and gets no token, and for how many
-// it gets one. The first is the least of many, for a request that waited in the engine's queue
-// says nothing of the way.
+// Lag learns for how many steps a bound request has a slot and gets no token yet, the lag, and for how many steps it
+// then gets tokens. The lag is the least of many requests, because the lag of a request that waited in the engine's queue
+// also has that wait.
 type Lag struct {
-	least, latest int32 // of the stretch before and of this one
-	seen          int
-	stay          float64 // steps, in the mean
+	least, latest int32   // least lag of the last whole stretch, and of the current one, in steps
+	seen          int     // requests that ended
+	stay          float64 // mean number of steps in which a request gets tokens
 }
 
-// A stretch is so many requests; before one is over nothing is sent ahead. Each request moves the
+// A stretch is a number of requests; before the first is over, no request is sent ahead. Each request moves the
 // mean stay by stayWeight of the difference.
 const (
 	stretch    = 64
 	stayWeight = 1.0 / 64
 )
 
-// Ended learns from a request that was bound when one step was the last that had been told, and
-// had its tokens with these.
+// Ended learns from a request that has ended. bound is the number of the step that was reported last before the request was
+// bound; first and last are the steps that brought its first and its last token.
 func (l *Lag) Ended(bound, first, last uint32) {
 	if !told(bound, first) {
 		return
 	}
-	steps, stay := int32(first-bound-1), float64(last-first)+1 // with the next step it would lack none
+	steps, stay := int32(first-bound-1), float64(last-first)+1 // the lag is 0 if the next step brought its first token
 	if l.seen == 0 {
 		l.stay = stay
 	}
@@ -38,11 +38,11 @@ func (l *Lag) Ended(bound, first, last uint32) {
 	l.seen++
 }
 
-// told says whether a step had been told when a request was bound, and steps were not numbered anew
-// before its first token.
+// told says whether the two numbers can be compared: a step had been reported when the request was bound, and the steps were not
+// numbered anew before its first token.
 func told(bound, first uint32) bool { return bound != 0 && int32(first-bound) > 0 }
 
-// Slots is how many of the requests that run on a rank will end within the lag.
+// Slots returns how many of the requests that run on a rank will end within the lag: the requests that may be sent ahead.
 func (l *Lag) Slots(running int) int {
 	if l.seen < stretch {
 		return 0
@@ -54,15 +54,15 @@ func (l *Lag) Slots(running int) int {
 	return int(math.Round(float64(running) * steps / (steps + l.stay)))
 }
 
-// Lead is for how many steps a request that was bound before its prefill gets no token, and for how
-// many it gets one, both in the mean. Where too many are sent beyond the slots they wait for one, and
-// the first is longer, but by less than what has sent them: the number settles where nobody waits.
+// Lead learns for how many steps a request that was bound before its prefill gets no token, and for how
+// many it then gets tokens, both as means. If too many requests are sent beyond the slots, they wait for slots, which
+// makes the first mean longer, but by less than would keep their number as high. So the number falls until no request waits.
 type Lead struct {
 	seen        int
 	steps, stay float64
 }
 
-// Ended learns from a request as Lag does.
+// Ended learns from a request that has ended, as Lag.Ended does.
 func (l *Lead) Ended(bound, first, last uint32) {
 	if !told(bound, first) {
 		return
@@ -77,8 +77,7 @@ func (l *Lead) Ended(bound, first, last uint32) {
 	l.seen++
 }
 
-// Slots is how many requests a rank with so many slots may have beyond these, a quarter of them at
-// most.
+// Slots returns how many requests a rank may have beyond its slots, at most a quarter of their number.
 func (l *Lead) Slots(slots int) int {
 	if l.seen < stretch {
 		return 0

@@ -1,14 +1,14 @@
 package board
 
-// Slots ahead. A request that is bound when a slot comes free has no token before its KV is on
-// the rank, and its slot makes none meanwhile. So a rank may be sent as many requests beyond its
-// slots as will end while their KV is on the way: they find free slots there, or wait a moment in
-// the engine's queue. With answers of 13 tokens and 3 steps on the way that is every fifth slot.
+// Slots ahead. A request that is bound when a slot comes free gets no token before its KV is on
+// the rank, and until then its slot produces nothing. So a rank may get some requests beyond its
+// slots: as many as requests on it will end while the KV of the new ones is on the way. The new
+// requests then find free slots, or wait a moment in the engine's queue. With answers of 13 tokens
+// and 3 steps on the way, about one request for every five slots is sent ahead.
 
-// admits is how many requests more a policy may send to the rank: as many as slots are free, and
-// those ahead, if the policy sends any. A rank that is limited, or of whose slots others have
-// some, gets none, and so does one whose early entries must begin at once, or one that is mixed: what is sent
-// beyond its slots would be computed in any step.
+// admits returns how many more requests a policy may send to the rank: the free slots and, if the
+// policy sends requests ahead, those. No request is sent ahead to a rank with a Limit, to a rank whose early
+// entries must have a slot when their prefill ends (AtOnce), or to a mixed rank.
 func (r *rank) admits(p *decider) int {
 	free := r.free()
 	switch {
@@ -24,7 +24,7 @@ func (r *rank) admits(p *decider) int {
 	return free
 }
 
-// open says whether the policy in force may admit anything to the group now.
+// open says whether the policy in force may admit any request to the group now.
 func (g *group) open() bool {
 	p := g.inForce()
 	for _, r := range g.ranks {

@@ -95,7 +95,7 @@ func (Shutdown) apply(b *Boards) {
 	b.answerAll(ErrDraining)
 }
 
-// reject tells of settings that cannot work.
+// reject emits an effect for an event whose settings cannot work.
 func (b *Boards) reject(err error) {
 	if err != nil {
 		b.emit(Effect{Kind: EffectRejected, Err: err})
@@ -116,10 +116,10 @@ func (e Gauged) apply(l *Boards) {
 }
 
 // Apply changes the boards by one event and returns what must be done now. The effects are
-// good until the next Apply. While Deciding says that a round is due, the next events are
+// valid until the next Apply. While Deciding returns true, the next two events must be
 // Decide and then Decided.
 func (l *Boards) Apply(e Event, now time.Time) []Effect {
-	clear(l.effects) // they hold callers
+	clear(l.effects) // so that they keep no entries alive
 	l.effects, l.now = l.effects[:0], now
 	e.apply(l)
 	if _, told := e.(*Counts); !told {
@@ -128,14 +128,14 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	return l.effects
 }
 
-// Looks says whether a Tick now would look at what the ranks of a model hold: then Counts
-// come first.
+// Looks says whether a Tick now would look at what the ranks of a model hold. If so, the caller
+// applies Counts before it.
 func (l *Boards) Looks(model string, now time.Time) bool {
 	b := l.boards[model]
 	return b != nil && b.looks(now)
 }
 
-// decides is the board that has a round to decide; nil: none has.
+// decides returns the first board that has a round to decide; nil: no board has.
 func (l *Boards) decides() *board {
 	for _, b := range l.inOrder {
 		if b.deciding() {
@@ -145,10 +145,11 @@ func (l *Boards) decides() *board {
 	return nil
 }
 
-// Deciding says whether a round is due.
+// Deciding says whether any board has a round to decide.
 func (l *Boards) Deciding() bool { return l.decides() != nil }
 
-// forgetCounts ends what holds for one event, and for the rounds that follow from it.
+// forgetCounts drops the Counts of boards that have no round to decide: Counts hold for one event and for
+// the rounds that follow from it.
 func (l *Boards) forgetCounts() {
 	for _, b := range l.inOrder {
 		if b != l.round && !b.deciding() {

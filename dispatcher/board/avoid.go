@@ -8,18 +8,18 @@ import (
 	"evenkeel/pool"
 )
 
-// avoidFor is how long an entry waits for a rank that it does not avoid, ahead
-// of all others. It is long because a rank that fails at once is always free:
-// while the others are full, an entry that takes what is free comes back to it.
-// Ranks that are down are not waited for.
+// avoidFor is how long an entry waits for a rank that it does not avoid. Meanwhile it is placed
+// before all other entries. The time is long because a rank that fails requests at once always has free slots:
+// while the other ranks are full, an entry that took any free slot would come back to the failing rank.
+// An entry does not wait for ranks that are down.
 const avoidFor = 30 * time.Second
 
-// particular says whether an entry does not go to any rank.
+// particular says whether an entry cannot go to just any rank of the board.
 func (b *board) particular(e *pool.Entry) bool {
 	return len(e.Avoid)+len(e.Only) > 0 || b.partial[e.Name] != nil
 }
 
-// wants says whether an entry may go to a rank as long as it is shy.
+// wants says whether an entry may go to a rank while the entry is shy.
 func wants(e *pool.Entry, r *rank) bool {
 	if len(e.Only) > 0 {
 		return r.lists(e.Name) && slices.Contains(e.Only, r.ID)
@@ -27,9 +27,9 @@ func wants(e *pool.Entry, r *rank) bool {
 	return r.lists(e.Name) && !slices.Contains(e.Avoid, r.ID)
 }
 
-// shy says whether an entry must not go to the ranks it avoids now: there is
-// another, and it has not waited for that too long. One that may go to some
-// ranks only never stops being shy.
+// shy says whether an entry must not go to the ranks that it avoids now: another rank is up that could take
+// it, and the entry has waited for less than avoidFor. An entry with Only stays shy, however long it
+// waits.
 func (b *board) shy(e *pool.Entry, now time.Time) bool {
 	if len(e.Only) > 0 {
 		return true
@@ -48,9 +48,9 @@ func (b *board) shy(e *pool.Entry, now time.Time) bool {
 	return false
 }
 
-// placeShy admits the shy entries, oldest first, ahead of what policies decide:
-// those know nothing of what an entry went through. Whom it cannot place waits
-// unseen by them; wakeShy is when the first of these stops being shy.
+// placeShy admits the shy entries, oldest first, before the policies decide, because
+// policies do not know which ranks an entry avoids. Policies do not see the shy entries that
+// placeShy cannot place; wakeShy becomes the time at which the first of these stops being shy.
 func (b *board) placeShy(now time.Time) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
@@ -68,9 +68,9 @@ func (b *board) placeShy(now time.Time) {
 	}
 }
 
-// roomFor is the rank that a shy entry goes to of those that can take it now: the emptiest, and one of those that come last for it, or
-// that are spared, only if there is no other. A rank that is spared may serve again, and those that the entry avoids have refused it. It
-// is nil if none can.
+// roomFor returns the rank to which a shy entry goes: the emptiest rank that can take it now; nil: no rank can. It takes a rank
+// of the entry's Last, or a spared rank, only if there is no other. Spared ranks are not excluded: they may serve again, while
+// the ranks that the entry avoids have failed with it already.
 func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.order {
 		for _, r := range g.ranks {
@@ -82,7 +82,7 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	return best
 }
 
-// before says whether an entry goes to a rank rather than to another one.
+// before says whether rank r suits an entry better than the other rank.
 func before(e *pool.Entry, r, other *rank) bool {
 	if last := slices.Contains(e.Last, r.ID); last != slices.Contains(e.Last, other.ID) {
 		return !last
@@ -93,13 +93,14 @@ func before(e *pool.Entry, r, other *rank) bool {
 	return r.weigh(r.kv) < other.weigh(other.kv)
 }
 
-// hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and its KV a way there.
+// hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and whether KV from the entry's prefill engine reaches it.
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 	p := r.group.inForce()
 	return (p.Immediate() || r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now)) && !b.pairs.vetoed(e, r, now)
 }
 
-// countParticular counts the waiting entries anew, after what ranks list has changed.
+// countParticular counts anew the entries that are particular, and those that wait for each listing, after the ranks' lists of names have
+// changed.
 func (b *board) countParticular() {
 	b.avoiding = 0
 	for _, l := range b.names {
@@ -122,8 +123,9 @@ func (b *board) apart(e *pool.Entry, g *group) bool {
 	return l != nil && !slices.Contains(l.whole, g)
 }
 
-// placeNamed gives entries to ranks that list their name while other ranks of their group do not. Before the policies decide, it does
-// so for those that are older than every entry that policies see; after them, for all. So no name is served first.
+// placeNamed binds entries to ranks that list the entry's name while other ranks of the same group do not. Before the policies decide
+// (first), it only places entries that are older than every entry that policies see. After the policies, it places all that it can. So
+// neither kind of entry is always served before the other.
 func (b *board) placeNamed(now time.Time, first bool) {
 	if b.avoiding == 0 || len(b.partial) == 0 {
 		return
@@ -132,7 +134,7 @@ func (b *board) placeNamed(now time.Time, first bool) {
 		e := b.pool.Entries()[i]
 		l := b.partial[e.Name]
 		switch {
-		case b.shy(e, now): // it has its own
+		case b.shy(e, now): // placeShy cares for it
 		case l == nil || len(l.whole) > 0 && first:
 			if first {
 				return
@@ -144,8 +146,8 @@ func (b *board) placeNamed(now time.Time, first bool) {
 	}
 }
 
-// placeOn binds an entry to the emptiest rank of a listing that can take it now, and says whether there was one. If all that list its
-// name are spared, none is: the board alone sees that, as policies look at all ranks.
+// placeOn binds an entry to the emptiest rank of a listing that can take it now, and says whether there was such a rank. If all ranks that
+// list the name are spared, it ignores that they are: spare did not see this, because it looks at all ranks of the board.
 func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
 	var best *rank
 	ranks, full := l.parts, true

@@ -6,14 +6,14 @@ import (
 	"evenkeel/pool"
 )
 
-// Beyond the slots. An engine whose own queue renews the hold of hand-offs that
-// wait there can keep a hand-off good for longer than the pool can. So an entry that reaches
-// its deadline is not given up if such an engine has room in its queue: it is bound
-// to the rank as any other, charged and counted, though the rank has no slot or no KV room
-// for it. The engine begins with it once both are there.
+// Beyond the slots. While a hand-off waits in an engine's own queue, some engines renew the prefill engine's hold
+// on its KV. There the hand-off stays valid for longer than it does in the pool. So an entry that reaches
+// its deadline is not given up if such an engine has room in its queue. It is bound
+// to the rank, charged and counted as usual, although the rank has no slot or no KV room
+// for it. The engine begins with the request once both are free.
 
-// overflow binds an entry at its deadline to the rank that can begin with it, else to the
-// one that has the shortest queue, and says whether there was one. The ranks must be fresh.
+// overflow binds an entry at its deadline to a rank that can begin with it at once, else to the rank
+// with the shortest queue. It says whether there was such a rank. The ranks must have been refreshed.
 func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	if e.Discard {
 		return false // a discarded hand-off that waits in a queue only holds its KV longer
@@ -40,9 +40,9 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	return true
 }
 
-// queues says whether the rank's engine may have a prompt at its deadline. Where the
-// rank is limited, others' requests may be there or the engine is fresh in service: then
-// none of ours may wait in its queue. What the engine keeps of answers ends sooner or later.
+// queues says whether the rank's engine may get a prompt that is at its deadline. A rank with a Limit
+// gets it only if it can begin at once, because other proxies' requests may be there or the engine has just come into
+// service. The KV that the engine keeps of answers does not count, because it is given up sooner or later.
 func (r *rank) queues(prompt int64) bool {
 	if !r.takes() || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room()+r.kept.Tokens() {
 		return false
@@ -50,18 +50,18 @@ func (r *rank) queues(prompt int64) bool {
 	return r.startsAtOnce(prompt) || r.Limit == 0 && r.queue() < r.Beyond
 }
 
-// startsAtOnce says whether the rank's engine would begin with a prompt at once: it has a slot
-// and the KV room, and nobody is ahead in its queue.
+// startsAtOnce says whether the rank's engine would begin with a prompt at once: the rank has a free slot
+// and the KV room, and no request waits in the engine's queue.
 func (r *rank) startsAtOnce(prompt int64) bool {
 	return r.queued == 0 && r.free() > 0 && (r.Capacity == 0 || r.kv+prompt <= r.room())
 }
 
-// queue is how many requests are in the engine's queue. Policies that send everything on
-// at once use more slots than there are, and none of these is marked as one that waits.
+// queue returns how many requests are in the engine's queue. Immediate policies use more slots
+// than there are without marking the requests as waiting, so these are counted by the slots.
 func (r *rank) queue() int { return max(r.queued, -r.free()) }
 
-// sooner says whether a prompt would begin here before it would at another rank: for the
-// slots that each has, fewer wait here, or more slots are free.
+// sooner says whether a prompt would begin sooner on this rank than on the other one: fewer requests
+// wait here for each slot of the rank or, in a tie, a larger share of the slots is free.
 func (r *rank) sooner(other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
@@ -76,9 +76,9 @@ func (r *rank) sooner(other *rank, prompt int64) bool {
 	return r.weigh(r.kv) < other.weigh(other.kv)
 }
 
-// promote tells the oldest requests in the engine's queue that a slot and KV room have
-// become free for them: engines take requests in order. An engine that has nothing else
-// of ours begins with the first whatever we believe of its room.
+// promote marks the oldest requests in the engine's queue as begun for which a slot and KV room have
+// become free: engines take requests in order. An engine that runs no other request of ours begins
+// with the first one in any case, whatever room the board counts.
 func (b *board) promote(r *rank) {
 	if r.queued == 0 {
 		return
@@ -99,7 +99,7 @@ func (b *board) promote(r *rank) {
 			}
 		}
 		if oldest < 0 {
-			r.queued = 0 // the last of them has begun in this moment
+			r.queued = 0 // no request waits any more
 			return
 		}
 		c := &table[oldest]
@@ -113,12 +113,12 @@ func (b *board) promote(r *rank) {
 	}
 }
 
-// before says whether a charge is older than another.
+// before says whether a charge is older than the other one.
 func (c *charge) before(other *charge) bool {
 	return c.since.Before(other.since) || c.since.Equal(other.since) && c.id < other.id
 }
 
-// PresumedSeconds is how long a slot is presumed to be taken before any request has ended.
+// PresumedSeconds is the assumed mean time that a request has its slot, in s, until requests have ended.
 // Each request that ends moves the mean by paceWeight of the difference.
 const (
 	PresumedSeconds = 30
@@ -132,8 +132,8 @@ func (p *Pace) ended(after time.Duration, kv int64) {
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// keepPace tells how many slots there are. That comes last in a turn: who waits for Room
-// is told then, and what is told inside a turn is looked up too early.
+// keepPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of
+// a turn: the effect wakes those who wait for Room, and in the middle of a turn they would read old numbers.
 func (b *board) keepPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
@@ -144,12 +144,12 @@ func (b *board) keepPace() {
 	b.pace.Waiting = b.pool.Len() - b.discarding
 	for i, l := range b.names {
 		b.paces[i] = l.pace(&b.pace)
-		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free) // those take no slot that others could have
+		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free) // these find no free slot on their own ranks, so they take none from other names
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
 }
 
-// add takes in the slots of a rank.
+// add adds the slots of a rank, unless the rank takes no requests.
 func (p *Pace) add(r *rank) {
 	if r.takes() {
 		open := r.open(p.tokens)
@@ -157,8 +157,8 @@ func (p *Pace) add(r *rank) {
 	}
 }
 
-// open is how many free slots the rank has KV room for, if requests need as many KV
-// tokens as they did in the mean.
+// open returns how many free slots the rank has KV room for, if each request needs the given
+// mean of KV tokens; 0: the mean is not known, and all free slots count.
 func (r *rank) open(tokens float64) int {
 	free := max(0, r.free())
 	if r.Capacity == 0 || tokens == 0 {
@@ -167,7 +167,7 @@ func (r *rank) open(tokens float64) int {
 	return int(min(float64(free), float64(max(0, r.room()-r.kv))/tokens))
 }
 
-// pace is the pace of a name: how fast the slots of the ranks that list it come free.
+// pace returns the pace of a name, which counts only the ranks that list it.
 func (l *listing) pace(all *Pace) Pace {
 	p := Pace{Seconds: all.Seconds, tokens: all.tokens, Waiting: l.waiting}
 	for _, r := range l.ranks {

@@ -6,8 +6,8 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// bind charges the entry to the rank and hands its caller the slot. It trusts
-// no policy: one that breaks a hard limit is told which, and nothing is bound.
+// bind charges the entry to the rank and emits the effect that gives the caller its slot. It does not trust
+// the policy: if the assignment breaks a hard limit, bind returns the fault and binds nothing.
 func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (fault string) {
 	w, ok := b.waiting[a.Entry]
 	r := g.rank(a.Worker)
@@ -18,7 +18,7 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 		return FaultWorker
 	case !r.Up:
 		return FaultDown
-	case p.Immediate(): // the engine queues what is beyond the limits below
+	case p.Immediate(): // the limits below do not hold: the engine queues what is beyond them
 	case r.admits(p) <= 0:
 		return FaultSlot
 	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room():
@@ -36,7 +36,7 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	return ""
 }
 
-// admit charges an entry that has left the pool, and has its caller told.
+// admit charges an entry that has left the pool to a rank, and emits EffectBind for its caller.
 func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
 	if r.Mixed {
@@ -47,7 +47,7 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	c := charge{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard,
 		waits: how.Beyond, since: now,
-		// what is bound before its prefill has its KV where that sends it
+		// the KV of an early entry is on its own rank, because its prefill sends it there: so it does not stray
 		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early,
 	}
 	if e.Early {

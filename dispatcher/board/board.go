@@ -50,9 +50,9 @@ func (b *board) enqueue(w entrant, now time.Time) {
 	}
 }
 
-// refusal says why an entry can never be admitted, whatever is released.
-// Ranks that are down may come back, so they count: a prefill that is done
-// already is worth the wait.
+// refusal says why an entry can never be admitted, however many slots are released; nil: it can.
+// Ranks that are down count as ranks that could take it, because they may come back and
+// the finished prefill is worth the wait.
 func (b *board) refusal(e *pool.Entry) error {
 	largest := b.largest
 	if l := b.partial[e.Name]; l != nil {
@@ -69,20 +69,20 @@ func (b *board) refusal(e *pool.Entry) error {
 	return nil
 }
 
-// fail takes a waiting entry out of the pool and tells its caller why.
+// fail takes a waiting entry out of the pool and answers its caller with err.
 func (b *board) fail(e *pool.Entry, err error) {
 	b.pool.Remove(e)
 	b.refuse(e, err)
 }
 
-// refuse answers an entry that has left the pool, or was never in it.
+// refuse answers the caller of an entry that has left the pool, or was never in it, with err.
 func (b *board) refuse(e *pool.Entry, err error) {
 	b.forget(e)
 	delete(b.lengths, e.ID)
 	b.emit(Effect{Kind: EffectRefuse, Entry: e, Err: err})
 }
 
-// forget ends what is kept of an entry that waited.
+// forget drops what the board keeps of an entry that waits, and takes it out of the counts.
 func (b *board) forget(e *pool.Entry) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
@@ -115,12 +115,12 @@ func (b *board) expire(now time.Time) {
 	}
 }
 
-// outageGrace is how long those that wait outlast an outage of all ranks. An
-// engine that is gone for longer restarts, which takes minutes: its clients had
-// better know.
+// outageGrace is how long entries go on waiting when all ranks are down. An
+// engine that is away for longer is restarting, which takes minutes: it is better that
+// the clients get the error then.
 const outageGrace = 10 * time.Second
 
-// outage ends the waits that no rank will end.
+// outage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace.
 func (b *board) outage(now time.Time) {
 	switch {
 	case b.up > 0:
@@ -134,7 +134,8 @@ func (b *board) outage(now time.Time) {
 	}
 }
 
-// lonely ends the waits for names of which all ranks are down, though other ranks of the board are up.
+// lonely answers entries with ErrNoWorkers once all ranks that list their name have been down for outageGrace, although other
+// ranks of the board are up.
 func (b *board) lonely(now time.Time) {
 	b.lonelyTo = time.Time{}
 	if b.avoiding == 0 || len(b.partial) == 0 {
@@ -155,9 +156,9 @@ func (b *board) lonely(now time.Time) {
 	}
 }
 
-// release takes the charge of a slot back that was so far at its end. Freed slots come in bursts, since the
-// ranks of a group finish requests in the same step: the first of a burst
-// opens the window at whose end all are decided together.
+// release takes back the charge of a slot whose request has ended after so many generated tokens. Slots come free in
+// bursts, because the ranks of a group finish requests in the same step. The first one of a burst
+// opens a window, and at the end of the window the board decides on all free slots together.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	c := &b.ledger.table[slot]
 	r, left := c.rank, *c
@@ -195,7 +196,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 		return
 	}
 	switch {
-	case b.pool.Len() == 0: // nobody to place
+	case b.pool.Len() == 0: // no entry waits for the slot
 	case b.cfg.Window == 0:
 		b.changed = true
 	case b.windowEnds.IsZero():

@@ -11,7 +11,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// FallbackSpec decides for a policy that failed.
+// FallbackSpec is the policy that decides in place of one that failed or was too slow.
 const FallbackSpec = "pjsq-kv"
 
 // New returns boards without ranks.
@@ -36,13 +36,13 @@ func New(cfg Config) (*Boards, error) {
 	return l, l.setPolicy(cfg.Policy)
 }
 
-// Config is what is in force.
+// Config returns the settings in force.
 func (l *Boards) Config() Config { return l.cfg }
 
-// Policy is the canonical name of the barrier groups' policy.
+// Policy returns the canonical name of the barrier groups' policy.
 func (l *Boards) Policy() string { return l.name }
 
-// usable says whether what is configured, but for the policy of barrier groups, can work.
+// usable returns an error if the config cannot work. It does not look at the policy of barrier groups.
 func (l *Boards) usable() error {
 	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -57,13 +57,13 @@ func (l *Boards) usable() error {
 	return checkTwin(l.cfg)
 }
 
-// Next is when a Tick is due even without another event; zero: never.
+// Next returns when a Tick is due even if no other event comes; zero: never.
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
 		outage := b.downTo
 		if b.pool.Len() == 0 {
-			outage = time.Time{} // nobody waits for its end
+			outage = time.Time{} // no entry waits for the end of the outage
 		}
 		for _, t := range [...]time.Time{
 			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.keptTo, b.pairs.checkAt, b.pool.NextDeadline(), outage,
@@ -76,7 +76,7 @@ func (l *Boards) Next() time.Time {
 	return next
 }
 
-// answerAll answers everything that waits; what runs stays charged.
+// answerAll answers all waiting entries with err. Requests that run stay charged.
 func (l *Boards) answerAll(err error) {
 	for _, b := range l.inOrder {
 		for len(b.pool.Entries()) > 0 {
@@ -106,7 +106,7 @@ func (l *Boards) withdraw(e *pool.Entry) {
 func (l *Boards) setWorkers(ws []Worker) {
 	fleet := make(map[string][]Worker, len(l.boards))
 	for model := range l.boards {
-		fleet[model] = nil // a model that is gone loses its ranks too
+		fleet[model] = nil // so that a board whose model is not in ws any more loses its ranks
 	}
 	models := map[string]string{}
 	l.shared = map[string]bool{}
@@ -148,7 +148,7 @@ func (l *Boards) setPolicy(spec string) error {
 	return nil
 }
 
-// choose makes the decider of a barrier group, or of ranks without barrier.
+// choose makes the decider of a barrier group or, if barrier is false, of the ranks without a barrier.
 func (b *board) choose(barrier bool) decider {
 	spec := b.cfg.DensePolicy
 	if barrier {

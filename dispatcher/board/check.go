@@ -9,9 +9,9 @@ import (
 	"evenkeel/predictor"
 )
 
-// Check tells bad of every setting of the config file that cannot work, by its key:
-// those of dispatch and predictor, and pool.ttl. What only the contents of the fit file
-// can tell, New says.
+// Check calls bad for every setting of the config file that cannot work, with its key. It looks at
+// the sections dispatch and predictor, and at pool.ttl. New reports the errors that need
+// the contents of the fit file.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkNumbers(bad)
 	if c.TickLimit == 0 {
@@ -31,7 +31,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// check reports the numbers that cannot work, zero fields aside.
+// check returns an error for each number that cannot work. Fields that are zero have their defaults and are no error.
 func (c Config) check() error {
 	var errs []error
 	c.checkNumbers(func(key, format string, args ...any) { errs = append(errs, fmt.Errorf(key+": "+format, args...)) })
@@ -80,14 +80,14 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit says what of a fit file of this kind no policy among these reads, and what to do about it; empty: all
-// of it is read. The policies are those that decide, and those that are replayed.
+// DoubtFit says which part of a fit file of this kind none of the policies reads, and what to do about it; empty: they
+// read all of it. The caller passes the policies that decide and those that the twin replays.
 func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	reads, mean := map[predictor.Kind]bool{}, false
 	for _, text := range policies {
 		p, err := c.decider(text)
 		if err != nil {
-			continue // Check tells
+			continue // Check reports it
 		}
 		n := policy.NeedsOf(p, 0)
 		reads[predictor.Kind(n.Predictor)], mean = true, mean || n.MeanOutput
@@ -113,8 +113,8 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 // errNoOracle is errOracle in the words of the config file.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// decider is a policy as New will build it: with the configured predictor where it names
-// none. One that is no predictor was told already.
+// decider returns a policy as New will build it: with the configured predictor, if the text names
+// none. A predictor.kind that cannot work is left out here, because Check reports it elsewhere.
 func (c *Config) decider(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {

@@ -8,9 +8,9 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Clone copies the boards between two events, with all that decides what they do next: what
-// happens to the copy leaves the original as it is. Sampled scores of predictions are left
-// out, and so is the room for traces, because both are for people who look at the original.
+// Clone copies the boards between two events, with all state that decides what they do next. Events
+// on the copy do not change the original. The copy has neither the sampled scores of predictions
+// nor the memory for traces, because only the status and the traces of the original are read.
 func (l *Boards) Clone() *Boards {
 	r := *l.rules
 	r.subjects = make(map[Subject]*known, len(l.subjects))
@@ -27,7 +27,7 @@ func (l *Boards) Clone() *Boards {
 	return c
 }
 
-// recall takes in what was counted for the event that comes next.
+// recall takes over the Counts that were applied for the next event, since a clone does not keep them.
 func (b *board) recall() {
 	for _, r := range b.ranks {
 		if b.counts != nil {
@@ -55,7 +55,7 @@ func (b *board) clone(r *rules) *board {
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
 		next.kept = old.kept.Clone()
 		next.orphans, next.computing = slices.Clone(old.orphans), slices.Clone(old.computing)
-		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // its room is its bound
+		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // keeps the capacity, because depart uses it as a bound
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
 		}
@@ -89,7 +89,7 @@ func (b *board) clone(r *rules) *board {
 	return &c
 }
 
-// those are the copies of ranks.
+// those returns the ranks of board b, which is a copy, that have the same IDs as the given ranks.
 func (b *board) those(ranks []*rank) []*rank {
 	all := make([]*rank, len(ranks))
 	for i, r := range ranks {
@@ -115,13 +115,13 @@ func (d decider) clone(r *rules) decider {
 	return c
 }
 
-// add takes a board in.
+// add adds a board and keeps inOrder sorted by model.
 func (l *Boards) add(b *board) {
 	l.boards[b.model] = b
 	l.inOrder = slices.SortedFunc(maps.Values(l.boards), func(x, y *board) int { return cmp.Compare(x.model, y.model) })
 }
 
-// remove forgets a board that holds nothing any more.
+// remove drops a board that has neither ranks nor entries.
 func (l *Boards) remove(b *board) {
 	delete(l.boards, b.model)
 	l.inOrder = slices.DeleteFunc(slices.Clone(l.inOrder), func(o *board) bool { return o == b })

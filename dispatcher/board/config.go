@@ -13,17 +13,17 @@ import (
 )
 
 // PredictorConfig is `predictor` of the config file: where predictions of output lengths
-// come from. Whoever has the config file reads the files that it names.
+// come from. This package opens no files: the caller reads those that the fields name.
 type PredictorConfig struct {
-	// Kind is learned for every model from the start, and is that of policies
-	// whose spec names none. Empty: each policy's own, learned once it decides.
+	// Kind is the predictor that is learned for every model from the start, and that policies use
+	// whose spec names none. Empty: each policy has its own default, which is learned once the policy decides.
 	Kind       predictor.Kind `yaml:"kind"`
 	File       string         `yaml:"file"`        // what `evenkeel fit` wrote, Fit; read again when it changes
 	SecretFile string         `yaml:"secret_file"` // keys the hashes of prompts, exact only
-	// Fit is what the tables start from; nil: from nothing.
+	// Fit has the tables that learning starts from; nil: it starts from nothing.
 	Fit *predictor.Fit `yaml:"-"`
-	// KnownLengths: entries come with the lengths that their outputs will have, so that predictor
-	// oracle can be had. Only a simulation knows them.
+	// KnownLengths says that each Enqueue has the length that the output will have, so that the predictor
+	// oracle can be used. Only a simulation knows these lengths.
 	KnownLengths bool `yaml:"-"`
 }
 
@@ -41,7 +41,7 @@ var (
 	ErrDuplicate = errors.New("dispatcher: an entry with this ID waits already; give every entry an ID of its own")
 )
 
-// Entry is one finished prefill that waits for a rank.
+// Entry is a request that waits for a rank. Usually its prefill is finished.
 type Entry = pool.Entry
 
 // Defaults of Config.
@@ -62,77 +62,77 @@ type Worker struct {
 	Model   string
 	Group   string
 	Barrier bool   // its group steps together
-	Engine  string // API server it is part of: what a hand-off of a prefiller reaches or does not
-	Lists   *Names // what may be asked for there; nil on all ranks of a model: whatever it is
+	Engine  string // API server that the rank is part of; a pair of a prefill engine and this engine works or fails as a whole
+	Lists   *Names // model names that a request may ask for on this rank; nil: not known, so any name
 	Slots   int    // max_num_seqs
-	// requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it
-	// does not renew their hold
+	// Beyond is how many requests may wait in the engine's own queue, without a slot or KV room: they are bound there at their hand-offs'
+	// deadlines, if Limit is 0. 0: none, because the engine does not renew the hold on their KV
 	Beyond   int
-	Limit    int           // of them, as many as may be used now, while its engine is fresh in service; 0 = all
+	Limit    int           // how many of the slots may be used now, while the engine is fresh in service; 0: all
 	Capacity int64         // KV tokens, 0 = unlimited
 	Cost     float32       // what a KV token costs here, 1 = the group's mean; 0 reads as 1
-	Others   int64         // KV tokens there of requests that are not ours: load, and room that is taken
-	Keeps    time.Duration // how long its engine keeps the KV of an answer that has ended, for the next turn of its chat; 0: it does not
-	Up       bool          // false: takes nothing, but still holds its group's barrier unless it is down
-	// its engine does not answer, or goes on without it: it takes no part in the group's steps, sums and means. Never with Up
+	Others   int64         // KV tokens on the rank of requests that are not ours: they count as load, and take room
+	Keeps    time.Duration // how long its engine keeps the KV of an answer that has ended, for the next turn of its chat; 0: it keeps none
+	Up       bool          // false: the rank takes no requests, but still takes part in its group's steps unless it is down
+	// Down: its engine does not answer, or goes on without this rank. It takes no part in the group's steps, sums and means. Never with Up
 	Down    bool
-	Awaited bool // it takes nothing for now, and requests wait for it. Never with Up
+	Awaited bool // the rank takes no requests for now, but is expected to, so requests wait for it. Never with Up
 
-	// Strays: its engine runs responses on any of its ranks, and does not say which.
+	// Strays: its engine runs requests of the Responses API on any of its ranks, and does not report on which.
 	Strays bool
-	// Early: its connector wants to know the rank before the prefill, so that entries are bound while they wait
-	// for theirs. All ranks of a model are early, or none is.
+	// Early: its connector needs the rank before the prefill, so entries are bound while they wait
+	// for their prefill. All ranks of a model are early, or none is.
 	Early bool
-	// AtOnce: no other engine keeps the KV of an early entry for long. The entry must have a slot when its prefill ends.
+	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the entry must have a slot when its prefill ends.
 	AtOnce bool
-	// Mixed: it prefills and decodes, so that its entries come without a hand-off. All ranks of a model are mixed, or none is.
+	// Mixed: the rank prefills and decodes, so its entries come without a hand-off. All ranks of a model are mixed, or none is.
 	Mixed bool
 	// Budget is how many tokens of a mixed rank a step takes at most, decodes and prompts together; 0: not known.
 	Budget int
 	// Interval: a mixed rank computes prompts in every so many steps; 0 and 1: in each.
 	Interval int
-	// Process is another number for another process of its engine, which has nothing of what the one
-	// before had; 0: nobody knows.
+	// Process identifies the process of its engine. A new process has a new number, and has lost the KV
+	// of the process before; 0: not known.
 	Process uint64
 }
 
 // StepModel is how long a step of a barrier group takes.
 type StepModel = step.Model
 
-// Config is `dispatch` of the config file, without its log, and what New needs beside it.
-// The zero value of a field is its default where one is named.
+// Config has the section `dispatch` of the config file without its log, and what else New needs.
+// Where a default is named, a field that is zero has that default.
 type Config struct {
 	Policy    string        `yaml:"policy"`     // of barrier groups; "" = DefaultPolicy
-	Window    time.Duration `yaml:"window"`     // waits this long after the first freed slot of a burst; 0 = off
-	TickLimit time.Duration `yaml:"tick_limit"` // a slower decision brings the fallback; 0 = DefaultTickLimit
-	StepModel StepModel     `yaml:"step_model"` // of every barrier group until one is learned; zero: unknown
+	Window    time.Duration `yaml:"window"`     // how long a round waits after the first freed slot of a burst; 0 = off
+	TickLimit time.Duration `yaml:"tick_limit"` // after a slower round, the fallback decides for SlowRounds rounds; 0 = DefaultTickLimit
+	StepModel StepModel     `yaml:"step_model"` // for every barrier group until its own is learned; zero: unknown
 	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room.
-	// Whoever lists the workers gives it to those whose queue renews their hold.
+	// The boards read only Worker.Beyond: the fleet sets that to this value where engines renew the hold on KV.
 	Beyond int              `yaml:"beyond_slots"`
 	Twin   verdict.Policies `yaml:"twin"` // policies under which the last minutes are replayed, to be compared
 
 	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
 	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline
-	Predictor   PredictorConfig `yaml:"-"` // of output lengths; zero: what policies ask for, learned from nothing
-	Explain     bool            `yaml:"-"` // slots say what their rank was chosen on
+	Predictor   PredictorConfig `yaml:"-"` // predicts output lengths; zero: the predictors that policies ask for, learned from nothing
+	Explain     bool            `yaml:"-"` // each bound entry gets a trace that says why its rank was chosen
 
-	// Seed is that of policies that draw and name none; 0: their own.
+	// Seed seeds the random numbers of policies that use some and whose spec names no seed; 0: each has its default seed.
 	Seed uint64 `yaml:"-"`
 
-	// BindAhead is how many requests a rank that is early may have beyond its slots, since one
-	// that is being prefilled needs none; or AheadAuto.
+	// BindAhead is how many requests an early rank may have beyond its slots, since a request
+	// that is still being prefilled needs no slot of the engine; or AheadAuto.
 	BindAhead int `yaml:"-"`
 
 	Parse func(spec string) (policy.Policy, error) `yaml:"-"` // a test's own policies; nil = policy.Parse
 }
 
-// Default is what an empty config file says.
+// Default returns the settings that an empty config file stands for.
 func Default() Config {
 	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond,
 		Twin: verdict.Policies{DefaultDense}}
 }
 
-// WithDefaults fills in what is left out.
+// WithDefaults returns the config with the defaults of Policy, DensePolicy, TickLimit and Parse filled in.
 func (c Config) WithDefaults() Config {
 	c.Policy, c.DensePolicy = cmp.Or(c.Policy, DefaultPolicy), cmp.Or(c.DensePolicy, DefaultDense)
 	c.TickLimit = cmp.Or(c.TickLimit, DefaultTickLimit)
@@ -142,7 +142,7 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Needs are what the policy of barrier groups wants to know of the future, before anything is known.
+// Needs returns what the policy of barrier groups wants to find in its first Snapshot, when no mean output is known.
 func (c Config) Needs() (policy.Needs, error) {
 	c = c.WithDefaults()
 	p, err := c.Parse(c.Policy)

@@ -8,16 +8,16 @@ import (
 
 // Settings are what a running dispatcher may change.
 type Settings struct {
-	Policy    string // of barrier groups; empty: the one in force stays
+	Policy    string // of barrier groups; empty: the policy in force stays
 	Window    time.Duration
 	TickLimit time.Duration // 0 = DefaultTickLimit
-	TTL       time.Duration // of entries that come from now on
+	TTL       time.Duration // for entries that come from now on
 	StepModel StepModel
-	BindAhead int             // of ranks that are early; AheadAuto: as has been learned
-	Predictor PredictorConfig // Fit nil: what was learned stays
+	BindAhead int             // for early ranks; AheadAuto: the learned number
+	Predictor PredictorConfig // with Fit nil, what was learned stays
 }
 
-// Accepts says what Settings as an event would do, and changes nothing.
+// Accepts returns the error with which the boards would reject these Settings as an event, and changes nothing.
 func (l *Boards) Accepts(s Settings) error {
 	_, err := l.examine(s)
 	return err

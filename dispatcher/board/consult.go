@@ -12,7 +12,7 @@ import (
 	"evenkeel/pool"
 )
 
-// consult asks a policy about the snapshot.
+// consult has a policy decide on the board's snapshot, and emits the round.
 func (b *board) consult(g *group, p *decider, now time.Time) {
 	b.foresee(g, p)
 	b.assignments, b.went.failure = propose(p, &b.snapshot, b.assignments[:0])
@@ -24,9 +24,9 @@ func (b *board) consult(g *group, p *decider, now time.Time) {
 	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.went.failure, Round: &b.round})
 }
 
-// fill writes the group and the pool into the board's one Snapshot. Running
-// lists are the ranks' own, fresh since the tick began. An entry that no rank of
-// the group that is up can ever take waits for another: here the starvation
+// fill writes the group and the pool into the board's one Snapshot. The lists of running requests are shared
+// with the ranks, which were refreshed when the tick began. An entry that is too large for every rank
+// of the group that is up is left out: it waits for another group, and here the starvation
 // guard would only keep a rank free for it in vain.
 func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
@@ -69,7 +69,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.Budget = g.budget.Evaluations()
 }
 
-// offer has policies see an entry.
+// offer adds an entry to the snapshot.
 func (b *board) offer(e *pool.Entry, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
@@ -82,7 +82,7 @@ func (b *board) offer(e *pool.Entry, p *decider, now time.Time) {
 	}
 }
 
-// propose asks the policy; what it panics with becomes the failure.
+// propose calls the policy. If it panics, the panic becomes the failure.
 func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -92,13 +92,13 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 	return p.Decide(s, dst), nil
 }
 
-// arrange puts the groups that can take an entry in the order in which they
-// decide, their ranks refreshed.
+// arrange refreshes the groups that can take an entry, and puts them in the order in which they
+// decide: the group with the fewest KV tokens per rank first.
 func (b *board) arrange() {
 	b.order = b.order[:0]
 	for _, g := range b.groups {
 		if !g.open() {
-			g.held = 0 // who waits now waits for a slot
+			g.held = 0 // entries that wait now wait for a slot, not for a round
 			continue
 		}
 		b.refreshGroup(g)
@@ -107,5 +107,5 @@ func (b *board) arrange() {
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
 		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
 	})
-	b.at = len(b.order) // none of them decides yet
+	b.at = len(b.order) // no group decides yet: the caller starts that
 }

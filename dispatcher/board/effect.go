@@ -8,17 +8,17 @@ import (
 )
 
 // Effect is something that a board wants done outside of it: an answer, a count, a line of
-// the log. The board only says so, because it has no log, no metric and no clock. Effects are
-// carried out in their order, after the event that caused them.
+// the log. The board cannot do it itself, because it has no log, no metric and no clock. The owner of the
+// boards carries effects out in their order, after the event that caused them.
 type Effect struct {
 	Kind   EffectKind
-	Group  GroupKey // the group, or only the Model of the board
+	Group  GroupKey // the group; effects of a whole board have only its Model
 	Policy string   // name of the policy that decided, or that is in force now
-	Label  string   // of the metric that counts the effect
+	Label  string   // label of the metric that counts the effect
 	Err    error
 	ID     uint64 // EffectInvalid: the entry that the policy named
 	Worker int32
-	Names  [2]string // EffectDuplicate: the worker that is kept, the one that is ignored
+	Names  [2]string // EffectDuplicate: the worker that is kept, and the ignored one. EffectSpared, EffectUnspared: the first is the rank
 
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Bound
@@ -28,10 +28,10 @@ type Effect struct {
 
 	Pair    Pair // EffectQuarantine
 	Count   int
-	Thought float64 // EffectThought: tokens
+	Thought float64 // EffectThought: tokens that the board had estimated
 	Lasts   time.Duration
 	Pace    Pace     // EffectPace
-	Named   []Pace   // EffectPace: of the names that EffectNames told last. Valid until the next event
+	Named   []Pace   // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
 	Listed  []string // EffectNames
 
 	Subject Subject        // EffectSubject
@@ -39,8 +39,8 @@ type Effect struct {
 	Ending  Ending         // EffectEnding
 }
 
-// GroupKey names a group: ranks of one model that step together, or all ranks of the model
-// that have no barrier. Those have no name.
+// GroupKey identifies a group: ranks of one model that step together, or all ranks of the model
+// that have no barrier. The Name of the latter is empty.
 type GroupKey struct {
 	Model, Name string
 	Barrier     bool
@@ -49,7 +49,7 @@ type GroupKey struct {
 // EffectKind says what an effect is about.
 type EffectKind uint8
 
-// What boards want done.
+// The kinds of effects.
 const (
 	EffectBind       EffectKind = iota // an entry has a slot
 	EffectRefuse                       // an entry gets no slot
@@ -61,35 +61,35 @@ const (
 	EffectSent                         // a round was sent, and so many ranks (Count) had a prompt to compute then; Label is the group
 	EffectBeyond                       // an entry was bound to an engine's own queue
 	EffectQuarantine                   // a pair is avoided from now on
-	EffectSpared                       // a rank has refused so many requests in a row that it gets none for so long (Lasts)
-	EffectUnspared                     // it takes requests again
+	EffectSpared                       // a rank has refused several requests in a row, and gets none for the time Lasts
+	EffectUnspared                     // a rank that was spared takes requests again
 	EffectSteered                      // an assignment to a quarantined pair was looked at
 	EffectDuplicate                    // two workers have one ID
-	EffectPace                         // a tick is over; the pace of the board is this now
-	EffectNames                        // these names are listed by some ranks of the board and not by others
-	EffectWatch                        // so many pairs are suspected now, and ranks that refuse requests
+	EffectPace                         // a tick is over, and the board has this Pace now
+	EffectNames                        // Listed are now the names that only some ranks of the board list
+	EffectWatch                        // Count is how many pairs are suspected now, plus how many ranks refuse requests
 	EffectPolicy                       // another policy is in force
 	EffectRest                         // nothing of a group runs any more
-	EffectLeastStep                    // what is shorter is no step of the group
-	EffectSubject                      // a subject is to be learned
+	EffectLeastStep                    // a time shorter than Lasts is no step of the group
+	EffectSubject                      // begin to learn a subject
 	EffectFit                          // all subjects start anew from another fit
-	EffectEnding                       // a request that subjects learn from has left
-	// an answer that was told of at its end only was thought to have so many tokens (Thought), and has Count
+	EffectEnding                       // a request has left its rank, and Ending is what predictors learn from it
+	// an answer whose tokens the engine reported only at its end has Count tokens; the board had estimated Thought
 	EffectThought
 	EffectGroup     // a group has its first rank; Label is its name
 	EffectGroupGone // a group has lost its last rank; Label is its name
 	EffectGone      // a board holds nothing any more and is forgotten
-	EffectRejected  // settings cannot work, and all stays as it was
+	EffectRejected  // settings of an event cannot work, so that the event changed nothing
 )
 
-// Why the fallback took over.
+// Why the fallback policy took over.
 const (
 	FallbackPanic   = "panic"
 	FallbackInvalid = "invalid"
 	FallbackSlow    = "slow"
 )
 
-// Why an assignment was not bound.
+// The hard limits that an assignment can break, so that it is not bound.
 const (
 	FaultEntry  = "unknown_entry"
 	FaultWorker = "unknown_worker"
@@ -106,7 +106,7 @@ const (
 	SteerKept    = "kept"
 )
 
-// Subject is what is learned: the outputs of one model, by one kind of predictor.
+// Subject identifies what a Learner learns: the output lengths of one model, for one kind of predictor.
 type Subject struct {
 	Model string
 	Kind  predictor.Kind
@@ -115,7 +115,7 @@ type Subject struct {
 // Ending is a request that left its rank.
 type Ending struct {
 	Model          string
-	Finished       bool // by itself; else its length is not known (right-censored)
+	Finished       bool // the engine ended the answer; false: it was cut off, so its full length is not known (right-censored)
 	Prompt, Output int32
 	Key            uint64
 }

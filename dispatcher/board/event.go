@@ -9,21 +9,21 @@ import (
 	"evenkeel/predictor"
 )
 
-// Event is what the boards are told. One that is told often is told by a pointer to a value
-// that is used again and again, so that it allocates nothing.
+// Event is an input of the boards. Frequent events are passed as pointers to values
+// that the caller reuses, so that they allocate nothing.
 type Event interface{ apply(b *Boards) }
 
-// Enqueue takes an entry in, which is answered by one EffectBind or EffectRefuse. It belongs
-// to the board until then.
+// Enqueue adds an entry. The board answers it with one EffectBind or EffectRefuse, and owns
+// the entry until then.
 type Enqueue struct {
 	Entry  *pool.Entry
-	Local  *Local          // it has no hand-off, and does not wait; nil: it has one
-	Trace  *decision.Trace // room for what its rank is chosen on; nil: nobody asks
-	Hits   []Hit           // what ranks hold of its prompt; they are not changed afterwards
-	Output int32           // tokens it will have generated in the end, with PredictorConfig.KnownLengths; 0: nobody knows
+	Local  *Local          // ranks that may compute a prompt without a hand-off, which does not wait; nil: any other entry
+	Trace  *decision.Trace // the board writes here why the rank was chosen; nil: it does not
+	Hits   []Hit           // what ranks hold of its prompt; the caller does not change the slice afterwards
+	Output int32           // tokens that it will have generated in the end, with PredictorConfig.KnownLengths; 0: not known
 }
 
-// Withdraw takes an entry out of the pool, if it is the one that waits there.
+// Withdraw takes an entry out of the pool, if this very entry waits there.
 type Withdraw struct{ Entry *pool.Entry }
 
 // Release gives a slot back.
@@ -31,9 +31,9 @@ type Release struct {
 	Model       string
 	Slot        int32
 	Outcome     Outcome
-	Generated   int32  // tokens that were seen
-	Started     bool   // the first event was
-	First, Last uint32 // steps of the group that its first and its last tokens came with; 0: none came
+	Generated   int32  // tokens that the stream has brought
+	Started     bool   // the first event has come
+	First, Last uint32 // numbers of the group's steps that brought its first and its last tokens; 0: no token came
 	Unheard     int32  // as in Counts
 }
 
@@ -43,18 +43,18 @@ type Outcome struct {
 	Generated int // tokens of this leg
 	// Empty: the answer is whole, and its engine ended it without any text.
 	Empty bool
-	// Unsaid: the answer is whole, and its engine said nothing of its tokens.
+	// Unsaid: the answer is whole, and its engine reported no token usage.
 	Unsaid bool
-	// Refused: the engine answered with 429 or 503, and took nothing of the request.
+	// Refused: the engine answered with 429 or 503 and did not take the request.
 	Refused bool
-	// Lost: the engine took the request, and its first event did not come. Where
-	// both ends serve others it is the way between them that fails.
+	// Lost: the engine took the request, and its first event did not come. If
+	// both engines of the hand-off serve other hand-offs, the connection between them has failed.
 	Lost bool
-	// Orphaned: the engine may keep the KV of a request that was bound before its prefill for ever, since
-	// a prefill that will not end was to write it. Its room is taken until the engine's process is another
-	// one, or its gauges show that the KV is not there (Gauged).
+	// Orphaned: the decode engine may keep the KV blocks of a request that was bound before its prefill for ever, because
+	// it waits for a prefill that will never finish writing them. The board counts their room as taken until the engine's
+	// process is another one, or its gauges show that less KV is in use (Gauged).
 	Orphaned bool
-	// Kept: the engine keeps the KV of the request for a later one, if it keeps that of answers (Worker.Keeps).
+	// Kept: the engine keeps the KV of this request for the next turn of its chat, if it keeps KV of answers at all (Worker.Keeps).
 	Kept bool
 }
 
@@ -75,43 +75,43 @@ type Recount struct {
 	Prompt int
 }
 
-// Rerouted tells that the KV of a slot comes from another prefiller than was known when it was bound.
+// Rerouted reports that the KV of a slot comes from another prefill engine than was known when the slot was bound.
 type Rerouted struct {
 	Model     string
 	Slot      int32
 	Prefiller string
 }
 
-// Reached tells that the first event of a slot has come: its engine took the request, and the way of its KV works, if it has one.
+// Reached reports that the first event of a slot has come: its engine took the request and, if it has a hand-off, the KV arrived.
 type Reached struct {
 	Model string
 	Slot  int32
 }
 
-// Steps tells the steps of a group, in their order, since the last time.
+// Steps reports the steps of a group since the last Steps event, in order.
 type Steps struct {
 	Group GroupKey
 	List  []Step
 }
 
-// Step is one step of a group: the one whose tokens begin to come when it is told.
+// Step is one step of a group. It is reported when the first of its tokens come.
 type Step struct {
 	Number uint32
-	Length time.Duration // since the tokens of the one before began to come; 0: it was the first
+	Length time.Duration // since the tokens of the step before began to come; 0: nothing ran before it
 }
 
-// Law tells what a step of a group takes, so that no model of it is learned. Only a simulation knows.
+// Law sets how long steps of a group take, so that no model of them is learned. Only the simulator and the twin know this.
 type Law struct {
 	Group GroupKey
 	StepModel
 
-	Weights step.Weights // by which policies decide
+	Weights step.Weights // what policies count a request as
 }
 
 // SetWorkers replaces the fleet, of all models.
 type SetWorkers struct{ Workers []Worker }
 
-// Preempted tells that the engine of a worker ran out of KV room and gave a request back.
+// Preempted reports that the engine of a worker ran out of KV room and preempted a request.
 type Preempted struct{ Worker int32 }
 
 // Learned are the tables that were built for a subject.
@@ -126,29 +126,29 @@ type SetPolicy struct{ Spec string }
 // SetFit has all subjects start anew from a fit.
 type SetFit struct{ Fit *predictor.Fit }
 
-// Counts is how far the slots of a board are, by index. They hold for the next event that is
-// no Counts, with the rounds that follow from it. Without them, what was told last stands. Of
-// slots that were bound after the counts were taken nothing is told.
+// Counts is the progress of the slots of a board, by the slot's index. They hold for the next event that is
+// no Counts, and for the rounds that follow from it. For events without Counts, the progress that was counted
+// last stands. The lists may be too short for slots that were bound later: these count as having no progress.
 type Counts struct {
 	Model  string
 	Tokens []int32  // generated
 	Began  []bool   // the first event has come
-	Joined []uint32 // the group's step that the first tokens came with; 0: none has come
+	Joined []uint32 // number of the group's step that brought the first tokens; 0: no token has come
 
-	Unheard []int32 // of an answer whose tokens are told at its end only, how many it may have; 0: they are told as they come
+	Unheard []int32 // most tokens of an answer whose engine reports them only at its end; 0: its tokens are reported as they come
 }
 
-// Tick ends the waits of a board that are over, and has it decide if anything happened that
-// may let an entry in. A burst of other events before it is one round.
+// Tick ends the waits of a board that are over, and makes it decide if something happened that
+// may let an entry in. All events since the last Tick lead to one round.
 type Tick struct{ Model string }
 
-// Decide is one round of one policy, where Deciding says that one is due.
+// Decide runs one round of one policy. It comes only while Deciding returns true.
 type Decide struct{}
 
-// Decided tells how long the round took: a board has no clock.
+// Decided reports how long the round took, because a board has no clock.
 type Decided struct{ Took time.Duration }
 
-// Shutdown answers everything that waits and all that comes; what runs stays charged.
+// Shutdown makes the boards answer all waiting entries, and all that still come, with ErrDraining. Requests that run stay charged.
 type Shutdown struct{}
 
 func (c *Counts) generated(slot int32) int32 {
@@ -158,7 +158,7 @@ func (c *Counts) generated(slot int32) int32 {
 	return 0
 }
 
-// step is the one that the first tokens of a slot came with; 0: none has come.
+// step returns the number of the step that brought the first tokens of a slot; 0: no token has come.
 func (c *Counts) step(slot int32) uint32 {
 	if c != nil && int(slot) < len(c.Joined) {
 		return c.Joined[slot]

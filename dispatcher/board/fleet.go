@@ -13,7 +13,7 @@ func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false
 	}
-	if len(ws) > 0 { // else those that come back will tell
+	if len(ws) > 0 { // an empty list does not show it; the next workers will
 		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	for _, w := range ws {
@@ -41,13 +41,13 @@ func (b *board) setWorkers(ws []Worker) {
 		}
 		b.refresh(r)
 		b.promote(r)
-		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
+		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // allocate now, so that the tick allocates nothing
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
 			if w.Mixed {
 				r.computing = slices.Grow(r.computing, w.Slots)
 			}
 		}
-		if grow := 2*(w.Slots+w.Beyond) - len(r.left); grow > 0 { // all of a step and of the one before
+		if grow := 2*(w.Slots+w.Beyond) - len(r.left); grow > 0 { // room for the requests of a step and of the step before
 			r.left = slices.Grow(r.left, grow)
 		}
 	}
@@ -76,8 +76,8 @@ func (b *board) newGroup(name string, barrier bool) *group {
 	return g
 }
 
-// regroup sorts the present ranks into groups; a group that was there before
-// keeps its policy's state.
+// regroup sorts the present ranks into groups. A group that existed before
+// keeps the state of its policy.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
 	all := slices.Clone(b.groups)
@@ -109,7 +109,7 @@ func (b *board) regroup() {
 	b.groups = b.groups[:0]
 	for _, g := range all {
 		if len(g.members) == 0 {
-			g.held = 0 // its last streams may still tell steps
+			g.held = 0 // the last streams of the group may still report steps
 			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g), Label: b.label(g)})
 			continue
 		}
@@ -133,12 +133,12 @@ func (b *board) setPolicy() {
 	b.recheck()
 }
 
-// recheck turns away the entries that no rank of the fleet can take any more,
-// and lets the next turn decide anew.
+// recheck refuses the entries that no rank of the fleet can take any more,
+// and makes the next turn decide anew.
 func (b *board) recheck() {
 	b.largest = 0
 	for _, g := range b.groups {
-		for _, r := range g.members { // one that is down may come back
+		for _, r := range g.members { // with ranks that are down, because they may come back
 			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
 		}
 	}

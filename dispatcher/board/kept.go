@@ -4,16 +4,17 @@ import "time"
 
 // Kept KV. An engine may keep the KV of an answer that has ended, so that a prefill engine can fetch it for the next turn of
 // the chat. vLLM's NIXL connector does with bidirectional_kv_xfer (0.33, request_finished in nixl/pull_scheduler.py). It gives the
-// blocks up at their time, or once they are fetched, and neither for want of room nor to reset its prefix cache. We fetch none.
+// blocks up when their time is over, or once they are fetched. It gives them up neither when it lacks room nor when its prefix cache is
+// reset. The board does not learn when KV is fetched.
 
-// keep counts what the engine of a rank keeps of a request that has left it.
+// keep counts the KV that the engine of a rank keeps of a request that has left the rank.
 func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
 	tokens := int64(c.prompt) + int64(max(0, generated))
 	if !c.strays || len(r.engine) == 0 {
 		b.keepOn(r, tokens, now)
 		return
 	}
-	for _, other := range r.engine { // the response ran on any of them
+	for _, other := range r.engine { // the request ran on one of these ranks, and it is not known on which
 		if other.Keeps > 0 {
 			b.keepOn(other, tokens/int64(len(r.engine)), now)
 		}
@@ -28,13 +29,13 @@ func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
 	}
 }
 
-// giveUp takes in that engines keep so many tokens no longer.
+// giveUp records that engines no longer keep so many KV tokens.
 func (b *board) giveUp(tokens int64) {
 	b.ledger.givenUp += tokens
 	b.changed = b.changed || tokens > 0
 }
 
-// outlive gives up what engines kept until now.
+// outlive gives up the KV that engines keep no longer because its time is over.
 func (b *board) outlive(now time.Time) {
 	if b.keptTo.IsZero() || now.Before(b.keptTo) {
 		return
@@ -48,8 +49,9 @@ func (b *board) outlive(now time.Time) {
 	}
 }
 
-// gaugedKept gives up what is not there, since our requests that decode and what is kept would need more than is in use: a
-// prefix that several answers share is there once, and other clients may have fetched some.
+// gaugedKept gives up kept KV that the engine cannot have, because our decoding requests and the kept KV together would need more
+// than the gauge shows in use. Reasons are that the engine has a prefix that several answers share only once, and that other
+// clients may have fetched some KV.
 func (b *board) gaugedKept(r *rank, e Gauged) {
 	b.refresh(r)
 	fewer := r.kept.Before(e.At) - e.KVTokens

@@ -6,31 +6,31 @@ import (
 	"evenkeel/predictor"
 )
 
-// Learner turns requests that left into the tables that predictions come from. It stands
-// beside the boards, because a table takes longer to build than a tick may last: boards tell
-// endings as effects, and are told tables as events.
+// Learner turns requests that have left their ranks into the tables that predictions come from. It is not
+// part of the boards, because a table takes longer to build than a tick may last. The boards emit
+// endings as effects, and get the tables back as events.
 type Learner struct{ students []*student }
 
 // student learns one subject.
 type student struct {
 	Subject
 	online *predictor.Online
-	fresh  bool // something finished since the last tables
+	fresh  bool // a request finished since the last tables were built
 }
 
-// Follow has a subject learned, from a fit if there is one. A fit that does not serve it was
-// refused before, when the operator could be told: then err says why, and it is learned from nothing.
+// Follow begins to learn a subject, from a fit if there is one. If the fit does not suit the subject, err says why,
+// and the subject is learned from nothing.
 func (l *Learner) Follow(key Subject, fit *predictor.Fit) (err error) {
 	s := &student{Subject: key}
 	l.students = append(l.students, s)
 	if err = s.start(fit); err != nil {
-		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // takes anything
+		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // cannot fail
 	}
 	return err
 }
 
-// Load makes all subjects start anew from a fit. It returns those that it does not serve,
-// which stay as they were.
+// Load makes all subjects start anew from a fit. It returns the subjects that the fit does not suit;
+// these stay as they were.
 func (l *Learner) Load(fit *predictor.Fit) (refused map[Subject]error) {
 	for _, s := range l.students {
 		if err := s.start(fit); err != nil {
@@ -43,7 +43,7 @@ func (l *Learner) Load(fit *predictor.Fit) (refused map[Subject]error) {
 	return refused
 }
 
-// start begins a student's learning.
+// start makes the student learn anew from the fit; nil: from nothing. After an error it goes on as before.
 func (s *student) start(fit *predictor.Fit) error {
 	o, err := predictor.NewOnline(predictor.OnlineConfig{Kind: s.Kind, Fit: fit})
 	if err == nil {
@@ -52,7 +52,7 @@ func (s *student) start(fit *predictor.Fit) error {
 	return err
 }
 
-// Learn takes an ending in.
+// Learn updates all students of the ending's model.
 func (l *Learner) Learn(e *Ending) {
 	for _, s := range l.students {
 		switch {
@@ -66,7 +66,7 @@ func (l *Learner) Learn(e *Ending) {
 	}
 }
 
-// Rebuild builds the tables that are due, and reports whether some will be later.
+// Rebuild builds the tables that are due. more says whether tables will become due later, even if nothing else finishes.
 func (l *Learner) Rebuild(now time.Time) (built []Learned, more bool) {
 	for _, s := range l.students {
 		if p, survival, due := s.online.Rebuild(now); due {

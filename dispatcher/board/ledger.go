@@ -4,7 +4,7 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// charge books c on r until discharge, and returns its index.
+// charge adds c to the requests of r until discharge, and returns its index in the table.
 func (b *board) charge(r *rank, c charge) (slot int32) {
 	l := &b.ledger
 	c.rank, c.pos = r, len(r.slots)
@@ -83,8 +83,8 @@ func (b *board) discharge(slot int32) {
 	r.slots, r.running = r.slots[:last], r.running[:last]
 }
 
-// drift is what the totals say is charged less what the table holds, and what
-// orphans have, and the same of what engines keep: zero, or the bookkeeping is wrong.
+// drift compares the totals with the single accounts: what was charged less what was released must be what the
+// table and the orphans hold, and likewise for the KV that engines keep. Any result but zero is a bug.
 func (b *board) drift() (slots, kvTokens int64) {
 	var held tally
 	var kept int64
@@ -104,7 +104,7 @@ func (b *board) drift() (slots, kvTokens int64) {
 		l.charged.kvTokens - l.released.kvTokens - held.kvTokens + l.kept - l.givenUp - kept
 }
 
-// refresh takes the counts of the rank's slots in. Without counts, what was told last stands.
+// refresh updates the rank's requests and loads from the Counts. Without Counts, the tokens that were counted last stand.
 func (b *board) refresh(r *rank) {
 	kv, lent := r.Others+r.guests, int64(0)
 	for i, slot := range r.slots {

@@ -7,16 +7,16 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// ErrNotLocal says that no rank may compute a prompt by itself now.
+// ErrNotLocal says that no decode rank may compute a prompt by itself now.
 var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
 
 const (
-	leastThreshold = 64 // what break-even may say
-	mostThreshold  = 1024
+	leastThreshold = 64   // tokens that are always worth it, without a look at BreakEven
+	mostThreshold  = 1024 // tokens, even if BreakEven would allow more
 )
 
-// Allows is the rule: whether a rank with so many running requests and so many
-// tokens to compute may have so many more.
+// Allows says whether a rank may compute so many tokens of a prompt, while it has so many running requests and
+// has yet to compute inFlight other tokens.
 func (l *Local) Allows(tokens, running, inFlight int) bool {
 	switch {
 	case inFlight+tokens > l.InFlight:
@@ -29,8 +29,8 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
 }
 
-// placeLocal begins to look for a rank that computes a prompt without a hand-off: the one
-// that has to compute the least of it, of several the one the policy takes.
+// placeLocal starts the rounds that choose a rank for a prompt without a hand-off: a rank
+// that has to compute the least of it. If several have, the policy chooses among them.
 func (b *board) placeLocal(w entrant, now time.Time) {
 	b.waiting[w.entry.ID] = w
 	if b.pool.Len() == 0 {
@@ -44,8 +44,8 @@ func (b *board) placeLocal(w entrant, now time.Time) {
 	b.refuse(w.entry, ErrNotLocal)
 }
 
-// leastLocal is how much of the prompt the rank has to compute that has to compute the
-// least of it; 0: no rank may.
+// leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute;
+// 0: no rank may compute it now.
 func (b *board) leastLocal(w entrant, now time.Time) (least int) {
 	for _, g := range b.order {
 		watermark := policy.Watermark(g.inForce().Policy)
@@ -58,8 +58,8 @@ func (b *board) leastLocal(w entrant, now time.Time) (least int) {
 	return least
 }
 
-// roundLocal is one call of the group's policy that sees the asked entry alone, and
-// only the ranks that have to compute so little of it as able to take it.
+// roundLocal is one call of the group's policy about the asked entry. The snapshot has only this entry, because
+// the pool is empty. Ranks that would have to compute more than the least of it are shown as down.
 func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	w := b.waiting[b.asked.ID]
 	watermark := policy.Watermark(p.Policy)
@@ -91,14 +91,14 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 		}
 		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
 	}
-	// No rank suits it: the policy would let the request wait.
+	// The policy chose no rank: it would let the request wait.
 }
 
-// decidedLocal answers the asked entry if no group is left that may have it.
+// decidedLocal goes on to the next group, or refuses the asked entry if no group is left.
 func (b *board) decidedLocal(g *group) {
 	if b.went.failure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.choose(g.barrier) // its scratch may be half written
+		g.chosen = b.choose(g.barrier) // a policy that panicked may have left its memory half written
 	}
 	if b.at++; b.went.bound {
 		b.at = len(b.order)
@@ -107,8 +107,8 @@ func (b *board) decidedLocal(g *group) {
 	}
 }
 
-// localOn says whether the rank may compute the prompt now, and how much of it
-// that is, 1 at least.
+// localOn says whether the rank may compute the prompt now, and how many tokens of it the rank would have to
+// compute, at least 1.
 func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (tokens int, ok bool) {
 	for _, offer := range w.local.Ranks {
 		if offer.Worker != r.ID {
@@ -121,7 +121,7 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 	return 0, false
 }
 
-// computing are the prompt tokens that the rank has to compute now.
+// computing returns how many prompt tokens the rank has yet to compute. A prompt counts whole until its first event.
 func (b *board) computing(r *rank) (tokens int) {
 	for _, slot := range r.slots {
 		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {

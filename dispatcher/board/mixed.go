@@ -8,18 +8,18 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Mixed ranks prefill and decode. An entry comes without a hand-off, and its rank computes what it does not hold of the
-// prompt. A slot and the KV of the whole prompt are charged when it is bound, as where ranks are bound before
-// the prefill: no step reads that KV before the first event. The backlog of a rank is the prompt tokens that it has yet to
-// compute. A policy that sends requests in rounds keeps it level.
+// Mixed ranks prefill and decode. An entry comes without a hand-off, and its rank computes the part of the prompt that is not
+// in its prefix cache. A slot and the KV of the whole prompt are charged when the entry is bound. As for early ranks,
+// no step reads that KV before the first event. The backlog of a rank is the prompt tokens that it has yet to
+// compute. A policy that sends requests in rounds keeps the backlogs of the ranks level.
 
 // Hit is what a rank holds of an entry's prompt.
 type Hit = policy.Hit
 
-// presumedBudget is how many tokens of a rank a step takes where nobody says so.
+// presumedBudget is how many tokens a step of a rank is assumed to take if Worker.Budget is not known.
 const presumedBudget = 2048
 
-// uncached is how much of the prompt a rank has to compute. The last token is always computed.
+// uncached returns how many tokens of the prompt a rank has to compute. An engine always computes the last token.
 func (w *entrant) uncached(rank int32) int32 {
 	for _, h := range w.hits {
 		if h.Worker == rank {
@@ -29,14 +29,14 @@ func (w *entrant) uncached(rank int32) int32 {
 	return max(1, w.prompt())
 }
 
-// owe adds a request to those whose prompts a rank has yet to compute: at is its place among them.
+// owe adds a request, with so many tokens to compute, to those whose prompts the rank has yet to compute. at is its place in their order.
 func (b *board) owe(r *rank, slot, tokens int32, at int) {
 	b.ledger.table[slot].left = tokens
 	r.backlog += int64(tokens)
 	r.computing = slices.Insert(r.computing, at, slot)
 }
 
-// finish ends what is left of a request's prompt.
+// finish takes a request's prompt out of the rank's backlog: it is computed, or will not be.
 func (b *board) finish(r *rank, slot int32) {
 	if at := slices.Index(r.computing, slot); at >= 0 {
 		r.computing = slices.Delete(r.computing, at, at+1)
@@ -46,8 +46,8 @@ func (b *board) finish(r *rank, slot int32) {
 	c.left = 0
 }
 
-// computeMs is how long the rank takes for all prompts that it has yet to compute, if all ranks of its group compute prompts
-// meanwhile; 0: it is not known what a prompt costs, or what a step does.
+// computeMs returns how long the rank takes for all prompts that it has yet to compute, in ms, if all ranks of its group compute
+// prompts meanwhile; 0: the cost of prompts or the length of steps is not known.
 func (r *rank) computeMs() float32 {
 	m, _, _ := r.group.steps.Model()
 	decodes := r.group.steps.Ms(m, r.group.most)
@@ -59,8 +59,9 @@ func (r *rank) computeMs() float32 {
 	return float32(step * math.Ceil(float64(r.backlog)/float64(budget)) * float64(max(1, r.Interval)))
 }
 
-// compute takes off what the ranks compute in the step that begins: the token budget less the decodes, first come first
-// served. What is left is what those that are sent now find before them: they can only be in the step after it.
+// compute takes the tokens off the ranks' backlogs that they compute in the step that begins. Each rank computes its token budget less one
+// token for each request that decodes, in the order of arrival. Requests that are sent now find the remaining backlog before them: they
+// cannot be in this step any more.
 func (b *board) compute(g *group, number uint32) (tokens int64) {
 	busy := uint64(0)
 	for _, r := range g.ranks {
@@ -83,7 +84,7 @@ func (b *board) compute(g *group, number uint32) (tokens int64) {
 	return tokens
 }
 
-// StepBudget is how many tokens a step of a mixed rank takes, as far as anybody says.
+// StepBudget returns how many tokens a step of a mixed rank takes: Budget, or presumedBudget if that is not known.
 func (w *Worker) StepBudget() int {
 	if w.Budget > 0 {
 		return w.Budget
@@ -105,15 +106,15 @@ func (r *rank) work(b *board, budget int64, step uint32) {
 	}
 }
 
-// chunks are how much of a prompt steps have computed, as far as the board can tell: this is what the step with that number
-// took, last what the one before did, and before all that was earlier.
+// chunks are how many tokens of a prompt have been computed, as the board estimates it: this in the step with the number step,
+// last in the step before, and before in all earlier steps.
 type chunks struct {
 	before, last, this int32
 	step               uint32
 }
 
-// until is how much was computed before a step in which the prompt was finished. What the board took for its last chunk came
-// too early if its first token came later.
+// until returns how many tokens were computed before the given step, which finished the prompt. If the first token came later than the
+// board expected, the chunk that the board took for the last one counts as computed in the given step.
 func (k *chunks) until(step uint32) int32 {
 	if k.step == step+1 {
 		return k.before
@@ -121,15 +122,15 @@ func (k *chunks) until(step uint32) int32 {
 	return k.before + k.last
 }
 
-// computedIn is how much of a request's prompt a step computed that is known whole. joined is the step of its first token: what was
-// left of the prompt was computed in it, however long the prompt was thought to be, and however late the request came into
-// the engine's queue.
+// computedIn returns how many tokens of a request's prompt a past step computed. joined is the step that brought the request's first
+// token: this step computed all that was left of the prompt, whatever the board had estimated, and however late the request came
+// into the engine's queue.
 //
-// It is not sure of a step that was thought to finish the prompt and brought no token.
+// sure is false if the step finished the prompt by the board's estimate, but brought no first token.
 func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
 	k := &c.chunks
 	switch {
-	case c.had > 0: // nobody tells when its next token comes
+	case c.had > 0: // joined is the step of its first token before the preemption, so only the estimate is left
 		if k.step == step {
 			return int64(k.this), true
 		}
@@ -146,7 +147,8 @@ func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
 	return 0, true
 }
 
-// computeAgain has a rank's engine compute what the last admitted request had there: it ran out of KV room.
+// computeAgain records that the rank's engine ran out of KV room and preempted the last admitted request: its prompt and the tokens that
+// it had generated are computed again.
 func (b *board) computeAgain(r *rank) {
 	b.refresh(r)
 	last := int32(-1)
@@ -166,8 +168,8 @@ func (b *board) computeAgain(r *rank) {
 	b.owe(r, last, c.prompt+q.Generated, 0)
 }
 
-// note takes in what a policy tells of its round: which entries could be sent for the first time, and when it wants to be
-// asked again.
+// note takes over what a policy reports of its round: which entries could be sent for the first time, and when the policy wants to
+// decide again.
 func (b *board) note(g *group, t policy.Gathered, now time.Time) {
 	for _, id := range t.First {
 		if w, ok := b.waiting[id]; ok {
@@ -178,12 +180,12 @@ func (b *board) note(g *group, t policy.Gathered, now time.Time) {
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	g.gathered.heldSince, g.gathered.maxHold = now.Add(-seconds(t.HeldS)), seconds(t.MaxHoldS)
 	g.wake = time.Time{}
-	if !math.IsInf(t.NextMs, 1) { // rounded up, or it would be asked a moment too early
+	if !math.IsInf(t.NextMs, 1) { // rounded up to whole µs, so that the policy does not decide a moment too early
 		g.wake = now.Add(time.Duration(max(1, math.Ceil(t.NextMs*1000))) * time.Microsecond)
 	}
 }
 
-// sent tells of a round that was sent, and of how many ranks compute a prompt then.
+// sent counts a round that was sent, and emits how many ranks have a prompt to compute then.
 func (b *board) sent(g *group) {
 	n := 0
 	for _, r := range g.ranks {
@@ -196,7 +198,7 @@ func (b *board) sent(g *group) {
 	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: n})
 }
 
-// wait tells policies how long an entry has waited for a round.
+// wait returns what policies read of a waiting entry beside policy.Entry.
 func (w *entrant) wait(now time.Time) policy.Wait {
 	e := policy.Wait{Hits: w.hits, HeldMs: -1, Express: w.entry.Express}
 	if !w.since.IsZero() {
@@ -208,14 +210,14 @@ func (w *entrant) wait(now time.Time) policy.Wait {
 	return e
 }
 
-// awaiting is how many requests wait for their first token on a group's ranks or in the pool, but those that are held. Of those that may go
-// to any group, each group that takes requests has its share.
+// awaiting returns how many requests wait for their first token on a group's ranks or in the pool. Held entries do not count, and the other
+// entries of the pool are divided equally among the groups that take requests.
 func (b *board) awaiting(g *group) float64 {
 	early := 0
 	for _, r := range g.ranks {
 		early += r.early
 		for _, slot := range r.computing {
-			if b.ledger.table[slot].had > 0 { // it has had tokens, and is computed again
+			if b.ledger.table[slot].had > 0 { // it was preempted and already had its first token
 				early--
 			}
 		}

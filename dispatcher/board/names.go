@@ -15,7 +15,7 @@ import (
 // for. Policies know nothing of that: they see the request where all ranks of their group list its name. Where only some do, the
 // board itself gives it to the emptiest of these.
 
-// NewNames has these names.
+// NewNames returns a set of these names.
 func NewNames(names []string) *Names {
 	n := &Names{all: make(map[string]struct{}, len(names))}
 	for _, name := range names {
@@ -24,7 +24,7 @@ func NewNames(names []string) *Names {
 	return n
 }
 
-// Has says whether a name is among them.
+// Has says whether a name is in the set. A nil set has every name, and every set has the empty name.
 func (n *Names) Has(name string) bool {
 	if n == nil || name == "" {
 		return true
@@ -33,11 +33,11 @@ func (n *Names) Has(name string) bool {
 	return ok
 }
 
-// Same says whether they are what another one has.
+// Same says whether both sets have the same names.
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.all, other.all) }
 
-// listings finds the names that some ranks list and others do not. Few names are among them, often none: so the work of a change is in
-// that of lists, and not in that of ranks.
+// listings updates the names that some ranks list and others do not. It searches for them only if a list has changed, or the ranks that
+// have one. Otherwise it only updates which ranks are up, and there are few such names or none.
 func (b *board) listings() {
 	b.listers = b.listers[:0]
 	for _, g := range b.groups {
@@ -110,7 +110,7 @@ func (b *board) relist() {
 	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.named})
 }
 
-// find finds the ranks that list a name.
+// find fills in the ranks that list a name.
 func (l *listing) find(b *board, name string) {
 	for _, g := range b.groups {
 		from := len(l.ranks)
@@ -130,14 +130,14 @@ func (l *listing) find(b *board, name string) {
 
 func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 
-// waitsFor counts an entry that begins to wait, or ends, with those that wait for its name.
+// waitsFor adds n to the count of entries that wait for an entry's name: 1 when it begins to wait, -1 when it leaves.
 func (b *board) waitsFor(e *pool.Entry, n int) {
 	if l := b.partial[e.Name]; l != nil && !e.Discard {
 		l.waiting += n
 	}
 }
 
-// unlisted says that no rank of the board lists a name, not even one that is down.
+// unlisted says that no rank of the board lists a name, not even a rank that is down.
 func (b *board) unlisted(name string) bool {
 	return len(b.groups) > 0 && b.partial[name] == nil && !b.common.Has(name)
 }

@@ -6,17 +6,17 @@ import (
 )
 
 // Orphans. A request that is bound before its prefill may end while a prefill engine could still write to
-// the blocks that it has on its rank. The engine keeps these then until all is written, and where
-// nothing ever is, for ever. Its slot is free, but the room of its prompt is not. No step reads it, so
-// that it is no load.
+// the request's KV blocks on its rank. The decode engine then keeps the blocks until all KV is written, and if
+// it is never written, for ever. So the slot is free, but the room of the prompt is not. No step reads these blocks, so
+// they are no load.
 
-// Of a rank so many orphans are told apart; what comes then counts with the latest.
+// mostOrphans is how many orphans of a rank are kept one by one. Later orphans are added to the last of them.
 const mostOrphans = 64
 
-// gaugeLife is how old the gauges may be that tell of orphans.
+// gaugeLife is how old the values of an engine's gauges may be when the boards use them.
 const gaugeLife = 30 * time.Second
 
-// orphan keeps what a charge that was discharged has on a rank.
+// orphan counts the room of a discharged request as still taken on its rank.
 func (b *board) orphan(r *rank, c *charge, now time.Time) {
 	b.ledger.released.kvTokens -= int64(c.prompt)
 	r.orphaned += int64(c.prompt)
@@ -27,7 +27,7 @@ func (b *board) orphan(r *rank, c *charge, now time.Time) {
 	r.orphans = append(r.orphans, orphan{int64(c.prompt), now})
 }
 
-// forgetOrphans gives back what some orphans of a rank have.
+// forgetOrphans gives back the room of those orphans of a rank for which the function returns true.
 func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 	r.orphans = slices.DeleteFunc(r.orphans, func(o orphan) bool {
 		if !which(o) {
@@ -42,12 +42,12 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 
 func all(orphan) bool { return true }
 
-// restarted says whether a worker is another process than before, which has nothing of what that had.
+// restarted says whether the worker's engine is known to run as another process than before, so that its KV is gone.
 func (r *rank) restarted(w *Worker) bool {
 	return r.Process != 0 && w.Process != 0 && w.Process != r.Process
 }
 
-// leave forgets a rank that is gone from the fleet once nothing is charged to it.
+// leave drops a rank that is gone from the fleet once no request is charged to it.
 func (b *board) leave(r *rank) {
 	if !r.present && len(r.slots) == 0 {
 		b.forgetOrphans(r, all)
@@ -56,7 +56,7 @@ func (b *board) leave(r *rank) {
 	}
 }
 
-// room is what of its capacity a rank has for requests; 0: it is unlimited.
+// room returns how many KV tokens of its capacity a rank has for requests; 0: unlimited.
 func (r *rank) room() int64 {
 	if r.Capacity == 0 {
 		return 0
@@ -64,9 +64,9 @@ func (r *rank) room() int64 {
 	return max(1, r.Capacity-r.orphaned-r.kept.Tokens())
 }
 
-// gauged gives back the orphans that are not there any more: our requests that decode and the
-// orphans would need more than is in use. Those that are bound and do not decode may have no blocks yet,
-// and those that stray may have theirs on another rank.
+// gauged gives back the room of orphans that the engine cannot have any more, because our decoding requests and the
+// orphans together would need more than the gauge shows in use. Requests that do not decode yet do not count, because they
+// may have no blocks yet. Nor do requests that stray, because their blocks may be on another rank.
 func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	missing := r.orphaned - e.KVTokens

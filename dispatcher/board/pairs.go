@@ -14,22 +14,22 @@ const (
 	// pairLimit is how many first-event failures in a row quarantine a pair.
 	pairLimit = 3
 
-	// pairMemory is how long a row of failures is kept that was never enough, or
-	// that nobody tries again: one of its ends may be gone.
+	// pairMemory is how long a suspect is kept without a new failure or, after its quarantine has
+	// ended, without a new hand-off: one of its two engines may be gone.
 	pairMemory = 5 * time.Minute
 )
 
-// inOrder are the suspected pairs in an order that does not change.
+// inOrder returns the suspected pairs, sorted.
 func (p *pairs) inOrder() []Pair {
 	return slices.SortedFunc(maps.Keys(p.suspects), func(x, y Pair) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 	})
 }
 
-// pair is the way the request's KV takes.
+// pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
 func (c *charge) pair() Pair { return Pair{c.prefiller, c.rank.Engine} }
 
-// pairEnded takes in how a hand-off fared whose slot is given back.
+// pairEnded updates the suspects by the outcome of a request that gives its slot back.
 func (b *board) pairEnded(s *charge, o Outcome, now time.Time) {
 	switch {
 	case s.prefiller == "":
@@ -42,7 +42,7 @@ func (b *board) pairEnded(s *charge, o Outcome, now time.Time) {
 	}
 }
 
-// lost notes that a hand-off's first event did not come.
+// lost records that a hand-off's first event did not come.
 func (b *board) lost(s *charge, now time.Time) {
 	p, key := &b.pairs, s.pair()
 	p.forget(now)
@@ -61,7 +61,8 @@ func (b *board) lost(s *charge, now time.Time) {
 	b.countPairs()
 }
 
-// consider quarantines a pair once it alone can be what is wrong.
+// consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another
+// engine: then only the connection between the two can be wrong.
 func (b *board) consider(key Pair, sus *suspect, now time.Time) {
 	if sus.circuit.In() && sus.row >= pairLimit && sus.from && sus.to {
 		sus.circuit.Trip(now)
@@ -73,13 +74,13 @@ func (b *board) quarantined(key Pair, sus *suspect) {
 	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: sus.row, Lasts: sus.circuit.Out()})
 }
 
-// reached notes a first event: the pair works, and neither end is to blame for
-// what fails with another one.
+// reached records a first event: the pair works. So its prefill engine works, and its decode engine does, which
+// makes other suspected pairs with these engines more suspect.
 func (b *board) reached(key Pair, now time.Time) {
 	p := &b.pairs
 	p.forget(now)
 	if sus := p.suspects[key]; sus != nil {
-		b.changed = b.changed || !sus.circuit.In() // what was left may go now
+		b.changed = b.changed || !sus.circuit.In() // entries that steer left in the pool may go to the engine now
 		delete(p.suspects, key)
 	}
 	for _, k := range p.inOrder() {
@@ -91,8 +92,8 @@ func (b *board) reached(key Pair, now time.Time) {
 	b.countPairs()
 }
 
-// forget drops what nothing was heard of for long. Those that are watched are
-// few, so whoever comes by looks at all.
+// forget drops suspects that are older than pairMemory. There are few suspects, so each
+// event of a pair looks at all of them.
 func (p *pairs) forget(now time.Time) {
 	for k, sus := range p.suspects {
 		quiet := sus.last
@@ -116,14 +117,14 @@ func (b *board) countPairs() {
 	}
 }
 
-// send tells of a hand-off: past a quarantine it becomes the trial.
+// send records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
 func (p *pairs) send(s *charge, now time.Time) {
 	if sus := p.suspects[s.pair()]; sus != nil {
 		sus.circuit.Send(s.id, now)
 	}
 }
 
-// rerouted notes that a hand-off of a rank comes from another prefiller.
+// rerouted records that the KV of a slot comes from another prefill engine.
 func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
 	s := &b.ledger.table[slot]
 	if sus := b.pairs.suspects[s.pair()]; sus != nil {
@@ -135,7 +136,8 @@ func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
 	}
 }
 
-// Shunned are the prefillers whose KV should not go to the rank of a slot now; below slot 0, to some rank of the model.
+// Shunned returns the prefill engines whose KV should not go to the rank of a slot now. With a slot below 0, it returns those whose KV
+// should not go to at least one rank of the model.
 func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []string) {
 	b := l.boards[model]
 	if b == nil {
@@ -149,17 +151,16 @@ func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []
 	return prefillers
 }
 
-// vetoed says whether an entry should not go to a rank now.
+// vetoed says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is quarantined.
 func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
 	sus := p.suspects[Pair{e.Prefiller, r.Engine}]
 	return sus != nil && !sus.circuit.Allows(now)
 }
 
-// steer looks at one assignment of a round, those before it being bound, and
-// moves it off a quarantined pair: to the rank with the fewest KV tokens that
-// has room, else in exchange with a later assignment. Where another rank could
-// take the entry but has no room it reports false: the entry stays in the pool.
-// With no such rank, or little time left, the pair is used.
+// steer looks at the i-th assignment of a round, after those before it were bound. If its pair is quarantined, steer
+// moves the entry to the rank with the fewest KV tokens that has room, or else exchanges its rank with that
+// of a later assignment. If no rank has room but one could take the entry later, steer returns false: the entry
+// stays in the pool. If there is no such rank, or the entry is urgent, the pair is used.
 func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
@@ -206,14 +207,14 @@ func (b *board) elsewhere(g *group, p *decider, i int, w entrant, now time.Time)
 	return SteerKept
 }
 
-// suits says whether the rank could take the entry, room aside.
+// suits says whether the rank could take the entry if its slots and its KV room were free.
 func (b *board) suits(r *rank, w entrant, now time.Time) bool {
 	return r.takes() && r.lists(w.entry.Name) && r.usable() > 0 && (r.Capacity == 0 || int64(w.prompt()) <= r.Capacity) &&
 		!b.pairs.vetoed(w.entry, r, now)
 }
 
-// hasRoom says whether the rank can have the entry and what the round still
-// wants to give it.
+// hasRoom says whether the rank has slots and KV room for the entry beside the remaining assignments of the
+// round.
 func (b *board) hasRoom(r *rank, p *decider, w entrant, rest []policy.Assignment) bool {
 	if p.Immediate() {
 		return true
@@ -239,7 +240,7 @@ func fits(r *rank, w entrant) bool {
 	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.Capacity
 }
 
-// wait has the board look again when the first quarantine ends.
+// wait makes the board look at the pool again when the first quarantine ends.
 func (p *pairs) wait(now time.Time) {
 	for _, sus := range p.suspects {
 		if at := sus.circuit.Until(); at.After(now) && (p.checkAt.IsZero() || at.Before(p.checkAt)) {
@@ -248,7 +249,7 @@ func (p *pairs) wait(now time.Time) {
 	}
 }
 
-// due says whether a quarantine ended that entries wait for.
+// due says whether a quarantine has ended for whose end entries wait.
 func (p *pairs) due(now time.Time) bool { return !p.checkAt.IsZero() && !now.Before(p.checkAt) }
 
 // PairStatus is a prefiller whose hand-offs fail on an engine.

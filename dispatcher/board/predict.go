@@ -10,7 +10,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// parser reads a policy's spec, with the configured predictor and seed where it names none.
+// parser returns a function that builds a policy from its spec. Where the spec names no predictor or seed, the configured one is used.
 func (c Config) parser() func(spec string) (policy.Policy, error) {
 	kind, seed := c.Predictor.Kind, c.Seed
 	return func(text string) (policy.Policy, error) {
@@ -27,8 +27,8 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 	}
 }
 
-// specWith reads a policy's spec, with that kind of predictor where it names none; "" = none.
-// hint says what to do about a policy that cannot work with it.
+// specWith reads a policy's spec. If the spec names no predictor, it gets the given kind; "": it keeps the policy's default.
+// hint tells the user what to do about a policy that cannot work with the kind.
 func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	sp, err := policy.ParseSpec(text)
 	if err == nil && kind != "" && sp.Accepts("predictor") && !sp.Sets("predictor") {
@@ -39,11 +39,11 @@ func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	return sp, err
 }
 
-// errOracle answers who asks a server for a predictor that only a simulation has.
+// errOracle is the error for a server's config that wants a predictor that only a simulation has.
 var errOracle = errors.New("only a replay can use the predictor oracle, because only there it is known how requests end; take survival " +
 	"or exact")
 
-// serves says whether the predictor a policy needs can be had.
+// serves returns an error if the predictor that a policy needs is not available.
 func (c *PredictorConfig) serves(p policy.Policy) error {
 	if err := c.kindServes(predictor.Kind(policy.NeedsOf(p, 0).Predictor)); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)
@@ -51,7 +51,7 @@ func (c *PredictorConfig) serves(p policy.Policy) error {
 	return nil
 }
 
-// checkTwin refuses what the twin cannot replay.
+// checkTwin returns an error if the twin cannot replay one of its policies.
 func checkTwin(cfg Config) error {
 	for _, spec := range cfg.Twin {
 		p, err := cfg.Parse(spec)
@@ -65,7 +65,7 @@ func checkTwin(cfg Config) error {
 	return nil
 }
 
-// kindServes says whether a kind of predictor can be had.
+// kindServes returns an error if a kind of predictor is not available.
 func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
 	if kind == predictor.KindOracle && !c.KnownLengths {
 		return errOracle
@@ -73,22 +73,22 @@ func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
 	return nil
 }
 
-// Tables are in force until the next ones; they never change.
+// Tables are what a Learner has built for a subject. They never change: newer tables replace them.
 type Tables struct {
 	predictor predictor.Predictor
 	survival  *predictor.Survival
 	counts    predictor.Counts
-	drift     predictor.Drift // of the last outputs, against survival
-	fromFit   predictor.Drift // against the fit file
+	drift     predictor.Drift // of the last outputs, from survival
+	fromFit   predictor.Drift // of the last outputs, from the fit file
 }
 
-// noTables know nothing.
+// noTables returns the tables of a subject of which nothing is learned yet.
 func noTables() *Tables { return &Tables{predictor: predictor.None{}} }
 
-// meanAfter is how many outputs there must be before policies see their mean.
+// meanAfter is how many outputs must be known before policies see their mean.
 const meanAfter = 50
 
-// mean is that of the outputs as policies see it: 0 while too few are known.
+// mean returns the mean output in tokens as policies see it: 0 while fewer than meanAfter outputs are known.
 func (t *Tables) mean() float64 {
 	if t.survival.Len() < meanAfter {
 		return 0
@@ -96,17 +96,17 @@ func (t *Tables) mean() float64 {
 	return t.survival.MeanOutput()
 }
 
-// subject is what the needs of a policy are met from, or what is learned in advance; ok is
-// false where neither is wanted.
+// subject returns the subject that a policy reads or, if it reads none, the configured one, which is learned
+// in advance; ok is false if there is neither.
 func (c *PredictorConfig) subject(model string, n policy.Needs) (s Subject, ok bool) {
 	kind := cmp.Or(predictor.Kind(n.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && n.MeanOutput {
-		kind = predictor.KindSurvival // of what is not told
+		kind = predictor.KindSurvival // the oracle needs no tables, and the mean output comes from those of survival
 	}
 	return Subject{model, kind}, kind != ""
 }
 
-// source is what is known of the subject that a policy's needs are met from; nil: there is none.
+// source returns what is known of the subject that a policy reads, and begins to learn it if it is new; nil: there is no such subject.
 func (b *board) source(n policy.Needs) *known {
 	key, ok := b.cfg.Predictor.subject(b.model, n)
 	if !ok {
@@ -121,8 +121,8 @@ func (b *board) source(n policy.Needs) *known {
 	return s
 }
 
-// foresee writes what the policy in force wants to know of the future into the
-// snapshot: the mean output, and r̂ of every request.
+// foresee writes the predictions that the policy needs into the
+// snapshot: the mean output, and Rhat of every running request.
 func (b *board) foresee(g *group, p *decider) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = 0, nil
@@ -135,7 +135,7 @@ func (b *board) foresee(g *group, p *decider) {
 	}
 	n := policy.NeedsOf(p.Policy, s.MeanOutput)
 	if n.Predictor == "" && (!n.MeanOutput || p.source.Kind == predictor.KindNone) {
-		return // nobody predicts, so that there is nothing to score
+		return // the policy reads no predictions, and none is made to be scored
 	}
 	f := &g.forecast
 	f.Demand(n)
@@ -147,7 +147,7 @@ func (b *board) foresee(g *group, p *decider) {
 	f.Follow(s.Workers, t.predictor)
 }
 
-// foretell sets Rhat of the running requests to what is left of them.
+// foretell sets Rhat of the running requests to the tokens that they will really still get, at most horizon.
 func (b *board) foretell(workers []policy.Worker, horizon int32) {
 	for g := range workers {
 		running := workers[g].Running
@@ -158,8 +158,8 @@ func (b *board) foretell(workers []policy.Worker, horizon int32) {
 	}
 }
 
-// learn tells what became of a request to those who learn from it and to the
-// live scores. A discarded hand-off was none.
+// learn passes the outcome of a request to the live scores and, as an effect, to the
+// Learner. A discarded hand-off was not a client's request, so it is left out.
 func (b *board) learn(s *charge, o Outcome) {
 	if s.discard {
 		return

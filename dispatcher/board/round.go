@@ -8,18 +8,18 @@ import (
 	"evenkeel/predictor"
 )
 
-// Round is one decision, for the decision log, which looks at it after the tick. It copies the
-// round, and uses the room of the copy again and again.
+// Round is one decision. The decision log copies it, because it writes it after the tick; it reuses the
+// memory of its copies.
 type Round struct {
 	Tick     uint64
 	At       time.Time
-	Group    string // as metrics name it
+	Group    string // the group's label in metrics
 	Policy   string
 	Snapshot policy.Snapshot
 	Assign   []policy.Assignment
-	Survival *predictor.Survival // the table policies saw; nil: none
+	Survival *predictor.Survival // the table whose mean output the policy saw; nil: it saw no mean
 
-	running []policy.Request // of all workers, one after the other
+	running []policy.Request // memory of a copy: the running requests of all workers, one after the other
 }
 
 // Copy makes r a copy that shares nothing with the board.

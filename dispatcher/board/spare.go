@@ -2,12 +2,12 @@ package board
 
 import "time"
 
-// A rank whose engine refuses what it gets (429 or 503) has nothing to do, and an empty rank is the first choice for each next request.
-// So a rank that has refused several requests in a row is spared: it gets none while another rank takes any, for a second, and for
-// twice as long each time the one request that then tries it is refused, too, 30 s at most. The first event of a request that it got
-// since then ends this. If all ranks are spared, none is: a request that may fail is better than one that must.
+// A rank whose engine refuses its requests (429 or 503) stays empty, and an empty rank is the first choice for the next request.
+// So a rank that has refused several requests in a row is spared: while another rank takes requests, it gets none for one second.
+// Then one request tries the rank. If it is refused, too, the time doubles, up to 30 s. The first event of a request that the rank
+// got since it was spared ends this. If all ranks would be spared, no rank is: a request that may fail is better than one that must.
 
-// tried takes in how a request fared whose slot is given back: refused, or begun.
+// tried updates the refusals of a rank by a request that gives its slot back: it was refused, it had begun, or neither.
 func (b *board) tried(c *charge, refused bool, now time.Time) {
 	r := c.rank
 	switch {
@@ -24,7 +24,7 @@ func (b *board) tried(c *charge, refused bool, now time.Time) {
 	}
 }
 
-// took notes that the engine of a rank took a request. One that it got before it was spared says nothing.
+// took records that the engine of a rank took a request. For a spared rank, a request that it got before it was spared proves nothing.
 func (b *board) took(c *charge) {
 	r := c.rank
 	switch in := r.refusals.In(); {
@@ -39,7 +39,8 @@ func (b *board) took(c *charge) {
 	b.watch()
 }
 
-// watch counts the ranks that have refused something, and has streams tell of first events while there is one, or a pair is suspected.
+// watch counts the ranks whose last requests were refused. Its effect makes streams report first events while there is such a rank, or
+// a suspected pair.
 func (b *board) watch() {
 	b.refusing = 0
 	for _, r := range b.ranks {
@@ -50,7 +51,7 @@ func (b *board) watch() {
 	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspects) + b.refusing})
 }
 
-// spare notes which ranks get nothing from now on, and when the first of them may be tried.
+// spare sets which ranks get no requests from now on, and wakeSpared, when the first of them may be tried.
 func (b *board) spare(now time.Time) {
 	b.wakeSpared = time.Time{}
 	if b.refusing == 0 {
@@ -76,8 +77,8 @@ func (b *board) spare(now time.Time) {
 	}
 }
 
-// send tells of a request that a rank gets. If the rank was spared, this request tries it. Then it may be that all ranks are spared, so
-// the board looks once more for those that wait.
+// send records that a rank gets a request. If the rank was spared, this request tries it, and the rank is spared until the request is
+// answered. Then all ranks may be spared, so the board looks at the pool once more.
 func (b *board) send(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)
@@ -88,5 +89,5 @@ func (b *board) send(r *rank, id uint64, now time.Time) {
 // takes says whether the rank takes requests: it is up, and not spared.
 func (r *rank) takes() bool { return r.Up && !r.spared }
 
-// onTrial says whether the rank may have one request, which tells whether it refuses them still.
+// onTrial says whether a rank that was spared may get one request, which shows whether the rank still refuses requests.
 func (r *rank) onTrial(now time.Time) bool { return !r.refusals.In() && r.refusals.Allows(now) }

@@ -18,43 +18,43 @@ import (
 	"evenkeel/predictor"
 )
 
-// board mirrors the decode ranks of one model and holds its pool.
+// board mirrors the decode ranks of one model and has the pool of entries that wait for them.
 type board struct {
 	*rules
 	model   string
 	pool    *pool.Pool
 	waiting map[uint64]entrant // by entry ID; the same entries as the pool's
 
-	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
-	groups []*group        // with a present rank, ascending lowest ID
-	up     int             // present ranks that take work
-	mixed  bool            // the ranks are, as told last
-	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
-	// largest prompt any present rank could ever take, in KV tokens
+	ranks  map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
+	groups []*group        // groups with a present rank, by the lowest ID of their ranks
+	up     int             // present ranks that are up or awaited
+	mixed  bool            // the ranks are mixed, by the last list that had any worker
+	downTo time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
+	// largest prompt that any present rank could ever take, in KV tokens
 	largest int64
 	ledger  ledger
 
 	arrived    bool      // entries came since the last turn
-	changed    bool      // something else did that may let an entry in
-	windowEnds time.Time // of the burst of freed slots; zero: none
+	changed    bool      // something else happened that may let an entry in
+	windowEnds time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
 	stepped    bool      // a group that holds entries for a round began a step
 	pairs      pairs
-	heldUntil  time.Time           // when to look at held entries although nothing happens; zero: none is held
-	avoiding   int                 // waiting entries that do not go to any rank
+	heldUntil  time.Time           // when to look at held entries even if nothing happens; zero: no entry is held
+	avoiding   int                 // waiting entries that are particular: they cannot go to just any rank
 	discarding int                 // waiting entries that are discarded hand-offs
 	holders    int                 // waiting entries of whose prompt a rank holds something
-	partial    map[string]*listing // by name, those that some ranks list and others do not
-	common     *Names              // what any one rank lists: a name that is not partial is in it, or no rank lists it
-	listed     []lister            // what partial follows from
-	listers    []lister            // room for the next of these
-	names      []*listing          // the same in order, with their names and their paces
-	named      []string
-	paces      []Pace
-	lonelyTo   time.Time // when the first wait ends for a name of which all ranks are down; zero: there is none
-	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
-	refusing   int       // ranks whose engines refused what they got last
-	wakeSpared time.Time // when the first of these that are spared may be tried; zero: none is
-	keptTo     time.Time // when an engine gives up the first of the KV that it keeps of answers; zero: none keeps any
+	partial    map[string]*listing // by name: the names that some ranks list and others do not
+	common     *Names              // the list of the first rank: each name that is not partial is in it, or no rank lists the name
+	listed     []lister            // ranks and lists from which partial was computed
+	listers    []lister            // memory for the next such list
+	names      []*listing          // the values of partial, sorted by name
+	named      []string            // their names
+	paces      []Pace              // their paces
+	lonelyTo   time.Time           // when the first wait ends for a name of which all ranks are down; zero: there is no such wait
+	wakeShy    time.Time           // when the first shy entry stops being shy; zero: there is none
+	refusing   int                 // ranks whose engines refused their last requests
+	wakeSpared time.Time           // when the first spared rank may be tried; zero: no rank is spared
+	keptTo     time.Time           // when an engine gives up the first of the KV that it keeps of answers; zero: no engine keeps any
 
 	waits    waits
 	pace     Pace
@@ -62,65 +62,65 @@ type board struct {
 	outcomes [Failed + 1]uint64
 	output   int64 // tokens of all released slots
 
-	counts *Counts // told with the event that is applied; nil: with none
+	counts *Counts // Counts that hold for the event that is applied now; nil: none
 
-	lengths map[uint64]int32 // of outputs that were told, by entry ID, of those that wait or run
+	lengths map[uint64]int32 // by entry ID: the output lengths that came with Enqueue, of entries that wait or run
 
-	// Of the tick, reused by every one.
+	// Memory of a tick, which the next tick reuses.
 	snapshot    policy.Snapshot
-	survival    *predictor.Survival // what its MeanOutput is of; nil: none
+	survival    *predictor.Survival // table of the snapshot's MeanOutput; nil: it has none
 	assignments []policy.Assignment
-	weights     []float64 // see explain
+	weights     []float64 // scores of ranks, see explain
 	order       []*group
 	expired     []*pool.Entry
 
-	// Of the rounds that are under way, see deciding.
-	asked *pool.Entry // the entry without a hand-off that they are about; nil: they are about the pool
-	least int         // of the asked entry, the tokens that a rank may have to compute
-	at    int         // the group of order that decides next
-	again bool        // it decides once more, by the fallback
-	round Round       // the last one, for those who look at it afterwards
-	went  went        // how the last one went
+	// State of the rounds that are under way, see deciding.
+	asked *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
+	least int         // tokens of the asked entry that a rank must have to compute to be offered
+	at    int         // index in order of the group that decides next
+	again bool        // this group's policy has failed, and the fallback decides next
+	round Round       // the last round, for the decision log
+	went  went        // how the last round went
 }
 
-// rank is one decode rank with what is charged to it.
+// rank is one decode rank with the requests that are charged to it.
 type rank struct {
 	Worker
-	present bool             // false: gone from the fleet, waits for its last release
-	slots   []int32          // charged now, by their index in the ledger
+	present bool             // false: the rank has left the fleet, and its last slots are not released yet
+	slots   []int32          // indices in the ledger of the charged slots
 	running []policy.Request // the same requests, as policies see them
-	kv      int64            // KV tokens held, others' too, as of the last refresh and what was bound and released since
-	queued  int              // of the slots, those that wait in the engine's own queue, as of the last refresh; never too few
-	left    []departed       // released since the last step that is known whole
-	early   int              // of the slots, those that are not prefilled yet, as of the last refresh
-	later   int64            // KV tokens of these, in kv
+	kv      int64            // KV tokens on the rank, with Others and guests, as of the last refresh and of what was bound or released since
+	queued  int              // slots whose requests wait in the engine's own queue, as of the last refresh; never too few
+	left    []departed       // released requests that the step model still needs, see depart
+	early   int              // slots whose requests do not decode yet (unread), as of the last refresh
+	later   int64            // KV tokens of these requests' prompts; they are part of kv
 
-	backlog   int64   // prompt tokens that it has yet to compute
+	backlog   int64   // prompt tokens that the rank has yet to compute
 	output    int64   // tokens of all released slots
-	answers   uint64  // that were whole
-	empty     uint64  // of them, those that their engine ended without any text
-	unsaid    uint64  // of the answers, those of which their engine told no usage
-	prompts   uint64  // that were sent to it so far
-	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
-	computes  int64   // prompt tokens of the step under way
+	answers   uint64  // complete answers
+	empty     uint64  // answers that the engine ended without any text
+	unsaid    uint64  // answers for which the engine reported no token usage
+	prompts   uint64  // prompts that were sent to the rank so far, if it is mixed
+	computing []int32 // slots without a token yet, or without one since they were preempted, in the order in which the rank computes them
+	computes  int64   // prompt tokens that the rank computes in the current step
 
-	engine   []*rank // those of its engine in the fleet; responses that no rank is known of stand on all of them
-	strays   int     // of the slots, such responses
-	parts    int64   // ranks on which each of them stands
-	guests   int64   // KV tokens of those of the other ranks that stand here, in kv
+	engine   []*rank // present ranks of the same engine: the KV of straying requests is divided among them
+	strays   int     // slots whose requests stray
+	parts    int64   // number of ranks among which the KV of a straying request is divided
+	guests   int64   // KV tokens here of requests that stray and have their slots on other ranks; they are part of kv
 	orphans  []orphan
-	orphaned int64   // KV tokens of these, not in kv
-	kept     kept.KV // of answers that have ended, not in kv
+	orphaned int64   // KV tokens of the orphans; not part of kv
+	kept     kept.KV // KV that the engine keeps of ended answers; not part of kv
 
-	group    *group // while present
+	group    *group // set while the rank is present
 	pressure pressure
-	refusals circuit.Circuit // by its engine, in a row
-	spared   bool            // it has refused too many to get any now
+	refusals circuit.Circuit // requests that the engine refused in a row
+	spared   bool            // the engine refused so many requests that it gets none now
 }
 
 func (r *rank) free() int { return r.usable() - len(r.slots) }
 
-// usable is how many slots may be in use now.
+// usable returns how many slots may be in use now.
 func (r *rank) usable() int {
 	if r.Limit > 0 {
 		return min(r.Slots, r.Limit)
@@ -128,60 +128,60 @@ func (r *rank) usable() int {
 	return r.Slots
 }
 
-// budget is the largest prompt the rank could take if it were idle, under a
-// policy that keeps the watermark's share of it empty.
+// budget returns the largest prompt that the rank could take if it were idle, in KV tokens, under a
+// policy that keeps the watermark's share of its capacity empty.
 func (r *rank) budget(watermark float64) int64 {
 	return policy.KVBudget(r.Capacity, watermark)
 }
 
-// group is what one Snapshot shows: a barrier group, or all ranks of the model
+// group is the set of ranks that one Snapshot shows: a barrier group, or all ranks of the model
 // that have no barrier.
 type group struct {
 	name     string // "" without barrier
 	barrier  bool
-	members  []*rank // present, ascending ID
-	ranks    []*rank // of them, those that step: all that are not down; what a Snapshot shows
+	members  []*rank // present ranks, ascending ID
+	ranks    []*rank // members that are not down: these step, and a Snapshot shows them
 	chosen   decider
 	fallback decider
-	slow     int // rounds the fallback still decides, after one over the limit
+	slow     int // how many more rounds the fallback decides, after a round over TickLimit
 
 	kv   int64 // KV tokens of all ranks, as of the last refresh
-	most int64 // of the fullest, by what they cost
+	most int64 // largest load of a rank in the group's steps (rank.cost), in KV tokens, as of the last refresh
 
 	forecast forecast.Running
 	budget   effort.Budget
 	held     int       // entries that the last decision held for a round although they had a slot
-	wake     time.Time // when the policy wants to look at these; zero: it does not say so
+	wake     time.Time // when the policy wants to look at held entries again; zero: it has set no time
 	gathered gathered
 	lately   lately
 	tempo    tempo
-	steps    step.Times    // what its streams told
-	told     *step.Weights // that do not change; nil: half of what a request weighs is either of them
-	had      []step.Rank   // what its ranks had in a step, so that hearing of one allocates nothing
-	last     Step          // of these; the requests it was made for are known with the next
-	gone     int64         // tokens of all requests that were released
+	steps    step.Times    // what the group's steps have taught
+	told     *step.Weights // weights of a Law event; nil: there was none, and they follow from steps
+	had      []step.Rank   // memory of hear: what the ranks did in a step
+	last     Step          // last step that was reported; which requests it was made for is known when the next one is
+	gone     int64         // tokens of all released requests that were in a step
 	lag      ahead.Lag
 	lead     ahead.Lead
-	tokens   int64 // these, and of those that run, when the last step was told
+	tokens   int64 // gone, and the tokens of the requests that run, when the last step was reported
 }
 
-// gathered is what a group that prefills and decodes did so far.
+// gathered counts what a group that prefills and decodes has done so far.
 type gathered struct {
-	rounds, filled  uint64 // sent ones, and the ranks that had a prompt to compute then
-	steps, prefills uint64 // told ones, and those in which a prompt was computed
-	ranks, idle     uint64 // in the latter, and those of them that computed none
+	rounds, filled  uint64 // rounds that were sent, and the sum of the ranks that had a prompt to compute then
+	steps, prefills uint64 // steps that were reported, and those in which a prompt was computed
+	ranks, idle     uint64 // sum over the steps with prompts: of the ranks, and of the ranks that computed none
 
-	heldSince time.Time     // when the first of those that are held could have been sent
+	heldSince time.Time     // when the first of the held entries could have been sent
 	maxHold   time.Duration // the policy holds no request longer than this
 }
 
-// lately is what came of a group over its steps, the past fading: how many requests waited for their first token and were not held, and
-// how many tokens of prompts its ranks computed. Who waits in the arrival queue is not here yet.
+// lately has sums over the steps of a group, in which the past fades: request-seconds that requests which were not held waited for their
+// first token, prompt tokens that the ranks computed, and seconds. Requests that have not reached the pool do not count.
 type lately struct{ waited, tokens, seconds float64 }
 
 const (
-	recently = 60 // after so many seconds of steps the past counts for a third
-	longest  = 5  // seconds that a step counts for at most: an engine that stood still says nothing of the minutes after it
+	recently = 60 // after so many seconds of steps, the past counts for about a third (1/e)
+	longest  = 5  // most seconds that a step counts for: if an engine stood still for long, that must not rule the next minutes
 )
 
 func (l *lately) add(requests float64, tokens int64, length time.Duration) {
@@ -190,7 +190,7 @@ func (l *lately) add(requests float64, tokens int64, length time.Duration) {
 	l.waited, l.tokens, l.seconds = l.waited*kept+requests*seconds, l.tokens*kept+float64(tokens), l.seconds*kept+seconds
 }
 
-// means are how many requests waited, and how many tokens of prompts were computed per second; below 0: no stream has told of a step.
+// means returns how many requests waited on average, and how many prompt tokens were computed per second; below 0: no step was reported.
 func (l *lately) means() (requests, rate float32) {
 	if l.seconds <= 0 {
 		return -1, -1
@@ -201,111 +201,109 @@ func (l *lately) means() (requests, rate float32) {
 // entrant is an entry that waits.
 type entrant struct {
 	entry      *pool.Entry
-	local      *Local          // it has no hand-off, and does not wait; nil: it has one
-	output     int32           // that was told; 0: it was not
-	trace      *decision.Trace // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
+	local      *Local          // which ranks may compute a prompt without a hand-off, which does not wait; nil: an entry of the pool
+	output     int32           // output length that came with Enqueue; 0: none did
+	trace      *decision.Trace // where the tick writes why the rank was chosen, so that it allocates nothing; nil: it does not
 	hits       []Hit           // what ranks hold of its prompt
-	particular bool            // it does not go to any rank, and is counted with those
-	since      time.Time       // when it could first have been sent to one; zero: it never could
+	particular bool            // it cannot go to just any rank, and board.avoiding counts it
+	since      time.Time       // when it could first have been sent to a mixed rank; zero: it never could
 }
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
 
-// pairs are the ways of KV from a prefiller to a decode engine that do not
-// work, though both serve others: a connection one of them kept from before a
-// restart, a route that is gone. A quarantined pair gets
-// no hand-off while another rank can take it, for a second and twice as long
-// each time the one hand-off that then tries it fails too, 30 s at most. The
-// board owns it; streams read only how many are watched.
+// pairs has the pairs of a prefill and a decode engine between which KV may not arrive although both
+// work with other engines: one of them may have kept a connection from before a
+// restart of the other, or a route may be gone. For a second, a quarantined pair gets
+// no hand-off that another rank can take. Then one hand-off tries the pair. If it fails,
+// too, the time doubles, up to 30 s.
 type pairs struct {
 	suspects map[Pair]*suspect
-	out      int       // of them quarantined; 0: a round pays for nothing here
-	checkAt  time.Time // when to look at entries that were left for a quarantine's end; zero: none were
+	out      int       // how many suspects are quarantined; 0: rounds skip the checks of pairs
+	checkAt  time.Time // when to look at entries that were left in the pool until a quarantine ends; zero: there are none
 }
 
 // suspect is a pair that has failed since it last worked.
 type suspect struct {
 	circuit circuit.Circuit
-	row     int
-	from    bool // the prefiller's hand-offs reached others since
-	to      bool // others' reached the engine since
-	last    time.Time
+	row     int       // failures in a row
+	from    bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
+	to      bool      // since the first failure, a hand-off of another prefill engine reached the decode engine
+	last    time.Time // last failure
 }
 
-// Pair is a prefiller and a decode engine.
+// Pair is a prefill engine and a decode engine.
 type Pair struct{ Prefiller, Engine string }
 
-// orphan is the prompt of such a request.
+// orphan is the KV room on a rank that the prompt of a request may keep after the request has left, see orphans.go.
 type orphan struct {
 	tokens int64
 	since  time.Time
 }
 
-// pressure is what a rank's preemptions tell.
+// pressure is what follows from the preemptions of a rank's engine.
 type pressure struct {
-	last  time.Time // preemption
-	until time.Time // kept emptier
+	last  time.Time // the last preemption
+	until time.Time // until then the rank is tight: it is kept emptier
 }
 
-// Pace is how fast the slots of a board come free, from which Room tells whether a
-// hand-off would get a slot in time.
+// Pace is how fast the slots of a board come free. Dispatcher.Room computes from it how many
+// hand-offs would get a slot in time.
 type Pace struct {
 	Slots, Free int
-	Waiting     int     // in the pool, discarded hand-offs not counted
+	Waiting     int     // entries in the pool without discarded hand-offs, see keepPace
 	Seconds     float64 // mean time that a request has its slot
 	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
 }
 
-// Bound is how an entry got its slot.
+// Bound says which slot an entry got, and how.
 type Bound struct {
-	Slot       int32 // index
+	Slot       int32 // index of the slot in the board
 	Worker     int32
 	WorkerName string
-	Group      string // as the worker names it
-	Policy     string // that decided, the fallback's name where it did
-	Stage      uint8  // policy.Assignment's: 0 the starvation guard, 1 singles, 2 subsets
+	Group      string // Worker.Group
+	Policy     string // name of the policy that decided; the fallback's if that decided
+	Stage      uint8  // Assignment.Stage: 0 the starvation guard, 1 singles, 2 subsets
 	Score      float64
 	Wait       time.Duration // in the pool
-	Beyond     bool          // though the rank has no slot or no KV room for it yet
-	Full       bool          // likewise, or the policy leaves queues to engines
-	NewTokens  int32         // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
-	Held       time.Duration // of Wait, for a round
-	Step       uint32        // of its group, that was told last; 0: none was
+	Beyond     bool          // the rank has no slot or no KV room for the entry yet, so it waits in the engine's queue
+	Full       bool          // the rank has no slot or no KV room for the entry; also set under an immediate policy, where Beyond is not
+	NewTokens  int32         // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
+	Held       time.Duration // the part of Wait in which the entry was held for a round
+	Step       uint32        // number of the group's step that was reported last; 0: none was
 
-	StepMs    float32 // a step of the group then, of an entry that is bound before its prefill; 0: unknown
-	ComputeMs float32 // until a mixed rank has computed the prompt, and those before it; 0: unknown
+	StepMs    float32 // for an early entry: length of a step of the group, in ms; 0: unknown
+	ComputeMs float32 // time until a mixed rank has computed the prompt and those before it, in ms; 0: unknown
 }
 
-// Local is what a decode rank may compute of a prompt that comes without a
-// hand-off.
+// Local says which decode ranks may compute a prompt that comes without a hand-off, and how much of it a
+// rank may compute.
 type Local struct {
-	Ranks []LocalRank // that may, and how much of it each would have to compute
+	Ranks []LocalRank // ranks that may compute the prompt
 
-	// Threshold is the longest part that a rank may compute, in tokens. 0: what
-	// takes longer than a hand-off may not be computed, see BreakEven.
+	// Threshold is the longest part of a prompt that a rank may compute, in tokens. 0: a part may be computed if that
+	// takes no longer than a hand-off, see BreakEven.
 	Threshold int
 	// BreakEven is how many tokens an idle rank computes in the time of a
-	// hand-off. Each request that runs beside it makes that an eighth longer.
+	// hand-off. Each request that runs on the rank makes the computation longer, by an eighth of its time on an idle rank.
 	BreakEven float64
-	// InFlight bounds the tokens that a rank has to compute at once, these
-	// included.
+	// InFlight bounds the prompt tokens that a rank may have to compute at one time, with those of this prompt.
 	InFlight int
 }
 
-// LocalRank is a rank with what it would have to compute.
+// LocalRank is a rank with the part of a prompt that it would have to compute.
 type LocalRank struct {
 	Worker int32
-	Tokens int // of the prompt, those that its prefix cache does not have
+	Tokens int // tokens of the prompt that are not in its prefix cache
 }
 
-// departed is a request that was released, and the steps it was in.
+// departed is a request that was released, with the first and the last step that it was in.
 type departed struct {
 	first, last uint32
 	kv          int64
 	prompt      int64 // tokens of its prompt that the step of its first token computed, on a mixed rank
 }
 
-// waits are the pool times of the last admissions, for the starvation guard.
+// waits has the times that the last admitted entries waited in the pool, for the starvation guard.
 type waits struct {
 	last    [1000]time.Duration
 	n, next int
@@ -328,43 +326,43 @@ func (w *waits) meanMs() float32 {
 
 // Boards are the boards of all models: the mirror of their decode ranks, what these hold, and
 // the pools of entries that wait for them. They have no goroutine, clock, log, metric or lock:
-// whoever owns them tells events with the time, and carries out the effects that come back.
+// their owner applies events with the time, and carries out the effects that come back.
 type Boards struct {
 	*rules
 	boards   map[string]*board // by model
-	inOrder  []*board          // the same, by name
-	round    *board            // whose round was decided, until it is told how long that took
+	inOrder  []*board          // the same, sorted by model
+	round    *board            // the board whose round was decided, until the event Decided; nil: none
 	draining bool
 }
 
-// rules are the settings all boards share; only the owner changes them.
+// rules are what all boards share: the settings, what was learned, and the effects of the current event.
 type rules struct {
 	cfg    Config
 	spec   string          // policy of barrier groups
 	name   string          // of that policy
-	shared map[string]bool // names of groups that several models have
+	shared map[string]bool // group names that are used for several models
 
-	replayed []policy.Needs // what the policies that the twin replays want to know
+	replayed []policy.Needs // needs of the policies that the twin replays
 
 	fit      *predictor.Fit     // what predictors start from; nil: from nothing
-	subjects map[Subject]*known // outlive the boards
+	subjects map[Subject]*known // kept when a board is removed
 
-	effects []Effect  // to be carried out
-	now     time.Time // of the last event
+	effects []Effect  // effects of the current event, to be carried out
+	now     time.Time // time of the current event
 }
 
 func (r *rules) emit(e Effect) { r.effects = append(r.effects, e) }
 
-// decider is a policy in use: a value of its own for each group, since it
-// keeps scratch and turns.
+// decider is a policy in use. Each group has a value of its own, since a policy
+// keeps memory and, if it takes ranks in turn, which rank is next.
 type decider struct {
 	policy.Policy
 	spec   string
 	name   string
 	rules  *rules
-	ahead  bool   // it sends requests ahead of the slots they will have
-	hits   bool   // it asks what ranks hold of prompts
-	source *known // of what it wants to know of the future; nil: nothing
+	ahead  bool   // it sends requests ahead of the slots that will come free for them
+	hits   bool   // it reads what ranks hold of prompts
+	source *known // tables for its predictions; nil: it reads none
 }
 
 // charge is a request's place on a rank, from its admission until its release.
@@ -374,34 +372,34 @@ type charge struct {
 	id, key     uint64
 	prefiller   string
 	prompt, age int32
-	newTokens   int32 // of the prompt that the rank has to compute
+	newTokens   int32 // prompt tokens that the rank has to compute
 	discard     bool
-	strays      bool // its engine runs it on any of its ranks: its KV stands on all of them
-	started     bool // its first event has come, as was told last
-	waits       bool // in the engine's queue, beyond the rank's slots or KV room
-	since       time.Time
-	bound       uint32 // number of the step that was told last before it
-	early       bool   // it was bound before its prefill
-	unread      bool   // likewise, or on a mixed rank, and no step has read its KV yet
-	left        int32  // of its prompt, what a mixed rank has yet to compute
-	chunks      chunks // in which that is done
-	had         int32  // tokens that it had got when it was preempted there; 0: it never was
+	strays      bool      // the engine runs it on any of its ranks, so its KV is charged to all of them in equal parts
+	started     bool      // its first event has come, as counted last
+	waits       bool      // it is in the engine's queue, beyond the rank's slots or KV room
+	since       time.Time // when it was bound
+	bound       uint32    // number of the group's step that was reported last before it was bound; 0: none was
+	early       bool      // it was bound before its prefill
+	unread      bool      // it is early or on a mixed rank, and no step has read its KV yet
+	left        int32     // tokens of its prompt that a mixed rank has yet to compute
+	chunks      chunks    // how much of its prompt the last steps computed
+	had         int32     // tokens that it had got when a mixed rank preempted it; 0: it was not preempted
 	unheard     unheard
 }
 
-// ledger is every charge by its dense index, and what was charged and
-// released in all. The two are kept apart so that the program can check one
-// against the other while it runs.
+// ledger has all charges by index, and the totals of what was charged and
+// released. The totals are kept apart from the table so that drift can compare the two
+// while the program runs.
 type ledger struct {
 	table    []charge
-	unused   []int32 // free indices, the last is taken first
+	unused   []int32 // free indices of the table; the last one is used first
 	charged  tally
 	released tally
-	kept     int64 // KV tokens that engines kept of answers that had ended
-	givenUp  int64 // of these, those that they keep no longer
+	kept     int64 // total of the KV tokens that engines began to keep of ended answers
+	givenUp  int64 // total of those that they keep no longer
 }
 
-// tally counts slots and the KV tokens they were admitted with.
+// tally counts slots and the KV tokens of their prompts.
 type tally struct{ slots, kvTokens int64 }
 
 func (t *tally) add(c *charge) {
@@ -409,7 +407,7 @@ func (t *tally) add(c *charge) {
 	t.kvTokens += int64(c.prompt)
 }
 
-// tokens is a count as policies hold it.
+// tokens returns a number of tokens as an int32, at least 0.
 func tokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
 func (g *group) inForce() *decider {
@@ -432,17 +430,17 @@ type went struct {
 	policy  *decider
 	invalid int // assignments that were not bound
 	failure error
-	bound   bool // the asked entry was
+	bound   bool // the asked entry was bound
 }
 
-// Gauged tells how many KV tokens are in use on a worker, as its engine's gauges said at an instant.
+// Gauged reports how many KV tokens were in use on a worker at an instant, by its engine's gauges.
 type Gauged struct {
 	Worker   int32
 	KVTokens int64
 	At       time.Time
 }
 
-// examined are settings that work.
+// examined are settings that were checked: the config, fit and policy that would be in force with them.
 type examined struct {
 	cfg     Config
 	fit     *predictor.Fit
@@ -450,7 +448,7 @@ type examined struct {
 	decides bool // policies are made anew
 }
 
-// started says whether the first event of a slot has come, or would have come if its engine told of any.
+// started says whether the first event of a slot has come or, for an unheard answer, whether it has its first token by the estimate.
 func (b *board) started(slot int32) bool {
 	return b.seen(slot) || b.ledger.table[slot].unheard.first != 0
 }
@@ -462,7 +460,7 @@ func (b *board) seen(slot int32) bool {
 	return c.started
 }
 
-// group is the one that a key names, and its board; nil: it is gone.
+// group returns the group with a key, and its board; nil: the group is gone.
 func (l *Boards) group(key GroupKey) (*board, *group) {
 	if b := l.boards[key.Model]; b != nil {
 		for _, g := range b.groups {
@@ -474,7 +472,7 @@ func (l *Boards) group(key GroupKey) (*board, *group) {
 	return nil, nil
 }
 
-// label names a group in metrics and in the decision log.
+// label returns the name of a group in metrics and in the decision log.
 func (b *board) label(g *group) string {
 	switch {
 	case !g.barrier:
@@ -485,33 +483,33 @@ func (b *board) label(g *group) string {
 	return g.name
 }
 
-// key names a group in effects.
+// key returns the key of a group, which effects and events use.
 func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barrier} }
 
-// known is what is known of a subject.
+// known is a subject with its tables in force.
 type known struct {
 	Subject
 	*Tables
 }
 
-// Names are what an engine lists. They never change. Engines that list the same have the same value, so that two can be compared by
-// their pointers. nil has every name: nobody has told.
+// Names is the set of model names that an engine lists. A set never changes. Engines that list the same names share one value, so that
+// sets can be compared by their pointers. nil stands for a list that is not known, and has every name.
 type Names struct{ all map[string]struct{} }
 
-// listing is a name that some ranks of a board list and others do not.
+// listing has the ranks of a name that some ranks of a board list and others do not.
 type listing struct {
-	ranks []*rank  // present ones that list it, ascending ID
-	whole []*group // groups of which all ranks do
-	parts []*rank  // of ranks, those of the other groups
+	ranks []*rank  // present ranks that list the name, ascending ID
+	whole []*group // groups of which all ranks list it
+	parts []*rank  // those of ranks that are in other groups
 
-	up      int       // of ranks, those that take requests, or are waited for
-	largest int64     // prompt that any of ranks could ever take, in KV tokens
-	downTo  time.Time // until then an outage of all ranks is waited out; zero: there is none
-	full    uint64    // tick in which none of parts had a slot left
-	waiting int       // entries
+	up      int       // how many of ranks are up or awaited
+	largest int64     // largest prompt that any of ranks could ever take, in KV tokens
+	downTo  time.Time // end of outageGrace while all of ranks are down; zero: one is up
+	full    uint64    // number of the tick in which none of parts had a slot left
+	waiting int       // entries in the pool that ask for the name, without discarded hand-offs
 }
 
-// lister is a rank as far as the listings follow from it.
+// lister is a rank with what the listings depend on: its group and the names that it lists.
 type lister struct {
 	rank  *rank
 	group *group

@@ -171,23 +171,23 @@ type WorkerStatus struct {
 	Lists        *Names `json:"-"`                          // what may be asked for there; /status has the models of its engine
 }
 
-// Loads is a sample of all boards, as little as one can cost: in no order.
+// Loads is a sample of all boards that costs as little as possible. The ranks are in no order.
 type Loads struct {
 	Ranks        []Load // present ones
 	Pool         int    // entries that wait
-	OutputTokens int64  // of all that left and of those that run
+	OutputTokens int64  // of all requests that have left and of those that run
 }
 
-// Load is what one decode rank holds, and what it has done since it came.
+// Load is what one decode rank holds now, and what it has done since it joined the fleet.
 type Load struct {
 	Worker         int32
 	Running        int
 	KVTokens       int64
 	Output         int64  // tokens of all its answers
-	Answers, Empty uint64 // those that were whole, and of them those that the engine ended without any text
+	Answers, Empty uint64 // complete answers, and those of them that the engine ended without any text
 }
 
-// Status is a copy of what the boards hold, by the Counts that came before it.
+// Status returns a copy of what the boards hold. It uses the Counts that were applied just before.
 func (l *Boards) Status(now time.Time) Status {
 	defer l.forgetCounts()
 	s := Status{Policy: l.name, Models: make([]ModelStatus, 0, len(l.boards))}
@@ -200,7 +200,7 @@ func (l *Boards) Status(now time.Time) Status {
 	return s
 }
 
-// Loads samples the boards, by the Counts that came before it.
+// Loads returns a sample of the boards. It uses the Counts that were applied just before.
 func (l *Boards) Loads() Loads {
 	defer l.forgetCounts()
 	n := 0
@@ -230,7 +230,7 @@ func (l *Boards) Loads() Loads {
 	return all
 }
 
-// streams is how many answers of a rank have begun.
+// streams returns how many answers of a rank have begun.
 func (b *board) streams(r *rank) (n int) {
 	for _, slot := range r.slots {
 		if b.started(slot) {
@@ -261,7 +261,7 @@ func (b *board) status(now time.Time) ModelStatus {
 	return m
 }
 
-// PoolAgeSeconds bound the classes of ModelStatus.PoolAges.
+// PoolAgeSeconds are the upper bounds of the age classes of ModelStatus.PoolAges, in s; the last class has no bound.
 var PoolAgeSeconds = []float64{0.1, 0.3, 1, 3, 10, 30}
 
 func (b *board) poolAges(now time.Time) []int {
@@ -299,7 +299,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	return w
 }
 
-// status expects the ranks refreshed.
+// status returns the status of the group, whose ranks must have been refreshed.
 func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
@@ -337,7 +337,7 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 	return s
 }
 
-// stepStatus expects the loads as the ranks' steps feel them.
+// stepStatus returns the status of the group's steps. b has the loads of the ranks as rank.cost returns them.
 func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
@@ -355,8 +355,8 @@ func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	return s
 }
 
-// predictors reports every kind learned for the model; scores stand with the
-// kind the policy uses.
+// predictors reports every kind of predictor that is learned for the board's model, sorted by kind. Only the kind
+// that a group's policy uses has rows, from which Score makes its scores.
 func (b *board) predictors() []PredictorStatus {
 	var all []PredictorStatus
 	for key, s := range b.subjects {
@@ -383,7 +383,7 @@ func driftReport(d predictor.Drift) DriftReport {
 	return DriftReport{Distance: d.Distance, Critical: d.Critical, Drifted: d.Drifted()}
 }
 
-// Score works out what takes too long for the owner of the boards.
+// Score computes the scores of the predictors. It is not part of Boards.Status because it would take the goroutine of the boards too long.
 func (s *Status) Score() {
 	for i := range s.Models {
 		for j := range s.Models[i].Predictors {

@@ -8,10 +8,10 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// LeastStep is the shortest step of an engine we believe in at first.
+// LeastStep is the shortest time that counts as a step while the steps of a group are not known yet.
 const LeastStep = time.Millisecond
 
-// watchHeld has a tick when a policy that holds entries for a round wants to look at them again.
+// watchHeld sets heldUntil, when the first policy that holds entries for a round wants to look at them again.
 func (b *board) watchHeld() {
 	for _, g := range b.groups {
 		if b.pool.Len() == 0 {
@@ -23,18 +23,18 @@ func (b *board) watchHeld() {
 	}
 }
 
-// stepMs is how long a step of the group takes, 0 where nobody knows.
+// stepMs returns how long a step of the group takes, in ms; 0: not known.
 func (g *group) stepMs() float32 {
 	m, _, _ := g.steps.Model()
 	return g.steps.Ms(m, g.most)
 }
 
-// hear takes in the steps of a group that its streams told of. Which requests a
-// step was made for is known when the next one is told: those that had got their
-// first token by its end, and had not got their last one before. What is charged
-// is another matter: a request that was just bound is still on its way into the
-// engine or waits in its queue, and one that got its last token is still charged
-// when the first stream speaks.
+// hear takes in new steps of a group. Only when the next step is reported is it known which requests
+// the step before was made for: those that had got their first token by its end, and
+// had not got their last token before it. The charged requests are not the same: a
+// request that was just bound is still on its way to the engine or waits in its queue, and
+// a request that got its last token in the step is still charged when the first stream
+// reports the step.
 func (b *board) hear(g *group, told []Step) {
 	if len(told) == 0 {
 		return
@@ -43,7 +43,7 @@ func (b *board) hear(g *group, told []Step) {
 	before := g.tokens
 	g.tokens = g.generated()
 	for _, s := range told {
-		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
+		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else the counts are of several steps
 			if requests, sure := b.inStep(g); sure {
 				g.steps.Teach(step.Sample{Ranks: g.had, Tokens: float64(g.tokens-before) / float64(max(1, requests)), Length: g.last.Length})
 			}
@@ -61,7 +61,7 @@ func (b *board) hear(g *group, told []Step) {
 	b.stepped = b.stepped || g.held > 0
 }
 
-// generated is how many tokens the requests of the group have got so far.
+// generated returns how many tokens all requests of the group have got so far.
 func (g *group) generated() int64 {
 	sum := g.gone
 	for _, r := range g.ranks {
@@ -72,15 +72,15 @@ func (g *group) generated() int64 {
 	return sum
 }
 
-// inStep writes what each rank of the group had in its last step, by what it cost, and counts the requests that
-// all ranks had in it. It is not sure where prompts were computed when nobody expected that.
+// inStep writes to g.had what each rank of the group did in the last step, scaled by the rank's Cost. It returns how many requests
+// got a token in it. sure is false if the board cannot tell how many prompt tokens the step computed.
 func (b *board) inStep(g *group) (requests int, sure bool) {
 	g.had, sure = g.had[:0], true
 	for _, r := range g.ranks {
 		kv, decode, prompt := r.Others+r.guests, 0, int64(0)
 		had := func(first uint32, tokens int64) {
 			requests++
-			if !r.Mixed || first != g.last.Number { // else its prompt was computed in the step
+			if !r.Mixed || first != g.last.Number { // else the step computed its prompt, and did not decode it
 				kv += tokens
 				decode++
 			}
@@ -110,12 +110,12 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 	return requests, sure
 }
 
-// later compares numbers of steps, which begin anew after the largest.
+// later says whether step number x is later than y. Numbers begin anew after the largest uint32.
 func later(x, y uint32) bool { return int32(x-y) > 0 }
 
-// depart remembers a request that is about to be released for the step that is not
-// known whole yet. It keeps to the room that the rank's slots needed: if more leave
-// in one step, the step teaches little.
+// depart remembers a request that is about to be released, because the step model still needs it for
+// steps that are not complete. The list never grows beyond its capacity, which fits the rank's slots: if more
+// requests leave in one step, that step teaches little, and the list is cleared.
 func (b *board) depart(slot, generated int32, first, last uint32) {
 	if first == 0 {
 		return // it was in no step
@@ -130,7 +130,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 		}
 	}
 	r, kv := c.rank, int64(c.prompt)+int64(generated)
-	if c.strays { // what the other ranks had of it is left out of the one step
+	if c.strays { // only this rank's part: the parts of the other ranks are missing in this one step
 		kv /= r.parts
 	}
 	if len(r.left) == cap(r.left) {
@@ -143,7 +143,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	r.left = append(r.left, departed{first: first, last: last, kv: kv, prompt: prompt})
 }
 
-// forget drops the departed that were in no step from this one on.
+// forget drops the departed requests whose last step was before the step with this number.
 func (r *rank) forget(number uint32) {
 	kept := r.left[:0]
 	for _, d := range r.left {
@@ -154,7 +154,7 @@ func (r *rank) forget(number uint32) {
 	r.left = kept
 }
 
-// rest ends the step under way when nothing of the group runs any more.
+// rest ends the current step of a group if none of its requests decodes any more.
 func (b *board) rest(g *group) {
 	if !g.barrier || len(g.members) == 0 {
 		return
@@ -174,11 +174,11 @@ func (b *board) rest(g *group) {
 	}
 }
 
-// decoding are the KV tokens that the rank's steps read: not those that only have their room.
+// decoding returns the KV tokens that the rank's steps read: without those of requests that have not begun to decode.
 func (r *rank) decoding() int64 { return r.kv - r.later }
 
-// cost is what the rank decodes as its group's barrier feels it: KV tokens, and so many for each
-// request, more on a rank that is slower than the others.
+// cost returns the load of the rank in the group's steps, in KV tokens: those that its steps read, and the given
+// number for each request that decodes, times the rank's Cost.
 func (r *rank) cost(request int64) int64 {
 	return r.weigh(r.decoding() + request*int64(len(r.slots)-r.early))
 }
@@ -190,16 +190,16 @@ func (r *rank) weigh(kv int64) int64 {
 	return int64(float64(kv) * float64(r.Cost))
 }
 
-// slowness is what a KV token costs on the rank, 1 = the group's mean.
+// slowness returns what a KV token costs on the rank, 1 = the group's mean.
 func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
 
-// request is how many KV tokens a request weighs as much as in the group's steps.
+// request returns the weight of a request in the group's steps, in KV tokens. It may be an assumed weight.
 func (g *group) request() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// known is the same for what is said of steps, which is not made of what is only assumed.
+// known returns the weight of a request in KV tokens without what is only assumed. The loads in the status use it.
 func (g *group) known() int64 { return int64(math.Round(g.steps.Known())) }
 
-// ownMs is what a token of a prompt takes its own rank: what is usual, until steps or the config tell.
+// ownMs returns how many ms of a step a prompt token takes on its own rank: step.UsualOwnMs until the steps or the config show it.
 func (g *group) ownMs(m *step.Model) float64 {
 	if g.told != nil {
 		return m.OwnMs
@@ -207,7 +207,7 @@ func (g *group) ownMs(m *step.Model) float64 {
 	return cmp.Or(m.OwnMs, step.UsualOwnMs)
 }
 
-// weights are by what policies decide.
+// weights returns what policies count a request as.
 func (g *group) weights() step.Weights {
 	if g.told != nil {
 		return *g.told

@@ -2,24 +2,24 @@ package board
 
 import "evenkeel/dispatcher/policy"
 
-// Strays. Some engines run a response on any of their ranks, whatever rank it names, and do not
-// say which. Its policy chose a rank as if the response would run there, and its slot stands on
-// that one, so that no more is sent than the engine has slots. But its KV stands in equal parts
-// on all ranks of the engine. What the others have of it is load and room that is taken there,
-// as Worker.Others is.
+// Strays. Some engines run a request of the Responses API on any of their ranks, whatever rank the request names, and do not
+// report on which. The policy chooses a rank as if the request would run there, and its slot is charged to
+// that rank, so that the engine gets no more requests than it has slots. But its KV is charged in equal parts
+// to all ranks of the engine. On the other ranks, these parts count as load and take room,
+// like Worker.Others.
 
-// each is what every other rank of the engine has of a request that strays.
+// each returns how many KV tokens of a request that strays are charged to every other rank of the engine.
 func (r *rank) each(q *policy.Request) int64 { return int64(q.Away) / max(1, r.parts-1) }
 
-// share divides the KV of a request of the rank that strays, as long as it is now, and returns
-// how much more each other rank has of it than before.
+// share divides the present KV tokens of a straying request of the rank anew among the ranks of the engine. It returns
+// how many more tokens each other rank has of it than before.
 func (r *rank) share(q *policy.Request) int64 {
 	had, each := r.each(q), (int64(q.Prompt)+int64(q.Generated))/r.parts
 	q.Away = int32(each * (r.parts - 1))
 	return each - had
 }
 
-// lend charges every other rank of the engine with so much more.
+// lend charges every other rank of the engine with so many more KV tokens.
 func (r *rank) lend(tokens int64) {
 	if tokens == 0 {
 		return
@@ -31,8 +31,8 @@ func (r *rank) lend(tokens int64) {
 	}
 }
 
-// relate finds out which ranks of the fleet are of one engine, and divides anew what strays there.
-// A rank that is gone lends to the others of its engine, and has nothing of theirs.
+// relate finds the ranks of each engine, and divides the KV of straying requests anew among them.
+// A rank that is gone lends to the other ranks of its engine, but they lend nothing to it.
 func (b *board) relate() {
 	engines := map[string][]*rank{}
 	for _, r := range b.ranks {

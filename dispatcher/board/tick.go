@@ -7,15 +7,15 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// SlowRounds is how long the fallback decides after a round over the limit.
+// SlowRounds is how many rounds of a group the fallback decides after a round that took longer than TickLimit.
 const SlowRounds = 64
 
-// guardWaits: an entry is overdue only at this many mean waits, or the guard
+// guardWaits is how many mean waits an entry must have waited to be overdue. With fewer, the starvation guard
 // would turn a saturated pool into first come, first served.
 const guardWaits = 6
 
-// advance ends the waits that are over, and begins to decide if anything happened that may
-// let an entry in. The rounds themselves follow, one by one, see deciding.
+// advance ends the waits that are over. If something happened that may let an entry in, it prepares the rounds, which
+// then follow one by one, see deciding.
 func (b *board) advance(now time.Time) {
 	b.outage(now)
 	b.lonely(now)
@@ -38,7 +38,7 @@ func (b *board) advance(now time.Time) {
 	}
 }
 
-// looks says whether a turn may look at what the ranks hold.
+// looks says whether the next advance may read what the ranks hold, so that it needs Counts.
 func (b *board) looks(now time.Time) bool {
 	return b.pool.Len() > 0 && (b.due(now) || !b.pool.NextDeadline().IsZero() && !now.Before(b.pool.NextDeadline()))
 }
@@ -52,9 +52,9 @@ func (b *board) due(now time.Time) bool {
 		over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || over(b.keptTo) || b.pairs.due(now)
 }
 
-// settle ends a turn.
+// settle ends a turn, after all its rounds.
 func (b *board) settle(now time.Time) {
-	b.at = len(b.order) // nobody decides on what comes later
+	b.at = len(b.order) // no group decides any more until the next tick
 	b.placeNamed(now, false)
 	b.watchHeld()
 	b.keepPace()
@@ -64,8 +64,8 @@ func (b *board) immediate() bool {
 	return slices.ContainsFunc(b.groups, func(g *group) bool { return g.inForce().Immediate() })
 }
 
-// tick has every group decide that can take an entry, the one with the fewest
-// KV tokens a rank first; each sees the pool that is left.
+// tick prepares the rounds: every group that can take an entry decides, the group with the fewest
+// KV tokens per rank first. Each sees the entries that the groups before it have left.
 func (b *board) tick(now time.Time) {
 	b.arrange()
 	if len(b.order) == 0 {
@@ -79,15 +79,15 @@ func (b *board) tick(now time.Time) {
 	b.asked, b.at, b.again = nil, 0, false
 }
 
-// deciding says whether a group has yet to decide. Then nothing may happen to the board but
-// decide, which is one round of one policy, and after it decided, which is told how long
-// the round took: a board has no clock.
+// deciding says whether a group has yet to decide. While it does, only two calls may follow:
+// decide, which is one round of one policy, and then decided, which gets how long
+// the round took, because a board has no clock.
 func (b *board) deciding() bool {
 	return b.at < len(b.order) && (b.asked != nil || b.pool.Len() > 0)
 }
 
-// decide lets the next group's policy admit; where that has failed the fallback decides
-// instead, so that a bug in a policy costs balance and never a request.
+// decide runs the round of the next group's policy. If that has just failed, the fallback decides
+// instead, so that a bug in a policy costs balance but no request.
 func (b *board) decide(now time.Time) {
 	g := b.order[b.at]
 	p := g.inForce()
@@ -102,13 +102,13 @@ func (b *board) decide(now time.Time) {
 	}
 }
 
-// decided takes in how long the last round took, and what follows from how it went.
+// decided gets how long the last round took, and goes on to the next round or ends the turn.
 func (b *board) decided(took time.Duration, now time.Time) {
 	switch g := b.order[b.at]; {
 	case b.asked != nil:
 		b.decidedLocal(g)
 		return
-	case b.again: // the fallback is as simple as a policy gets: how its own round went changes nothing
+	case b.again: // the fallback has decided: nothing else could decide in its place, so its round is not judged
 		g.held, b.again = 0, false
 	default:
 		b.judge(g, took)
@@ -121,7 +121,7 @@ func (b *board) decided(took time.Duration, now time.Time) {
 	}
 }
 
-// judge draws the consequences of a round of the policy in force.
+// judge looks at how a round of the policy in force went, and decides whether the fallback takes over.
 func (b *board) judge(g *group, took time.Duration) {
 	p, went := b.went.policy, b.went
 	g.held = policy.Held(p.Policy)
@@ -133,7 +133,7 @@ func (b *board) judge(g *group, took time.Duration) {
 	switch {
 	case went.failure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.choose(g.barrier) // its scratch may be half written
+		g.chosen = b.choose(g.barrier) // a policy that panicked may have left its memory half written
 		b.again = true
 	case went.invalid > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})

@@ -8,8 +8,8 @@ import (
 )
 
 // A rank whose engine preempts requests has less KV room than its capacity
-// says: after two within preemptWithin it is kept emptier for tightFor, by a
-// watermark of twice the policy's, at most tightMost.
+// says. After two preemptions within preemptWithin, the rank is kept emptier for tightFor: by twice
+// the policy's watermark, at most tightMost (a share of the capacity).
 const (
 	preemptWithin = 10 * time.Second
 	tightFor      = time.Minute
@@ -25,10 +25,10 @@ func (p *pressure) preempted(now time.Time) {
 
 func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
 
-// capacity is the rank's capacity as policies see it. One that keeps the
-// watermark's share of it empty keeps what a doubled one would of the true one.
-// A rank on which nothing runs has room for the longest prompt that waits, since
-// it preempts nothing by itself, and might wait for as long as the rank is tight.
+// capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller, so that a policy
+// which keeps its watermark's share of it empty keeps twice that share of the true room empty.
+// A tight rank on which nothing runs still has room for the longest prompt that waits: a prompt that runs alone
+// is not preempted, and would otherwise wait for as long as the rank is tight.
 func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
 		return r.room()
@@ -41,7 +41,7 @@ func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 	return int64(min(max(left, 1), float64(r.room()))) // 0 would be unlimited
 }
 
-// fits says whether the rank has a slot and KV room for a prompt.
+// fits says whether the rank has a free slot and KV room for a prompt of so many tokens.
 func (r *rank) fits(prompt int64, watermark float64, now time.Time) bool {
 	return r.free() > 0 && r.kv+prompt <= policy.KVBudget(r.capacity(watermark, now, prompt), watermark)
 }
@@ -57,8 +57,8 @@ func (l *Boards) preempted(worker int32) {
 	}
 }
 
-// largest is the longest prompt that a rank of the group which is up could take
-// if it were idle.
+// largest returns the longest prompt, in tokens, that any rank of the group that is up could take if
+// it were idle.
 func (g *group) largest(watermark float64) (most int64) {
 	for _, r := range g.ranks {
 		if r.Up {

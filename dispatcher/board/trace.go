@@ -7,13 +7,13 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// mostAsked bounds the ranks that a policy is asked about after one round: a
-// tick must not be longer for being explained than for being decided. A group of
-// 144 ranks has 16 of its entries compared, the others have the loads alone.
+// mostAsked bounds how many scores of ranks a policy computes after one round: to explain a
+// round must not take longer than to decide it. In a group of 144 ranks, 16 entries of a round get scores, and
+// the traces of the others have the loads alone.
 const mostAsked = 16 * 144
 
-// explain fills in the traces of a round's assignments, before they are bound.
-// It allocates nothing: the callers of Enqueue have made the room.
+// explain fills in the traces of a round's assignments, before they are bound. Enqueue brought the
+// memory of the traces, so that explain allocates only when a group has grown.
 func (b *board) explain(g *group, p *decider) {
 	if !b.cfg.Explain {
 		return
@@ -47,7 +47,7 @@ func (b *board) explain(g *group, p *decider) {
 	}
 }
 
-// weighed puts the ranks in order: by score, without scores by KV tokens.
+// weighed adds the ranks that could have taken the entry to the trace, which sorts them by score or, without scores, by KV tokens.
 func weighed(o *decision.Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.ranks {
 		worker := &s.Workers[i]

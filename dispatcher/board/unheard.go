@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// Unheard answers. An engine may tell nothing of an answer before its end, because the answer comes in one piece or the engine
-// holds the text back. The board lets the KV of such an answer grow by the pace of the streams of its group, until the engine's
-// own count settles it. The pace is what a request gets in a second on average, so that it holds for steps that bring several
-// tokens and for groups without a barrier, too.
+// Unheard answers. An engine may report nothing of an answer before its end, because the answer comes in one piece or the engine
+// holds the text back. The board estimates that the KV of such an answer grows as fast as that of the other streams of the group,
+// until the engine's own count comes at the end. The pace is the mean number of tokens that a request gets in a second. So it is also
+// right for steps that bring several tokens, and for groups without a barrier.
 
 const (
-	// paceEvery is the least time between two looks at the streams of a group: some steps, so that a look costs little.
+	// paceEvery is the least time between two looks at the streams of a group. It is longer than some steps, so that looks cost little.
 	paceEvery = 100 * time.Millisecond
-	// paceMemory is how long a look counts: after it, it weighs a third.
+	// paceMemory is how fast old looks fade: a look that is this old weighs about a third (1/e).
 	paceMemory = 10 * time.Second
 )
 
-// tempo is how fast the streams of a group come on.
+// tempo is how fast the streams of a group get tokens.
 type tempo struct {
 	at      time.Time // of the last look
-	tokens  float64   // that streams got, of which older ones count less
-	seconds float64   // that they ran for, likewise, added up
+	tokens  float64   // sum of the tokens that streams got, older tokens fading
+	seconds float64   // sum of the seconds that all streams ran, fading likewise
 }
 
-// perSecond is how many tokens a request gets in a second; 0: nothing is known of that.
+// perSecond returns how many tokens a request gets in a second; 0: not known.
 func (t *tempo) perSecond() float64 {
 	if t.seconds == 0 {
 		return 0
@@ -32,7 +32,7 @@ func (t *tempo) perSecond() float64 {
 	return t.tokens / t.seconds
 }
 
-// learn takes in what so many streams got together between two looks.
+// learn takes in how many tokens so many streams together got between two looks.
 func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
 	if streams == 0 {
 		return
@@ -42,15 +42,15 @@ func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
 	t.seconds = t.seconds*old + float64(streams)*between.Seconds()
 }
 
-// unheard is an answer of which nothing is told before its end.
+// unheard is the estimate for an answer whose engine reports nothing before its end.
 type unheard struct {
-	most   int32   // tokens that it may have; 0: its tokens are told
-	tokens float64 // that it is thought to have by now
-	first  uint32  // number of the group's step in which it got the first of them; 0: it has none
-	seen   int32   // of an answer that is heard, its tokens at the last look
+	most   int32   // tokens that the answer may have; 0: its tokens are reported as they come
+	tokens float64 // estimate of the tokens that it has by now
+	first  uint32  // number of the group's step in which it got the first token, by the estimate; 0: it has none yet
+	seen   int32   // if its tokens are reported: how many there were at the last look
 }
 
-// listen looks at the streams of each group, and lets what is not heard grow as they did.
+// listen looks at the streams of each group, and lets the estimates of unheard answers grow at their pace.
 func (b *board) listen(now time.Time) {
 	for _, g := range b.groups {
 		between := now.Sub(g.tempo.at)
@@ -70,7 +70,7 @@ func (b *board) listen(now time.Time) {
 					continue
 				}
 				n := b.counts.generated(slot)
-				if c.unheard.seen > 0 { // else it began after the last look
+				if c.unheard.seen > 0 { // else it had no token at the last look
 					streams++
 					tokens += int64(n - c.unheard.seen)
 				}
@@ -84,8 +84,9 @@ func (b *board) listen(now time.Time) {
 	}
 }
 
-// grow gives each unheard answer of a group what it may have got since the last look. One whose prompt the rank computes has none
-// before that is done: a step takes as much of a prompt as the rank's budget. Where steps are told, they take it off.
+// grow adds to each unheard answer of a group the tokens that it may have got since the last look. An answer whose prompt a mixed rank
+// still computes gets none: each step takes at most the rank's budget off the prompt. If steps are reported (told), compute
+// does that, else grow does.
 func (b *board) grow(g *group, between time.Duration, now time.Time, told bool) {
 	perSecond := g.tempo.perSecond()
 	for _, r := range g.ranks {
@@ -105,13 +106,13 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, told bool) 
 			if c.unheard.first == 0 {
 				c.unheard.first, c.unheard.tokens = g.last.Number+1, 1
 			}
-			run := min(between, now.Sub(c.since)) // it may have come after the last look
+			run := min(between, now.Sub(c.since)) // the request may have been bound after the last look
 			c.unheard.tokens = min(c.unheard.tokens+perSecond*run.Seconds(), float64(c.unheard.most))
 		}
 	}
 }
 
-// generated is how many tokens a slot has got, as far as that is told or thought.
+// generated returns how many tokens a slot has got: the reported number or, for an unheard answer, the estimate if that is larger.
 func (b *board) generated(slot int32) int32 {
 	n := b.counts.generated(slot)
 	if c := &b.ledger.table[slot]; c.unheard.most > 0 {
@@ -120,8 +121,8 @@ func (b *board) generated(slot int32) int32 {
 	return n
 }
 
-// settleUnheard says how many tokens an answer was thought to have, once its engine has counted them. An answer in a group
-// without streams teaches how fast that group is.
+// settleUnheard emits how many tokens an unheard answer had by the estimate, now that its engine has counted them. If the group has no
+// streams to learn the pace from, the answer itself teaches it.
 func (b *board) settleUnheard(c *charge, o Outcome, generated int32, now time.Time) {
 	if c.unheard.most == 0 || o.Kind != Finished || generated <= 0 {
 		return

@@ -10,18 +10,18 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// GroupView is what the boards know of a barrier group, for who replays it.
+// GroupView is what the boards know of a barrier group. The twin replays the group from it.
 type GroupView struct {
 	Key     GroupKey
 	Line    step.Line
 	Weights step.Weights
-	Steps   uint64   // that were told so far
-	Seconds float64  // these took
-	Last    uint32   // number of the one that was told last
+	Steps   uint64   // steps that were reported so far
+	Seconds float64  // how long these steps took together
+	Last    uint32   // number of the step that was reported last; 0: none, or nothing runs
 	Workers []Worker // its ranks, ascending ID
 }
 
-// Models are those that have a board.
+// Models returns the names of the boards, sorted.
 func (l *Boards) Models() []string {
 	names := make([]string, len(l.inOrder))
 	for i, b := range l.inOrder {
@@ -30,13 +30,13 @@ func (l *Boards) Models() []string {
 	return names
 }
 
-// Only forgets all models but one.
+// Only drops the boards of all models but one.
 func (l *Boards) Only(model string) {
 	maps.DeleteFunc(l.boards, func(name string, _ *board) bool { return name != model })
 	l.inOrder = []*board{l.boards[model]}
 }
 
-// Groups are the barrier groups of a model; dense says that it has ranks without a barrier, too.
+// Groups returns the barrier groups of a model; dense says that the model also has ranks without a barrier.
 func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	b := l.boards[model]
 	if b == nil {
@@ -57,18 +57,19 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	return all, dense
 }
 
-// Charge is a request on a rank of the fleet, as far as it was told last. One that strays is shown whole on the rank of its slot.
+// Charge is a request on a rank of the fleet, with its progress as counted last. A request that strays is shown whole on the rank of its
+// slot.
 type Charge struct {
 	Worker, Slot           int32
 	ID, Key                uint64
 	Prompt, Generated, Age int32
 	Started                bool
 	Since                  time.Time
-	Step                   uint32 // that was told last before; 0: none was
-	Left                   int32  // of its prompt, what a mixed rank has yet to compute
+	Step                   uint32 // number of the group's step that was reported last before the request was bound; 0: none was
+	Left                   int32  // tokens of its prompt that a mixed rank has yet to compute
 }
 
-// Charges are the requests on the ranks of a model, in the order in which they were bound.
+// Charges returns the requests on the ranks of a model, in the order in which they were bound.
 func (l *Boards) Charges(model string) (all []Charge) {
 	b := l.boards[model]
 	if b == nil {
@@ -88,7 +89,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	return all
 }
 
-// Kept is what the engine of a rank keeps of answers.
+// Kept returns a copy of the account of the KV that the engine of a rank keeps of answers.
 func (l *Boards) Kept(model string, worker int32) kept.KV {
 	if b := l.boards[model]; b != nil && b.ranks[worker] != nil {
 		return b.ranks[worker].kept.Clone()
@@ -96,10 +97,10 @@ func (l *Boards) Kept(model string, worker int32) kept.KV {
 	return kept.KV{}
 }
 
-// Waiting are the requests in the pool of a model that has a board.
+// Waiting returns the entries in the pool of a model, which must have a board.
 func (l *Boards) Waiting(model string) []*Entry { return l.boards[model].pool.Entries() }
 
-// Held is how many requests the boards have on ranks and in their pools: what a copy costs.
+// Held returns about how many requests the boards have on ranks and in their pools. The cost of a Clone grows with it.
 func (l *Boards) Held() (n int) {
 	for _, b := range l.inOrder {
 		n += len(b.ledger.table) + b.pool.Len()

@@ -1,38 +1,38 @@
-// Package decision says what a request's rank was chosen on: the round as it was, and the ranks that were
+// Package decision has the trace of a decision: why a request got its rank, by the state of the round and the ranks that were
 // nearly as good.
 package decision
 
 import "math"
 
-// A Trace is what a rank was chosen on: the round as it was, and the best of
-// the ranks that could have had the entry. Slots have them with Config.Explain.
+// A Trace says why a rank was chosen for an entry: it has the state of the round, and the best of
+// the ranks that could have taken the entry. Slots have traces if Config.Explain is set.
 type Trace struct {
 	Tick     uint64
-	Waiting  int   // entries of the pool the round saw, this one among them
-	KVTokens int64 // of the chosen rank before the round
-	Fullest  int64 // KV tokens of the group's fullest rank then
-	Able     int   // ranks that could have had it
+	Waiting  int   // entries that the policy saw in the round, with this entry
+	KVTokens int64 // KV tokens of the chosen rank before the round
+	Fullest  int64 // KV tokens of the group's fullest rank before the round
+	Able     int   // how many ranks could have taken the entry
 	Less     bool  // smaller scores are better
 
 	best  [mostAlternatives]Alternative
 	count int
 }
 
-// An Alternative is a rank as the policy compared it, others of its round being where
-// they were put.
+// An Alternative is a rank that could have taken the entry. Its score is for the entry on this rank, with the other entries of the
+// round where they were put.
 type Alternative struct {
 	Worker   int32
 	Name     string
-	Score    float64 // NaN: the policy does not compare, or a round was too large to ask about
-	KVTokens int64   // before the round
-	Free     int32   // slots then
+	Score    float64 // NaN: the policy has no scores, or the round was too large to compute them
+	KVTokens int64   // KV tokens before the round
+	Free     int32   // free slots before the round
 }
 
-// mostWeighed are the ranks that grounds name.
+// mostAlternatives is how many ranks a trace keeps.
 const mostAlternatives = 8
 
-// Best are the ranks that could have had it, the best first; the chosen one is
-// among them, or the assignment was moved off a pair that fails.
+// Best returns the kept ranks, the best first. The chosen rank is
+// among them, unless the board moved the assignment off a pair that fails.
 func (g *Trace) Best() []Alternative {
 	if g == nil {
 		return nil
@@ -40,7 +40,7 @@ func (g *Trace) Best() []Alternative {
 	return g.best[:g.count]
 }
 
-// Keep takes a rank into the list if it is one of the best, or the chosen one.
+// Keep adds a rank to the list if it is one of the best, or the chosen rank.
 func (o *Trace) Keep(c Alternative, chosen int32) {
 	at := o.count
 	for at > 0 && o.before(&c, &o.best[at-1]) {
@@ -54,7 +54,7 @@ func (o *Trace) Keep(c Alternative, chosen int32) {
 			return
 		}
 		at--
-	case o.best[mostAlternatives-1].Worker == chosen: // it stays, though last
+	case o.best[mostAlternatives-1].Worker == chosen: // the chosen rank stays in the list, as the last
 		if at == mostAlternatives-1 {
 			return
 		}

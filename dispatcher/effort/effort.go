@@ -3,22 +3,22 @@ package effort
 
 import "time"
 
-// Evaluations a policy may spend on a tick, and when they change.
+// Bounds of the evaluations that a policy may spend on a tick, and when their number changes.
 const (
 	budgetMost  = 4000
 	budgetLeast = 250
-	tickSlow    = time.Millisecond       // over it: a quarter less
-	tickQuick   = 500 * time.Microsecond // so many below it in a row: a sixteenth more
+	tickSlow    = time.Millisecond       // after a longer tick, the budget becomes a quarter smaller
+	tickQuick   = 500 * time.Microsecond // after ticksQuick shorter ticks in a row, it becomes a sixteenth larger
 	ticksQuick  = 64
 )
 
-// Budget is what the policy of a group may spend.
+// Budget is how many evaluations the policy of a group may spend on a tick.
 type Budget struct {
 	now   int32 // 0 reads as budgetMost
-	quick int   // ticks in a row
+	quick int   // ticks shorter than tickQuick in a row
 }
 
-// Evaluations is the budget of the next tick.
+// Evaluations returns the budget of the next tick.
 func (b *Budget) Evaluations() int32 {
 	if b.now == 0 {
 		return budgetMost
@@ -26,7 +26,7 @@ func (b *Budget) Evaluations() int32 {
 	return b.now
 }
 
-// Spent takes in how long a tick took.
+// Spent adapts the budget to how long a tick took.
 func (b *Budget) Spent(took time.Duration) {
 	before := b.Evaluations()
 	switch {

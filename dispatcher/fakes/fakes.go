@@ -1,4 +1,4 @@
-// Package fakes has policies for tests of what asks policies.
+// Package fakes has policies for tests of the code that calls policies.
 package fakes
 
 import (
@@ -8,30 +8,30 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Policy is a policy made for a test. Its Decides sees what real ones see.
+// Policy is a policy made for a test, which decides by calling Decides.
 type Policy struct {
 	Spec    string
-	AtOnce  bool // it is immediate
+	AtOnce  bool // what Immediate returns
 	AgeMs   float32
 	Decides func(*policy.Snapshot, []policy.Assignment) []policy.Assignment
 }
 
-// Name is its spec.
+// Name returns Spec.
 func (f *Policy) Name() string { return f.Spec }
 
-// Immediate is AtOnce.
+// Immediate returns AtOnce.
 func (f *Policy) Immediate() bool { return f.AtOnce }
 
-// MaxAgeMs is AgeMs.
+// MaxAgeMs returns AgeMs.
 func (f *Policy) MaxAgeMs() float32 { return f.AgeMs }
 
-// Decide has Decides decide.
+// Decide calls Decides.
 func (f *Policy) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 	return f.Decides(s, dst)
 }
 
-// LeastKV admits the oldest entries to the rank with the fewest KV tokens; the
-// pooled form only where a slot is free and the prompt fits.
+// LeastKV returns a Decides that admits the entries, oldest first, to the rank with the fewest KV tokens. If immediate is
+// false, only to ranks with a free slot and room for the prompt.
 func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
 	var kv []int64
 	var free []int32
@@ -62,8 +62,8 @@ func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []polic
 	}
 }
 
-// Parser reads the names that tests use; extra ones come first. Those of the pool are
-// pooled and fallback.
+// Parser returns a parser for the policies of tests. It looks at extra first; otherwise it knows "immediate", and as pooled
+// policies "pooled" and the name in fallback.
 func Parser(fallback string, extra ...*Policy) func(string) (policy.Policy, error) {
 	return func(spec string) (policy.Policy, error) {
 		if i := slices.IndexFunc(extra, func(f *Policy) bool { return f.Spec == spec }); i >= 0 {

@@ -1,4 +1,4 @@
-// Package forecast keeps what is predicted of the requests that run: r̂, how many tokens each
+// Package forecast keeps the predictions of the requests that run: r̂, how many tokens each
 // will still get within the horizon.
 package forecast
 
@@ -9,33 +9,33 @@ import (
 	"evenkeel/predictor"
 )
 
-// Live scores. A policy that reads the mean output names no horizon:
-// its predictions are scored over the one `fit` scores at, so that the figures
-// compare with the hold-out's, and only one slot in so many is predicted for it.
+// Live scores. A policy that only reads the mean output has no horizon. For it, one slot in scoreEvery gets
+// predictions that serve only to be scored, over the horizon that `evenkeel fit` uses, so that the scores
+// can be compared with those of the fit file.
 const (
 	scoreHorizon = 80   // steps
 	scoreEvery   = 8    // slots
 	scoreRows    = 4096 // outcomes kept
 )
 
-// Running keeps r̂ of the running requests of one group: it
-// moves them on by what was generated since the last tick and asks the
-// predictor once for all that are due. The goroutine that decides owns it.
+// Running keeps r̂ of the running requests of one group. In each tick it
+// updates r̂ by the tokens that were generated since the last tick, and asks the
+// predictor once for all requests that are due. Only the goroutine that decides uses it.
 type Running struct {
 	rules predictor.Rules
-	reads bool   // the policy reads r̂; else a sample is predicted only to be scored
-	era   uint32 // a life of another era is asked about anew
+	reads bool   // the policy reads r̂; false: a sample is predicted only to be scored
+	era   uint32 // changes with rules or reads; requests with a life of another era are predicted anew
 	lives []life // by slot
 
-	live  *predictor.Live // nil: nothing is scored
-	liveH int
+	live  *predictor.Live // nil: no prediction is scored
+	liveH int             // horizon of live
 
 	due     []*policy.Request
 	queries []predictor.Query
 	answers []predictor.Prediction
 }
 
-// life is r̂ of one request, and the age it is of.
+// life is r̂ of one request, with the age in tokens at which it was true.
 type life struct {
 	predictor.State
 	id  uint64
@@ -43,8 +43,8 @@ type life struct {
 	era uint32
 }
 
-// Demand settles what the policy wants. Another horizon or gate makes every
-// request due.
+// Demand sets what the policy needs. If that has changed, every
+// request is due.
 func (f *Running) Demand(n policy.Needs) {
 	reads := n.Predictor != ""
 	rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
@@ -57,16 +57,16 @@ func (f *Running) Demand(n policy.Needs) {
 	}
 }
 
-// Score has the predictions scored from now on. The sample starts anew with
-// another horizon; one that follows the mean output moves by a step now and
-// then, and a tenth of it is let pass: a sample that never fills says nothing.
+// Score makes Running score its predictions from now on. The sample starts anew if the horizon has changed by
+// more than a tenth. Smaller changes are ignored, because a horizon that follows the mean output often moves by a step, and
+// the sample would never fill.
 func (f *Running) Score() {
 	if h := f.rules.H; f.live == nil || 10*max(h, f.liveH) > 11*min(h, f.liveH) {
 		f.live, f.liveH = predictor.NewLive(h, scoreRows), h
 	}
 }
 
-// Follow sets Rhat of the running requests, whose ages are up to date.
+// Follow sets Rhat of the running requests. Their ages must be up to date.
 func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 	f.due = f.due[:0]
 	for g := range workers {
@@ -82,7 +82,7 @@ func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 	f.ask(p)
 }
 
-// advance moves one request on and notes whether it is due.
+// advance updates r̂ of one request to its age, and adds the request to f.due if it must be predicted anew.
 func (f *Running) advance(q *policy.Request) {
 	if grow := int(q.Slot) + 1 - len(f.lives); grow > 0 {
 		f.lives = append(f.lives, make([]life, grow)...)
@@ -101,7 +101,7 @@ func (f *Running) advance(q *policy.Request) {
 	q.Rhat = f.told(l)
 }
 
-// told is r̂ as the policy sees it.
+// told returns r̂ as the policy sees it: 0 (unknown) if it does not read predictions.
 func (f *Running) told(l *life) float32 {
 	if !f.reads {
 		return 0
@@ -109,7 +109,7 @@ func (f *Running) told(l *life) float32 {
 	return l.Rhat
 }
 
-// ask predicts all that are due in one batch.
+// ask predicts all requests that are due in one batch.
 func (f *Running) ask(p predictor.Predictor) {
 	if len(f.due) == 0 {
 		return
@@ -133,7 +133,7 @@ func (f *Running) ask(p predictor.Predictor) {
 	}
 }
 
-// Ended scores what was predicted about a request that left.
+// Ended scores the prediction about a request that has left its rank.
 func (f *Running) Ended(slot int32, id uint64, finished bool, output int32) {
 	switch {
 	case f.live == nil:
@@ -144,7 +144,7 @@ func (f *Running) Ended(slot int32, id uint64, finished bool, output int32) {
 	}
 }
 
-// Rows are the predictions that were scored, and what became of them.
+// Rows returns the predictions that can be scored, with their outcomes.
 func (f *Running) Rows() []predictor.Row {
 	if f.live == nil {
 		return nil
@@ -152,7 +152,7 @@ func (f *Running) Rows() []predictor.Row {
 	return f.live.Rows()
 }
 
-// Clone is a copy without the scores, which are for people who look at the original.
+// Clone returns a copy without the scores, because the status reads only those of the original.
 func (f *Running) Clone() Running {
 	return Running{rules: f.rules, reads: f.reads, era: f.era, lives: slices.Clone(f.lives)}
 }

@@ -1,5 +1,5 @@
 // Package kept counts the KV that an engine keeps after answers have ended, for the next turns of their chats. No request reads
-// this KV, so that it is no load. But its room is taken: vLLM evicts none of it before its time, and preempts requests instead.
+// this KV, so it is no load. But its room is taken: vLLM evicts none of it before its time is over, and preempts requests instead.
 package kept
 
 import (
@@ -8,9 +8,10 @@ import (
 )
 
 const (
-	// parts divides the time for which KV is kept: what comes within one part of it counts together, until the end of the latest.
+	// parts divides the time for which KV is kept. The KV of answers that end within one part of it is one entry, which lasts until the end
+	// of the latest.
 	parts = 64
-	// most is how many entries there can be at one time: those of all parts, of the one that ends and of the one that begins.
+	// most is how many entries there can be at one time: one for each part, and two for the parts that are just ending and beginning.
 	most = parts + 2
 )
 
@@ -20,17 +21,17 @@ type KV struct {
 	entries []entry // by their ends
 }
 
-// entry is KV that is kept from about the same time on.
+// entry is the KV of answers that ended at about the same time.
 type entry struct {
 	tokens       int64
-	since        time.Time // the latest of it came
-	first, until time.Time // the ends of the earliest and of the latest of it
+	since        time.Time // when the latest KV was added
+	first, until time.Time // when the earliest and the latest KV of the entry is given up
 }
 
-// Reserve makes the room for all that Add will ever want, so that it allocates nothing.
+// Reserve allocates the memory for all entries, so that Add allocates nothing.
 func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, most-len(k.entries)) }
 
-// Add counts tokens that are kept for so long from now on. It returns how many others were kept until now at most.
+// Add counts tokens that are kept for the time lasts from now on. It returns how many other tokens expired, as Expire does.
 func (k *KV) Add(tokens int64, now time.Time, lasts time.Duration) (expired int64) {
 	expired = k.Expire(now)
 	k.tokens += tokens
@@ -49,7 +50,7 @@ func (k *KV) Add(tokens int64, now time.Time, lasts time.Duration) (expired int6
 	return expired
 }
 
-// Expire forgets what is not kept any longer, and returns how many tokens that were.
+// Expire drops the KV whose time is over, and returns how many tokens that was.
 func (k *KV) Expire(now time.Time) (expired int64) {
 	n := 0
 	for ; n < len(k.entries) && !now.Before(k.entries[n].until); n++ {
@@ -60,9 +61,10 @@ func (k *KV) Expire(now time.Time) (expired int64) {
 	return expired
 }
 
-// Seen takes in that an engine had fewer tokens in use at an instant than were thought to be. What is kept the shortest goes
-// first: of KV that several answers share, a prefix of a chat, the engine keeps one copy, for as long as the last of them. What
-// was kept from that instant on says nothing. It returns how many tokens were forgotten.
+// Seen takes in that an engine had, at an instant, fewer tokens in use than the board counted, by the number fewer. It drops so many kept
+// tokens, and those first that would be given up first: of KV that several answers share, such as a prefix of a chat, the engine keeps
+// one copy until the time of the last answer is over. Entries to which KV was added at or after the instant stay. It returns how many
+// tokens were dropped.
 func (k *KV) Seen(fewer int64, at time.Time) (forgotten int64) {
 	for i := range k.entries {
 		e := &k.entries[i]
@@ -78,16 +80,16 @@ func (k *KV) Seen(fewer int64, at time.Time) (forgotten int64) {
 	return forgotten
 }
 
-// Clear forgets all of it, and returns how many tokens that were.
+// Clear drops all KV, and returns how many tokens that was.
 func (k *KV) Clear() (forgotten int64) {
 	forgotten, k.tokens, k.entries = k.tokens, 0, k.entries[:0]
 	return forgotten
 }
 
-// Tokens is how many tokens are kept.
+// Tokens returns how many tokens are kept.
 func (k *KV) Tokens() int64 { return k.tokens }
 
-// Sum is the same, counted anew.
+// Sum returns the same number as Tokens, added up from the entries, for the check of the ledger.
 func (k *KV) Sum() (tokens int64) {
 	for i := range k.entries {
 		tokens += k.entries[i].tokens
@@ -95,7 +97,7 @@ func (k *KV) Sum() (tokens int64) {
 	return tokens
 }
 
-// Before is how many of the tokens are kept from before an instant on.
+// Before returns how many tokens are in entries to which nothing was added at or after an instant.
 func (k *KV) Before(at time.Time) (tokens int64) {
 	for i := range k.entries {
 		if k.entries[i].since.Before(at) {
@@ -105,7 +107,7 @@ func (k *KV) Before(at time.Time) (tokens int64) {
 	return tokens
 }
 
-// Next is when Expire will forget something; zero: nothing is kept.
+// Next returns when Expire will drop the next entry; zero: no KV is kept.
 func (k *KV) Next() time.Time {
 	if len(k.entries) == 0 {
 		return time.Time{}
@@ -113,7 +115,7 @@ func (k *KV) Next() time.Time {
 	return k.entries[0].until
 }
 
-// Clone copies it, with the room that was reserved.
+// Clone returns a copy, with the memory that was reserved.
 func (k *KV) Clone() KV {
 	c := *k
 	c.entries = append(make([]entry, 0, cap(k.entries)), k.entries...)

@@ -1,17 +1,17 @@
 package policy
 
-// ahead is what BR-H has beyond BR-0: a score over the steps to the horizon.
+// ahead is what BR-H has in addition to BR-0: a score over all steps up to the horizon.
 type ahead struct {
-	horizon     int // or auto
+	horizon     int // steps, or auto
 	alpha, beta float64
-	gamma       float64 // or auto
-	want        Needs   // but for the horizon
+	gamma       float64 // discount per step, or auto
+	want        Needs   // without Horizon and MeanOutput, which needs fills in
 
-	// Of the round.
+	// Values of the current round.
 	discounts []float64 // gamma^h, h = 0..H
-	powersOf  float64   // the gamma they are of
-	sum       float64   // of the discounts
-	margins   []int64
+	powersOf  float64   // the gamma of the discounts
+	sum       float64   // sum of the discounts
+	margins   []int64   // memory of greedy.prepare
 }
 
 func (p *greedy) needs(meanOutput float64) Needs {
@@ -26,7 +26,7 @@ func (p *greedy) needs(meanOutput float64) Needs {
 	return n
 }
 
-// resolve settles horizon and discounts for the round.
+// resolve computes the horizon and the discounts of the round, which may follow the mean output.
 func (a *ahead) resolve(meanOutput float64) (horizon int) {
 	horizon = horizonFor(a.horizon, meanOutput)
 	gamma := gammaFor(a.gamma, meanOutput)
@@ -44,11 +44,11 @@ func (a *ahead) resolve(meanOutput float64) (horizon int) {
 	return horizon
 }
 
-// score is F of w added tokens on rank g.
+// score returns F of w more tokens on rank g.
 func (a *ahead) score(e *envelope, g int, w int64) float64 {
 	f := a.alpha * a.sum * float64(w)
 	if w <= e.marginOf(g) {
-		return f // below every margin
+		return f // the tokens fit below the envelope at every step, so they cost nothing
 	}
 	row := e.row(g)
 	top, discounts := e.top[:len(row)], a.discounts[:len(row)]

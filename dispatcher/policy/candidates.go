@@ -2,16 +2,16 @@ package policy
 
 import "math"
 
-// candidates are the entries a round chooses from: those overdue, then the
-// oldest, as many as can be placed and some more.
+// candidates are the entries that a round chooses from: the overdue ones, then the
+// oldest others. There are more of them than can be placed.
 type candidates struct {
 	all   []candidate
-	late  int    // of them overdue, in front
-	rest  int    // index in the pool of the first entry not looked at
+	late  int    // how many of all are overdue; these come first
+	rest  int    // index in the pool of the first entry that choose has not looked at
 	taken []bool // by index in the pool
 
-	growth    int64   // KV tokens that each is counted for beyond its prompt
-	ageTokens float64 // tokens of cost an entry is favoured by for each ms it waited
+	growth    int64   // KV tokens that a request counts as beyond its prompt
+	ageTokens float64 // KV tokens that each ms of its wait takes off the cost of an entry
 }
 
 // candidate is an entry as the search sees it.
@@ -19,12 +19,12 @@ type candidate struct {
 	entry  int32 // index in the pool
 	late   bool  // overdue: must be placed, never replaced
 	placed bool
-	tokens int64 // of KV, unscaled
-	load   int64 // what it adds to a rank where a token costs 1, fixed point
-	age    int64 // what its wait takes off the cost, fixed point
+	tokens int64 // KV tokens, not scaled by a rank's cost
+	load   int64 // what it adds to the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
+	age    int64 // what its wait takes off the cost, in units of 2^-fixedBits tokens
 }
 
-// reset empties the list. stepMs 0 leaves ages out.
+// reset empties the list. With stepMs 0 (unknown), waits do not count.
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.late, k.rest = 0, 0
@@ -36,7 +36,6 @@ func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64)
 	}
 }
 
-// add adds an entry of the pool.
 func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
@@ -46,8 +45,8 @@ func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	})
 }
 
-// choose takes the overdue entries and the oldest others that have a place
-// somewhere: n in all, and more to choose from.
+// choose adds the overdue entries, at most n, and the oldest others that any rank has room for, up to
+// n+more candidates in all.
 func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 	for _, w := range late[:min(len(late), n)] {
 		k.add(s, int(w.entry), true)
@@ -61,8 +60,8 @@ func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 	}
 }
 
-// beyond takes the oldest entry further back that fits rank g, where no
-// candidate did; it returns its index, or none.
+// beyond adds the oldest entry behind the candidates that is no larger than room. It returns the index of the new
+// candidate, or none if there is no such entry.
 func (k *candidates) beyond(s *Snapshot, room int64) int {
 	for i := k.rest; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
@@ -73,10 +72,10 @@ func (k *candidates) beyond(s *Snapshot, room int64) int {
 	return none
 }
 
-// on is what a candidate adds to the load of rank g.
+// on returns what a candidate adds to the load of rank g, in units of 2^-fixedBits tokens.
 func (k *candidates) on(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
 
-// largestRoom is the most any rank with a free slot can take.
+// largestRoom returns the largest KV room, in tokens, of any rank with a free slot; MinInt64 if no rank has one.
 func (r *ranks) largestRoom() int64 {
 	most := int64(math.MinInt64)
 	for _, g := range r.some {

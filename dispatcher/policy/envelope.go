@@ -6,22 +6,22 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// envelope is the projected load of every rank over steps 0..H, the largest of
-// the group at each, and how far each rank is below it. Loads are
-// scaled by what a KV token costs on the rank.
+// envelope has the projected load of every rank at each of the steps 0..H, and the largest of these loads at
+// each step: the top. A rank's margin is how far it is below the top. Loads are KV tokens,
+// scaled by what a token costs on the rank.
 type envelope struct {
 	columns int     // H + 1
 	load    []int64 // P_g(h) at g*columns+h
 	top     []int64 // E(h)
-	held    []int64 // KV tokens a rank holds now, neither scaled nor projected
+	held    []int64 // KV tokens that a rank holds now, neither scaled nor projected
 
-	// The horizon margin of each rank as last measured, and the step where it
-	// was found. See marginOf.
+	// The smallest margin of each rank over all steps as last measured, and the step at which it
+	// was found; none: it must be measured anew. See marginOf.
 	least   []int64
 	leastAt []int32
 }
 
-// build starts a round.
+// build projects the loads at the start of a round.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.columns = horizon + 1
@@ -52,7 +52,7 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	}
 }
 
-// scale turns KV tokens into what they cost on their rank.
+// scale multiplies KV tokens by what a token costs on their rank.
 func scale(row []int64, cost float32) {
 	if cost == 0 || cost == 1 {
 		return
@@ -62,12 +62,12 @@ func scale(row []int64, cost float32) {
 	}
 }
 
-// row is the projected load of rank g.
+// row returns the projected load of rank g at each step.
 func (e *envelope) row(g int) []int64 { return e.load[g*e.columns:][:e.columns] }
 
-// marginOf is how far rank g stays below the envelope at every step. Margins of
-// other ranks only grow within a round, so what was measured still stands while
-// it does at the step where it was found.
+// marginOf returns how far rank g stays below the top at every step, which is its smallest margin. When requests are placed on
+// other ranks, the top only rises. So the measured margin is still the smallest as long as it has not
+// changed at the step at which it was found.
 func (e *envelope) marginOf(g int) int64 {
 	if at := int(e.leastAt[g]); at >= 0 && e.top[at]-e.load[g*e.columns+at] == e.least[g] {
 		return e.least[g]
@@ -75,7 +75,7 @@ func (e *envelope) marginOf(g int) int64 {
 	return e.measure(g)
 }
 
-// measure finds the margin of rank g anew.
+// measure computes the smallest margin of rank g anew.
 func (e *envelope) measure(g int) int64 {
 	row := e.row(g)
 	least, at, top := int64(math.MaxInt64), 0, e.top[:len(row)]
@@ -88,7 +88,7 @@ func (e *envelope) measure(g int) int64 {
 	return least
 }
 
-// margins writes m_g(h) of rank g.
+// margins writes the margins of rank g at each step h, m_g(h), to dst.
 func (e *envelope) margins(g int, dst []int64) []int64 {
 	row := e.row(g)
 	dst = dst[:len(row)]
@@ -98,7 +98,7 @@ func (e *envelope) margins(g int, dst []int64) []int64 {
 	return dst
 }
 
-// add charges a scaled size to rank g at every step. The envelope rises with it
+// add adds a scaled size to the load of rank g at every step. The top rises if need be,
 // and never falls within a round.
 func (e *envelope) add(g int, size int64) {
 	row := e.row(g)
@@ -111,8 +111,8 @@ func (e *envelope) add(g int, size int64) {
 	e.leastAt[g] = none
 }
 
-// KVTokens are those that the worker holds: of all it runs, and of what is
-// bound to it and does not decode yet.
+// KVTokens returns the KV tokens that the worker holds: of Others and of all its requests, also of those
+// that do not decode yet.
 func (w *Worker) KVTokens() int64 {
 	held := w.Others
 	for i := range w.Running {
@@ -123,10 +123,10 @@ func (w *Worker) KVTokens() int64 {
 }
 
 // Project writes the projected KV tokens of the running requests at steps
-// 0..len(dst)-1: each grows by a token a step until its predicted end Rhat. One whose Rhat reaches the
-// horizon, or is unknown, never ends inside it.
+// 0..len(dst)-1. Each request grows by a token a step until its predicted end Rhat. If Rhat reaches the
+// horizon or is unknown, the request does not end within the steps.
 func Project(dst []int64, running []Request) {
-	const one = 1 << 40 // a request is counted above the bits of its tokens
+	const one = 1 << 40 // the upper bits of a sum count requests, the lower 40 bits their tokens
 	last := len(dst) - 1
 	clear(dst)
 	horizon := float32(last)

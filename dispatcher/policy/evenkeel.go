@@ -2,13 +2,13 @@ package policy
 
 import "math"
 
-// evenkeel places all entries of a round together, against the cost itself: the
-// tokens all ranks lack to the fullest one.
+// evenkeel places all entries of a round together. It minimizes the cost itself: the sum over the
+// ranks of the KV tokens by which each is below the fullest rank.
 type evenkeel struct {
 	name string
 	set  settings
 
-	// Of the round.
+	// Values of the current round.
 	loads loads
 	ranks ranks
 	pick  candidates
@@ -16,17 +16,17 @@ type evenkeel struct {
 	climb climb
 	late  []wait
 
-	wanted int         // placements: as many as there are slots and entries
+	wanted int         // number of placements wanted: that of the free slots, or of the entries if that is less
 	placed []placement // in the order of placement
-	spare  []int32     // candidates not placed, oldest first after the overdue ones
+	spare  []int32     // candidates that are not placed: the overdue ones, then the others by age
 
-	rows   rows   // where requests count whatever their KV
-	tight  tight  // where KV room is short
-	gather gather // where ranks prefill
-	near   residents
+	rows   rows      // used where the rank with most requests makes steps longer, see Snapshot.RowTokens
+	tight  tight     // used where KV room is short
+	gather gather    // used where ranks prefill
+	near   residents // used by stayNear
 }
 
-// placement is a candidate on a rank.
+// placement puts a candidate on a rank; both are indices.
 type placement struct{ who, rank int32 }
 
 func newEvenkeel(name string, v *settings) Policy { return &evenkeel{name: name, set: *v} }
@@ -45,7 +45,8 @@ func (p *evenkeel) limits() limits {
 	}
 }
 
-// Decide places the entries, improves that, and puts prompts on ranks that hold them where that costs nothing.
+// Decide places the entries, improves the placements by a search, and then moves entries to ranks that hold a part of their prompts if
+// that costs next to nothing.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.begin()
 	if !p.measure(s) {
@@ -64,7 +65,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.bind(s, dst)
 }
 
-// measure takes the loads; it reports whether there is anything to decide.
+// measure computes the loads of the ranks. It returns false if no rank has a free slot or no entry waits.
 func (p *evenkeel) measure(s *Snapshot) bool {
 	p.placed = p.placed[:0]
 	p.ranks.reserved, p.ranks.reservedFor = none, none
@@ -80,8 +81,8 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	return true
 }
 
-// requestTokens is what a request counts as in a load. Where the rank with most requests is not looked at by itself, all of it
-// counts there.
+// requestTokens returns what a request counts as in a load, in KV tokens. all adds RowTokens: for rounds that do not look at the
+// rank with most requests by itself.
 func (p *evenkeel) requestTokens(s *Snapshot, all bool) int64 {
 	switch {
 	case !p.set.requests:
@@ -99,8 +100,8 @@ func (p *evenkeel) budget(s *Snapshot) int {
 	return p.set.budget
 }
 
-// stepMs is the mean step, by the model of the group where nobody measured it;
-// 0 = unknown.
+// stepMs returns the mean step time in ms, from the step model if it was not measured;
+// 0: unknown.
 func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	if s.StepMs > 0 || s.C1Ms <= 0 {
 		return float64(s.StepMs)
@@ -117,8 +118,8 @@ func (p *evenkeel) add(who int32, g int) {
 	c.placed = true
 }
 
-// bind writes the placements. The score is how many tokens of cost an entry
-// saves where it is.
+// bind appends the placements to dst. The score of an assignment is how many KV tokens of cost the entry
+// saves by its placement.
 func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 	group := int64(len(s.Workers))
 	for _, a := range p.placed {

@@ -11,17 +11,17 @@ type Left struct {
 	Why   string `json:"why"`
 }
 
-// limits is what a policy admits into, and what its last round kept back.
+// limits are the slots and the room that a policy admits entries into, and what its last round reserved or held.
 type limits struct {
-	watermark             float64
-	extra                 int32   // slots beyond the free ones
-	ahead                 bool    // more slots than are free, where some will be
-	queues                bool    // neither slots nor room count, only what a rank could ever hold
-	reserved, reservedFor int     // indices, or none
-	gather                *gather // nil: nothing waits for a round
+	watermark             float64 // share of a rank's KV capacity that is kept empty
+	extra                 int32   // slots of a rank beyond the free ones
+	ahead                 bool    // the policy may fill slots that are not free yet, but soon will be
+	queues                bool    // free slots and KV room do not count: an entry must only fit the rank's capacity
+	reserved, reservedFor int     // index of the rank that was reserved, and of the entry in the pool; or none
+	gather                *gather // the entries held for a round; nil: the policy holds none
 }
 
-// limited is a policy that can say so.
+// limited is a policy that has limits.
 type limited interface{ limits() limits }
 
 func (p *greedy) limits() limits {
@@ -35,8 +35,8 @@ func (p *firstCome) limits() limits {
 	}
 }
 
-// Watermark is the share of a rank's KV capacity the policy keeps empty: an
-// entry larger than the rest of every rank can never be placed.
+// Watermark returns the share of a rank's KV capacity that the policy keeps empty. An
+// entry that is larger than the rest on every rank can never be placed.
 func Watermark(p Policy) float64 {
 	if l, ok := p.(limited); ok {
 		return l.limits().watermark
@@ -44,15 +44,15 @@ func Watermark(p Policy) float64 {
 	return 0
 }
 
-// SendsAhead says whether the policy may fill slots that are not free yet but will be when
-// the KV of a request is on the rank.
+// SendsAhead says whether the policy may fill slots that are not free yet, but will be when
+// the KV of the request has arrived on the rank.
 func SendsAhead(p Policy) bool {
 	l, ok := p.(limited)
 	return ok && l.limits().ahead
 }
 
-// Explain runs one round and says of every entry left why it was. Reasons are
-// worked out from the snapshot and the result, off the path of Decide.
+// Explain runs one round, and says for every entry that was not placed why it was not. It computes the reasons
+// from the snapshot and the result, so that Decide need not.
 func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
 	assigned := p.Decide(s, nil)
 	if len(assigned) == len(s.Pool) {
@@ -99,14 +99,14 @@ func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 	return ranks
 }
 
-// why gives the first reason that holds for the entry with this index.
+// why returns the first reason that applies to the entry with this index in the pool.
 func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
 	if l.gather != nil && l.gather.holds(int32(entry)) {
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
 	}
 	var up, ever, slotBefore, slotAfter, fitsReserved bool
-	most := int64(math.MinInt64) // room of the ranks with a slot left
+	most := int64(math.MinInt64) // largest room of the ranks that still have a slot
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		if !w.Up {

@@ -19,31 +19,31 @@ const (
 )
 
 // firstCome takes the oldest entry first and chooses its rank.
-// Immediate, it sends every entry to some rank and the engine queues; pooled, it
-// waits for a rank with a free slot and room. br0:bypass is immediate up to
+// The immediate form sends every entry to a rank at once, and the engine queues it. In the pooled form an entry
+// waits for a rank with a free slot and room. br0:bypass is immediate for up to
 // `extra` entries beyond the free slots of a rank.
 type firstCome struct {
 	name       string
 	rule       rule
 	immediate  bool
-	queues     bool // free slots and room do not count: the engine queues
+	queues     bool // free slots and KV room do not count, because the engine queues
 	extra      int32
 	maxAgeMs   float32
 	watermark  float64
 	sendsAhead bool
-	dice       *rand.PCG // of random and p2c; nil: the rule has none
+	dice       *rand.PCG // random numbers of the rules random and p2c; nil for br0:bypass
 
-	last int32 // id of the rank served last: rr and the ties of jsq go on after it
+	last int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the next rank after it
 
 	ranks    ranks
-	env      envelope // with queues and free slots in held; margins for ruleLeastF
-	requests []int32  // by rank
+	env      envelope // held has the KV tokens of each rank, and ruleLeastF reads the margins
+	requests []int32  // by rank: requests on it
 	eligible []int32
 }
 
-// Resume has a policy go on where another one stands that was built from the same text:
-// its next rank in turn and its dice. All else that policies keep is scratch, or follows
-// from what they see.
+// Resume copies to p the state of another policy that was built from the same text:
+// which rank is next in turn, and the state of the random numbers. Nothing else that a policy keeps
+// matters from one round to the next.
 func Resume(p, from Policy) {
 	if old, ok := from.(*firstCome); ok {
 		next := p.(*firstCome)
@@ -58,7 +58,7 @@ func (p *firstCome) Immediate() bool   { return p.immediate }
 func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }
 
 // Decide serves the pool in arrival order. An entry that fits no rank with a
-// free slot is passed by; once it is overdue a rank is kept for it.
+// free slot is skipped. If it is overdue, a rank is reserved for it.
 func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.env.build(s, 0)
 	if p.queues {
@@ -95,8 +95,8 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// choose returns the rank for an entry, or none, and what was compared: the
-// requests or KV tokens of the rank before, or F.
+// choose returns the rank for an entry, or none, and the value by which the rank was chosen: its
+// requests or KV tokens without the entry, or F. The value is 0 if the rule compares nothing.
 func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
@@ -117,7 +117,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	}
 }
 
-// fitting lists the ranks that take so many tokens.
+// fitting lists the ranks that have a slot and room for so many tokens.
 func (p *firstCome) fitting(tokens int64) []int32 {
 	p.eligible = p.eligible[:0]
 	for g := range p.requests {
@@ -138,7 +138,7 @@ func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
 	return none
 }
 
-// nextRank is the index of the first rank after the one served last.
+// nextRank returns the index of the first rank after the one that got the last entry.
 func (p *firstCome) nextRank(s *Snapshot) int {
 	for g := range s.Workers {
 		if s.Workers[g].ID > p.last {
@@ -167,8 +167,8 @@ func (p *firstCome) ofTwo(tokens int64) (int, float64) {
 	return int(g), float64(p.requests[g])
 }
 
-// fewest is the rank with the least of something, of those that take so many tokens; a tie goes to the first from
-// one on.
+// fewest returns the rank with the smallest value in `of` among those that have a slot and room for so many tokens, and the value. In
+// a tie it takes the first of these ranks, counted from index `from` on.
 func fewest[N int32 | int64](r *ranks, of []N, from int, tokens int64) (int, float64) {
 	best := none
 	for k := range of {

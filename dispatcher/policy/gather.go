@@ -7,28 +7,28 @@ import (
 	"evenkeel/dispatcher/rounds"
 )
 
-// gather is what evenkeel does where ranks prefill and decode: a prompt that one rank computes stops the decodes of
-// all, so prompts are held for a moment and sent in rounds.
+// gather is used by evenkeel where ranks prefill and decode. A prompt that one rank computes stops the decodes of
+// all ranks of the group, so prompts are held for a moment and sent together, in rounds.
 type gather struct {
 	planner rounds.Planner
 	group   rounds.Group
 	waiting []rounds.Candidate
-	at      []int32 // of waiting, by index in the pool
+	at      []int32 // for each of waiting, its index in the pool
 	hits    []rounds.Hit
-	first   []uint64
-	nextMs  float64
+	first   []uint64 // see Gathered.First
+	nextMs  float64  // see Gathered.NextMs
 }
 
-// Gathered is what a policy tells of a round on ranks that prefill and decode.
+// Gathered is what a policy reports of a round on ranks that prefill and decode.
 type Gathered struct {
-	NextMs   float64  // until it wants to be asked again though nothing happens; +Inf: it does not
-	First    []uint64 // entries that could have been sent for the first time
-	Released bool     // a round was sent, not only requests that go beside one
-	HeldS    float64  // how long the first of those that are held could have been sent
-	MaxHoldS float64  // for longer none is; 0: none ever is
+	NextMs   float64  // time after which it wants to decide again even if nothing happens, in ms; +Inf: it does not
+	First    []uint64 // entries that could have been sent in this round for the first time
+	Released bool     // a round was sent, and not only requests that go beside a round
+	HeldS    float64  // seconds since the first of the held entries could have been sent
+	MaxHoldS float64  // no entry is held for more seconds than this; 0: no entry is ever held
 }
 
-// GatheredBy tells of p's last round.
+// GatheredBy returns what p reports of its last round.
 func GatheredBy(p Policy) Gathered {
 	e, ok := p.(*evenkeel)
 	if !ok {
@@ -51,7 +51,7 @@ func (r *gather) holds(entry int32) bool {
 	return r.planner.Held() > 0 && at >= 0 && r.waiting[at].Since <= 0
 }
 
-// inRounds decides where ranks prefill. The snapshot is of the instant 0 of the planner.
+// inRounds decides a round where ranks prefill. Times of the planner count from the instant of the snapshot, which is 0.
 func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.reserveForOverdue(s)
@@ -75,7 +75,7 @@ func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// reserveForOverdue keeps a rank for the first overdue entry that finds room nowhere.
+// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for.
 func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	for i := range s.Pool {
 		if !isOverdue(s, &s.Pool[i]) {
@@ -92,7 +92,7 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	}
 }
 
-// tellRanks expects what is free on the ranks.
+// tellRanks fills in the planner's group. p.ranks must have the free slots and rooms already.
 func (p *evenkeel) tellRanks(s *Snapshot) {
 	g := &p.gather.group
 	*g = rounds.Group{
@@ -108,7 +108,7 @@ func (p *evenkeel) tellRanks(s *Snapshot) {
 			}
 		}
 		k := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.now[i])}
-		if decoding > 0 { // answers grow until the next one ends
+		if decoding > 0 { // leaves room into which answers grow until one of them ends
 			k.Room -= int64(s.MeanOutput)
 		}
 		g.Ranks[i] = k
@@ -117,7 +117,7 @@ func (p *evenkeel) tellRanks(s *Snapshot) {
 	}
 }
 
-// tellWaiting has so many requests for candidates, and those that are not held besides.
+// tellWaiting fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent ones, which are not held.
 func (r *gather) tellWaiting(s *Snapshot, most int) {
 	r.waiting, r.at, r.hits = r.waiting[:0], r.at[:0], r.hits[:0]
 	for i := range s.Pool {

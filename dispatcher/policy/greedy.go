@@ -6,25 +6,25 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// The stages of a round, as Assignment.Stage says them.
+// The values of Assignment.Stage.
 const (
 	stageGuard uint8 = iota
 	stageSingle
 	stageSubset
 )
 
-// groupSize as theta stands for the number of workers in the snapshot.
+// groupSize is the value of theta that stands for the number of workers in the snapshot.
 const groupSize = -1
 
-// greedy is the round of BR-0 and BR-H: rank after rank takes what scores best
-// for it. Where the score looks ahead, margins are per step and F is BR-H's.
+// greedy is the policy of BR-0 and BR-H: one rank after the other takes the entries that have the best score F
+// for it. BR-H has a score that looks ahead, with a margin for each step up to the horizon.
 type greedy struct {
 	name       string
-	window     int   // candidates looked at in the subset stage
-	theta      int64 // free slots up to which subsets are chosen, or groupSize
-	capacity   bool  // queue=capacity: free slots before margin
-	longest    bool  // order=desc
-	guard      bool  // false in the paper's form
+	window     int   // how many candidates the subset stage looks at
+	theta      int64 // the subset stage begins when so many slots or fewer are free; or groupSize
+	capacity   bool  // queue=capacity: ranks come in the order of their free slots, then by margin
+	longest    bool  // order=desc: the longest prompts come first
+	guard      bool  // whether there is a starvation guard; false in the paper's form
 	maxAgeMs   float32
 	watermark  float64
 	sendsAhead bool
@@ -38,7 +38,7 @@ type greedy struct {
 	solver subset.Solver
 
 	late       []wait
-	candidates [subset.MaxItems]int32 // positions
+	candidates [subset.MaxItems]int32 // positions in line
 	tokens     [subset.MaxItems]int64
 }
 
@@ -57,8 +57,8 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
-// start measures what the round is decided on; it reports whether there is
-// anything to decide.
+// start computes the loads and puts the entries in line. It returns false if no slot is free or no
+// entry waits.
 func (p *greedy) start(s *Snapshot) bool {
 	horizon := 0
 	if p.ahead != nil {
@@ -73,7 +73,7 @@ func (p *greedy) start(s *Snapshot) bool {
 	return true
 }
 
-// placeSingles is stage 1: while many slots are free.
+// placeSingles is stage 1, while more than theta slots are free: each rank takes one entry at a time.
 func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
 	if theta == groupSize {
@@ -88,7 +88,7 @@ func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// placeSubsets is stage 2: the last slots.
+// placeSubsets is stage 2, for the last slots: a rank takes several entries together.
 func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	for p.ranks.open > 0 && p.line.left > 0 {
 		dst = p.placeSubset(s, dst)
@@ -96,7 +96,7 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// serveOverdue is stage 0: entries that waited too long choose their rank.
+// serveOverdue is stage 0: each entry that has waited too long gets the rank on which its score is best.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	p.late = overdue(s, p.late[:0])
 	for _, w := range p.late {
@@ -126,8 +126,8 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// placeSingle is one step of stage 1: the first rank in the queue takes the
-// entry that scores best for it, or leaves the round.
+// placeSingle is one step of stage 1: the first rank in the queue of ranks takes the
+// entry with the best score for it. If no entry fits, the rank is closed for the round.
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.first(p.capacity)
 	p.prepare(s, g)
@@ -139,8 +139,8 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	return p.admit(s, dst, g, at, f, stageSingle)
 }
 
-// bestSingle finds the position of the best entry that fits rank g, the
-// earliest one of a tie. F is concave: it is a neighbour of the knee among the
+// bestSingle finds the position of the entry with the best score that fits rank g; in a tie, the
+// earliest. Since F is concave, the best prompt is next to the knee of F, on one of its sides, among the
 // prompts sorted by length.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.score.Knee(), p.ranks.room[g]
@@ -160,7 +160,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	if !ok {
 		return 0, 0, false
 	}
-	// Ties lie side by side around the knee. Of one length only the first can win.
+	// Prompts with the best score lie side by side around the knee. Of prompts of one length, only the earliest can win.
 	at = p.line.head()
 	for low >= 0 && p.score.Equal(score(low), best) {
 		start := int(p.line.run[low])
@@ -175,9 +175,9 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	return at, best, true
 }
 
-// placeSubset is one step of stage 2: the first rank in the queue takes the best
-// subset of the first window entries that fit it. No slot idles while anyone
-// waits: where no subset has a positive score it takes the best single.
+// placeSubset is one step of stage 2: the first rank in the queue of ranks takes the best
+// subset of the first window entries that fit it. If no subset has a positive score, it still takes the best single
+// entry, so that no slot idles while an entry waits that fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.first(p.capacity)
 	n := 0
@@ -209,7 +209,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// firstOfBest is the earliest candidate with the best score of one alone.
+// firstOfBest returns the candidate with the best score by itself; in a tie, the earliest.
 func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
 		f := p.score.F(p.scaled(s, g, p.tokens[i]))
@@ -220,9 +220,9 @@ func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 	return best
 }
 
-// first is the head of the queue of ranks with free slots: the largest margin
-// or, if slotsFirst, most free slots; each settles the other's ties, then the
-// lower id. Keys are read fresh: one admission can change them all.
+// first returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie with the most free
+// slots, then with the lower ID. With slotsFirst, free slots come before the margin. The queue is not kept sorted,
+// because one admission can change the margins of all ranks.
 func (p *greedy) first(slotsFirst bool) int {
 	best, most, slots := none, int64(0), int32(0)
 	for _, rank := range p.ranks.some {
@@ -240,7 +240,7 @@ func (p *greedy) first(slotsFirst bool) int {
 	return best
 }
 
-// prepare makes score that of rank g.
+// prepare sets p.score to the score of rank g.
 func (p *greedy) prepare(s *Snapshot, g int) {
 	if a := p.ahead; a != nil {
 		a.margins = p.env.margins(g, a.margins)
@@ -250,8 +250,8 @@ func (p *greedy) prepare(s *Snapshot, g int) {
 	p.score.SetBR0(p.env.marginOf(g), len(s.Workers))
 }
 
-// scoreOf is F of one entry on rank g: for a rank that is asked once, where
-// preparing would be most of the work.
+// scoreOf returns F of one entry of so many tokens on rank g. It does without prepare, which would be most of the work
+// for a single score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	w := p.scaled(s, g, tokens)
 	if p.ahead != nil {
@@ -273,7 +273,7 @@ func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
 	return subset.Scaled(tokens, float64(s.Workers[g].Cost))
 }
 
-// admit places the entry at a position on rank g.
+// admit places the entry at a position of the line on rank g.
 func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, at int32, score float64, stage uint8) []Assignment {
 	e := &s.Pool[p.line.entry[at]]
 	p.line.remove(at)

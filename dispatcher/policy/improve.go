@@ -2,21 +2,21 @@ package policy
 
 import "evenkeel/dispatcher/subset"
 
-// climb is the scratch of the improvement: one placement taken out of its rank.
+// climb is the memory of the search: the loads as if one placement were not there.
 type climb struct {
-	left int   // evaluations
-	g    int   // its rank
-	own  int64 // what it adds there
-	base int64 // the rank's load without it
+	left int   // evaluations that may still be spent
+	g    int   // the rank of the placement
+	own  int64 // what the placement adds to that rank's load
+	base int64 // the rank's load without the placement
 	rest rest  // the largest loads of the other ranks
 }
 
-// worthwhile is the smallest gain of a move, in units of 2^-20 tokens: 1e-6.
+// worthwhile is the smallest gain for which a move is made, in units of 2^-20 KV tokens: about 2e-6 tokens.
 const worthwhile = 2
 
-// improve makes moves that lower the cost until none does or the budget is
-// spent: for each placement a candidate in its place, a swap with a later one, a
-// free slot elsewhere.
+// improve changes placements as long as that lowers the cost and the budget of evaluations is not
+// spent. For each placement it tries a spare candidate in its place, a swap with a later placement, and a
+// free slot of another rank.
 func (p *evenkeel) improve(budget int) {
 	p.climb.left = budget
 	p.loads.startMix(p.set.kappa)
@@ -26,7 +26,7 @@ func (p *evenkeel) improve(budget int) {
 		}
 		quiet++
 		if int(p.placed[a].rank) == p.ranks.reserved {
-			continue // its room is to grow
+			continue // the reserved rank is kept free for an overdue entry
 		}
 		p.without(a)
 		replaced, swapped := p.replace(a), p.swap(a)
@@ -36,7 +36,7 @@ func (p *evenkeel) improve(budget int) {
 	}
 }
 
-// without looks at the loads as if placement a were not there.
+// without sets p.climb to the loads as if placement a were not there.
 func (p *evenkeel) without(a int) {
 	m := &p.climb
 	m.g = int(p.placed[a].rank)
@@ -45,14 +45,14 @@ func (p *evenkeel) without(a int) {
 	m.rest = p.loads.without(m.g)
 }
 
-// pays spends one evaluation: whether the move to that ceiling lowers the cost.
+// pays spends one evaluation. It says whether a move that leads to the given ceiling and gain lowers the cost.
 func (p *evenkeel) pays(ceiling, gain int64) bool {
 	p.climb.left--
 	l := &p.loads
 	return int64(len(l.x))*(ceiling-l.mix.ceiling(l.peak(), l.mix.smooth))-gain <= -worthwhile
 }
 
-// replace tries every spare candidate in the place of a. An overdue one stays.
+// replace tries every spare candidate in the place of placement a, unless the entry placed there is overdue.
 func (p *evenkeel) replace(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
 	who := p.placed[a].who
@@ -80,14 +80,14 @@ func (p *evenkeel) replace(a int) (changed bool) {
 	return changed
 }
 
-// ceilingWithTwo is the ceiling when the load of the rank is base + in, and that of rank b changes, too.
+// ceilingWithTwo returns the ceiling if the load of climb's rank becomes base + in, and that of rank b changes by `by`.
 func (p *evenkeel) ceilingWithTwo(in int64, b int, by int64) int64 {
 	l, m := &p.loads, &p.climb
 	x, y := m.base+in, l.x[b]+by
 	return l.mix.ceiling(max(m.rest.but(b), x, y), l.mix.smooth+l.mix.rise(l.x[m.g], x)+l.mix.rise(l.x[b], y))
 }
 
-// swap tries to exchange a with every later placement on another rank.
+// swap tries to exchange placement a with every later placement on another rank.
 func (p *evenkeel) swap(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
 	for b := a + 1; b < len(p.placed) && m.left > 0; b++ {
@@ -108,7 +108,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 	return changed
 }
 
-// exchange has placement a, which was looked at, and b change places.
+// exchange swaps the ranks of placements a and b. p.without(a) must have been called.
 func (p *evenkeel) exchange(a, b int) {
 	l, m, g := &p.loads, &p.climb, int(p.placed[b].rank)
 	whoA, whoB := p.placed[a].who, p.placed[b].who
@@ -121,7 +121,7 @@ func (p *evenkeel) exchange(a, b int) {
 	p.placed[a].who, p.placed[b].who = whoB, whoA
 }
 
-// move tries to take a to a free slot of another rank.
+// move tries to move placement a to a free slot of another rank.
 func (p *evenkeel) move(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
 	if p.ranks.open == 0 {
@@ -147,7 +147,7 @@ func (p *evenkeel) move(a int) (changed bool) {
 	return changed
 }
 
-// relocate takes placement a, which was looked at, to a free slot of rank g.
+// relocate moves placement a to a free slot of rank g. p.without(a) must have been called.
 func (p *evenkeel) relocate(a, g int) {
 	c := &p.pick.all[p.placed[a].who]
 	p.loads.shift(p.climb.g, -p.climb.own)
@@ -157,14 +157,14 @@ func (p *evenkeel) relocate(a, g int) {
 	p.placed[a].rank = int32(g)
 }
 
-// exchange books one entry on rank g in the place of another.
+// exchange updates the room of rank g when an entry of `in` tokens takes the place of an entry of `out` tokens.
 func (r *ranks) exchange(g int, out, in int64) {
 	if r.room[g] != subset.Unlimited {
 		r.room[g] += out - in
 	}
 }
 
-// uncharge takes an entry back from rank g.
+// uncharge gives back the slot and the room of an entry on rank g.
 func (r *ranks) uncharge(g int, tokens int64) {
 	r.free[g]++
 	r.open++

@@ -2,26 +2,26 @@ package policy
 
 import "slices"
 
-// line is W: the entries that wait in this round, in window order. A position
-// is a place in that order and stays valid while entries leave.
+// line has the entries that wait in this round, in the order in which the window takes them (W in the paper). A position
+// is an index in that order, and does not change when entries leave.
 type line struct {
-	entry []int32  // index in the pool, by position
-	pos   []int32  // position, by index in the pool
-	next  []int32  // list of those still here; position n stands before the first and after the last
-	prev  []int32  //
-	left  int      // how many are still here
-	keys  []uint64 // scratch of sorting
+	entry []int32  // by position: the entry's index in the pool
+	pos   []int32  // by index in the pool: the entry's position
+	next  []int32  // by position: the next entry in line; position n is the head, before the first and after the last entry
+	prev  []int32  // by position: the entry before it in line
+	left  int      // how many entries are still in line
+	keys  []uint64 // memory for sorting
 
-	// By size, once index was called: rank 0 is the shortest prompt.
-	sorted  []uint64 // prompt<<32 | position, ascending
-	rankOf  []int32  // by position
-	run     []int32  // by rank: the lowest rank with the same prompt
-	after   []int32  // by rank: itself while here, else a step towards the next one here; n at the end
-	before  []int32  // by rank+1: the same downwards; 0 at the end
-	indexed bool
+	// The order by prompt length, once index was called. A rank is an index in this order: 0 is the shortest prompt.
+	sorted  []uint64 // by rank: prompt<<32 | position, ascending
+	rankOf  []int32  // by position: the rank
+	run     []int32  // by rank: the lowest rank with a prompt of the same length
+	after   []int32  // by rank: the rank itself while its entry is in line, else a higher rank from which to search on; n at the end
+	before  []int32  // by rank+1: likewise for lower ranks, all plus 1; 0 at the end
+	indexed bool     // whether index was called
 }
 
-// build puts the whole pool in line, by arrival or longest prompt first.
+// build puts the whole pool in line: by arrival or, if longestFirst, the longest prompts first.
 func (l *line) build(pool []Entry, longestFirst bool) {
 	n := len(pool)
 	l.entry, l.pos = sized(l.entry, n), sized(l.pos, n)
@@ -53,7 +53,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	l.next[n], l.prev[n] = 0, int32(n)-1
 }
 
-// head is the position before the first entry: next of it is the first.
+// head returns the position before the first entry: l.next of it is the first entry.
 func (l *line) head() int32 { return int32(len(l.entry)) }
 
 // remove takes the entry at a position out of the line.
@@ -67,7 +67,7 @@ func (l *line) remove(p int32) {
 	}
 }
 
-// index sorts those still here by prompt.
+// index sorts the entries that are still in line by the length of their prompts.
 func (l *line) index(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.head()]; p != l.head(); p = l.next[p] {
@@ -91,11 +91,11 @@ func (l *line) index(pool []Entry) {
 
 func (l *line) prompt(rank int) int64 { return int64(l.sorted[rank] >> 32) }
 
-// position of the entry with this rank.
+// position returns the position of the entry with this rank.
 func (l *line) position(rank int) int32 { return int32(uint32(l.sorted[rank])) }
 
-// atOrAfter returns the first rank from r on that is still here, len(sorted) if
-// none is. Paths are halved on the way.
+// atOrAfter returns the first rank from r on whose entry is still in line; len(sorted) if
+// there is none. It halves the paths in after on the way, so that later calls are faster.
 func (l *line) atOrAfter(r int) int {
 	x := int32(r)
 	for l.after[x] != x {
@@ -105,7 +105,7 @@ func (l *line) atOrAfter(r int) int {
 	return int(x)
 }
 
-// atOrBefore returns the last rank up to r that is still here, -1 if none is.
+// atOrBefore returns the last rank up to r whose entry is still in line, -1 if there is none.
 func (l *line) atOrBefore(r int) int {
 	x := int32(r) + 1
 	for l.before[x] != x {

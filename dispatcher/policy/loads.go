@@ -6,11 +6,12 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// fixedBits: loads are in units of 2^-20 KV tokens, so that costs are exact and compare as whole
-// numbers. Good for 2^31 tokens a rank in a group of 1024.
+// fixedBits is the number of binary places of loads: they are in units of 2^-20 KV tokens, so that costs are exact and compare as whole
+// numbers. An int64 has room for 2^31 tokens on each rank of a group of 1024.
 const fixedBits = 20
 
-// Cost is the J of the loads of a group: how many tokens all ranks together lack to the fullest one.
+// Cost returns the cost of the loads of a group (J in the paper): the sum over the ranks of the KV tokens by which each is below the
+// fullest rank.
 func Cost(loads []float64) float64 {
 	var most, sum float64
 	for _, x := range loads {
@@ -20,33 +21,33 @@ func Cost(loads []float64) float64 {
 	return float64(len(loads))*most - sum
 }
 
-// growthShare of a mean answer is counted as a request's growth.
+// growthShare is the share of the mean answer by which a request is expected to grow.
 const growthShare = 0.25
 
-// loads are those of every rank in a round, with what the cost of a change needs: the three
-// largest, so that the largest of all ranks but two is at hand.
+// loads has the loads of all ranks in a round. It keeps the three largest, so that the largest load of all
+// ranks but two is found without a search.
 type loads struct {
-	x    []int64 // of each rank, in fixed point and in what tokens cost there
-	top  [3]end  // the largest first
-	cost []float32
-	held []int64 // KV tokens of each rank, unscaled, as the round began
-	now  []int64 // the same in what tokens and requests cost
+	x    []int64   // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
+	top  [3]end    // the largest of x, the largest first
+	cost []float32 // what a KV token costs on each rank, 1 = the group's mean
+	held []int64   // KV tokens of each rank when the round began, unscaled
+	now  []int64   // load of each rank when the round began, without growth: tokens and requests, scaled by its cost
 
-	// So many KV tokens are counted for a request beyond those it holds: a rank with many short
-	// requests grows faster than one with a few long ones.
+	// growth is how many KV tokens a request counts as beyond those it holds: a rank with many short
+	// requests grows faster than a rank with a few long ones.
 	growth  int64
-	request int64 // of these, those that it weighs as much as now
+	request int64 // the part of growth that is the request's weight in a step now
 
 	mix mix
 }
 
-// end is one of the largest loads, and whose it is.
+// end is one of the largest loads, with its rank.
 type end struct {
 	load int64
 	rank int32
 }
 
-// build takes the loads of a snapshot; a request weighs as much as so many KV tokens beside its own.
+// build computes the loads from a snapshot. request is the weight of a request beside its own KV tokens, in KV tokens.
 func (l *loads) build(s *Snapshot, request int64) {
 	n := len(s.Workers)
 	l.x, l.cost, l.held, l.now = sized(l.x, n), sized(l.cost, n), sized(l.held, n), sized(l.now, n)
@@ -67,7 +68,7 @@ func (l *loads) build(s *Snapshot, request int64) {
 
 func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens, float64(l.cost[g])) }
 
-// rescan finds the three largest anew.
+// rescan finds the three largest loads anew.
 func (l *loads) rescan() {
 	l.top = [3]end{{0, none}, {0, none}, {0, none}}
 	for g, x := range l.x {
@@ -75,7 +76,7 @@ func (l *loads) rescan() {
 	}
 }
 
-// rise takes a load that is not among the largest into account.
+// rise puts a load, whose rank is not in top, into top if it is large enough.
 func (l *loads) rise(e end) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
@@ -84,7 +85,7 @@ func (l *loads) rise(e end) {
 	}
 }
 
-// shift changes the load of rank g.
+// shift changes the load of rank g by `by`.
 func (l *loads) shift(g int, by int64) {
 	was := l.x[g]
 	l.x[g] += by
@@ -94,7 +95,7 @@ func (l *loads) shift(g int, by int64) {
 		switch {
 		case l.top[i].rank != e.rank:
 			continue
-		case by < 0: // it may have fallen below one that was not kept
+		case by < 0: // it may now be smaller than a load that is not in top
 			l.rescan()
 			return
 		}
@@ -107,7 +108,7 @@ func (l *loads) shift(g int, by int64) {
 // peak is the largest load.
 func (l *loads) peak() int64 { return l.top[0].load }
 
-// fullest is the load that sets the length of a step.
+// fullest returns the largest load when the round began, which set the length of steps.
 func (l *loads) fullest() (most int64) {
 	for _, x := range l.now {
 		most = max(most, x)
@@ -115,8 +116,8 @@ func (l *loads) fullest() (most int64) {
 	return most
 }
 
-// rest is what stands of the largest loads when one rank, and perhaps another,
-// are to change: the largest but the one's, whose that is, and the next.
+// rest has the two largest loads of all ranks but one, and the rank of the largest. It serves to compute the
+// peak when the load of that one rank, and perhaps of a second rank, changes.
 type rest struct {
 	most, next int64
 	owner      int32
@@ -133,7 +134,7 @@ func (l *loads) without(g int) rest {
 	return rest{first.load, second.load, first.rank}
 }
 
-// but is the largest load when rank b is to change, too.
+// but returns the largest load of the other ranks if rank b is left out, too.
 func (r *rest) but(b int) int64 {
 	if r.owner == int32(b) {
 		return r.next
@@ -141,17 +142,17 @@ func (r *rest) but(b int) int64 {
 	return r.most
 }
 
-// mix is the ceiling that the search lowers: the largest load and, as its share kappa, a mean that
-// heavy ranks dominate: the eighth root of the mean eighth power. It levels the ranks below the
-// fullest too. The root is replaced by its tangent where the search begins, so that what a move
-// changes is a sum over the ranks that it touches.
+// mix is what the search lowers, the ceiling: a weighted mean of the largest load and, with the weight kappa, of the
+// eighth root of the mean eighth power of all loads. Heavy ranks dominate that root, but it also levels the ranks below the
+// fullest. The root is replaced by its tangent at the loads with which the search begins, so that the effect
+// of a move is a sum over the ranks that it changes.
 type mix struct {
 	kappa  float64
-	slope  float64 // by how much the share rises with the power of a load
-	smooth float64 // what the share makes of all loads
+	slope  float64 // by how much smooth rises with the eighth power of a load
+	smooth float64 // kappa times the root, by its tangent
 }
 
-// startMix lays the tangent at the loads as they are.
+// startMix computes the tangent at the present loads.
 func (l *loads) startMix(kappa float64) {
 	l.mix = mix{kappa: kappa}
 	power := 0.0
@@ -164,13 +165,13 @@ func (l *loads) startMix(kappa float64) {
 	}
 }
 
-// ceiling is what the mix makes of the largest load. A tangent that was laid at loads of a few tokens is
-// beyond all numbers at large ones, so it is cut where a group of 1024 can still multiply it.
+// ceiling returns the mix for a largest load and a value of smooth. For a tangent at loads of a few tokens, smooth is
+// huge at large loads. So the result is cut at 2^52, which can still be multiplied by a group of 1024.
 func (m *mix) ceiling(peak int64, smooth float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
 }
 
-// rise is by how much the share rises when the load of a rank becomes another.
+// rise returns by how much smooth rises when the load of a rank changes.
 func (m *mix) rise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
 
 func eighth(x int64) float64 {

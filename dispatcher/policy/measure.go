@@ -6,7 +6,7 @@ type Balance struct {
 	Max, Min, Sum int64 // KV tokens
 }
 
-// Measure reads the loads of one group at one step.
+// Measure returns the balance of the loads of one group.
 func Measure(loads []int64) Balance {
 	var b Balance
 	for _, l := range loads {
@@ -25,7 +25,7 @@ func (b *Balance) Add(load int64) {
 	b.Sum += load
 }
 
-// Mean is the load of a rank in the mean, in KV tokens; 0 without ranks.
+// Mean returns the mean load of a rank, in KV tokens; 0 without ranks.
 func (b Balance) Mean() float64 {
 	if b.Ranks == 0 {
 		return 0
@@ -33,14 +33,14 @@ func (b Balance) Mean() float64 {
 	return float64(b.Sum) / float64(b.Ranks)
 }
 
-// Imbalance is what all ranks together lack to the fullest one, in KV tokens.
+// Imbalance returns the sum over the ranks of the KV tokens by which each is below the fullest rank.
 func (b Balance) Imbalance() int64 { return int64(b.Ranks)*b.Max - b.Sum }
 
-// MaxMinusMin is the paper's second measure, in KV tokens.
+// MaxMinusMin returns the difference between the fullest and the emptiest rank, in KV tokens: the paper's second measure.
 func (b Balance) MaxMinusMin() int64 { return b.Max - b.Min }
 
-// IdleShare is the imbalance as a share of what the group could hold at the
-// load of its fullest rank; 0 when it holds nothing.
+// IdleShare returns the imbalance as a share of the KV tokens that the group would hold if every rank had
+// the load of the fullest; 0 if the group holds nothing.
 func (b Balance) IdleShare() float64 {
 	if b.Max == 0 {
 		return 0
@@ -48,15 +48,15 @@ func (b Balance) IdleShare() float64 {
 	return float64(b.Imbalance()) / (float64(b.Ranks) * float64(b.Max))
 }
 
-// StepMs is how long a step takes: the fullest rank holds the others up.
+// StepMs returns how long a step takes, in ms, by the step model with c0 and c1: the other ranks wait for the fullest.
 func (b Balance) StepMs(c0, c1 float64) float64 { return c0 + c1*float64(b.Max) }
 
-// IdealStepMs is the same with the load spread evenly.
+// IdealStepMs returns how long a step would take, in ms, if the load were spread evenly.
 func (b Balance) IdealStepMs(c0, c1 float64) float64 {
 	return c0 + c1*b.Mean()
 }
 
-// LostShare is the share of a step lost to imbalance; 0 for a step of no length.
+// LostShare returns the share of a step that is lost to imbalance; 0 if the step has no length.
 func (b Balance) LostShare(c0, c1 float64) float64 {
 	step := b.StepMs(c0, c1)
 	if step <= 0 {

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// residents are the placements of each rank, as lists.
+// residents has the placements of each rank, as linked lists.
 type residents struct {
-	first []int32 // by rank, none where it has none
-	next  []int32 // by placement
+	first []int32 // by rank: its first placement, or none
+	next  []int32 // by placement: the next one of the same rank, or none
 }
 
 func (r *residents) list(placed []placement, ranks int) {
@@ -33,12 +33,12 @@ func (r *residents) move(i, from, to int32) {
 	r.enter(i, to)
 }
 
-// nearLooks bounds how many hits and placements a round looks at to leave prompts on ranks that hold them.
+// nearLooks bounds how many hits and placements stayNear looks at in a round.
 const nearLooks = 1024
 
-// stayNear puts placements on the ranks that hold most of their prompts, which then pull less KV, where that costs nothing: the
-// fullest rank becomes no fuller. The ranks below it may become less level, by the share near of a step, and by less where less of
-// a prompt is spared.
+// stayNear moves placements to ranks that hold more of their prompts, so that less KV must be pulled. It does so only if the
+// fullest rank does not become fuller. The ranks below it may become less level: if all of a prompt is spared, by at most the share `near`
+// of a step, and by less if a part is spared.
 func (p *evenkeel) stayNear(s *Snapshot) {
 	if p.set.near == 0 || len(s.Waits) == 0 || p.ranks.open == 0 {
 		return
@@ -59,19 +59,19 @@ func (p *evenkeel) stayNear(s *Snapshot) {
 	}
 }
 
-// nearest is what the round found, and what may be given away of it.
+// nearest has the loads that the search has reached, and how much worse stayNear may make them.
 type nearest struct {
 	*evenkeel
 	s       *Snapshot
 	peak    int64
 	ceiling float64
-	spends  float64 // that the ceiling may rise by where all of a prompt is spared
+	spends  float64 // by how much the ceiling may rise for a move that spares all of a prompt
 }
 
-// hits are what ranks hold of a candidate's prompt.
+// hits returns what ranks hold of a candidate's prompt.
 func (p *nearest) hits(who int32) []Hit { return p.s.Waits[p.pick.all[who].entry].Hits }
 
-// holds is how much of a candidate's prompt rank g holds.
+// holds returns how many tokens of a candidate's prompt rank g holds.
 func (p *nearest) holds(who int32, g int) int {
 	hits := p.hits(who)
 	if at, ok := slices.BinarySearchFunc(hits, p.s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
@@ -80,7 +80,8 @@ func (p *nearest) holds(who int32, g int) int {
 	return 0
 }
 
-// approach moves placement a to a rank that holds more of its prompt, in the place of another placement where no slot is free.
+// approach moves placement a to the rank that spares most tokens of its prompt: to a free slot, or else in exchange with another
+// placement.
 func (p *nearest) approach(a int) {
 	who := p.placed[a].who
 	here := p.holds(who, int(p.placed[a].rank))
@@ -115,8 +116,8 @@ func (p *nearest) approach(a int) {
 	}
 }
 
-// affords says whether so many tokens of a prompt that need not be pulled are worth what becomes of the loads when the rank of the
-// one that is looked at gets in beside its base, and rank g by more.
+// affords says whether the loads may change for the sake of spared prompt tokens of candidate who: the load of climb's rank to
+// base + in, and that of rank g by `by`.
 func (p *nearest) affords(in int64, g int, by int64, spared int, who int32) bool {
 	l, m := &p.loads, &p.climb
 	if max(m.rest.but(g), m.base+in, l.x[g]+by) > p.peak {
@@ -126,13 +127,13 @@ func (p *nearest) affords(in int64, g int, by int64, spared int, who int32) bool
 	return float64(p.ceilingWithTwo(in, g, by))-p.ceiling <= p.spends*share
 }
 
-// sparesFor is what b spares in the place of the one that is looked at: below 0 if rank g, where it is, holds more of it.
+// sparesFor returns how many prompt tokens placement b spares if it moves from rank g to climb's rank; below 0 if rank g holds more of it.
 func (p *nearest) sparesFor(b, g int) int {
 	who := p.placed[b].who
 	return p.holds(who, p.climb.g) - p.holds(who, g)
 }
 
-// canSwap says whether a and b, which is on rank g, may change places.
+// canSwap says whether placements a and b may exchange their ranks, of which b's is g.
 func (p *nearest) canSwap(a, b, g, spared int) bool {
 	whoA, whoB := p.placed[a].who, p.placed[b].who
 	x, y := &p.pick.all[whoA], &p.pick.all[whoB]

@@ -2,29 +2,29 @@ package policy
 
 import "math"
 
-// Needs is what a policy wants to find in its Snapshot beside loads, slots and
-// the pool. The board and the simulator provide it; a policy does without, at
-// a loss.
+// Needs is what a policy wants to find in its Snapshot in addition to loads, slots and
+// the pool. The board and the simulator provide it. Without it, a policy still works, but decides
+// worse.
 type Needs struct {
 	// Predictor sets Request.Rhat: none, survival, exact or oracle (in
 	// simulations only). Empty: Rhat is not read and the next four do not count.
 	Predictor       string
-	Horizon         int     // H of Rhat; when it changes, every running request is asked about anew
-	Tau             float64 // gate: r^ = H below this p^
+	Horizon         int     // horizon H of Rhat, in steps; when it changes, every running request is predicted anew
+	Tau             float64 // if a request ends within the horizon with a smaller probability, Rhat is H (see predictor.Rules)
 	Every           int     // tokens between two predictions for a request
-	DecrementAnchor bool    // count a closed gate's r^ = H down too, by the paper's letter
+	DecrementAnchor bool    // see predictor.Rules.DecrementAnchor
 
-	MeanOutput bool // Snapshot.MeanOutput
-	Hits       bool // Snapshot.Waits, for what ranks hold of prompts
+	MeanOutput bool // the policy reads Snapshot.MeanOutput
+	Hits       bool // the policy reads Snapshot.Waits, for what ranks hold of prompts
 }
 
-// needy is a policy that wants more than loads.
+// needy is a policy that has Needs.
 type needy interface {
 	needs(meanOutput float64) Needs
 }
 
-// NeedsOf tells what p wants. The mean output is the one that the next Snapshot will
-// hold, 0 at first: a horizon=auto follows it.
+// NeedsOf returns what p wants. meanOutput is that of the next Snapshot, 0 at first: the horizon
+// depends on it if it is auto.
 func NeedsOf(p Policy, meanOutput float64) Needs {
 	if n, ok := p.(needy); ok {
 		return n.needs(meanOutput)
@@ -32,7 +32,7 @@ func NeedsOf(p Policy, meanOutput float64) Needs {
 	return Needs{}
 }
 
-// Held is how many entries p's last decision held for a round though they had a slot.
+// Held returns how many entries p's last decision held for a round although they had a slot.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
 		return e.gather.planner.Held()
@@ -40,12 +40,12 @@ func Held(p Policy) int {
 	return 0
 }
 
-// auto as a horizon or a discount stands for one that follows the mean output.
+// auto is the value of a setting that the policy computes itself: of horizon and gamma from the mean output, of age_weight from the loads.
 const auto = -1
 
-// ageWeightFor resolves age_weight=auto, in tokens a step of waiting: a share of
-// what a request holds, or the age of short prompts would drown their balance
-// and that of long ones count for nothing.
+// ageWeightFor returns the weight of waiting, in KV tokens per step. For auto it is a share of
+// what a request holds on average. With a fixed weight, waiting would count too much where prompts are
+// short, and too little where they are long.
 func ageWeightFor(weight float64, s *Snapshot) float64 {
 	if weight != auto {
 		return weight
@@ -64,16 +64,16 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 	return float64(tokens) / float64(max(1, requests)) / ageShare
 }
 
-// ageShare of the tokens that a request holds is what a step of its waiting is
-// worth: about 15 tokens on Azure's conversations and 160 on Mooncake's. A
-// third more or less moved idle time there by a few tenths of a point.
+// ageShare divides the mean KV tokens of a request: the result is what a step of waiting is
+// worth, about 15 tokens on Azure's conversations and 160 on Mooncake's. A
+// third more or less moved idle time there by a few tenths of a percentage point.
 const ageShare = 80
 
-// maxHorizon bounds what a user may ask for; scratch grows with it.
+// maxHorizon bounds the horizon that a user may set, in steps: the memory of a policy grows with it.
 const maxHorizon = 512
 
-// horizonFor resolves horizon=auto. Far beyond what a slot keeps its request, a
-// look ahead sees only requests that will be gone.
+// horizonFor returns the horizon in steps, and computes it for auto. It is short for short answers: farther
+// ahead, the requests that run now will be gone.
 func horizonFor(horizon int, meanOutput float64) int {
 	if horizon != auto {
 		return horizon
@@ -84,7 +84,7 @@ func horizonFor(horizon int, meanOutput float64) int {
 	return int(min(80, max(1, math.Round(meanOutput/4))))
 }
 
-// gammaFor resolves gamma=auto.
+// gammaFor returns the discount per step, and computes it for auto.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

@@ -1,17 +1,17 @@
 package policy
 
-// pair is what one candidate on one rank changes the cost by, as of when the
-// envelope had risen so much.
+// pair is by how much one candidate on one rank changes the cost. It was computed when the
+// peak had risen by rise.
 type pair struct {
 	change int64
-	rise   int64 // never before: not known
+	rise   int64 // rise of the peak since the start; never: the change is not computed
 }
 
 const never = -1
 
-// bestPair places, one after the other, the candidate of [from, to) on the rank where the
-// cost changes least. An entry's ties go to the rank that holds least: a rank that is filled
-// while others are empty grows into the next fullest one.
+// bestPair places the candidates of [from, to), each time the candidate and the rank by which the
+// cost changes least. In a tie, a candidate goes to the rank with the smallest load, because a rank that is filled
+// while others are empty will grow to be the next fullest.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.x)
 	pairs := sized(p.start.pairs, (to-from)*ranks)
@@ -19,7 +19,7 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	for i := range pairs {
 		pairs[i].rise = never
 	}
-	var rise int64 // of the peak since the start
+	var rise int64 // rise of the peak since the start
 	for len(p.placed) < p.wanted {
 		who, rank, least := none, none, int64(0)
 		for i := from; i < to; i++ {
@@ -43,9 +43,9 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	}
 }
 
-// bestRank finds where a candidate changes the cost least. A pair is computed
-// anew only where it could matter: the envelope's rise since it was is the most
-// that it can have fallen by.
+// bestRank finds the rank on which a candidate changes the cost least. It computes a pair
+// anew only if that could be the best: since it was computed, the change can have fallen by at most the rise
+// of the peak times the number of ranks.
 func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, least int64) {
 	l := &p.loads
 	c, group := &p.pick.all[who], int64(len(l.x))

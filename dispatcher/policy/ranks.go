@@ -8,23 +8,23 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// none marks a rank or an entry that is not there.
+// none as an index means that there is no such rank or entry.
 const none = -1
 
-// ranks is what the workers of a snapshot may still take in this round.
+// ranks has the slots and the room that the workers of a snapshot still have in this round.
 // Indices are those of Snapshot.Workers.
 type ranks struct {
 	free []int32 // slots left; 0 once a rank is closed for the round
-	room []int64 // KV tokens left under the limit; negative where the limit was passed already
+	room []int64 // KV tokens left under the limit; negative if the rank is over the limit already
 	open int64   // sum of free
-	some []int32 // ranks that had slots when the round began, ascending: few, where a scan of all would be most of a round
+	some []int32 // ranks that had slots when the round began, ascending: often few, so that a round need not look at all
 
 	reserved    int // the one rank kept for an overdue entry, or none
 	reservedFor int // that entry's index in the pool
 }
 
-// load takes over free slots, stretched by extra ones, and KV room. tokens are
-// the KV tokens the workers hold.
+// load takes over the free slots, plus extra ones for each rank, and computes the KV room. tokens are
+// the KV tokens that the workers hold.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
 	for g := range s.Workers {
@@ -44,7 +44,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 }
 
 // loadWhole is load for policies that let the engine queue: any rank that is up
-// takes whatever it could ever hold.
+// takes any entry that its capacity could ever hold.
 func (r *ranks) loadWhole(s *Snapshot) {
 	r.reset(len(s.Workers))
 	for g := range s.Workers {
@@ -63,7 +63,7 @@ func (r *ranks) reset(n int) {
 	r.open, r.reserved, r.reservedFor = 0, none, none
 }
 
-// KVBudget is how many KV tokens a rank may hold under a policy that keeps the watermark's share of its
+// KVBudget returns how many KV tokens a rank may hold under a policy that keeps the watermark's share of its
 // capacity empty; a capacity of 0 is unlimited.
 func KVBudget(capacity int64, watermark float64) int64 {
 	if capacity == 0 {
@@ -72,10 +72,10 @@ func KVBudget(capacity int64, watermark float64) int64 {
 	return int64(math.Floor(float64(capacity) * (1 - watermark)))
 }
 
-// fits reports whether rank g has a slot and room for so many tokens.
+// fits says whether rank g has a free slot and room for so many KV tokens.
 func (r *ranks) fits(g int, tokens int64) bool { return r.free[g] > 0 && tokens <= r.room[g] }
 
-// charge books one entry on rank g.
+// charge takes a slot and room of rank g for one entry.
 func (r *ranks) charge(g int, tokens int64) {
 	r.free[g]--
 	r.open--
@@ -84,15 +84,15 @@ func (r *ranks) charge(g int, tokens int64) {
 	}
 }
 
-// close takes rank g out of the round.
+// close takes rank g out of the round: it gets no more entries.
 func (r *ranks) close(g int) {
 	r.open -= int64(r.free[g])
 	r.free[g] = 0
 }
 
-// reserve closes the rank with most room for an overdue entry that fits nowhere,
-// full ranks too, so that its room grows until the entry fits.
-// One reservation a round.
+// reserve closes the rank with the most room, with or without a free slot, for an overdue entry that fits no rank: its
+// room then grows from round to round until the entry fits.
+// There is one reservation in a round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return
@@ -107,14 +107,14 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 	}
 }
 
-// wait is an overdue entry and for how long it has waited.
+// wait is an overdue entry, with how long it has waited in ms.
 type wait struct {
 	ms    float32
 	entry int32 // index in the pool
 }
 
-// overdue appends the entries the starvation guard takes first: longest wait,
-// then arrival.
+// overdue appends the entries that the starvation guard takes, those with the longest wait first; in a tie, by
+// arrival.
 func overdue(s *Snapshot, dst []wait) []wait {
 	for i := range s.Pool {
 		if e := &s.Pool[i]; isOverdue(s, e) {

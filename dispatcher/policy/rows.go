@@ -5,24 +5,25 @@ import (
 	"slices"
 )
 
-// rows is the scratch of rounds in which the rank with most requests makes a step longer whatever its KV: two maxima, of ranks that
-// may differ.
+// rows is the memory of rounds in which the rank with most requests makes a step longer, whatever its KV. Such a step depends on two
+// ranks, which may differ: the rank with the largest load and the rank with most requests.
 type rows struct {
 	of   []int32 // requests of each rank
 	less []int32 // slots of each rank that are closed for now
 }
 
-// arrangements are how many the evaluations of a round are shared by: one without a limit, two with one, and the best of them once more.
+// arrangements is how many searches share the evaluations of a round: one without a limit of requests, two with a limit, and the best
+// of these once more.
 const arrangements = 4
 
-// arrangement is what came of one.
+// arrangement is the result of one search.
 type arrangement struct {
-	placed, late int     // entries, and overdue ones among them
-	load         float64 // what the loads and the rows make of a step, in KV tokens
+	placed, late int     // entries that were placed, and the overdue ones among them
+	load         float64 // length of a step by the largest load and the most requests, in KV tokens
 }
 
-// arrange places the entries of the round and improves that. Where requests count for themselves it also tries to keep ranks from more
-// requests than others have, and takes what makes the step shortest, if no fewer entries are placed then, and no fewer overdue ones.
+// arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of the requests on a
+// rank. It takes the result with the shortest step that places no fewer entries, and no fewer overdue ones.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	if s.RowTokens <= 0 || !p.set.requests {
@@ -54,8 +55,8 @@ func spread(p *evenkeel, s *Snapshot, budget int) {
 	p.improve(budget)
 }
 
-// withLimit begins the round anew, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
-// What finds no place then may have one beyond that.
+// withLimit begins the round anew, with at most `most` requests on a rank, if the rank does not run more already; 0: no limit. Entries
+// that find no place under the limit may then be placed beyond it.
 func withLimit(p *evenkeel, s *Snapshot, most int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.request)
@@ -82,7 +83,8 @@ func withLimit(p *evenkeel, s *Snapshot, most int32, budget int) {
 	p.fillUp(s)
 }
 
-// limitsOfRows are the numbers of requests that are tried: as if all ranks had as many, and the middle between that and what came out.
+// limitsOfRows returns the two limits of requests on a rank that arrange tries: the number that makes all ranks equal or, if a rank runs
+// more, that rank's number; and the middle between that and the most requests in the placements without a limit.
 func limitsOfRows(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
@@ -98,7 +100,7 @@ func limitsOfRows(p *evenkeel, s *Snapshot) [2]int32 {
 	return [2]int32{int32(level), int32((level + now) / 2)}
 }
 
-// counts are the requests of each rank with those that are placed.
+// counts returns the number of requests on each rank, with those that are placed in this round.
 func counts(p *evenkeel, s *Snapshot) []int32 {
 	p.rows.of = sized(p.rows.of, len(s.Workers))
 	for g := range s.Workers {

@@ -10,19 +10,19 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// settings are the values of all keys; each form takes some of them.
+// settings has the values of all keys that policies take; each form takes some of them.
 type settings struct {
 	window    int
-	theta     int64 // or groupSize
-	capacity  bool  // queue
-	longest   bool  // order
+	theta     int64 // a number of slots, or groupSize
+	capacity  bool  // of the key queue
+	longest   bool  // of the key order
 	maxAgeMs  float64
 	watermark float64
 	ahead     bool
 	margin    int32
 	seed      uint64
 
-	// Of policies that look ahead.
+	// Of policies that look ahead, and of evenkeel.
 	horizon    int     // or auto
 	gamma      float64 // or auto
 	alpha      float64
@@ -30,7 +30,7 @@ type settings struct {
 	predictor  string
 	tau        float64
 	every      int
-	decrement  bool // decrement_anchor
+	decrement  bool // of the key decrement_anchor
 	candidates int
 	budget     int
 	pairs      int
@@ -45,7 +45,7 @@ type settings struct {
 
 type key = namedargs.Key[settings]
 
-// allSettings in the order in which a policy's name shows them.
+// allSettings are all keys, in the order in which a policy's name shows them.
 var allSettings = []key{
 	namedargs.Whole("window", 1, subset.MaxItems, func(v *settings) *int { return &v.window }),
 	namedargs.Or(namedargs.Whole("theta", 0, math.MaxInt32, func(v *settings) *int64 { return &v.theta }),
@@ -89,15 +89,15 @@ var allSettings = []key{
 		func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
 }
 
-// predictors a policy may ask for; oracle in simulations only.
+// predictors are the kinds that a policy may ask for; oracle works in simulations only.
 var predictors = []string{"none", "survival", "exact", "oracle"}
 
-// orAuto is a number that may also follow what the policy sees.
+// orAuto returns a key whose value is a number up to most, or auto.
 func orAuto(name string, most float64, at func(*settings) *float64) key {
 	return namedargs.Or(namedargs.Number(name, 0, most, at), "auto", auto, at)
 }
 
-// takes are the settings of these names.
+// takes returns the keys with these names.
 func takes(names ...string) (keys []key) {
 	for _, k := range allSettings {
 		if slices.Contains(names, k.Name) {

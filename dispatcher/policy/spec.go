@@ -8,12 +8,12 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// form is a policy or a preset of one: its name, what may be set, and what the
-// values are when nothing is.
+// form is a policy or a preset of a policy: its name, the keys that may be set, and their
+// defaults.
 type form struct {
 	name     string
-	presets  []string // keys the preset itself decides
-	keys     []key    // it takes
+	presets  []string // keys that the preset itself sets
+	keys     []key    // keys that a user may set
 	defaults settings
 	build    func(name string, v *settings) Policy
 }
@@ -32,7 +32,7 @@ var joint = with(standard, func(v *settings) {
 	v.patience, v.maxHold = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
-// forms in the order in which they are listed to a user.
+// forms are all policies and presets, in the order in which a user sees them.
 var forms = slices.Concat([]form{
 	{
 		name: "br0", keys: takes("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
@@ -93,7 +93,7 @@ func newBRH(name string, v *settings) Policy {
 	return p
 }
 
-// newPaper ignores the guard even where the snapshot brings an age or an urgent
+// newPaper makes the policy without a starvation guard, even if the snapshot has a MaxAgeMs or an urgent
 // entry.
 func newPaper(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
@@ -108,7 +108,7 @@ func newBypass(name string, v *settings) Policy {
 	}
 }
 
-// simpleForms are the immediate and the pooled form of a rule.
+// simpleForms returns the immediate and the pooled form of a rule.
 func simpleForms(name string, r rule, keys ...string) []form {
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []form{
@@ -143,10 +143,10 @@ func Names() []string {
 type Spec struct {
 	form   *form
 	values settings
-	set    []string // keys given
+	set    []string // keys that were set
 }
 
-// ParseSpec reads one policy in the language of namedargs.
+// ParseSpec reads one policy in the syntax of package namedargs.
 func ParseSpec(text string) (Spec, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {
@@ -165,12 +165,12 @@ func ParseSpec(text string) (Spec, error) {
 // Accepts reports whether the policy has the key.
 func (sp Spec) Accepts(key string) bool { return namedargs.Has(sp.form.keys, key) }
 
-// Sets reports whether the key was given or is decided by the preset.
+// Sets reports whether the user or the preset has set the key.
 func (sp Spec) Sets(key string) bool {
 	return slices.Contains(sp.set, key) || slices.Contains(sp.form.presets, key)
 }
 
-// With returns the spec with a key set, in place of what it was.
+// With returns the spec with a key set to a value, which replaces any earlier value.
 func (sp Spec) With(key, value string) (Spec, error) {
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err
@@ -181,7 +181,7 @@ func (sp Spec) With(key, value string) (Spec, error) {
 	return sp, nil
 }
 
-// String is the canonical form: the name and what differs from its defaults.
+// String returns the canonical form: the name, and the keys whose values differ from the defaults.
 func (sp Spec) String() string {
 	return namedargs.Text(sp.form.name, sp.form.keys, &sp.values, &sp.form.defaults)
 }
@@ -191,7 +191,7 @@ func (sp Spec) Build() Policy {
 	return sp.form.build(sp.String(), &sp.values)
 }
 
-// Parse makes the policy a user named.
+// Parse builds the policy that the text names.
 func Parse(text string) (Policy, error) {
 	sp, err := ParseSpec(text)
 	if err != nil {

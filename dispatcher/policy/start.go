@@ -5,34 +5,35 @@ import (
 	"slices"
 )
 
-// starts is the scratch of the three ways to begin.
+// starts is the memory of the three ways to make the first placements: longestFirst, workerFirst and bestPair.
 type starts struct {
 	order []ranked
-	aside []bool // ranks that take none of the overdue
-	pairs []pair // candidate by candidate, each with every rank
-	heap  []int32
+	aside []bool  // by rank: no candidate fits it
+	pairs []pair  // of bestPair: for each candidate, its pair with every rank
+	heap  []int32 // of longestFirst: open ranks, the one with the least load on top
 }
 
-// ranked is a candidate with what placing it brings where nothing overflows.
+// ranked is a candidate with a value by which candidates are sorted. In workerFirst, the gain is by how much the
+// candidate lowers the cost if the peak does not rise.
 type ranked struct {
 	gain int64
 	who  int32
 }
 
-// startEvaluations bounds what the start looks at: entries times slots.
+// startEvaluations bounds the work of the first placements: candidates times placements.
 const startEvaluations = 4096
 
-// beyond is how many candidates are looked at beyond the n that will be placed:
-// all that the settings allow while few are placed, which is nearly always.
+// beyond returns how many candidates there are beyond the n that will be placed. If n is
+// small, which it nearly always is, this is the number in the settings.
 func (p *evenkeel) beyond(n int) int {
 	return min(p.set.candidates, max(leastBeyond, startEvaluations/max(1, n)))
 }
 
 const leastBeyond = 32
 
-// place makes the first, good placement of the round:
-// the overdue entries, then as many of the others as there are slots. An overdue
-// entry that fits nowhere keeps a rank closed.
+// place makes the first placements of the round, which improve then improves:
+// the overdue entries, then as many of the others as there are slots. For an overdue
+// entry that fits no rank, a rank is reserved.
 func (p *evenkeel) place(s *Snapshot) {
 	scarce := p.ranks.open <= int64(len(s.Pool))
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
@@ -63,7 +64,7 @@ func (p *evenkeel) place(s *Snapshot) {
 	}
 }
 
-// fillUp places what improving has made room for: no slot idles for which there
+// fillUp places entries for which improve has made room, so that no slot stays free for which there
 // is an entry.
 func (p *evenkeel) fillUp(s *Snapshot) {
 	if p.ranks.open > 0 && len(p.placed) < p.wanted {
@@ -71,9 +72,9 @@ func (p *evenkeel) fillUp(s *Snapshot) {
 	}
 }
 
-// reserve closes a rank for the first overdue entry that fits none with a free
-// slot. Before any is placed the most overdue come first;
-// afterwards one that others left no room for counts too.
+// reserve reserves a rank for the first overdue entry that fits no rank with a free
+// slot. With before set, no entry is placed yet. Afterwards, an overdue entry also counts if it was not placed although slots
+// are free, because the others left it no room.
 func (p *evenkeel) reserve(s *Snapshot, before bool) {
 	room := p.ranks.largestRoom()
 	for i := range p.pick.late {
@@ -85,8 +86,8 @@ func (p *evenkeel) reserve(s *Snapshot, before bool) {
 }
 
 // workerFirst gives the rank with the smallest load the
-// candidate among [from, to) that suits it best, until there are as many as
-// wanted. Where further is set and no candidate fits it goes on in the pool.
+// candidate of [from, to) that changes the cost least there, again and again until p.wanted are placed.
+// If further is set and no candidate fits the rank, it takes a later entry of the pool.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 	order := p.sortByGain(from, to)
 	p.start.aside = sized(p.start.aside, len(p.loads.x))
@@ -113,7 +114,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 	}
 }
 
-// lowest is the open rank with the smallest load.
+// lowest returns the rank with the smallest load that has a free slot and is not set aside.
 func (p *evenkeel) lowest() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.some {
@@ -124,8 +125,8 @@ func (p *evenkeel) lowest() int {
 	return best
 }
 
-// sortByGain puts the unplaced candidates of a range in the order in which they
-// would be taken if none overflowed the envelope; a tie goes to the earlier.
+// sortByGain returns the unplaced candidates of a range, those with the largest gain first; in a tie, the
+// earlier.
 func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -150,7 +151,7 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 	for at := range order {
 		o := &order[at]
 		if best != none && -o.gain > least {
-			break // even without overflow no better, and so are all that follow
+			break // this candidate would be no better even if the peak did not rise, and no later one would
 		}
 		c := &p.pick.all[o.who]
 		if c.tokens > room {
@@ -164,8 +165,8 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 	return best
 }
 
-// longestFirst is for many at once: the oldest, longest prompt first, each to
-// the fitting rank that holds least now.
+// longestFirst is for many placements at once: it takes the oldest candidates, the longest prompt first, and puts each on
+// the rank that has the smallest load then and room for it.
 func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -174,7 +175,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
 		}
 	}
 	p.start.order = order
-	if further { // the overdue come by their wait
+	if further { // else these are the overdue entries, which stay in the order of their waits
 		first := order[:min(len(order), p.wanted-len(p.placed))]
 		slices.SortFunc(first, byGain)
 	}
@@ -199,7 +200,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
 	}
 }
 
-// leastNow is the rank with a free slot that holds least now and has room.
+// leastNow returns the rank with the smallest load now that has a free slot and room for so many tokens; none if there is none.
 func (p *evenkeel) leastNow(tokens int64) int {
 	if h := p.start.heap; len(h) == 0 || tokens <= p.ranks.room[h[0]] {
 		if len(h) == 0 {
@@ -221,7 +222,7 @@ func (p *evenkeel) lessNow(a, b int) bool {
 	return x < y || x == y && a < b
 }
 
-// heapOpen puts the ranks with a free slot in a heap, least load on top.
+// heapOpen makes a heap of the ranks with a free slot, with the smallest load on top.
 func (p *evenkeel) heapOpen() {
 	h := p.start.heap[:0]
 	for _, g := range p.ranks.some {
@@ -235,7 +236,7 @@ func (p *evenkeel) heapOpen() {
 	}
 }
 
-// heapSettle puts rank g where it belongs after it took an entry.
+// heapSettle restores the heap after rank g took an entry: g moves down or, without a free slot, out.
 func (p *evenkeel) heapSettle(g int) {
 	i := 0
 	if p.start.heap[0] != int32(g) {

@@ -6,19 +6,20 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// tight is the scratch for rounds in which the room for KV is what is short. All ranks will soon hold as much KV as they may,
-// and the one with most requests will be the slowest. If each rank got what suits it best now, that one would get the
-// shortest prompts, for they add least, and so even more requests. So each rank counts as it will be once its room is full.
+// tight is the memory of rounds in which KV room, and not slots, limits what is placed. All ranks will soon hold as much KV as they may,
+// and then the rank with most requests will be the slowest. If each rank got the entries that suit it best now, that rank would get the
+// shortest prompts, because they add least to its load, and so even more requests. So each rank counts with the load that it will
+// have once its room is full.
 type tight struct {
-	full []float64 // loads of the ranks then
-	mean float64   // KV tokens of an entry
+	full []float64 // by rank: its load once its room is full, in scaled KV tokens
+	mean float64   // mean KV tokens of an entry in the pool
 }
 
-// mostTight bounds the work of such a round: entries that are placed, times ranks.
+// mostTight bounds the work of such a round: the number of entries that are placed, times the number of ranks.
 const mostTight = 1 << 16
 
-// shortOfRoom says whether the room for KV is what is short: what waits fills it before it fills the slots. It tells the KV
-// tokens of an entry in the mean, too.
+// shortOfRoom says whether KV room, and not slots, is short: the waiting entries would fill the room before they fill the slots. mean is
+// the mean number of KV tokens of an entry.
 func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 	room, slots, waits := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.some {
@@ -35,8 +36,8 @@ func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 	return mean, room <= waits && room <= slots*mean && room/mean*float64(len(p.ranks.some)) <= mostTight
 }
 
-// placeTight places the oldest entries that find room, those that are overdue first. An overdue entry that finds none keeps a
-// rank closed. If far more find room than do in the mean, the rest are left to the next round.
+// placeTight places the overdue entries and then the oldest others that find room. For an overdue entry that finds none, a
+// rank is reserved. It places at most mostTight/ranks entries and leaves the rest to the next round.
 func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	p.late = overdue(s, p.late[:0])
 	p.pick.reset(s, p.loads.growth, 0, 0)
@@ -63,7 +64,7 @@ func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	}
 }
 
-// foresee takes the loads that the ranks have once their room is full.
+// foresee computes the loads that the ranks will have once their room is full.
 func (p *evenkeel) foresee(s *Snapshot) {
 	t := &p.tight
 	t.full = sized(t.full, len(s.Workers))
@@ -73,8 +74,9 @@ func (p *evenkeel) foresee(s *Snapshot) {
 	}
 }
 
-// settle puts an entry that finds room on the rank where the group becomes most even. An entry takes room that others could
-// have had. So a short one leads to more requests on the rank in the end, and a long one to fewer.
+// settle puts an entry that finds room on the rank where the group becomes most even. A full rank holds more requests in the end if
+// its prompts are short. So a short entry goes to the rank with the smallest load once full, and a long entry to the one with the
+// largest.
 func (p *evenkeel) settle(s *Snapshot, entry int, late bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)

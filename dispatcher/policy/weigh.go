@@ -7,19 +7,19 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// A Weigher is a policy that can tell what it thinks of the ranks it did not
-// choose. Decide does without it; who explains a round asks afterwards.
+// A Weigher is a policy that can also score the ranks that it did not
+// choose. Decide does not need that: the traces of a round get these scores afterwards.
 type Weigher interface {
-	// Weigh writes into dst, for every worker, what an admission would be worth
-	// there while all others of the round stay where they were put; NaN for a
-	// worker that could not have it. It is asked about the i-th assignment of the
-	// last Decide, of so many KV tokens, with the snapshot of that. less: smaller
-	// is better; ok is false where nothing is compared.
+	// Weigh writes into dst, for every worker, the score that the i-th assignment of the last
+	// Decide would have there, while all other assignments of the round stay; NaN for a
+	// worker that could not take the entry. a is that assignment, tokens are the KV tokens of its entry, and s is the
+	// snapshot of that Decide. less says that smaller scores are
+	// better; ok is false if the policy compares nothing.
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
 }
 
-// Weigh tells how many tokens of cost the entry would save on each rank, as the
-// score of an assignment does.
+// Weigh writes how many KV tokens of cost the entry would save on each rank, like the
+// score of an assignment.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (less, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
@@ -43,7 +43,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	return false, true
 }
 
-// Weigh tells F of the entry alone on each rank.
+// Weigh writes F of the entry by itself on each rank.
 func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
 	at, ok := s.index(a.Worker)
 	if !ok {
@@ -61,8 +61,8 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	return false, true
 }
 
-// Weigh tells what the rule compares: requests or KV tokens of each rank without
-// the entry, or F. Chance and turns compare nothing.
+// Weigh writes what the rule compares: requests or KV tokens of each rank without
+// the entry, or F. The rules random and rr compare nothing.
 func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
 	at, ok := s.index(a.Worker)
 	if !ok || p.rule == ruleRandom || p.rule == ruleRR {
@@ -100,13 +100,13 @@ func unknown(dst []float64) {
 	}
 }
 
-// index finds a worker.
+// index returns the index of the worker with an ID; ok is false if there is none.
 func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// remove takes a scaled size off rank g at every step, and the envelope down to
-// what stands without it. add puts it back.
+// remove takes a scaled size off the load of rank g at every step, and computes the top without it.
+// Only add with the same size restores it.
 func (e *envelope) remove(g int, size int64) {
 	row := e.row(g)
 	for h := range row {

@@ -1,6 +1,6 @@
-// Package rounds says which requests go now to which ranks of a group that prefills and decodes. A prompt that one
-// rank computes stops the decodes of all ranks, so prompts are held for a moment until several ranks can compute one
-// in the same steps. Nothing here knows a clock: times are seconds that the caller gives.
+// Package rounds decides which requests go now to which ranks of a group that prefills and decodes. A prompt that one
+// rank computes stops the decodes of all ranks, so prompts are held for a moment until several ranks can compute
+// prompts in the same steps. The package reads no clock: times are seconds that the caller gives.
 package rounds
 
 import (
@@ -10,9 +10,9 @@ import (
 
 // Rank is one of the ranks that are up.
 type Rank struct {
-	Slots   int     // free ones
-	Room    int64   // tokens of KV that are free for prompts
-	Backlog int64   // uncached prompt tokens that were sent to it and are not computed yet
+	Slots   int     // free slots
+	Room    int64   // KV tokens that are free for prompts
+	Backlog int64   // prompt tokens that were sent to the rank, are not in its cache, and are not computed yet
 	Load    float64 // what its decodes cost a step, in KV tokens
 }
 
@@ -25,61 +25,62 @@ type Hit struct {
 // Candidate is a request that waits.
 type Candidate struct {
 	Prompt int32   // tokens
-	Hits   []Hit   // at most one of each rank
-	Since  float64 // when it could first have been sent; NaN: it never could. Decide sets it
-	Until  float64 // by when it must be sent to be answered in time; +Inf: whenever
-	Urgent bool    // it comes before the others, and is not held
+	Hits   []Hit   // at most one for each rank
+	Since  float64 // when it could first have been sent, s; NaN: it never could. Decide sets it when a rank has room for it
+	Until  float64 // by when it must be sent to be answered in time, s; +Inf: at any time
+	Urgent bool    // it is sent before the others, and is not held
 }
 
-// Group is what Decide is told of the ranks.
+// Group is what Decide needs to know of the ranks.
 type Group struct {
 	Ranks    []Rank
 	Decoding int     // requests that decode
-	Unbegun  float64 // requests that wait for their first token and are not held, in the mean of the last minute; below 0: nobody knows
-	Rate     float64 // tokens of prompts that all ranks together computed per second, likewise
-	Slots    int     // of all ranks, free or not
-	Own      float64 // seconds that a rank's own part of a prefill takes for each token; 0: not learned, so nothing is held
+	Unbegun  float64 // mean number of requests that waited for their first token and were not held, over the last minute; below 0: not known
+	Rate     float64 // prompt tokens that all ranks together computed per second, over the last minute; below 0: not known
+	Slots    int     // slots of all ranks, free or not
+	Own      float64 // seconds of a step that a prompt token takes on its own rank; 0: not known, so no request is held
 	Request  float64 // what one more request costs a step, in KV tokens
 }
 
-// Rule is how long requests are held.
+// Rule says how long requests are held.
 type Rule struct {
-	Patience float64 // by how many percent the time to the first token may become longer for each percent by which tokens come sooner
-	MaxHold  float64 // no request is held for longer, s
+	Patience float64 // by how many percent the time to the first token may rise for each percent by which the time per token falls
+	MaxHold  float64 // the longest time that a request is held, s
 }
 
-// Default is the rule that loads drawn at random recommend.
+// Default is the rule that did best with loads that were drawn at random.
 var Default = Rule{Patience: 2.5, MaxHold: 5}
 
-// mostShare is how long requests may wait at most, as a share of the time that they spare the decodes, where half of the slots decode.
+// mostShare bounds how long requests are held, all together, as a share of the time that holding them spares all decodes. It holds if at
+// least half of the slots decode; with fewer decodes, the share is smaller.
 const mostShare = 0.25
 
 // Pick sends a candidate to a rank.
 type Pick struct{ Candidate, Rank int32 }
 
-// grain is how many tokens of backlog count as alike, so that small differences do not overrule the KV. Drawn loads are served as well with
-// anything from 1 to 4,096.
+// grain is the width in tokens of the classes in which backlogs count as equal, so that small differences do not outweigh the load. Loads
+// drawn at random are served equally well with any value from 1 to 4,096.
 const grain = 256
 
-// Planner decides. It keeps nothing from one decision to the next but memory.
+// Planner decides. From one decision to the next it only keeps memory, and the result until the next decision.
 type Planner struct {
-	ranks  []Rank  // with what was sent to them
-	base   []Rank  // they before candidates were placed
-	order  []int32 // of candidates that are placed, largest first
+	ranks  []Rank  // the ranks of the group, with the candidates that are sent or placed
+	base   []Rank  // a copy of ranks before candidates were placed
+	order  []int32 // candidates in the order in which they are placed
 	placed []int32 // by candidate: its rank, or one of the constants below
 	picks  []Pick
-	held   int
-	oldest float64 // how long the one of them that was held first is held
-	round  bool
+	held   int     // see Held
+	oldest float64 // see HeldFor
+	round  bool    // see Released
 }
 
 const (
-	waits = -1 // it found no slot or no room
-	gone  = -2 // it was picked already
+	waits = -1 // the candidate found no slot or no room, or is not placed
+	gone  = -2 // the candidate is in picks already
 )
 
-// Decide says which candidates are sent, and when to ask again if nothing happens before. waiting is in the order in
-// which they may be served. What it returns is valid until the next call.
+// Decide returns which candidates are sent, and the time at which to call it again if nothing happens before; +Inf: never. waiting is in
+// the order of arrival. The picks are valid until the next call.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget()
@@ -117,21 +118,21 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	}
 }
 
-// Forget has the last decision be none, so that Held and Released say nothing of it.
+// Forget resets the results of the last decision: Held and HeldFor then return 0, and Released returns false.
 func (p *Planner) Forget() { p.held, p.oldest, p.round = 0, 0, false }
 
-// Held is how many candidates the last decision held although they had a slot.
+// Held returns how many candidates the last decision held although they had a slot.
 func (p *Planner) Held() int { return p.held }
 
-// HeldFor is for how many seconds the one of these that could be sent first is held.
+// HeldFor returns how many seconds ago the first of the held candidates could have been sent.
 func (p *Planner) HeldFor() float64 { return p.oldest }
 
 // Released says whether the last decision sent a round, not only requests that go beside one.
 func (p *Planner) Released() bool { return p.round }
 
-// place finds a rank for as many candidates as there are slots, largest first, but those that were held for too long
-// before all others: larger ones must not take their room. It says how many found one, and how many tokens more the
-// fullest rank has then than each would have if all had the same.
+// place finds ranks for as many candidates as there are slots. Candidates that were held for MaxHold come first, so that larger
+// ones do not take their room; the others come by their uncached tokens, largest first. n is how many candidates found a rank. uneven
+// is by how many tokens the largest backlog grows more than the backlogs do on average.
 func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
 	slots, largest, sum := 0, int64(0), int64(0)
 	for i := range p.ranks {
@@ -167,7 +168,7 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 		}
 		p.charge(g, c, r)
 		top = max(top, p.ranks[r].Backlog)
-		if !(c.Since <= now) { // it could never be sent before, or the clock went back
+		if !(c.Since <= now) { // it could never be sent before (NaN), or the clock went back
 			c.Since = now
 		}
 		n++
@@ -179,7 +180,7 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 	return n, float64(top-largest) - float64(more-sum)/float64(max(1, len(p.ranks)))
 }
 
-// release says when those that were placed are sent: when they have been held, all together, for as long as it is worth.
+// release returns when the placed candidates are sent: when they have been held, all together, for as long as that is worth.
 //
 // Let prompts come at a rate r, each of which takes its rank the time a, and let k of them be sent together. Then the decodes stand
 // still for r*a/k of the time, and a request is held for about (k-1)/2r. One prompt more in each round spares the decodes a
@@ -212,7 +213,7 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	return min(at, now+max(0, worth-held)/float64(n))
 }
 
-// longest is how long one of those that were placed is held, at most.
+// longest returns how many seconds ago the first of the placed candidates could have been sent.
 func (p *Planner) longest(now float64, waiting []Candidate) (most float64) {
 	for i, r := range p.placed {
 		if r >= 0 {
@@ -222,7 +223,8 @@ func (p *Planner) longest(now float64, waiting []Candidate) (most float64) {
 	return most
 }
 
-// ride sends those, oldest first, that a rank can compute while another one computes more: no step is longer for them.
+// ride sends the candidates, oldest first, that fit a rank without making its backlog larger than the largest one: the rank computes them
+// while another rank computes more, so they make no step longer. It says whether there were some.
 func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (some bool) {
 	for i := range waiting {
 		if p.placed[i] == gone {
@@ -243,7 +245,7 @@ func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (some bool)
 	return some
 }
 
-// unplace takes back what place did; what was picked stays.
+// unplace takes back what place did. Candidates that are in picks stay there.
 func (p *Planner) unplace() {
 	copy(p.ranks, p.base)
 	for i := range p.placed {
@@ -259,8 +261,9 @@ func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
 	p.picks = append(p.picks, Pick{int32(i), r})
 }
 
-// least is the rank with the least backlog that has a slot and room, among those alike the one with the least load.
-// One that holds the prefix comes before it as long as the largest backlog grows by no more than what that saves.
+// least returns the rank with the least backlog that has a slot and room; among equal backlogs, the one with the least load. A rank that
+// holds a prefix of the prompt is taken instead if the tokens that this saves are at least as many as those by which the largest backlog
+// grows.
 func (p *Planner) least(g *Group, c *Candidate, largest int64) int32 {
 	best := int32(waits)
 	for i := range p.ranks {
@@ -312,7 +315,7 @@ func (p *Planner) largest() (most int64) {
 	return most
 }
 
-// uncached tokens a rank would compute; the last token of a prompt is always computed.
+// uncached returns how many tokens of the prompt rank r would have to compute. An engine always computes the last token.
 func (c *Candidate) uncached(r int32) int32 {
 	for _, h := range c.Hits {
 		if h.Rank == r {
@@ -322,7 +325,7 @@ func (c *Candidate) uncached(r int32) int32 {
 	return c.Prompt
 }
 
-// least is what it takes where most of it is held.
+// least returns how many tokens of the prompt have to be computed on the rank that holds most of it.
 func (c *Candidate) least() int32 {
 	u := c.Prompt
 	for _, h := range c.Hits {

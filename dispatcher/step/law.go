@@ -2,8 +2,8 @@ package step
 
 import "slices"
 
-// Form is which rows of its ranks a step takes its time for. Attention and dense layers are a rank's own work, and experts see the
-// rows of all ranks; in between stands the padding of the engine.
+// Form says which rows of its ranks a step computes. A row is a token that a rank processes in the step. Attention and dense layers compute
+// the rank's own rows, and experts the rows of all ranks. How an engine pads rows for graphs changes both numbers.
 type Form uint8
 
 // The forms. In vLLM all ranks take the same graph or none (v1/worker/dp_utils.py, 0.32; v1/worker/gpu/dp_utils.py, 0.33). In SGLang
@@ -15,7 +15,7 @@ const (
 	OwnBuckets             // in graphs: each rank is padded to a size of its own, and experts skip the rows that pad
 )
 
-// Way is how steps of the form take what requests cost, but for padding.
+// Way returns how the cost of requests enters a step of the form, if padding is left out.
 func (f Form) Way() Way {
 	if f == Eager || f == OwnBuckets {
 		return Fullest
@@ -23,21 +23,21 @@ func (f Form) Way() Way {
 	return TwoRanks
 }
 
-// Forms are all of them, by name.
+// Forms has the names of the forms.
 var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "graphs, masked", OwnBuckets: "own buckets"}
 
 func (f Form) String() string { return Forms[f] }
 
-// Law is a step with its form. The Model's RequestMs is what a row of a rank's own costs it.
+// Law is how long a step takes, with its form. The Model's RequestMs is what each row of a rank costs that rank.
 type Law struct {
 	Model
 	Form   Form
-	MostMs float64 // more, for each row of the rank that has most: sending
-	MeanMs float64 // more, for each row of all ranks, divided by how many there are: experts
-	Sizes  []int   // captured, ascending; more rows than the last one are run without a graph
+	MostMs float64 // ms for each row of the rank with most rows: the time of sending
+	MeanMs float64 // ms for each row that a rank has on average: the time of experts
+	Sizes  []int   // numbers of rows for which graphs are captured, ascending; a step with more rows than the last runs without a graph
 }
 
-// Captured are the sizes of graphs that vLLM captures, up to the largest: 1, 2, 4, then by 8 to 256, then by 16
+// Captured returns the sizes of graphs that vLLM captures, up to the largest: 1, 2, 4, then in steps of 8 to 256, then in steps of 16
 // (config/vllm.py, 0.32).
 func Captured(largest int) (sizes []int) {
 	for _, n := range []int{1, 2, 4} {
@@ -56,7 +56,7 @@ func Captured(largest int) (sizes []int) {
 	return sizes
 }
 
-// padded is how many rows a graph runs for so many; false: none is large enough.
+// padded returns the number of rows of the smallest graph that has room for so many rows; false: no graph is large enough.
 func (l *Law) padded(rows float64) (float64, bool) {
 	at, _ := slices.BinarySearchFunc(l.Sizes, rows, func(size int, rows float64) int {
 		switch {
@@ -73,10 +73,10 @@ func (l *Law) padded(rows float64) (float64, bool) {
 	return float64(l.Sizes[at]), true
 }
 
-// Plain says whether the Model is all there is of the law: the slowest rank sets the pace, and nothing else does.
+// Plain says whether the law is just its Model: only the slowest rank sets the length of a step.
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostMs == 0 && l.MeanMs == 0 }
 
-// Ms is how long a step of these ranks takes.
+// Ms returns how long a step of these ranks takes, in ms.
 func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
@@ -99,7 +99,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	return l.C0Ms + own + l.MostMs*widest + l.MeanMs*mean
 }
 
-// AppendWaits appends how long each rank of a step waits for the one whose own work takes longest.
+// AppendWaits appends how many ms each rank of a step waits for the rank whose own work takes longest.
 func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	if len(ranks) == 0 {
 		return dst
@@ -116,7 +116,7 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	return dst
 }
 
-// runs says in which form these ranks step, how many rows the widest of them runs, padded, and how many they have in the mean.
+// runs returns in which form these ranks step, the rows of the rank with most rows, padded, and the mean rows of a rank.
 func (l *Law) runs(ranks []Rank) (form Form, widest, mean float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -125,20 +125,20 @@ func (l *Law) runs(ranks []Rank) (form Form, widest, mean float64) {
 	}
 	widest, fits := l.padded(most)
 	if form = l.Form; !fits {
-		form = Eager // one rank that has too many rows for a graph ends those of all
+		form = Eager // if one rank has too many rows for a graph, no rank runs a graph
 	}
 	return form, widest, sum / float64(len(ranks))
 }
 
-// ownMs is what a rank takes by itself.
+// ownMs returns how many ms the rank's own work takes.
 func (l *Law) ownMs(r *Rank, form Form, widest float64) float64 {
 	return l.C1Ms*r.KV + l.rowsMs(r, form, widest)
 }
 
-// rows are those that the rank runs: one for each request that decodes, and one for each token of a prompt.
+// rows returns how many rows the rank has: one for each request that decodes, and one for each prompt token.
 func (r *Rank) rows() float64 { return r.Requests + r.Prompt }
 
-// rowsMs is what a rank's own rows take.
+// rowsMs returns how many ms a rank's own rows take.
 func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 	switch form {
 	case Unmasked, Masked:
@@ -151,7 +151,7 @@ func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt
 }
 
-// eager is what all ranks together take in a step without graphs, besides what the slowest takes by itself.
+// eager returns how many ms a step without graphs takes in addition to the own work of the slowest rank.
 func (l *Law) eager(ranks []Rank) (ms float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -164,9 +164,9 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 	return ms
 }
 
-// Assumed is the law as policies decide by it: a load that is the largest of the ranks' own loads, and what a request counts as in it and
-// beside it. In graphs all of a request is of the second kind, and half of it is counted as the first. Captured sizes are left out: a
-// rank that is just below one now is above it a few steps later.
+// Assumed returns the law in the form that policies decide by: a model of the ranks' own loads, and what a request weighs in the load of
+// its rank and on the rank with most requests. With graphs, a request costs only in the second way, but half of its weight is counted in
+// the first, see Halves. Captured sizes are left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, use Weights) {
 	load = l.Model
 	if l.C1Ms <= 0 {
@@ -185,7 +185,7 @@ func (l *Law) Assumed() (load Model, use Weights) {
 	return load, use
 }
 
-// Level is the law of ranks that all have as much, as a Model: there every form costs the same but for padding.
+// Level returns the law as a Model for ranks with equal loads: for these, all forms cost the same if padding is left out.
 func (l *Law) Level() Model {
 	m := l.Model
 	m.RequestMs += l.MostMs + l.MeanMs

@@ -1,24 +1,24 @@
 package step
 
-// Model is the law of the steps of a barrier group: how long one takes. A rank takes its time for its requests, their KV
-// tokens and its prompts, and the slowest rank holds the others up. C1Ms 0: unknown.
+// Model is how long a step of a barrier group takes. A rank needs time for its requests, their KV
+// tokens and its prompts, and the other ranks wait for the slowest. C1Ms 0: unknown.
 type Model struct {
-	C0Ms      float64 `yaml:"c0_ms"`             // whatever the load
+	C0Ms      float64 `yaml:"c0_ms"`             // ms of a step without any load
 	C1Ms      float64 `yaml:"c1_ms"`             // per KV token of a rank
 	RequestMs float64 `yaml:"request_ms"`        // per request that decodes on a rank
 	OwnMs     float64 `yaml:"own_prefill_ms"`    // per token of a prompt that a rank computes
-	SharedMs  float64 `yaml:"shared_prefill_ms"` // per token of the prompts that all ranks compute, divided by how many ranks there are
-	PrefillMs float64 `yaml:"prefill_step_ms"`   // more, where any rank computes a prompt
+	SharedMs  float64 `yaml:"shared_prefill_ms"` // per prompt token that a rank computes on average over all ranks
+	PrefillMs float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
 }
 
-// Rank is what one rank did in a step. On a rank that is slower than the others each counts for more.
+// Rank is what one rank did in a step. All numbers are multiplied by the rank's cost, which is above 1 on a slow rank.
 type Rank struct {
-	Requests float64 // that decode
-	KV       float64 // tokens that these read
-	Prompt   float64 // tokens of prompts that it computed
+	Requests float64 // requests that decoded
+	KV       float64 // KV tokens that these requests read
+	Prompt   float64 // prompt tokens that the rank computed
 }
 
-// Weight is how many KV tokens a request weighs as much as; 0 where nobody knows.
+// Weight returns the weight of a request in KV tokens, which cost a step as much as the request; 0: not known.
 func (m *Model) Weight() float64 {
 	if m.C1Ms <= 0 {
 		return 0
@@ -29,15 +29,15 @@ func (m *Model) Weight() float64 {
 // Weights are what policies count a request as, in KV tokens.
 type Weights struct {
 	Request float64 // in the load of its rank
-	Row     float64 // and more, on the rank with most requests, whatever the KV of that one
+	Row     float64 // in addition, on the rank with most requests, whatever the KV of that rank
 }
 
-// Halves counts one half as the one and one half as the other, as if the engine padded its ranks to the one with most requests (Unmasked):
-// least is lost where that is wrong. A search that moves one request at a time finds level counts by a weight, and by the largest
-// count alone it does not.
+// Halves divides a weight equally between Request and Row. This is used if the engine pads all ranks to the rank with most requests
+// (Unmasked) or if that is not known, because it loses least if it is wrong. A search that moves one request at a time needs Request to
+// level the numbers of requests: by the largest number alone it would not find the way.
 func Halves(weight float64) Weights { return Weights{weight / 2, weight / 2} }
 
-// Ms is how long a step of these ranks takes.
+// Ms returns how long a step of these ranks takes, in ms.
 func (m *Model) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return m.C0Ms
@@ -50,7 +50,7 @@ func (m *Model) Ms(ranks []Rank) float64 {
 	return ms
 }
 
-// of is what a rank takes by itself.
+// of returns how many ms a rank's own work takes.
 func (m *Model) of(r *Rank) float64 { return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnMs*r.Prompt }
 
 func (m *Model) slowest(ranks []Rank) (at int) {
@@ -62,7 +62,7 @@ func (m *Model) slowest(ranks []Rank) (at int) {
 	return at
 }
 
-// meanPrompt is how many tokens of prompts a rank computed in the mean.
+// meanPrompt returns how many prompt tokens a rank computed on average.
 func meanPrompt(ranks []Rank) (mean float64) {
 	for i := range ranks {
 		mean += ranks[i].Prompt
@@ -70,24 +70,24 @@ func meanPrompt(ranks []Rank) (mean float64) {
 	return mean / float64(len(ranks))
 }
 
-// Way is how a step takes what requests cost.
+// Way says how the cost of requests enters the length of a step.
 type Way string
 
-// The ways. Of the forms, eager and own buckets are the first one, and graphs the second.
+// The ways. Steps of the forms Eager and OwnBuckets are of the way Fullest, steps of the other forms of the way TwoRanks.
 const (
-	Untold   Way = ""             // steps do not tell the two apart
-	Fullest  Way = "fullest rank" // KV and requests of the rank that has most of both
-	TwoRanks Way = "two ranks"    // the most KV, and the most requests of whichever rank
+	Untold   Way = ""             // the measured steps do not show which way it is
+	Fullest  Way = "fullest rank" // by KV and requests of the rank with the largest load of both together
+	TwoRanks Way = "two ranks"    // by the most KV of any rank and the most requests of any rank
 )
 
 // weighing is what a request counts as.
 type weighing struct {
 	weight  float64 // KV tokens
-	fullest bool    // KV and requests are those of the fullest rank; false: of the rank with most KV, and of that with most requests
+	fullest bool    // the way Fullest; false: TwoRanks
 }
 
-// fullestOf is the rank with the largest load, or one that has the most KV and the most requests of any; the zero Rank where none has
-// anything.
+// fullestOf returns the rank with the largest load or, in the way TwoRanks, a made-up rank with the most KV and the most requests of any.
+// It returns the zero Rank if no rank has a load.
 func (w weighing) fullestOf(ranks []Rank) (most Rank) {
 	for i := range ranks {
 		switch r := &ranks[i]; {
@@ -100,5 +100,5 @@ func (w weighing) fullestOf(ranks []Rank) (most Rank) {
 	return most
 }
 
-// load of a rank in KV tokens, where a request weighs so many.
+// load returns the load of a rank in KV tokens, if a request has the given weight.
 func (r *Rank) load(weight float64) float64 { return r.KV + weight*r.Requests }

@@ -1,31 +1,32 @@
 package step
 
-// prefills is the line of how long steps with a prefill take without the decodes of their slowest rank. The load of a step is the sum of
-// the tokens of prompts that this rank computed and of those that a rank computed in the mean, each times its share of what a token costs.
-// The time of a step in which nobody computes anything is part of it, so that it says something also where all steps have a prefill.
+// prefills fits a line to the times of steps with a prefill, from which the time of the slowest rank's decodes is taken off. The load of a
+// step is the prompt tokens of that rank and the mean prompt tokens of a rank, each times its share of a token's cost.
+// The line's constant includes the time of a step without any load, so that the line is known even if all steps have a prefill.
 type prefills struct {
 	line  regression
-	share float64         // of the rank's own tokens in that load
-	ratio median[float64] // how long they took beside what was expected
+	share float64         // share of the rank's own tokens in that load
+	ratio median[float64] // measured time of the last steps divided by the expected time
 }
 
-// UsualOwnShare is the rank's own part of what a token of a prompt costs, where the config does not say: the middle of the laws of
-// bench/lab/laws, with experts as fast as they were in published runs. It is not learned, because the lengths of prompts are guessed:
-// steps told a share that was 1.3 to 2.2 times too large or too small in the median of 16 drawn loads, and policies served 1 % fewer
-// tokens by it.
+// UsualOwnShare is the share of a prompt token's cost that falls on its own rank, if the config does not give it: the middle of the laws
+// of bench/lab/laws, with experts as fast as in published runs. It is not learned, because the board only estimates how much of a prompt a
+// step computes: shares that were learned from steps were 1.3 to 2.2 times too large or too small in the median of 16 drawn loads, and
+// policies that used them served 1 % fewer tokens.
 const UsualOwnShare = 0.25
 
-// UsualOwnMs is what such a part takes, about the middle of these laws, until something is known of it: without it nothing would be held,
-// and a group whose prompts came faster than it computes them one by one would not get over that before it has learned.
+// UsualOwnMs is how many ms of a step a prompt token is assumed to take on its own rank until that is known: about the middle of these
+// laws. With 0, no request would be held, and a group that gets prompts faster than it computes them one by one would stay overloaded
+// until it has learned the time.
 const UsualOwnMs = 0.02
 
 const (
-	fitPrefills = 100 // steps with a prefill that must be known at least
-	// What is expected before anything is known, for the rule for outliers alone.
+	fitPrefills = 100 // the least number of steps with a prefill from which a line is used
+	// What steps are expected to take before anything is known, in ms and in ms per prompt token. Only the test for outliers uses it.
 	guessC0Ms, guessMs = 20, 0.1
 )
 
-// add takes in a step. The law is that of steps without a prefill, as far as it is known.
+// add takes in a step with a prefill that took ms. m is the model of steps without a prefill, as far as it is known.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.divide(share)
 	if !f.fit(&m) && m.OwnMs+m.SharedMs == 0 {
@@ -40,14 +41,14 @@ func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.line.add(share*r.Prompt+(1-share)*meanPrompt(ranks), ms-m.RequestMs*r.Requests-m.C1Ms*r.KV)
 }
 
-// divide says which share of a token is the rank's own. What was added up with another one is forgotten.
+// divide sets the share of a token's cost that falls on its own rank. If the share changes, the line begins anew.
 func (f *prefills) divide(share float64) {
 	if share != f.share {
 		f.line, f.share = regression{}, share
 	}
 }
 
-// fit writes what a prefill costs into the law, where that is known.
+// fit writes what a prefill costs into the model. It returns false if that is not known.
 func (f *prefills) fit(m *Model) bool {
 	if f.line.n < fitPrefills {
 		return false
@@ -55,7 +56,7 @@ func (f *prefills) fit(m *Model) bool {
 	line, r2 := f.line.fit()
 	token, fixed := line.C1Ms, line.C0Ms-m.C0Ms
 	if token <= 0 || fixed < 0 || !f.line.sure(r2) {
-		// The steps had as much to compute as each other, or a step with any prefill takes no more for that.
+		// The steps had about equal loads, or steps with a prefill have no fixed cost: use the line through C0Ms.
 		token, r2 = f.line.from(m.C0Ms)
 		fixed = 0
 		if m.C0Ms == 0 || token <= 0 || !f.line.sure(r2) {

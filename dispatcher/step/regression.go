@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// halfLife of a step in a regression, in steps.
+// halfLife is after how many steps a step counts half in a regression.
 const halfLife = 500
 
 var fade = math.Exp2(-1. / halfLife)
 
-// regression is least squares of step times on the largest load, the past
-// fading.
+// regression is a least-squares fit of step times in ms to the largest load in KV tokens, in which the past
+// fades.
 type regression struct {
-	weighing                   // of requests in a load
-	n                   uint64 // steps taken in
+	weighing                   // what a request counts as in a load
+	n                   uint64 // number of steps, not faded
 	w, x, y, xx, xy, yy float64
 }
 
@@ -26,15 +26,15 @@ func (r *regression) add(x, ms float64) {
 	r.xx, r.xy, r.yy = r.xx*fade+x*x, r.xy*fade+x*ms, r.yy*fade+ms*ms
 }
 
-// fit is the line and the share of the variance it explains; zeros while the
-// load never changed.
+// fit returns the line, and the share of the variance that it explains; zeros while the load or the
+// times have not varied.
 func (r *regression) fit() (m Model, r2 float64) {
 	if r.w == 0 {
 		return Model{}, 0
 	}
 	mx, my := r.x/r.w, r.y/r.w
 	vx, vy, cov := r.xx/r.w-mx*mx, r.yy/r.w-my*my, r.xy/r.w-mx*my
-	if vx <= 1e-12*mx*mx || vy <= 1e-12*my*my { // rounding is all there is
+	if vx <= 1e-12*mx*mx || vy <= 1e-12*my*my { // the variance is only rounding errors
 		return Model{}, 0
 	}
 	m.C1Ms = cov / vx
@@ -43,19 +43,19 @@ func (r *regression) fit() (m Model, r2 float64) {
 	return m, cov * cov / (vx * vy)
 }
 
-// from is the slope of the line that takes c0 without a load, and how much it explains of what steps take beyond that.
+// from returns the slope of the line that is c0 at no load, and which share it explains of the times above c0.
 func (r *regression) from(c0 float64) (slope, r2 float64) {
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)
 }
 
-// sureSlope is how many times its standard error a slope is at least.
+// sureSlope is how many times its standard error a slope must be to be trusted.
 const sureSlope = 4
 
-// sure says whether a line that explains so much is surely not level.
+// sure says whether the slope of a line that explains the share r2 of the variance is larger than sureSlope standard errors.
 func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope*(1-r2) }
 
-// median of the last values.
+// median keeps the median of the last 33 values.
 type median[T cmp.Ordered] struct {
 	recent [33]T
 	at     int

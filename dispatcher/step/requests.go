@@ -2,36 +2,36 @@ package step
 
 import "math"
 
-// requests finds out how many KV tokens a request weighs as much as. A group whose ranks are level in KV tokens hides
-// that: the rank that holds the others up is then the one with most requests, and which one that is depends on the answer.
-// So a number of weights are tried side by side. With each the fullest rank is another one, and so is the line of the
-// steps' times on its load; the weight whose line is off least is the likely one. Where an engine pads its ranks, most KV and
-// most requests may be on different ranks, so each weight is tried in both ways. All is seen as differences within short
-// blocks of steps, since what changes slowly (the engine's clock, what its prompts are about) moves with the number of
-// requests for no reason.
+// requests learns the weight of a request in KV tokens. It is hard to see in a group whose ranks are level in KV tokens: the
+// slowest rank is then the one with most requests, but which rank is the slowest depends on the weight that is looked for.
+// So a number of weights are tried side by side. Each has its own fullest ranks, and its own line of the
+// steps' times by their loads. The weight whose line has the smallest error is the likely one. If an engine pads its ranks, most KV and
+// most requests may be on different ranks, so each weight is tried in both ways. All sums are of differences within short
+// blocks of steps, because slow changes (of the engine's clock, or of the prompts) would otherwise seem to depend on the
+// number of requests.
 type requests struct {
-	start float64  // in use until steps tell
-	found weighing // that steps told; weight 0: a request costs nothing surely
-	told  bool
-	way   bool // the found one's is sure, too
-	tried trial
+	start float64  // weight in use until one is found
+	found weighing // weight and way that steps have shown; weight 0: a request surely costs nothing
+	told  bool     // found is set
+	way   bool     // the way of found is certain, too, and not only its weight
+	tried trial    // result of the last window
 
 	window, block sums
-	arms          [2 * arms]arm // where the fullest rank sets the pace, and where the most KV and the most requests do
+	arms          [2 * arms]arm // one for each weight in the way Fullest, then one for each in the way TwoRanks
 }
 
 const (
-	windowSteps  = 2000
-	blockSteps   = 100
-	arms         = 30
-	armsPerTwo   = 2    // of which each weighs twice as much as the one so many before it
-	lightest     = 64   // KV tokens; the heaviest is a million, where models with sparse attention are
-	sureFall     = 3    // times the standard error, of how much the errors of blocks fall
-	changes      = 0.05 // of the weight, at least, or it stays
-	resolutionMs = 0.1
+	windowSteps  = 2000 // steps after which a weight is looked for
+	blockSteps   = 100  // steps within which differences are looked at
+	arms         = 30   // weights that are tried
+	armsPerTwo   = 2    // each weight is twice the weight that is so many before it
+	lightest     = 64   // KV tokens of the second weight; the last is about a million, as for models with sparse attention
+	sureFall     = 3    // how many times its standard error the mean fall of the blocks' errors must be
+	changes      = 0.05 // a found weight replaces the one in use if it differs by more than about this share
+	resolutionMs = 0.1  // errors of a step's time that are smaller than this, in ms, show nothing
 )
 
-// tries are the weights; the first one is that of requests that cost nothing.
+// tries are the weights that are tried, in KV tokens. The first is 0: requests cost nothing.
 var tries = func() (all [arms]float64) {
 	for k := 1; k < arms; k++ {
 		all[k] = lightest * math.Exp2(float64(k-1)/armsPerTwo)
@@ -39,23 +39,24 @@ var tries = func() (all [arms]float64) {
 	return all
 }()
 
-// sums of the times of steps.
+// sums has the number of steps, and the sums of their times and squared times.
 type sums struct{ n, y, yy float64 }
 
-// arm is one weight in one of the two ways: sums over the block, and over the window of how they vary within blocks.
+// arm has the sums of one weight in one of the two ways. x are loads and y times: those with b are of the current block, the others sum
+// up the variation within the blocks of the window.
 type arm struct{ bx, bxx, bxy, x, xx, xy float64 }
 
-// trial is what a window found, and how it does in the next one.
+// trial is what a window found, and how well it fits the next window.
 type trial struct {
-	arm         int // 0: requests cost nothing surely
+	arm         int // index in requests.arms of the best weight; 0: no weight is surely better than requests that cost nothing
 	best        weighing
-	sure        bool    // of the two ways, the other one surely explains less
-	with, plain float64 // slopes
+	sure        bool    // the other way surely explains less
+	with, plain float64 // slopes of the lines of the best arm, and of arm 0
 
-	blocks, falls, squares float64 // by how much the squared error of a block falls with it
+	blocks, falls, squares float64 // blocks of the next window, and the sums of how much their squared errors fall by it, and of the squares
 }
 
-// add takes in a step. Where the weight in use is another one after it, line is the regression with that weight.
+// add takes in a step. If it changes the weight in use, line is the regression of the window with the new weight.
 func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	var most [2 * arms]float64
 	mostKV, mostRequests := 0.0, 0.0
@@ -108,7 +109,7 @@ func (q *requests) endBlock() {
 	q.block = sums{}
 }
 
-// inUse is what requests are counted as.
+// inUse returns what a request counts as now.
 func (q *requests) inUse() weighing {
 	if q.told {
 		return q.found
@@ -116,7 +117,7 @@ func (q *requests) inUse() weighing {
 	return weighing{weight: q.start}
 }
 
-// judge ends a window: what the one before it found is in use from now on if the steps of this one were surely off less with it.
+// judge ends a window. What the window before has found comes into use if the steps of this window surely fit better with it.
 func (q *requests) judge() (changed bool) {
 	was, before := q.inUse(), q.tried
 	q.tried = q.find()
@@ -128,7 +129,7 @@ func (q *requests) judge() (changed bool) {
 	return q.inUse() != was
 }
 
-// use changes the weight to what two windows found.
+// use changes the weight to the geometric mean of what the two last windows found, if they agree on the way.
 func (q *requests) use(before *trial) {
 	found := before.best
 	if q.tried.arm > 0 && q.tried.best.fullest == found.fullest {
@@ -140,7 +141,7 @@ func (q *requests) use(before *trial) {
 	q.way = before.sure && q.tried.sure && q.tried.best.fullest == q.found.fullest
 }
 
-// find is the best weight of the window, if it is surely better than none.
+// find returns the best weight of the window, or the zero trial if it is not surely better than requests that cost nothing.
 func (q *requests) find() trial {
 	best, plain := 0, q.arms[0].least(&q.window)
 	least, of := plain, [2]float64{plain, plain}
@@ -159,7 +160,7 @@ func (q *requests) find() trial {
 	}
 	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, with: q.arms[best].slope(), plain: q.arms[0].slope()}
 	t.sure = math.Abs(of[0]-of[1]) > q.sure(least)
-	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three, which is nearest to the one in the middle
+	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three weights
 		below, above := max(least, q.arms[best-1].least(&q.window)), max(least, q.arms[best+1].least(&q.window))
 		if bend := below - 2*least + above; bend > 0 {
 			t.best.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)
@@ -168,31 +169,31 @@ func (q *requests) find() trial {
 	return t
 }
 
-// refuted says whether requests that cost nothing explain the window surely better than the weight in use, in whichever of the two
-// ways. A window in which all ranks have as many requests all the time says nothing, and the weight stays.
+// refuted says whether the window is surely explained better if requests cost nothing than by the weight in use in either way. A window in
+// which all ranks always have equal numbers of requests shows nothing, so the weight stays.
 func (q *requests) refuted() bool {
 	at, plain := nearest(q.inUse().weight), q.arms[0].least(&q.window)
 	with := min(q.arms[at].least(&q.window), q.arms[arms+at].least(&q.window))
 	return with-plain > q.sure(plain)
 }
 
-// sure is by how much the squared error of another line must be above this one, so that chance does not explain it.
-// What is not spent on blocks and the line is free; and no stream tells a step so well that less than the resolution counts.
+// sure returns by how much the squared error of another line must be larger than least, so that chance does not explain it.
+// The variance of a step's time is estimated by least, divided by the degrees of freedom, and is at least the square of resolutionMs.
 func (q *requests) sure(least float64) float64 {
 	free := q.window.n*(1-1./blockSteps) - 2
 	return sureSlope * sureSlope * max(least/free, resolutionMs*resolutionMs)
 }
 
-// gain is by how much the squared error of the block is lower with that slope than with none.
+// gain returns by how much the squared error of the current block is lower with a slope than without.
 func (a *arm) gain(slope float64) float64 { return 2*slope*a.bxy - slope*slope*a.bxx }
 
-// holds says whether the errors of blocks surely fall. Blocks are told apart, since steps that follow each other may be off
-// together.
+// holds says whether the errors of blocks surely fall with the trial's weight. It counts blocks and not steps, because the errors of
+// successive steps may depend on each other.
 func (t *trial) holds() bool {
 	return t.falls > 0 && t.falls*t.falls > sureFall*sureFall*(t.squares-t.falls*t.falls/t.blocks)*t.blocks/(t.blocks-1)
 }
 
-// least is the squared error with the best slope.
+// least returns the squared error of the window with the best slope.
 func (a *arm) least(w *sums) float64 {
 	if a.xx <= 0 {
 		return w.yy
@@ -207,7 +208,7 @@ func (a *arm) slope() float64 {
 	return a.xy / a.xx
 }
 
-// nearest is the arm whose weight is like that.
+// nearest returns the index in tries of the weight that is nearest.
 func nearest(weight float64) int {
 	if weight == 0 {
 		return 0
@@ -215,7 +216,7 @@ func nearest(weight float64) int {
 	return 1 + int(max(0, min(arms-2, math.Round(math.Log2(weight/lightest)*armsPerTwo))))
 }
 
-// line is what a regression with the weight in use would be by now.
+// line returns a regression with the weight in use, as if it had taken in the steps of the window.
 func (q *requests) line() regression {
 	use, w := q.inUse(), &q.window
 	at := nearest(use.weight)

@@ -1,5 +1,5 @@
 // Package step learns how long the steps of a barrier group take, from the steps that
-// its streams tell of.
+// its streams report.
 package step
 
 import (
@@ -11,50 +11,50 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,
-// says less than none.
+// When a learned model is used. A model of fewer steps, or of times that hardly follow the load, would be worse
+// than no model.
 const (
-	fitSteps = 200 // regressed at least
-	fitR2    = 0.3
+	fitSteps = 200 // least number of steps
+	fitR2    = 0.3 // least share of the variance of step times that the model explains
 )
 
-// UsualWeight is how many KV tokens a request weighs as much as, until something is known of that: about the middle of what engines
-// with accelerators take (bench/lab/laws). Loads that were drawn cost a third more at worst where a request began at nothing.
+// UsualWeight is the weight of a request in KV tokens that is assumed until steps show it: about the middle of the laws of engines
+// with accelerators (bench/lab/laws). With loads drawn at random, to begin with weight 0 cost up to a third more.
 const UsualWeight = 20_000
 
-// Times are what a group's steps have taught.
+// Times has what a group's steps have taught.
 type Times struct {
 	regression
 	Configured Model // see Configure; zero: none
-	Law        Model // what is told and never learned; zero: nothing
+	Law        Model // the model that a Law event has set, so that none is learned; zero: there was none
 
-	all      median[time.Duration] // lengths
-	plain    median[time.Duration] // of steps without a prefill, where there are some with one
-	base     time.Duration         // about what steps without a prefill take, as long as some are heard
+	all      median[time.Duration] // lengths of all steps
+	plain    median[time.Duration] // lengths of steps without a prefill, once there were steps with one
+	base     time.Duration         // assumed length of steps without a prefill, see listen
 	requests requests
 	prefills prefills
-	meanMs   float32 // fading mean, half-life 32 steps
-	off      float64 // ms that steps without a prefill are off the line, fading mean
-	tokens   float64 // of a request in a step, fading mean; 0: not known
+	meanMs   float32 // fading mean of the lengths, half-life 32 steps
+	off      float64 // fading mean of how many ms steps without a prefill are off the line
+	tokens   float64 // fading mean of the tokens that a request gets in a step; 0: not known
 	learned  LearnedSteps
 	buckets  [len(bounds)]uint64
 	sumMs    float64
 }
 
-// bounds are upper bounds of evenkeel_step_seconds.
+// bounds are the upper bounds of the buckets of evenkeel_step_seconds, in s.
 var bounds = [...]float64{.005, .01, .015, .02, .03, .04, .05, .06, .08, .1, .15, .2, .3, .5, 1, 2}
 
-// A step so far from the typical one is no sample of the model: an engine stood
-// still, or a told step was missed.
+// A step whose length is below or above so many times the typical length teaches the model nothing: an engine stood
+// still, or the report of a step was missed.
 const (
 	tooShort = 0.4
 	tooLong  = 2.5
-	// severalSteps is how many times the usual tokens tell that steps were told as one.
+	// severalSteps: if a step brings more than so many times the usual tokens, several steps were reported as one.
 	severalSteps = 1.3
-	farOff       = 4 // times as far off as steps are in the mean
-	// echoed is how many times the usual tokens a step brings at most that is none: few requests spoke late, after the others.
+	farOff       = 4 // a step counts as at most so many times as far off the line as steps are on average
+	// echoed: if a step brings less than so many times the usual tokens, it is not a step: the tokens of a few requests came late.
 	echoed = 0.4
-	// shortest is what part of all steps those without a prefill take at least, about.
+	// shortest divides the median of all steps: steps without a prefill are not taken to be shorter than the result.
 	shortest = 50
 )
 
@@ -79,15 +79,15 @@ func (s *Times) Add(length time.Duration) {
 	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1 - 2^(-1/32)
 }
 
-// Sample is a step, and what was done in it.
+// Sample is a step with what the ranks did in it.
 type Sample struct {
-	Ranks []Rank // of the group, all that step
-	// that a request got. Where tokens come late, several steps are told as one: it is as long as all of them, and brings as many tokens
+	Ranks []Rank // all ranks of the group that step
+	// Tokens is how many tokens a request got. If tokens come late, several steps are reported as one, with their length and tokens together
 	Tokens float64
 	Length time.Duration
 }
 
-// Teach takes in a step. It keeps nothing of the sample.
+// Teach takes in a step. It keeps no reference to the sample.
 func (s *Times) Teach(t Sample) {
 	use := s.ofLine()
 	most := use.fullestOf(t.Ranks)
@@ -115,8 +115,8 @@ func (s *Times) Teach(t Sample) {
 	}
 }
 
-// listen lowers what a step without a prefill is taken to last, until one is heard: those that are far shorter than was thought, nobody
-// hears.
+// listen lowers base, the assumed length of a step without a prefill, until such a step is measured. If base is far too large, Least
+// is so large that the step detector finds no short steps.
 func (s *Times) listen() {
 	if s.base == 0 {
 		s.base = s.all.of
@@ -124,19 +124,19 @@ func (s *Times) listen() {
 	s.base -= s.base / 32
 }
 
-// isPlain says whether a step without a prefill is as long as such steps are.
+// isPlain says whether a step without a prefill has a usual length for such steps.
 func (s *Times) isPlain(length time.Duration) bool {
 	if s.prefills.ratio.seen == 0 {
 		return usual(length, s.all.of)
 	}
 	s.plain.add(length)
-	s.base = min(s.plain.of, 2*length) // the others may have become shorter, too
+	s.base = min(s.plain.of, 2*length) // follows at once if steps without a prefill have become shorter
 	return usual(length, s.plain.of)
 }
 
-// learn takes in a step without a prefill, and what the fullest rank had in it.
+// learn takes in a step without a prefill. most is what the fullest rank did in it.
 func (s *Times) learn(ranks []Rank, most *Rank, use weighing, ms float64) {
-	if use != s.regression.weighing { // the config says another
+	if use != s.regression.weighing { // Configure has changed the weight
 		s.regression = regression{weighing: use}
 	}
 	x := most.load(use.weight)
@@ -148,8 +148,8 @@ func (s *Times) learn(ranks []Rank, most *Rank, use weighing, ms float64) {
 	}
 }
 
-// tame is the length of a step, brought nearer to the line where it is much farther off than steps are: a few of these, when
-// a rank held what it seldom holds, would say of a request whatever chance wants.
+// tame returns the length of a step in ms. A step that is much farther off the line than usual is brought nearer to it: a few such
+// steps, in which a rank had an unusual load, could otherwise lead to a wrong weight of a request.
 func (s *Times) tame(x, ms float64) float64 {
 	line := s.y / max(1, s.w)
 	if m, _ := s.fit(); m.C1Ms > 0 {
@@ -163,8 +163,8 @@ func (s *Times) tame(x, ms float64) float64 {
 	return line + off
 }
 
-// Configure sets what is in force until steps have taught more. A config that does not say what a request costs has it begin at
-// UsualWeight.
+// Configure sets the model that is in force until steps have taught a better one. If it has no cost of a request, the weight of a request
+// begins at UsualWeight.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
 	s.prefills.divide(s.ownShare())
@@ -174,18 +174,18 @@ func (s *Times) Configure(m Model) {
 	}
 }
 
-// Weight is how many KV tokens a request counts as in a load; 0 where it costs nothing surely.
+// Weight returns how many KV tokens a request counts as in a load; 0: it surely costs nothing.
 func (s *Times) Weight() float64 {
-	if s.Law.C1Ms > 0 { // else it may know of prompts only
+	if s.Law.C1Ms > 0 { // else the law may have only what prompts cost
 		return s.Law.Weight()
 	}
 	return s.requests.inUse().weight
 }
 
-// Known is Weight without what is only assumed.
+// Known returns the weight of a request as Weight does, but 0 instead of UsualWeight.
 func (s *Times) Known() float64 { return s.ofLine().weight }
 
-// Told is which way steps take what requests cost, where they tell it in two windows.
+// Told returns the way in which requests cost, if two windows of steps have shown it.
 func (s *Times) Told() (way Way) {
 	switch q := &s.requests; {
 	case s.Law.C1Ms > 0 || !q.told || !q.way || q.found.weight == 0:
@@ -196,7 +196,7 @@ func (s *Times) Told() (way Way) {
 	return TwoRanks
 }
 
-// ofLine is what requests are counted as in the line of the steps: where steps do not tell it, only what the config says.
+// ofLine returns what requests count as in the line of the steps: the learned weight or, without one, that of the config.
 func (s *Times) ofLine() weighing {
 	switch {
 	case s.Law.C1Ms > 0:
@@ -207,8 +207,8 @@ func (s *Times) ofLine() weighing {
 	return weighing{s.Configured.Weight(), true}
 }
 
-// decodes is the law of steps without a prefill, as well as it is known: a line that is not good enough for policies
-// is better than none, and their mean is better than that of all steps.
+// decodes returns the model of steps without a prefill, as well as it is known. A line that is not good enough for policies
+// is better than none, and without a line, the mean of steps without a prefill is better than that of all steps.
 func (s *Times) decodes() (m Model) {
 	learned, r2 := s.fit()
 	switch {
@@ -225,16 +225,16 @@ func (s *Times) decodes() (m Model) {
 	return m
 }
 
-// withPrefills is that law with what a prefill costs; not ok: that is not known.
+// withPrefills returns the model of decodes with the learned cost of a prefill; ok is false if that is not known.
 func (s *Times) withPrefills() (m Model, ok bool) {
 	m = s.decodes()
 	ok = s.prefills.fit(&m)
 	return m, ok
 }
 
-// ownShare is the rank's own part of what a prompt costs.
+// ownShare returns the share of a prompt token's cost that falls on its own rank.
 func (s *Times) ownShare() float64 {
-	if c := &s.Configured; c.OwnMs > 0 && c.SharedMs > 0 { // one alone says nothing of the share
+	if c := &s.Configured; c.OwnMs > 0 && c.SharedMs > 0 { // one of the two alone does not give the share
 		return c.OwnMs / (c.OwnMs + c.SharedMs)
 	}
 	return UsualOwnShare
@@ -243,24 +243,24 @@ func (s *Times) ownShare() float64 {
 // LearnedSteps are the steps that the model was learned from since the start.
 type LearnedSteps struct {
 	Steps    float64
-	Tokens   float64 // of the fullest rank, over all of them
-	Requests float64 // likewise
-	Ms       float64
+	Tokens   float64 // sum of the KV tokens of the fullest rank
+	Requests float64 // sum of the requests of the fullest rank
+	Ms       float64 // sum of the lengths
 }
 
 func (t *LearnedSteps) add(most *Rank, ms float64) {
 	t.Steps, t.Tokens, t.Requests, t.Ms = t.Steps+1, t.Tokens+most.KV, t.Requests+most.Requests, t.Ms+ms
 }
 
-// Line is what the steps tell of how long they take.
+// Line is what the steps have taught of how long they take.
 type Line struct {
-	Model        // its slope is 0 where the load is not seen in them
-	InForce bool // else it is not good enough for policies
+	Model        // its C1Ms is 0 if the lengths do not show the load
+	InForce bool // false: the line is not good enough for policies
 	Learned LearnedSteps
-	Fixed   float64 // ms of a step with a prefill that do not depend on what it computes; 0: not known
+	Fixed   float64 // ms of a step with a prefill that do not depend on its load; 0: not known
 }
 
-// Line so far.
+// Line returns what the steps have taught so far.
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
@@ -276,15 +276,15 @@ func (s *Times) Line() Line {
 	return l
 }
 
-// Known says whether steps have taught how long they take.
+// Known says whether the steps have taught anything of how long they take.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.Fixed > 0 }
 
-// Through is the line through the mean of the steps from an earlier moment on. Steps with a prefill take as long as they were
-// learned to take. If there are few others, some of these had a prefill that nobody saw. So they are taken to be no longer than
-// the fixed part of a step with one.
+// Through returns the line with a constant such that it goes through the mean of the steps since an earlier moment. Steps with a prefill
+// keep the learned length. If there are few steps without a prefill, some of them had a prefill that was not noticed. So they are taken to
+// be no longer than the fixed part of a step with a prefill.
 func (l *Line) Through(before LearnedSteps) Model {
 	m, t := l.Model, &l.Learned
-	if t.Steps == before.Steps && m.C0Ms == 0 { // else nothing would be known, though steps before have told: all of them, however long ago
+	if t.Steps == before.Steps && m.C0Ms == 0 { // no steps since then: use all steps, however old, rather than none
 		before = LearnedSteps{}
 	}
 	n := t.Steps - before.Steps
@@ -305,22 +305,22 @@ func usual(length, typical time.Duration) bool {
 	return x >= tooShort && x <= tooLong
 }
 
-// Where a step model comes from.
+// The sources of a step model.
 const (
 	Learned    = "learned"
 	Configured = "configured"
 	Given      = "told"
 )
 
-// Model is the one in force and where its decodes come from, empty when there is none,
-// and how well the learned one fits, in force or not. What a prefill costs is as configured until it is learned.
+// Model returns the model in force, and the source of what it says of decodes; empty: there is none. r2 is
+// how well the learned model fits, whether it is in force or not. What a prefill costs is as configured until it is learned.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.Law != (Model{}):
 		return s.Law, Given, r2
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
-		learned.C0Ms = max(0, learned.C0Ms) // no step is free
+		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned
 	case s.Configured.C1Ms > 0:
 		m, source = s.Configured, Configured
@@ -345,7 +345,7 @@ func (s *Times) Unknown(r2 float64) string {
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
 }
 
-// Ms is the mean step; by the model where nobody measured one, at that load in KV tokens; 0: unknown.
+// Ms returns the mean length of a step in ms or, if none was measured, that by the model at the given load in KV tokens; 0: unknown.
 func (s *Times) Ms(m Model, load int64) float32 {
 	if s.meanMs > 0 || m.C1Ms == 0 {
 		return s.meanMs
@@ -353,15 +353,15 @@ func (s *Times) Ms(m Model, load int64) float32 {
 	return float32(m.C0Ms + m.C1Ms*float64(load))
 }
 
-// Samples is how many steps the model was learned from, in force or not.
+// Samples returns how many steps the learned model comes from, whether it is in force or not.
 func (s *Times) Samples() uint64 { return s.n }
 
-// fewSteps are too few to say what is usual: one long step among them, because an engine stood still, would have
-// the next ones taken for parts of a step.
+// fewSteps is how many steps must be known before Least has a value. With fewer, one long step, in which an engine stood still,
+// could make Least so large that the next steps are taken for parts of a step.
 const fewSteps = 8
 
-// Least is the shortest time that would be usual; 0: nobody knows yet. Where some steps have a prefill, those without one tell it:
-// if most have one, the others are far shorter than is usual of all, and nobody would ever hear them.
+// Least returns the shortest usual length of a step; 0: not known yet. Once some steps have a prefill, it follows from the steps without
+// one: if most steps have a prefill, the others are far shorter than the median of all, and the step detector would never find them.
 func (s *Times) Least() time.Duration {
 	if s.all.seen < fewSteps {
 		return 0
@@ -379,7 +379,7 @@ type Histogram struct {
 	Buckets map[float64]uint64 // cumulative
 }
 
-// Histogram of all steps so far.
+// Histogram returns the histogram of all steps so far.
 func (s *Times) Histogram() Histogram {
 	h := Histogram{Count: s.all.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
 	var below uint64

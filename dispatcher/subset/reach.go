@@ -2,12 +2,12 @@ package subset
 
 import "github.com/bits-and-blooms/bitset"
 
-// maxBits is the largest sum a table counts token by token.
+// maxBits is the largest sum for which a table counts single tokens; for larger sums it counts blocks of tokens.
 const maxBits = 65_536
 
-// reach knows which sums exactly j of the first i sizes can have, for every i
-// and j: a bitset each, kept after every item so that a sum can be traced back
-// to the items that make it.
+// reach has the set of sums that exactly j of the first i sizes can have, for every i
+// and j, as a bitset. All are kept, so that a sum can be traced back
+// to its items.
 type reach struct {
 	n, c  int
 	bound int64
@@ -16,12 +16,12 @@ type reach struct {
 	used  int
 }
 
-// row is the set of sums of one (i, j): the words from its smallest possible sum
-// to its largest. Rows with j > i have none.
+// row is the set of sums of one (i, j). It has only the words from the smallest possible sum
+// to the largest. Rows with j > i have no words.
 type row struct {
 	words []uint64
-	low   int   // bits 64*low and up
-	top   int64 // no sum is larger
+	low   int   // words begins with the bit of the sum 64*low
+	top   int64 // no sum of the set is larger
 }
 
 // fill builds the table for sums up to bound.
@@ -79,7 +79,7 @@ func (r *reach) reserve(sizes []int64) {
 	}
 }
 
-// take returns a row from the arena; its words are what was there before.
+// take returns a row with memory from the arena, which is not cleared.
 func (r *reach) take(low int, top int64) row {
 	n := wordsFor(top) - low
 	words := r.arena[r.used : r.used+n : r.used+n]
@@ -102,7 +102,7 @@ func (w row) has(sum int64) bool {
 	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1
 }
 
-// previous returns the largest sum up to x.
+// previous returns the largest sum of the row up to x.
 func (w row) previous(x int64) (int64, bool) {
 	from := int64(w.low) << 6
 	if len(w.words) == 0 || x < from {
@@ -114,7 +114,7 @@ func (w row) previous(x int64) (int64, bool) {
 	return from + int64(at), ok
 }
 
-// next returns the smallest sum from x on.
+// next returns the smallest sum of the row from x on.
 func (w row) next(x int64) (int64, bool) {
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
@@ -162,8 +162,8 @@ func (r *reach) first(x int64) (sum int64, count int, ok bool) {
 	return sum, count, ok
 }
 
-// trace returns the items of a reachable (sum, count): from the last item to
-// the first each is left out where the rest can be had without it, which gives
+// trace returns the mask of items of a reachable (sum, count). From the last item to
+// the first, it leaves an item out if the sum can be had without it, which gives
 // the smallest mask.
 func (r *reach) trace(sizes []int64, sum int64, count int) (mask uint64) {
 	for i := r.n; i > 0 && count > 0; i-- {

@@ -11,14 +11,14 @@ import (
 // Unlimited stands for a limit or a knee that is never reached.
 const Unlimited = math.MaxInt64
 
-// F0 is the score of BR-0: w tokens gained, less what pushes the envelope of a
-// group of workers up. Exact.
+// F0 returns the score of BR-0: the w added tokens, less, for each worker of the group, the tokens by which
+// they exceed the margin. It is exact.
 func F0(w, margin int64, workers int) int64 {
 	return w - int64(workers)*max(0, w-margin)
 }
 
-// F is the score of BR-H over the margins of H+1 steps, weighted by discounts
-// (see Discounts). It walks every step; Score answers many w for one rank.
+// F returns the score of BR-H for w added tokens, over the margins of H+1 steps, weighted by discounts
+// (see Discounts). It looks at every step; Score is faster for many values of w on one rank.
 func F(w int64, margins []int64, discounts []float64, alpha, beta float64) float64 {
 	var sum float64
 	for h, m := range margins {
@@ -38,12 +38,12 @@ func Discounts(horizon int, gamma float64) []float64 {
 	return d
 }
 
-// Score is F of one rank, prepared for many values of w. The zero value is
-// not ready: call SetBR0 or SetBRH first, again for every rank.
+// Score is F of one rank, prepared for many values of w. Before its use, SetBR0 or SetBRH must
+// be called for the rank.
 type Score struct {
-	exact   bool  // BR-0: whole numbers, below 2^53 and so exact in a float64
-	workers int   // BR-0
-	margin  int64 // BR-0
+	exact   bool  // BR-0: scores are whole numbers below 2^53, and so exact in a float64
+	workers int   // BR-0: number of workers
+	margin  int64 // BR-0: margin of the rank
 
 	gain  float64 // alpha * sum of discounts: slope of F at w = 0
 	beta  float64
@@ -53,7 +53,7 @@ type Score struct {
 	knee int64
 }
 
-// knot is one margin and the sums over it and all smaller ones.
+// knot is one margin with sums over this margin and all smaller ones.
 type knot struct {
 	margin        int64
 	discount      float64
@@ -65,7 +65,7 @@ func (s *Score) SetBR0(margin int64, workers int) {
 	s.exact, s.margin, s.workers, s.knee = true, margin, workers, margin
 }
 
-// stepBits hold a step beside its margin while they are sorted.
+// stepBits is how many low bits of a sort key have the step; the others have its margin.
 const stepBits = 10
 
 // SetBRH makes s the score of a rank with these margins, of up to 1024 steps and
@@ -77,7 +77,7 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		s.keys = append(s.keys, m<<stepBits|int64(h))
 		s.gain += alpha * discounts[h]
 	}
-	slices.Sort(s.keys) // whole numbers: a third of the time of sorting knots
+	slices.Sort(s.keys) // sorting whole numbers takes a third of the time of sorting knots
 	if cap(s.knots) < len(margins) {
 		s.knots = make([]knot, len(margins))
 	}
@@ -99,11 +99,11 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 	}
 }
 
-// Knee is w*: F does not rise to the right of it and rises to the left. It is
-// Unlimited where F never stops rising.
+// Knee returns the w up to which F rises (w* in the paper); beyond it, F does not rise. It is
+// Unlimited if F never stops rising.
 func (s *Score) Knee() int64 { return s.knee }
 
-// F scores w added tokens.
+// F returns the score of w added tokens.
 func (s *Score) F(w int64) float64 {
 	if s.exact {
 		return float64(F0(w, s.margin, s.workers))
@@ -124,7 +124,7 @@ func (s *Score) F(w int64) float64 {
 	return f
 }
 
-// Equal reports a tie: exact in BR-0, to nine digits in BR-H.
+// Equal reports whether two scores tie: if they are equal in BR-0, or equal to nine digits in BR-H.
 func (s *Score) Equal(x, y float64) bool {
 	if s.exact {
 		return x == y
@@ -132,17 +132,17 @@ func (s *Score) Equal(x, y float64) bool {
 	return Equal(x, y)
 }
 
-// Better reports that x beats y and does not merely tie with it.
+// Better reports whether score x is larger than y and does not tie with it.
 func (s *Score) Better(x, y float64) bool { return x > y && !s.Equal(x, y) }
 
-// Equal reports that two scores of BR-H tie. Whole scores of BR-0 that differ
-// tie only beyond 10^9, so compare those with Score.Equal.
+// Equal reports whether two scores of BR-H tie. It must not be used for BR-0, where scores beyond 10^9 that
+// differ would tie: Score.Equal compares those.
 func Equal(x, y float64) bool {
 	return math.Abs(x-y) <= 1e-9*max(1, math.Abs(x), math.Abs(y))
 }
 
-// Scaled is what tokens weigh on a rank whose KV token costs so much (1 = the
-// group's mean, 0 reads as 1), in whole tokens.
+// Scaled returns tokens times the cost of a KV token on a rank (1 = the
+// group's mean, 0 reads as 1), rounded to whole tokens.
 func Scaled(tokens int64, cost float64) int64 {
 	if cost == 1 || cost == 0 {
 		return tokens

@@ -5,10 +5,10 @@ import (
 	"math/bits"
 )
 
-// MaxItems is the largest number of candidates: a choice is a 64-bit mask.
+// MaxItems is the largest number of candidates, because a choice is a 64-bit mask.
 const MaxItems = 64
 
-// enumerable is the number of subsets up to which all are tried, which is exact at any size. Beyond it
+// enumerable is the number of subsets up to which all subsets are tried, which is exact for prompts of any size. For more subsets,
 // bitsets are faster (BenchmarkTwoWays).
 const enumerable = 4096
 
@@ -41,7 +41,7 @@ type choice struct {
 // Solver finds the best subset. It owns the scratch that makes it free of
 // allocations once it has seen its largest problem; it serves one goroutine.
 type Solver struct {
-	sizes  [MaxItems]int64 // scaled; what fits only
+	sizes  [MaxItems]int64 // scaled sizes of the candidates that fit alone
 	tokens [MaxItems]int64
 	item   [MaxItems]uint8 // index in the problem: bits of a mask during the search are positions here
 	n, c   int
@@ -54,11 +54,11 @@ type Solver struct {
 	units [MaxItems]int64 // sizes in the table's unit
 }
 
-// Best returns the non-empty subset of largest score within p.Cap and p.Limit.
-// Ties: smaller sum, more candidates, smaller mask. It fails if none fits.
+// Best returns the non-empty subset with the largest score within p.Cap and p.Limit.
+// In a tie, the smaller sum wins, then more candidates, then the smaller mask. It returns false if no candidate fits.
 //
-// F is concave, so only the largest sum up to its knee and the smallest one
-// beyond can be best; both searches look for these two.
+// F is concave, so only the largest sum up to its knee and the smallest sum
+// beyond it can be best. All searches look for these two.
 // The answer is exact while min(Limit, knee + largest size) <= 65,536 tokens or
 // there are at most 4096 subsets, and Cost is 1 or the subsets are that few.
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
@@ -76,8 +76,8 @@ func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	return s.better(f), true
 }
 
-// better settles between the two sides of the knee and names the candidates as
-// the problem does. At least one side is there.
+// better chooses between the sums on the two sides of the knee, of which at least one was found, and translates the mask
+// to the indices of the problem.
 func (s *Solver) better(f *Score) Set {
 	best := s.low
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
@@ -90,7 +90,7 @@ func (s *Solver) better(f *Score) Set {
 	return out
 }
 
-// load keeps the candidates that fit alone, in order.
+// load takes over the candidates that fit alone, in order.
 func (s *Solver) load(f *Score, p Problem) {
 	s.n, s.limit, s.knee = 0, p.Limit, f.Knee()
 	s.low, s.high = choice{}, choice{}
@@ -119,7 +119,7 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 		}
 		next := choice{sum: have.sum + s.sizes[i], count: have.count + 1, mask: have.mask | 1<<i, ok: true}
 		if next.sum > s.knee && s.high.ok && next.sum > s.high.sum {
-			continue // more candidates only add to it
+			continue // the sum is too large, and more candidates only make it larger
 		}
 		s.consider(next)
 		if next.count < s.c {
@@ -128,8 +128,8 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 	}
 }
 
-// consider keeps x if it is nearer to the knee on its side than what is there,
-// or ties with it and has more candidates or a smaller mask.
+// consider keeps x if it is nearer to the knee than the choice kept on its side of the knee,
+// or ties with that and has more candidates or a smaller mask.
 func (s *Solver) consider(x choice) {
 	side, nearer := &s.low, x.sum > s.low.sum
 	if x.sum > s.knee {
@@ -152,9 +152,9 @@ func countSubsets(n, c int) int {
 	return sum
 }
 
-// bitsets searches by reachable sums. Where the table counts in blocks of
-// tokens or the limit is in other tokens than the sums, its answer is checked
-// and has to beat the best single and the greedy fill.
+// bitsets searches in the table of reachable sums. If the table counts blocks of
+// tokens, or if the sums are scaled and the limit is not, its choices are only approximate: they are checked,
+// and compared with the best single and the greedy fill.
 func (s *Solver) bitsets(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {
@@ -176,7 +176,7 @@ func (s *Solver) bitsets(f *Score, cost float64) {
 	}
 }
 
-// considerChecked considers x if it is there and keeps the limit.
+// considerChecked considers x if it was found, and if its tokens are within the limit.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
@@ -193,9 +193,9 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// probe fills low and high from the table of reachable sums and reports whether
-// it counted in single tokens. A sum in larger blocks is only a mask: the
-// caller recomputes it.
+// probe sets low and high from the table of reachable sums, and reports whether
+// the table counted single tokens. If it counted blocks, the masks are right but the sums are not, and the
+// caller recomputes them.
 func (s *Solver) probe(limit int64) bool {
 	sizes, knee := s.sizes[:s.n], s.knee
 	bound := boundOf(sizes, s.c, knee, limit)
@@ -223,8 +223,8 @@ func (s *Solver) probe(limit int64) bool {
 	return unit <= 1
 }
 
-// boundOf is the largest sum worth knowing: the first one past the knee is at
-// most one size beyond it.
+// boundOf returns the largest sum that the table needs: the smallest sum beyond the knee is at
+// most one size larger than the knee.
 func boundOf(sizes []int64, c int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
@@ -238,7 +238,7 @@ func boundOf(sizes []int64, c int, knee, limit int64) int64 {
 	return min(sum, knee+largest)
 }
 
-// greedy takes the longest candidates first, while they stay within the knee,
+// greedy returns the choice that takes the longest candidates first, as long as it stays within the knee,
 // the limit and the cap.
 func (s *Solver) greedy() choice {
 	var got choice

@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// account is what is kept of a model from verdict to verdict, to know how far its replays may be off.
+// account is what the twin keeps of a model from verdict to verdict, to know how wrong its replays may be.
 type account struct {
-	until  time.Time // steps before are accounted for
-	judged int       // windows
+	until  time.Time // steps before this time are part of a verdict already
+	judged int       // number of windows that were judged
 	step   scatter
 	chance map[string]*ewma // by policy: the variance of the mean step over a second, as share of the step
 	wrong  wrong
-	heard  time.Time        // the hours have what was before
-	hours  map[string]*hour // by another policy
-	begun  []*Begun         // where the next window's replays under other policies begin
-	lag    int32            // steps from a bind to the first token, as it was seen last; 0: never
+	heard  time.Time        // traffic before this time is in hours already
+	hours  map[string]*hour // by the name of the other policy
+	begun  []*Begun         // where the next window's replays under other policies may begin
+	lag    int32            // steps from a bind to the first token, in the last window; 0: not known
 }
 
-// fading is a mean in which the past fades.
+// ewma is a mean in which the past fades.
 type ewma struct {
 	mean float64
 	n    float64
 }
 
-// fadingWeight is by how much of the difference each window moves that mean, once there were more than a few.
+// ewmaWeight is the share of the difference by which each value moves the mean, once there were 8 values or more.
 const ewmaWeight = 1. / 8
 
 func (f *ewma) add(x float64) {
@@ -32,34 +32,34 @@ func (f *ewma) add(x float64) {
 	f.mean += max(ewmaWeight, 1/f.n) * (x - f.mean)
 }
 
-// scatter is how far something is off: the mean of its square over windows of a second. Over longer ones it is off by
-// less.
+// scatter is how large the error of a value is: the mean of its square, for windows of a second. Longer windows have a smaller
+// error.
 type scatter struct{ square ewma }
 
-// add takes in how far it is off over a window of so many seconds. It says how far it is off at most in nineteen of
-// twenty cases: twice the deviation, and at least what it is now.
+// add takes in the error over a window of so many seconds. It returns the bound that the error keeps in nineteen of
+// twenty cases: twice the deviation, and at least the present error.
 func (s *scatter) add(off, seconds float64) float64 {
 	s.square.add(off * off * seconds)
 	return max(math.Abs(off), 2*math.Sqrt(s.square.mean/seconds))
 }
 
-// leastJudged is after how many windows the twin is believed: one alone may be right by chance.
+// leastJudged is how many windows must be judged before the twin claims anything: a single window may be right by chance.
 const leastJudged = 4
 
-// LeastClaimed is how long a window is at least of which anything is claimed. In a shorter one the ranks still hold much
-// of what the policy in force gave them, and replays have not parted yet.
+// LeastClaimed is the least length of a window for which the twin claims a difference. In a shorter window the ranks still hold many
+// requests that the policy in force gave them, so replays under other policies hardly differ yet.
 const LeastClaimed = Span / 3
 
-// leastOff is by what share of a step a forecast may be off where nothing is by chance. The replay of the policy in
-// force does not show it, because it begins with what is really on the ranks. In the simulator, forecasts for a quarter of
-// an hour are off by up to 0.3 % in the mean over four to twelve runs of a load.
+// leastOff is the share of a step by which a forecast may be wrong even without chance. The replay under the policy in
+// force does not show this error, because it begins with the requests that are really on the ranks. In the simulator, forecasts for a
+// quarter of an hour are wrong by up to 0.3 % on average over four to twelve runs of a load.
 const leastOff = 0.004
 
-// knows says whether it is known how much the replays of a policy differ by chance.
+// knows says whether it is known by how much the replays of a policy differ by chance.
 func (a *account) knows(policy string) bool { return a.chance[policy] != nil }
 
-// chanceOf takes in how much the replays of a policy differ by chance over a window of so many seconds. It says how
-// much one of them does; known is false where there never were two.
+// chanceOf takes in how much the replays of a policy over a window of so many seconds differ by chance. It returns the deviation of
+// one replay, as share of the step; known is false if no window had two replays yet.
 func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance float64, known bool) {
 	if t.n > 1 {
 		if !a.knows(policy) {
@@ -73,19 +73,19 @@ func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance flo
 	return math.Sqrt(a.chance[policy].mean / seconds), true
 }
 
-// wrong is by what share of a step the replays of the policy in force are off where that is not by chance.
+// wrong is by what share of a step the replays under the policy in force are wrong beyond chance.
 type wrong struct {
-	mean float64
-	seen float64 // seconds it is of, an hour at most
-	hour float64 // in the mean over an hour, if chance explains that in less than one of twenty cases
-	now  float64 // in the last window, if chance explains neither that nor how far it is from that mean
+	mean float64 // mean error with its sign, over about the last hour
+	seen float64 // seconds of traffic in the mean, an hour at most
+	hour float64 // size of the mean error, or 0 if chance may explain it (more often than in one of twenty cases)
+	now  float64 // size of the last window's error, or 0 if chance may explain it, or its difference from the mean
 }
 
-// add takes in by how much they are off in the mean over a window of so many seconds, fresh of which were in no window
-// before, and by how much they would be by chance.
+// add takes in the mean error of the replays over a window of so many seconds, of which fresh seconds were in no window
+// before. chance is the error that they would have by chance.
 func (w *wrong) add(off, chance, seconds, fresh float64) {
 	w.now, w.hour = 0, 0
-	if math.Abs(off) > 2*chance && math.Abs(off-w.mean) > 2*chance { // else the mean tells it better
+	if math.Abs(off) > 2*chance && math.Abs(off-w.mean) > 2*chance { // else the mean is the better estimate
 		w.now = math.Abs(off)
 	}
 	w.seen = min(w.seen+fresh, time.Hour.Seconds())
@@ -95,32 +95,32 @@ func (w *wrong) add(off, chance, seconds, fresh float64) {
 	}
 }
 
-// forecast is by what share of a step a forecast is wrong at most in nineteen of twenty cases. chance is by how much
-// it would be by chance.
+// forecast returns the share of a step by which a forecast is wrong at most in nineteen of twenty cases. chance is its deviation by
+// chance.
 func (w *wrong) forecast(chance float64) float64 {
 	return 2 * math.Hypot(chance, max(leastOff, w.hour, w.now))
 }
 
-// steps are how many there were and how long they took.
+// steps are a number of steps and their total length in ms.
 type steps struct{ n, ms float64 }
 
 func (s *steps) add(ms float64) { s.n, s.ms = s.n+1, s.ms+ms }
 
 func (s *steps) mean() float64 { return s.ms / max(1, s.n) }
 
-// fade keeps a share of them, and adds a share of others.
+// fade keeps the share keep of the steps, and adds a share of others.
 func (s *steps) fade(keep float64, others *steps, share float64) {
 	s.n, s.ms = keep*s.n+share*others.n, keep*s.ms+share*others.ms
 }
 
-// tally is what several replays of a window come to, each with other draws.
+// tally sums up the results of several replays of a window, each with other random numbers.
 type tally struct{ n, sum, squares float64 }
 
 func (t *tally) add(x float64) { t.n, t.sum, t.squares = t.n+1, t.sum+x, t.squares+x*x }
 
 func (t *tally) mean() float64 { return t.sum / max(1, t.n) }
 
-// variance is that of one replay, as share of the mean.
+// variance returns the variance of one replay, as share of the squared mean.
 func (t *tally) variance() float64 {
 	mean := t.mean()
 	if t.n < 2 || mean == 0 {
@@ -129,21 +129,21 @@ func (t *tally) variance() float64 {
 	return max(0, t.squares-t.n*mean*mean) / (t.n - 1) / (mean * mean)
 }
 
-// beside is how far the mean of the replays is from what really happens, where each of them is off by so much by
-// chance and so is that.
+// beside returns the deviation by chance of the replays' mean from what really happens. chance is the deviation of one replay; what
+// really happens deviates as much.
 func (t *tally) beside(chance float64) float64 { return chance * math.Sqrt(1+1/max(1, t.n)) }
 
-// hour is what verdicts come to for a policy that is not in force, each with what is fresh of its window. What is by
-// chance in one window is so to a lesser extent in many. It begins anew where the policy in force or the settings change.
+// hour sums up the verdicts on a policy that is not in force, each with the fresh part of its window. Over many windows, chance
+// matters less than in one. The hour begins anew if the policy in force or the settings change.
 type hour struct {
-	seconds  float64 // that it is of, an hour at most: from then on, what is older counts less and less
-	steps    steps   // of the replays
-	own      steps   // of the replays under the policy in force
-	variance float64 // of the mean step by chance, as share of it
+	seconds  float64 // seconds of traffic in it, an hour at most: beyond that, older traffic counts less and less
+	steps    steps   // steps of the replays under the other policy
+	own      steps   // steps of the replays under the policy in force
+	variance float64 // variance of the mean step by chance, as share of the squared mean
 }
 
-// over takes in the replays of a window under another policy and under the policy in force, and says what they and those
-// before come to. So many seconds of the window are fresh, and chance is by how much a replay of one second differs.
+// over adds the replays of a window under another policy (p) and under the policy in force (own) to the hour of that policy, and returns
+// its result. seconds is how many seconds of the window are fresh, and chance is the deviation of a replay of one second.
 func (a *account) over(p, own *tried, seconds, chance float64) Hour {
 	if p.failed != nil {
 		return Hour{}
@@ -159,7 +159,7 @@ func (a *account) over(p, own *tried, seconds, chance float64) Hour {
 	return found
 }
 
-// add takes in the replays of a window, so many seconds of which are fresh: each counts once.
+// add takes in the replays of a window. Only the fresh seconds of the window count, so that each second counts once.
 func (h *hour) add(other, own *tried, seconds, chance float64) {
 	if seconds <= 0 || own.fresh.n == 0 || other.fresh.n == 0 {
 		return
@@ -174,16 +174,16 @@ func (h *hour) add(other, own *tried, seconds, chance float64) {
 	h.variance = (1-share)*(1-share)*h.variance + share*share*byChance*byChance
 }
 
-// Hour is what another policy would have had in the mean over an hour.
+// Hour is what steps would have taken under another policy, as mean over about an hour.
 type Hour struct {
-	Seconds float64   // of traffic that it is of; 0: too little is known
-	To      time.Time // when that ended
-	StepMs  float64
-	SavedMs float64 // of every step, by the policy in force
-	Error   float64 // by what share of a step StepMs may be wrong
+	Seconds float64   // seconds of traffic that were replayed; 0: too little is known
+	To      time.Time // end of that traffic
+	StepMs  float64   // mean step
+	SavedMs float64   // how many ms shorter steps are under the policy in force
+	Error   float64   // by what share of a step StepMs may be wrong
 }
 
-// tells says what is known.
+// tells returns the result of the hour; the zero Hour if too little is known.
 func (h *hour) tells(w *wrong) Hour {
 	if h.seconds < LeastClaimed.Seconds() || h.variance == 0 {
 		return Hour{}
@@ -192,13 +192,13 @@ func (h *hour) tells(w *wrong) Hour {
 		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hour))}
 }
 
-// tried is a policy of which replays are made.
+// tried is a policy with its replays of the current window.
 type tried struct {
-	spec   string // empty: in force
-	policy string // its name; empty: not known yet
-	failed error
-	again  bool // it is another of them under another spec
+	spec   string // empty: the policy in force
+	policy string // canonical name; empty: not known before the first replay
+	failed error  // why it cannot be replayed
+	again  bool   // it has the same name as an earlier policy of the list, so it is not replayed again
 
-	step  tally // of replays: the mean step, in ms
-	fresh steps // of all replays, where the window is fresh
+	step  tally // mean steps of the replays, in ms
+	fresh steps // steps of all replays in the fresh part of the window
 }

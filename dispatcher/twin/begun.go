@@ -4,14 +4,14 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Where a replay holds more than mostPiled times the requests that are really there, and more than that of fewPiled, the
-// next one begins with the real ones: what a replay costs is bounded.
+// If a replay has piled up more than mostPiled times the requests that were really there, or than mostPiled*fewPiled if that is more, the
+// next replay begins with the real requests. This bounds the cost of replays.
 const (
 	mostPiled = 2
 	fewPiled  = 1000
 )
 
-// begun is where the replay of a model under a policy begins; nil: with the real boards.
+// begun returns where the replay of a model under a policy begins; nil: it begins with the real boards.
 func (w *Window) begun(model, spec string) *Begun {
 	held := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
 	for _, b := range w.Begun {
@@ -22,7 +22,7 @@ func (w *Window) begun(model, spec string) *Begun {
 	return nil
 }
 
-// marks are when later windows may begin, in ms.
+// marks returns the times at which later windows may begin, in ms since this window began.
 func (w *Window) marks() (at []float64) {
 	for _, s := range w.Stretches[1:] {
 		at = append(at, ms(s.From.Sub(w.From())))
@@ -30,7 +30,7 @@ func (w *Window) marks() (at []float64) {
 	return at
 }
 
-// mark keeps how far the replay is at a moment.
+// mark keeps the state of the replay at a moment, so that a replay of a later window can begin with it.
 func (r *Replay) mark(at float64) {
 	r.Count(at)
 	b := &Begun{spec: r.spec, at: r.Instant(at), boards: r.Boards.Clone(), rest: make(map[uint64]int32, len(r.jobs))}
@@ -41,8 +41,8 @@ func (r *Replay) mark(at float64) {
 	r.Marked = append(r.Marked, b)
 }
 
-// rest is how many tokens a request gets from an age on. Of one that really left before the window began, nothing is
-// known in it.
+// rest returns how many tokens a request still gets from an age on. If the request really left before the window began, its fate is not
+// known in the window, and the earlier replay says how many.
 func (r *Replay) rest(id uint64, age int32) int32 {
 	if r.begun != nil && r.fates.of(id) == nil {
 		if left, known := r.begun.rest[id]; known {

@@ -8,7 +8,7 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// decoding are ranks that decode.
+// decoding is the replayed engines of ranks that only decode.
 type decoding struct {
 	*Replay
 	ranks  map[int32]*rank
@@ -46,7 +46,7 @@ func (d *decoding) join(w *board.Worker) {
 		d.ranks[w.ID] = k
 	}
 	k.Slots, k.Capacity, k.Cost, k.Others, k.Keeps, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
-	k.Kept = d.Boards.Kept(d.Model, w.ID) // another process has none of it
+	k.Kept = d.Boards.Kept(d.Model, w.ID) // empty if the engine's process is another one now
 	at, there := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
 	case k.up && !there:
@@ -56,7 +56,7 @@ func (d *decoding) join(w *board.Worker) {
 	}
 }
 
-// leave takes a rank out of its group. What runs on it fails, as it does where an engine dies, and comes again.
+// leave takes a rank out of its group. Its requests fail, as they do when an engine dies, and come again.
 func (d *decoding) leave(g *virtual.Group, at int) {
 	k := g.Ranks[at]
 	g.Ranks = slices.Delete(g.Ranks, at, at+1)
@@ -78,8 +78,8 @@ func (d *decoding) keep(groups map[int32]string) {
 	}
 }
 
-// resume has those that waited in an engine's queue wait for a rank under another policy: it might never have sent
-// them there.
+// resume puts the requests that were on ranks on the replayed engines. Under another policy, it returns the requests that waited in an
+// engine's queue, so that they wait in the pool: that policy might never have sent them there.
 func (d *decoding) resume(another bool) (queued []board.Charge) {
 	placed := map[int32]int{}
 	for _, c := range d.Boards.Charges(d.Model) {
@@ -89,7 +89,7 @@ func (d *decoding) resume(another bool) (queued []board.Charge) {
 	}
 	for _, c := range d.Boards.Charges(d.Model) {
 		k := d.ranks[c.Worker]
-		if !k.up { // what runs there fails and comes again
+		if !k.up { // the requests on it fail and come again
 			queued = append(queued, c)
 			continue
 		}
@@ -105,7 +105,7 @@ func (d *decoding) resume(another bool) (queued []board.Charge) {
 			}
 		}
 		l.Job, l.Left = d.goesOn(&c)
-		if c.Started { // the boards learn from its end how long after the bind its first token came
+		if c.Started { // the boards need Joined: at its end they learn how many steps after the bind its first token came
 			l.Begin, l.Joined = 0, first
 		}
 		d.behind.Put(k.Rank, l)
@@ -121,7 +121,7 @@ func (d *decoding) resume(another bool) (queued []board.Charge) {
 	return queued
 }
 
-// firstStep is the number of the step with which a request on a rank got its first token, or will.
+// firstStep returns the number of the step in which a request on a rank got its first token, or will get it.
 func (d *decoding) firstStep(c *board.Charge, g *virtual.Group) uint32 {
 	first := c.Step + 1 + uint32(d.lagOf(c.ID))
 	if c.Step == 0 {
@@ -140,7 +140,7 @@ func (d *decoding) place(at int32, b *board.Bound) bool {
 	}
 	j := &d.jobs[at]
 	lag := j.lag
-	if k.Group.Steps() { // it cannot take part in the step in progress, which is one of those it waits for
+	if k.Group.Steps() { // the step in progress counts as one of the steps that it waits
 		lag--
 	}
 	d.behind.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, Lag: int64(max(0, lag))})
@@ -183,7 +183,7 @@ func (d *decoding) each(yield func(job, left int32)) {
 	}
 }
 
-// step is how long the step takes that begins.
+// step returns how long the step that begins takes, in ms.
 func (d *decoding) step(g *virtual.Group) float64 {
 	most := 0.0
 	for _, k := range g.Ranks {

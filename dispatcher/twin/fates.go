@@ -4,47 +4,47 @@ import (
 	"time"
 )
 
-// fates are what became of a model's requests in a window, so far as it is known at its end. A request that lost
-// its rank and came again for another one is one request here: a replay sends it on by itself where that happens.
+// fates are what became of a model's requests in a window, as far as that is known at the window's end. A request that lost
+// its rank and came again for another one is one request here, because a replay itself makes requests come again if they lose their rank.
 type fates struct {
 	answers []answer
-	at      map[uint64]int32 // where a request is among them, by the id of each of its legs
-	again   map[*came]bool   // that are not another request
-	lag     int32            // of those whose own is not known
+	at      map[uint64]int32 // by the ID of each leg: the index of its request in answers
+	again   map[*came]bool   // arrivals that are a further leg of a known request
+	lag     int32            // lag of requests whose own is not known, in steps
 	lengths lengths
 }
 
 // answer is what is known of the answer to a request.
 type answer struct {
 	key    uint64
-	left   time.Duration // since the window began; below 0: it has not
-	age    int32         // tokens before the window began, and before it came
+	left   time.Duration // when the request left, since the window began; hasNotLeft: it had not at the window's end
+	age    int32         // tokens that it had when the window began, or when it came
 	first  int32         // tokens before its first leg
 	leg    int32         // tokens before its last leg
 	tokens int32         // in all, as far as they were seen; below 0: it left before it had a slot
-	lag    int32         // steps until its first token; below 0: not known
+	lag    int32         // steps from its bind to its first token; below 0: not known
 }
 
-// hasNotLeft is when an answer left that has not.
+// hasNotLeft is the value of answer.left for a request that has not left.
 const hasNotLeft = -1
 
-// failed tells that a leg is the next one of a request: it has the key and the tokens with which that one failed.
+// failed identifies a request whose leg failed. An arrival with the same key, and as many tokens, is the request's next leg.
 type failed struct {
 	key    uint64
 	tokens int32
 }
 
-// learner collects them.
+// learner collects the fates.
 type learner struct {
 	*fates
-	failed map[failed]int32 // where a request is
-	lags   []int32
+	failed map[failed]int32 // index in answers
+	lags   []int32          // known lags, in steps
 }
 
-// usualLag is how many steps a request waits for its first token where none has ended yet.
+// usualLag is how many steps a request is assumed to wait for its first token if the lag of no request is known.
 const usualLag = 1
 
-// of is what is known of a request, by the id of one of its legs; nil: nothing.
+// of returns what is known of a request, by the ID of one of its legs; nil: nothing.
 func (f *fates) of(id uint64) *answer {
 	if i, known := f.at[id]; known {
 		return &f.answers[i]
@@ -94,8 +94,8 @@ func (l *learner) leaves(at time.Duration, f *left) {
 	}
 }
 
-// rest is how many tokens a request gets from an age on: what it got, or what those get that are like it where
-// that was not seen.
+// rest returns how many tokens a request still gets from an age on: what it really got or, if it had not ended, a number drawn from
+// the lengths of the other answers.
 func (f *fates) rest(id uint64, age int32) int32 {
 	switch a := f.of(id); {
 	case a == nil:

@@ -9,35 +9,35 @@ import (
 	"time"
 )
 
-// lengths tell how long answers are, from those that ended in a window and those that were longer than what was
-// seen of them. Both must count: the long ones are still running more often.
+// lengths is the distribution of the lengths of answers. It comes from the answers that ended in a window and from those that were
+// still running at its end. The latter must count, too, because most of them are long.
 type lengths struct {
 	steps []survival // ascending
 }
 
-// survival is which share of the answers is longer than so many tokens.
+// survival says that the given share of the answers is longer than so many tokens.
 type survival struct {
 	tokens int32
 	share  float64
 }
 
-// seen is what is known of one answer: it was observed from one length on, and up to another one.
+// seen is what is known of one answer: it was observed from one length to another, in tokens.
 type seen struct {
 	from, to int32
-	ended    bool // there, else nobody knows
+	ended    bool // it ended at the length to; false: it was longer
 }
 
-// learnLengths is the product-limit estimate (Kaplan and Meier) from n answers at most, where answers that were under way when the
-// window began are at risk only from where they were.
+// learnLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. Answers that were under way when the
+// window began count only from the length that they had then.
 func learnLengths(n int, all iter.Seq[seen]) lengths {
 	type change struct {
 		at           int32
-		risk, ending int8 // whether one more is observed from here on or one less, and whether one ends here
+		risk, ending int8 // 1 or -1: one more or one less answer is observed from here on; 1: an answer ends here
 	}
 	changes := make([]change, 0, 2*n)
 	for s := range all {
 		if s.to <= s.from {
-			continue // nothing of it was seen
+			continue // none of its tokens was observed
 		}
 		changes = append(changes, change{at: s.from, risk: 1})
 		c := change{at: s.to, risk: -1}
@@ -63,7 +63,7 @@ func learnLengths(n int, all iter.Seq[seen]) lengths {
 	return l
 }
 
-// longer is which share of the answers is longer than so many tokens.
+// longer returns which share of the answers is longer than so many tokens.
 func (l lengths) longer(tokens int32) float64 {
 	at, there := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
 	switch {
@@ -75,8 +75,8 @@ func (l lengths) longer(tokens int32) float64 {
 	return l.steps[at-1].share
 }
 
-// draw is the length of an answer that is longer than least, as its id tells: the same in each replay. It is
-// endless where no answer ended that was so long.
+// draw returns a random length for an answer that is longer than least. The ID is the seed, so that an answer has the same length in
+// each replay. The length is endless if no observed answer as long as that has ended.
 func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.longer(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()

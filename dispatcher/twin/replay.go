@@ -11,16 +11,16 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// mostStill bounds the turns of one instant.
+// mostStill bounds the turns at one instant: a replay with more is stuck and fails.
 const mostStill = 10_000
 
-// unsteady is by what share of itself a step is shorter or longer than its line says, at most. It changes which request
-// is there at which step, and with that, after a while, who is beside whom: replays that differ in nothing else come to
-// means that differ as those of two real runs do. They differ as much with 0.001 and with 0.03.
+// unsteady is the share by which the length of a step is changed at random, at most. It changes in which step a request
+// comes and so, after a while, which requests are on a rank together. So replays that differ in nothing else have
+// means that differ as much as those of two real runs. With 0.001 and with 0.03 they differ as much.
 const unsteady = 0.01
 
-// NewReplay prepares a replay of a model; spec empty: under the policy that was in force. Those of one draw have equally
-// unsteady steps. It says why not where nothing can be told.
+// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. Replays with the same draw have the
+// same random numbers. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	were, begun := w.Stretches[0].Boards, w.begun(model, spec)
 	b := were.Clone()
@@ -70,7 +70,7 @@ func rejected(effects []board.Effect) error {
 	return nil
 }
 
-// collect puts what happened in the stretches on one time.
+// collect prepares the arrivals and the changes of ranks, with times since the window began.
 func (r *Replay) collect(w *Window, model string) {
 	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model, not: r.fates.again}
 	r.came.skip()
@@ -82,8 +82,8 @@ func (r *Replay) collect(w *Window, model string) {
 	}
 }
 
-// build makes engines of the groups. Their steps follow the line that they had taught by the end, through the mean
-// of those of the window.
+// build makes the engines of the groups. The length of their steps follows the line that was learned by the window's end, with a constant
+// such that it goes through the mean of the window's steps.
 func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error {
 	untaught, _ := begin.Groups(r.Model)
 	taught, _ := end.Groups(r.Model)
@@ -105,7 +105,7 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 	return nil
 }
 
-// known is what policies know of a law. What a prompt costs they know also where decodes do not tell what these cost.
+// known returns what policies may know of a law: all of it if the learned line is in force, else only what prompts cost.
 func known(inForce bool, law board.StepModel) board.StepModel {
 	if inForce {
 		return law
@@ -113,7 +113,7 @@ func known(inForce bool, law board.StepModel) board.StepModel {
 	return board.StepModel{OwnMs: law.OwnMs, SharedMs: law.SharedMs, PrefillMs: law.PrefillMs}
 }
 
-// resume puts the requests on the ranks that were there from the start. Those that wait keep waiting.
+// resume puts those requests on the engines that were on ranks when the replay begins. Entries in the pool go on waiting.
 func (r *Replay) resume(another bool) {
 	queued := r.engines.resume(another)
 	for _, e := range r.Boards.Waiting(r.Model) {
@@ -136,7 +136,7 @@ func isMixed(groups []board.GroupView) bool {
 	})
 }
 
-// goesOn notes a request that was on a rank from the start, and says what it still gets.
+// goesOn adds a request that was on a rank when the replay began. left is how many tokens it still gets.
 func (r *Replay) goesOn(c *board.Charge) (at, left int32) {
 	left = r.rest(c.ID, c.Age+c.Generated)
 	at = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
@@ -144,7 +144,7 @@ func (r *Replay) goesOn(c *board.Charge) (at, left int32) {
 	return at, left
 }
 
-// lagOf is how many steps a request waits for its first token.
+// lagOf returns how many steps a request waits for its first token.
 func (r *Replay) lagOf(id uint64) int32 {
 	if a := r.fates.of(id); a != nil && a.lag >= 0 {
 		return a.lag
@@ -162,13 +162,13 @@ func (r *Replay) job(j job) int32 {
 	return int32(len(r.jobs) - 1)
 }
 
-// left books a request out.
+// left drops a request that has left the replay.
 func (r *Replay) left(at int32) {
 	r.jobs[at] = job{}
 	r.unused = append(r.unused, at)
 }
 
-// wait notes a request that waits for a rank.
+// wait adds a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
 	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id),
 		came: c}
@@ -178,7 +178,7 @@ func (r *Replay) wait(id uint64, c came) *job {
 	return &r.jobs[at]
 }
 
-// leaves notes when a request leaves at its own time, if it does: it really had no slot by then.
+// leaves notes when a request quits, if it really left before it had a slot: then it quits at the same time in the replay.
 func (r *Replay) leaves(id uint64) {
 	if a := r.fates.of(id); a != nil && a.tokens < 0 {
 		at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
@@ -186,7 +186,7 @@ func (r *Replay) leaves(id uint64) {
 	}
 }
 
-// Run goes on for so many turns at most, and says whether the end is reached.
+// Run goes on for at most so many turns. over says whether the end of the window is reached.
 func (r *Replay) Run(turns int) (over bool, err error) {
 	for range turns {
 		if r.over || r.failed != nil {
@@ -218,7 +218,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 	return r.over, r.failed
 }
 
-// come tells the boards of the requests and ranks that came or left by now.
+// come gives the boards the requests and the changes of ranks that are due by now.
 func (r *Replay) come() {
 	for len(r.fleet) > 0 && ms(r.fleet[0].at) <= r.Now {
 		r.refleet(r.fleet[0].workers)
@@ -250,7 +250,7 @@ func (r *Replay) enter(j *job) {
 	r.Apply(&board.Enqueue{Entry: e, Hits: j.came.hits}, r.Now)
 }
 
-// refleet changes the ranks.
+// refleet replaces the ranks of the boards and of the engines.
 func (r *Replay) refleet(ws []board.Worker) {
 	ours, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {
@@ -268,7 +268,7 @@ func (r *Replay) refleet(ws []board.Worker) {
 	}
 }
 
-// quit has a client leave that left before it had a slot.
+// quit ends a request whose client really left before it had a slot.
 func (r *Replay) quit(id uint64) {
 	if r.engines.drop(id) {
 		return
@@ -287,14 +287,14 @@ func (r *Replay) placed(e *board.Effect) {
 	}
 	delete(r.live, e.Entry.ID)
 	r.jobs[at].entry, r.jobs[at].prompt = nil, int32(e.Entry.Prompt)
-	if !r.engines.place(at, &e.Bound) { // of a group that comes and goes within the window
+	if !r.engines.place(at, &e.Bound) { // the rank is of a group that was there only within the window
 		r.left(at)
 		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
 }
 
-// again has a request come back at once with what it has generated: how long its prompt would be
-// computed again is not known.
+// again makes a request come back at once, with the tokens that it has generated as part of its prompt. The time to compute that prompt
+// again is not known, and left out.
 func (r *Replay) again(at, prompt, generated, left int32) {
 	j := &r.jobs[at]
 	j.prompt, j.age, j.left = prompt+generated, j.age+generated, left
@@ -304,10 +304,10 @@ func (r *Replay) again(at, prompt, generated, left int32) {
 	r.enter(j)
 }
 
-// lasts notes how long a step takes whose law says so many ms.
+// lasts returns the length of a step that takes so many ms by its law, with a random change.
 func (r *Replay) lasts(ms float64) float64 { return ms * (1 + unsteady*(2*r.chance.Float64()-1)) }
 
-// note counts a step that begins or ends now.
+// note counts a step of the given length.
 func (r *Replay) note(ms float64) {
 	if r.Now >= r.begins {
 		r.all.add(ms)
@@ -330,5 +330,5 @@ func (r *Replay) other(e *board.Effect) {
 	}
 }
 
-// StepMs is the mean step; 0: there was none.
+// StepMs returns the mean length of the measured steps; 0: there was none.
 func (r *Replay) StepMs() float64 { return r.all.mean() }

@@ -7,28 +7,28 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// Replay is one model's part of a window under one policy. Requests come as they came, whatever became of
-// those before: clients who wait for an answer before they ask again would have come at other times.
+// Replay is a replay of a window for one model under one policy. Requests come when they really came, whatever happens to
+// earlier requests. This is not exact: clients that wait for an answer before they ask again would have come at other times.
 type Replay struct {
 	*virtual.Driver
 	engines *decoding
 	fates   *fates
 	came    arrivals
-	quits   []quit // those that leave at their own time, whatever they got by then, the next first
+	quits   []quit // requests whose clients leave at a fixed time, the next first
 	fleet   []fleet
 	jobs    []job
-	unused  []int32          // of these
-	live    map[uint64]int32 // jobs that wait, by id
-	begins  float64          // ms; steps before are not measured
-	newly   [2]float64       // ms; the part between them is fresh
-	ends    float64          // ms
-	all     steps            // that are measured
-	fresh   steps            // of these, of what is fresh
+	unused  []int32          // free indices of jobs
+	live    map[uint64]int32 // by ID: indices of the jobs that wait for a rank
+	begins  float64          // ms; steps before this time are not measured
+	newly   [2]float64       // ms; the steps between these times are fresh
+	ends    float64          // ms; end of the window
+	all     steps            // the measured steps
+	fresh   steps            // the fresh steps
 	spec    string
-	begun   *Begun     // where it began; nil: with the real boards
-	marks   []float64  // ms at which is kept how far it is, the next first
-	Marked  []*Begun   // that
-	chance  *rand.Rand // how unsteady steps are
+	begun   *Begun     // the state with which it began; nil: that of the real boards
+	marks   []float64  // times at which its state is kept, the next first, ms
+	Marked  []*Begun   // the states that were kept
+	chance  *rand.Rand // changes the lengths of steps
 	still   int        // turns in which no time passed
 	over    bool
 	failed  error
@@ -37,12 +37,12 @@ type Replay struct {
 // job is a request of a replay.
 type job struct {
 	id     uint64
-	prompt int32 // of the present leg, as the boards are told
+	prompt int32 // prompt of the present leg, as the boards have it
 	age    int32
 	left   int32 // tokens it still gets
 	lag    int32
 	came   came
-	entry  *board.Entry // that waits
+	entry  *board.Entry // its entry in the pool, while it waits
 }
 
 type quit struct {

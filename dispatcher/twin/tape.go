@@ -1,6 +1,6 @@
-// Package twin tells what the last minutes would have cost under another policy. It keeps what really
+// Package twin computes what the last minutes would have cost under another policy. It records what really
 // happened, and replays it from a copy of the real boards: the same requests with the lengths that they
-// really had, on engines in virtual time whose steps take what the real ones taught.
+// really had, on engines in virtual time whose steps are as long as the step model that the real steps taught.
 package twin
 
 import (
@@ -10,19 +10,19 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Tape keeps what happens to boards, one stretch after the other. Each begins with a copy of the boards.
+// Tape records the events of boards in stretches. Each stretch begins with a copy of the boards.
 type Tape struct {
-	stretch *Stretch // nil: nothing is kept before the first copy
+	stretch *Stretch // nil before the first Cut: nothing is recorded
 	workers []board.Worker
 	bound   map[string][]bound
-	broken  bool // what comes cannot be replayed together with what was before
-	latest  int  // requests of the last stretch, so that there is room for as many
+	broken  bool // settings have changed, so that the events after it cannot be replayed together with those before
+	latest  int  // number of requests in the last stretch, to allocate memory for the next one
 }
 
 // bound is what is known of a request that has a slot.
 type bound struct {
 	id    uint64
-	step  uint32 // that was told last when it was bound
+	step  uint32 // number of the step that was reported last when it was bound; 0: none was
 	queue bool   // it may have waited in the engine's queue
 }
 
@@ -30,7 +30,7 @@ type bound struct {
 type Stretch struct {
 	Boards   *board.Boards // as they were when it began
 	From, To time.Time
-	First    bool // nothing that was before can be replayed together with it
+	First    bool // earlier stretches cannot be replayed together with this one
 
 	came  []came
 	left  []left
@@ -51,39 +51,39 @@ type came struct {
 type left struct {
 	at        time.Duration
 	id        uint64
-	generated int32 // with this leg; below 0: it never had a slot
-	lag       int32 // steps from its bind to the one of its first token, in which it got none; below 0: not known
+	generated int32 // tokens of this leg; below 0: it never had a slot
+	lag       int32 // number of steps between its bind and the step of its first token; below 0: not known
 	failed    bool  // it may come again
 }
 
-// fleet is what the ranks were from a moment on.
+// fleet has the ranks from a moment on.
 type fleet struct {
 	at      time.Duration
 	workers []board.Worker
 }
 
-// mostOfStretch bounds the requests of a stretch: one that has more ends early.
+// mostOfStretch bounds the requests of a stretch: a stretch that reaches it ends early.
 const mostOfStretch = 50_000
 
-// mostFleets bounds how often the ranks change in a stretch, likewise.
+// mostFleets bounds how often the ranks change in a stretch, which then ends early, too.
 const mostFleets = 16
 
-// Due says whether the boards are to be copied now, because so much time is over, so much was kept, or
-// nothing that was kept fits to what comes.
+// Due says whether the stretch should end now and the boards be copied: because it lasts as long as every, because it has too many
+// events, because the settings have changed, or because there is no stretch yet.
 func (t *Tape) Due(now time.Time, every time.Duration) bool {
 	s := t.stretch
 	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch ||
 		len(s.fleet) >= mostFleets
 }
 
-// Cut begins a stretch with a copy of the boards, and returns the one that ends; nil: there was none.
+// Cut begins a stretch with a copy of the boards, and returns the stretch that ends; nil: there was none, or it cannot be replayed.
 func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 	if ended = t.stretch; ended != nil {
 		ended.To = now
 		t.latest = max(len(ended.came), len(ended.left))
 	}
 	first := ended == nil || t.broken
-	if t.broken { // what it has is of two policies
+	if t.broken { // the settings changed within it
 		ended = nil
 	}
 	room := min(mostOfStretch, t.latest+t.latest/4+16)
@@ -92,7 +92,7 @@ func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 	return ended
 }
 
-// Record keeps an event that the boards are told, before they are.
+// Record records an event. It must be called before the event is applied to the boards.
 func (t *Tape) Record(e board.Event, now time.Time) {
 	if t.stretch == nil {
 		return
@@ -105,7 +105,7 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 	case *board.Release:
 		t.leaves(e, now)
 	case board.SetWorkers:
-		if !slices.Equal(e.Workers, t.workers) { // it is told far more often than it changes
+		if !slices.Equal(e.Workers, t.workers) { // most SetWorkers events change nothing
 			t.stretch.fleet, t.workers = append(t.stretch.fleet, fleet{now.Sub(t.stretch.From), e.Workers}), e.Workers
 		}
 	case board.SetPolicy, board.Settings, board.SetFit:
@@ -115,7 +115,7 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 
 func (t *Tape) came(q *board.Enqueue, now time.Time) {
 	s, e := t.stretch, q.Entry
-	if e.Mixed { // nothing is foretold of it
+	if e.Mixed { // mixed ranks are not replayed
 		return
 	}
 	c := came{
@@ -133,7 +133,7 @@ func (t *Tape) came(q *board.Enqueue, now time.Time) {
 	s.came = append(s.came, c)
 }
 
-// Done keeps an effect that the boards want carried out.
+// Done records an effect of the boards.
 func (t *Tape) Done(e *board.Effect, now time.Time) {
 	switch e.Kind {
 	case board.EffectGone:

@@ -9,81 +9,82 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Stale is how long after the end of its window a verdict says nothing any more.
+// Stale is how long after the end of its window a verdict is too old to be shown.
 const Stale = 3 * Span
 
 // mostKept bounds the requests of all stretches that are kept.
 const mostKept = 200_000
 
-// Every is how long a stretch is at least where the boards hold so many requests: a copy of many is dear.
+// Every returns the least length of a stretch if the boards hold so many requests. It grows with them, because copies of the boards get
+// expensive.
 func Every(held int) time.Duration {
 	return min(Span/3, 15*time.Second*time.Duration(1+held/1500))
 }
 
-// Twin judges policies by what the last minutes would have been under them.
+// Twin judges policies by replays of the last minutes under them.
 type Twin struct {
 	specs []string
-	kept  []*Stretch    // whole ones that follow each other, the oldest first
-	end   *board.Boards // at the end of the last one
+	kept  []*Stretch    // the last stretches without a gap, the oldest first
+	end   *board.Boards // the boards at the end of the last stretch
 
 	judging *judging
 	models  map[string]*account
-	current bool // the judgement of the last window that is whole has begun
+	current bool // the judgement of the latest window has begun
 }
 
-// Verdict is what was found of one group. The groups of a model are judged together: which of them gets a request is
-// part of what a policy decides.
+// Verdict is the result for one group. The groups of a model are judged together, because policies also affect which group
+// gets a request.
 type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
-	Policy   string  // in force
-	Fresh    uint64  // steps of the group that no verdict before was about
-	Ranks    int     // of the group
-	StepMs   float64 // in the mean over the groups of the model, really, of steps that were told one by one
-	TwinMs   float64 // likewise, as replayed under the policy in force
+	Policy   string  // policy in force
+	Fresh    uint64  // steps of the group that were in no earlier verdict
+	Ranks    int     // number of ranks of the group
+	StepMs   float64 // mean length of the real steps over all groups of the model, without steps that were reported together
+	TwinMs   float64 // mean length of the steps as replayed under the policy in force
 	Error    float64 // by what share of a step the replay of the policy in force is wrong
 	Sure     bool    // enough windows were judged to know how wrong the twin is
-	Replays  int     // how many of each policy were made; the figures are their means
+	Replays  int     // number of replays of each policy; the results are their means
 
 	Against []Against // one for each other policy
 }
 
-// Against is what the model would have had under another policy.
+// Against is the result for the model under another policy.
 type Against struct {
 	Policy  string  // its name
-	StepMs  float64 // in the mean, as replayed
-	SavedMs float64 // of every step, by the policy in force; below 0 it loses
+	StepMs  float64 // mean length of the steps as replayed
+	SavedMs float64 // how many ms shorter steps are under the policy in force; below 0: longer
 	Error   float64 // by what share of a step StepMs may be wrong
-	Claimed bool    // the difference is more than that, and more than the error of the policy in force
+	Claimed bool    // the difference is larger than Error, and than the error of the policy in force
 	Hour    Hour
 	Failed  error
 }
 
-// A verdict is made of so many rounds of replays at most, each with other draws. If the next window is ready earlier,
-// it is made of one, and now and then of two, which tell how much is by chance.
+// A verdict is made of at most mostRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one
+// round is enough, but every chanceEvery verdicts two are made, whose difference shows how much is by chance.
 const (
 	mostRounds  = 4
-	chanceEvery = 4 // verdicts
+	chanceEvery = 4
 )
 
-// judging is a window of which replays are made, one after the other.
+// judging is a window with the state of its replays, which are made one after the other.
 type judging struct {
 	whole  *Window
-	window *Window // the part of it in which the model had all its groups
-	models []string
-	tried  []tried // for the model; the first is the policy in force
-	at     int     // of them
-	round  uint64
-	replay *Replay  // under way
-	marked []*Begun // of the replays of this round
+	window *Window  // the part of it in which the model had all its groups
+	models []string // models that are not judged yet; the first is being judged
+	tried  []tried  // policies for this model; the first is the policy in force
+	at     int      // index in tried
+	round  uint64   // of replays, from 0
+	replay *Replay  // the replay under way; nil: none
+	marked []*Begun // states that the replays have kept for later windows
 }
 
-// New judges these policies, beside the one in force.
+// New returns a twin that compares these policies with the policy in force.
 func New(specs []string) *Twin {
 	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
-// AddStretch adds a stretch that is whole, and the boards as they were at its end.
+// AddStretch adds a stretch that has ended, and the boards as they were at its end.
 func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	if s.First {
 		t.kept, t.judging = nil, nil
@@ -91,7 +92,7 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 			clear(a.hours)
 		}
 	}
-	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // the tape had left room
+	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // frees what the tape allocated in advance
 	t.kept, t.end, t.current = append(t.kept, s), end, false
 	sum := 0
 	for i := len(t.kept) - 1; i >= 0; i-- {
@@ -103,8 +104,8 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	}
 }
 
-// Work goes on with the judgement for so many turns, and says whether there is more to do. fresh are the
-// verdicts that it came to.
+// Work goes on with the replays for at most so many turns. more says whether there is more to do. fresh are the
+// new verdicts.
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
@@ -128,7 +129,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	switch p := &j.tried[j.at]; {
 	case err != nil && p.step.n == 0:
 		p.failed = err
-	case err != nil: // others of them did not fail
+	case err != nil: // earlier replays of this policy did not fail, so it keeps their results
 	case over:
 		p.policy = j.replay.Boards.Policy()
 		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
@@ -142,7 +143,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	return nil, true
 }
 
-// begin begins the replay that is next, and says whether there is one.
+// begin begins the next replay of the model, and returns false if there is none.
 func (t *Twin) begin(j *judging) bool {
 	if j.tried == nil {
 		if j.window = j.whole.of(j.models[0]); j.window == nil {
@@ -174,7 +175,7 @@ func (t *Twin) begin(j *judging) bool {
 	return false
 }
 
-// enough says whether a verdict can be made of the rounds so far.
+// enough says whether a verdict can be made from the rounds so far.
 func (t *Twin) enough(j *judging) bool {
 	if newer := !t.current; j.round == 0 || j.round < mostRounds && !newer {
 		return false
@@ -185,7 +186,7 @@ func (t *Twin) enough(j *judging) bool {
 	return j.round > 1 || chanceKnown
 }
 
-// ends ends the judgement of a model, and goes on to the next one.
+// ends ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
 func (t *Twin) ends(j *judging) (fresh []Verdict) {
 	if len(j.tried) > 0 && j.tried[0].failed == nil {
 		fresh = t.judge(j)
@@ -194,15 +195,15 @@ func (t *Twin) ends(j *judging) (fresh []Verdict) {
 	return fresh
 }
 
-// really is how long the steps of a group that taught what a step takes took between two moments, in ms, and how many they were.
+// really returns the total length in ms and the number of those real steps of a group between two moments that the step model learned from.
 func really(from, to *board.GroupView) (took, n float64) {
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
-// lasts is how many seconds the measured part of a window has.
+// lasts returns how many seconds the measured part of a window lasts, at least 1.
 func lasts(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
-// judge compares the replays of the policy in force with what was, and with those of the others.
+// judge compares the replays under the policy in force with the real steps, and with the replays under the other policies.
 func (t *Twin) judge(j *judging) (found []Verdict) {
 	w, model, own := j.window, j.models[0], &j.tried[0]
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
@@ -210,7 +211,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	ended, _ := w.End.Groups(model)
 	ms, steps := 0.0, 0.0
 	for _, to := range ended {
-		if from := viewOf(begun, to.Key); from != nil { // steps that were told as one, and those in which an engine stood still, are no policy's
+		if from := viewOf(begun, to.Key); from != nil { // without steps that were reported together, or in which an engine stood still
 			took, n := really(from, &to)
 			ms, steps = ms+took, steps+n
 		}
@@ -253,7 +254,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	}
 	a.begun = j.marked
 	for _, b := range w.Begun {
-		if b.at.Equal(w.From()) { // the next window may begin with this one
+		if b.at.Equal(w.From()) { // the next window may begin at the same time
 			a.begun = append(a.begun, b)
 		}
 	}
@@ -269,7 +270,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	return found
 }
 
-// against compares the replays of another policy with those of the policy in force.
+// against compares the replays under another policy with those under the policy in force.
 func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
 	if p.failed != nil {
 		return Against{Policy: p.spec, Failed: p.failed}

@@ -12,14 +12,14 @@ import (
 type Window struct {
 	Stretches []*Stretch
 	End       *board.Boards
-	Heard     time.Time // what came before is in the hour of a verdict already
-	Begun     []*Begun  // where replays under other policies begin
-	Lag       int32     // steps from a bind to the first token where nobody's is known in the window; 0: not known either
+	Heard     time.Time // traffic before this time is in the hours of the account already
+	Begun     []*Begun  // states with which replays under other policies may begin
+	Lag       int32     // steps from a bind to the first token, used if the window shows none; 0: not known either
 
 	learned map[string]*fates // by model
 }
 
-// fates are learned once for all replays of the window.
+// fates returns what became of a model's requests. It is learned once for all replays of the window.
 func (w *Window) fates(model string) *fates {
 	if w.learned[model] == nil {
 		if w.learned == nil {
@@ -30,11 +30,11 @@ func (w *Window) fates(model string) *fates {
 	return w.learned[model]
 }
 
-// From is the beginning.
+// From returns when the window begins.
 func (w *Window) From() time.Time { return w.Stretches[0].From }
 
-// each tells what came to a model and what left in the order in which it did, the latter with the time since the
-// window began.
+// each calls comes for each arrival of a model, and leaves for each request that left, also of other models, in the order in which they
+// happened. leaves also gets the time since the window began.
 func (w *Window) each(model string, comes func(*came), leaves func(time.Duration, *left)) {
 	for _, s := range w.Stretches {
 		later, i, k := s.From.Sub(w.From()), 0, 0
@@ -52,8 +52,8 @@ func (w *Window) each(model string, comes func(*came), leaves func(time.Duration
 	}
 }
 
-// of is the part of the window in which a model had all the barrier groups that it has at the end, each the same
-// all the time; nil: there is none.
+// of returns the part of the window in which a model already had all the barrier groups that it has at the end, without a group being
+// removed and added again; nil: there is no such part.
 func (w *Window) of(model string) *Window {
 	last, _ := w.End.Groups(model)
 	begin, next := 0, last
@@ -61,7 +61,7 @@ func (w *Window) of(model string) *Window {
 		there, _ := w.Stretches[i].Boards.Groups(model)
 		for _, v := range last {
 			from, to := viewOf(there, v.Key), viewOf(next, v.Key)
-			if from == nil || to == nil || to.Steps < from.Steps || to.Seconds < from.Seconds { // it is another since, under the same name
+			if from == nil || to == nil || to.Steps < from.Steps || to.Seconds < from.Seconds { // the group was missing, or removed and added anew
 				begin = i + 1
 			}
 		}
@@ -73,7 +73,7 @@ func (w *Window) of(model string) *Window {
 	return &Window{Stretches: w.Stretches[begin:], End: w.End}
 }
 
-// since is how the groups of a model were at the first moment from which on nothing is accounted for.
+// since returns the groups of a model at the first moment that is not before either of the two times.
 func (w *Window) since(accounted, measured time.Time, model string) []board.GroupView {
 	for _, s := range w.Stretches {
 		if !s.From.Before(accounted) && !s.From.Before(measured) {
@@ -91,8 +91,8 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 	return nil
 }
 
-// Measured is the first stretch that is measured. A fifth of the window before it is only run in: what
-// another policy would have sent elsewhere is on the ranks until it ends.
+// Measured returns the first stretch that is measured. The fifth of the window before it is not measured: until they end, the ranks
+// hold requests that another policy would have sent elsewhere.
 func (w *Window) Measured() *Stretch {
 	for _, s := range w.Stretches {
 		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
@@ -102,11 +102,11 @@ func (w *Window) Measured() *Stretch {
 	return w.Stretches[0]
 }
 
-// settled says whether a stretch begins well before the window ends: in the last part, answers run of which nobody knows
-// yet how long they get.
+// settled says whether a stretch begins in the first 70 % of the window. In the rest, many answers run whose lengths are not
+// known yet.
 func (w *Window) settled(s *Stretch) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
 
-// fresh is the part that is measured and settled, and that the hours do not have yet.
+// fresh returns the part of the window that is measured and settled, and is not in the hours of the account yet.
 func (w *Window) fresh() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.Heard) {
 		from = w.Heard
@@ -119,16 +119,16 @@ func (w *Window) fresh() (from, to time.Time) {
 	return from, to
 }
 
-// To is the end.
+// To returns when the window ends.
 func (w *Window) To() time.Time { return w.Stretches[len(w.Stretches)-1].To }
 
-// arrivals are the requests of a model in the order in which they came, on one time.
+// arrivals are the requests of a model in the order in which they came, with times since the window began.
 type arrivals struct {
-	stretches []*Stretch // the rest of them
-	from      time.Time
-	model     string
-	not       map[*came]bool // of them
-	at        int            // in the first
+	stretches []*Stretch     // the stretches that are not finished
+	from      time.Time      // when the window began
+	model     string         // arrivals of other models are skipped
+	not       map[*came]bool // arrivals to skip
+	at        int            // index of the next arrival in the first stretch
 }
 
 // skip goes on to the next request of the model.
@@ -143,7 +143,7 @@ func (a *arrivals) skip() {
 	}
 }
 
-// due is when the next one comes, in ms.
+// due returns when the next request comes, in ms since the window began.
 func (a *arrivals) due() (at float64, more bool) {
 	if len(a.stretches) == 0 {
 		return 0, false
@@ -152,7 +152,7 @@ func (a *arrivals) due() (at float64, more bool) {
 	return ms(s.came[a.at].at + s.From.Sub(a.from)), true
 }
 
-// take is the next one.
+// take returns the next request and goes on.
 func (a *arrivals) take() came {
 	s := a.stretches[0]
 	c, later := s.came[a.at], s.From.Sub(a.from)
@@ -200,16 +200,16 @@ func (w *Window) learn(model string) *fates {
 	return l.fates
 }
 
-// Span is how long the window is that is replayed.
+// Span is the longest window that is replayed.
 const Span = 5 * time.Minute
 
-// Begun is how far a replay under another policy was at a moment. The replay of a later window begins there, as if that
-// policy had been in force all along. If it began with what the policy in force has left, it would have to work off
-// requests that have piled up under that one, or would lack those that pile up under it, for longer than a window
+// Begun is the state of a replay under another policy at a moment. The replay of a later window begins with it, as if that
+// policy had been in force all along. If a replay began with the real boards, it would first have to work off requests that piled up
+// under the policy in force, or it would lack requests that pile up under the other policy, and that for longer than a window
 // lasts.
 type Begun struct {
 	spec   string
 	at     time.Time
 	boards *board.Boards
-	rest   map[uint64]int32 // tokens that requests still get
+	rest   map[uint64]int32 // by ID: tokens that requests still get
 }

@@ -1,4 +1,4 @@
-// Package verdict is what the twin tells people of a group.
+// Package verdict has the form in which users see what the twin found of a group.
 package verdict
 
 import (
@@ -9,10 +9,10 @@ import (
 // Policies are those that the twin replays; the config file may also say Off.
 type Policies []string
 
-// Off in place of a list is an empty one.
+// Off in the config file in place of a list stands for an empty list.
 const Off = "off"
 
-// UnmarshalYAML reads the list, or off.
+// UnmarshalYAML reads a list of policies, or off.
 func (t *Policies) UnmarshalYAML(read func(any) error) error {
 	var list []string
 	if err := read(&list); err != nil {
@@ -60,7 +60,7 @@ type Hour struct {
 	ErrorRatio float64 `json:"error_ratio"` // share of a step by which step_ms may be wrong
 }
 
-// Say puts a comparison into a sentence. failed is why there is none.
+// Say sets a.Says, the comparison in words. failed is why the policy could not be replayed; nil: it was.
 func (a *Against) Say(t *Twin, failed error) {
 	if failed != nil {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)

@@ -1,5 +1,5 @@
-// Package virtual is decode engines in virtual time with the server's own boards in front of them. The simulator
-// and the twin run it, so that neither has boards or engines of its own.
+// Package virtual has decode engines in virtual time, with the server's own boards in front of them. The simulator
+// and the twin use it, so that neither has boards or engines of its own.
 package virtual
 
 import (
@@ -9,8 +9,8 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Driver owns boards on virtual time, as the dispatcher's runner does on the clock: it tells them events
-// about one model, and does what they want done. Rounds take no virtual time, so that a policy always has
+// Driver owns boards in virtual time, as the dispatcher's runner does in real time: it applies events
+// about one model, and carries out their effects. Rounds take no virtual time, so that a policy always has
 // its whole budget. Times are ms since Began.
 type Driver struct {
 	Boards *board.Boards
@@ -21,20 +21,20 @@ type Driver struct {
 
 	Bound     func(e *board.Effect)
 	Refused   func(e *board.Effect)
-	Other     func(e *board.Effect) // what else they want done
-	OnDecided func(ms float64)      // an event was applied, and what follows from it was decided
-	Timed     func(round func())    // runs the decision of a round, and measures it; nil: it is not measured
+	Other     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectRest
+	OnDecided func(ms float64)      // called after an event was applied and its rounds were decided
+	Timed     func(round func())    // runs a round and measures its time; nil: rounds are not measured
 
 	// For recorders; nil: nothing is recorded.
 	OnEvent  func(e board.Event, now time.Time)   // before it is applied to the boards
-	OnEffect func(e *board.Effect, now time.Time) // before it is done
+	OnEffect func(e *board.Effect, now time.Time) // before it is carried out
 
 	tick    board.Tick
 	decided board.Decided
-	stopped map[string]bool // groups of which nothing runs any more, so that the next step has no length
+	stopped map[string]bool // names of groups in which no request decodes any more, so that the length of their next step is not known
 }
 
-// NewDriver drives boards.
+// NewDriver returns a driver of the boards for one model.
 func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
 	return &Driver{
 		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, stopped: map[string]bool{},
@@ -42,12 +42,12 @@ func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
 	}
 }
 
-// Instant is the time of so many ms.
+// Instant returns the time that is so many ms after Began.
 func (d *Driver) Instant(ms float64) time.Time {
 	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
 }
 
-// Apply tells the boards an event, and has them decide what follows from it.
+// Apply gives the boards an event, and runs the rounds that follow from it.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
 	if d.OnEvent != nil {
@@ -68,7 +68,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 	d.OnDecided(ms)
 }
 
-// Look is a tick.
+// Look applies a Tick, with Counts before it if the tick needs them.
 func (d *Driver) Look(ms float64) {
 	if d.Boards.Looks(d.Model, d.Instant(ms)) {
 		d.Count(ms)
@@ -76,7 +76,7 @@ func (d *Driver) Look(ms float64) {
 	d.Apply(&d.tick, ms)
 }
 
-// Next is when the boards want to look even if nothing happens.
+// Next returns when the boards need a Tick even if nothing happens.
 func (d *Driver) Next() float64 {
 	if at := d.Boards.Next(); !at.IsZero() {
 		return float64(at.Sub(d.Began)) / float64(time.Millisecond)
@@ -84,10 +84,10 @@ func (d *Driver) Next() float64 {
 	return Never
 }
 
-// Never is a time that does not come.
+// Never is a time that never comes.
 var Never = math.Inf(1)
 
-// Count tells how far the slots are with the event that follows.
+// Count applies the Counts, which hold for the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
@@ -109,8 +109,8 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	}
 }
 
-// StepCounter is what the streams of a group report: the number of the step whose tokens come, and when that was reported, NaN if
-// nothing ran before.
+// StepCounter counts the steps of a group as its streams would report them: Number is the present step, and Since is when it was
+// reported, in ms; NaN: nothing ran before.
 type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32
@@ -122,7 +122,7 @@ func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
 
-// heard tells the boards of a step.
+// heard gives the boards a step of a group.
 func (d *Driver) heard(p *StepCounter, now float64) {
 	if d.stopped[p.Key.Name] {
 		delete(d.stopped, p.Key.Name)
@@ -138,7 +138,7 @@ func (d *Driver) heard(p *StepCounter, now float64) {
 	d.Apply(&p.steps, now)
 }
 
-// seat makes room for the counts of a slot, which begin at nothing.
+// seat sets the counts of a slot to zero, and makes room for them.
 func (d *Driver) seat(slot int32) {
 	c := &d.Counts
 	for int(slot) >= len(c.Tokens) {
@@ -147,7 +147,7 @@ func (d *Driver) seat(slot int32) {
 	c.Tokens[slot], c.Began[slot], c.Joined[slot] = 0, false, 0
 }
 
-// progress tells of the tokens of a slot: how many were seen, and with which step the first came.
+// progress sets the counts of a slot: how many tokens its stream has brought, and which step brought the first.
 func (d *Driver) progress(slot, seen int32, first uint32) {
 	d.Counts.Tokens[slot], d.Counts.Began[slot], d.Counts.Joined[slot] = seen, true, first
 }

@@ -7,25 +7,25 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Engines are the ranks of one model in virtual time. Who drives them says what they serve.
+// Engines are the ranks of one model in virtual time. The simulator or the twin provides the requests.
 type Engines struct {
 	*Driver
 	Groups []*Group
-	Stale  int // boards see the progress of a request so many steps late
+	Stale  int // how many steps late the boards see the tokens of a request
 
-	Length    func(g *Group) (ms float64)              // of the step that begins
-	Prefill   func(prompt int32) (ready, took float64) // of one whose KV has room now; nil: its KV is there
-	Token     func(l *Leg)                             // it got one
-	Seated    func(l *Leg)                             // it got its slot
-	Finished  func(g *Group, l Leg)                    // it got its last token, and has left
-	Preempted func(r *Rank, l Leg)                     // it has left for want of KV room
-	Stepped   func(g *Group, tokens int)               // a step is over
+	Length    func(g *Group) (ms float64)              // returns how long the step that begins takes
+	Prefill   func(prompt int32) (ready, took float64) // starts the prefill of a request that has KV room now, see Leg; nil: its KV is there
+	Token     func(l *Leg)                             // called when a request got a token
+	Seated    func(l *Leg)                             // called when a request got its slot
+	Finished  func(g *Group, l Leg)                    // called when a request got its last token, and has left
+	Preempted func(r *Rank, l Leg)                     // called when a request has left because KV room is short
+	Stepped   func(g *Group, tokens int)               // called when a step is over
 
 	given board.Release // used again and again
 }
 
-// Turn is one instant at which something happens: a step ends, come tells the boards of requests, ranks
-// and whatever else there is now, and the boards look.
+// Turn runs one instant at which something happens: steps end, come gives the boards the requests, ranks
+// and other events of this instant, and the boards decide.
 func (e *Engines) Turn(come func()) {
 	for _, g := range e.Groups {
 		if g.Ends <= e.Now {
@@ -36,7 +36,7 @@ func (e *Engines) Turn(come func()) {
 	e.Look(e.Now)
 }
 
-// Begin begins the steps of groups that rest, and says whether a request was preempted for that.
+// Begin begins a step in each group without one, and says whether a request was preempted for that.
 func (e *Engines) Begin() (preempted bool) {
 	for _, g := range e.Groups {
 		if g.Ends == Never {
@@ -46,7 +46,7 @@ func (e *Engines) Begin() (preempted bool) {
 	return preempted
 }
 
-// Due is when the engines or the boards have something to do again, and whether a step is in progress.
+// Due returns when the engines or the boards have something to do again, and whether a step is in progress.
 func (e *Engines) Due() (next float64, busy bool) {
 	next = e.Driver.Next()
 	for _, g := range e.Groups {
@@ -58,7 +58,7 @@ func (e *Engines) Due() (next float64, busy bool) {
 	return next, busy
 }
 
-// roomComes is when a rank of a group that rests gives up the first of what it keeps, and a request waits for that.
+// roomComes returns when a rank of a group without a step gives up kept KV for whose room a request waits; Never: no rank does.
 func (e *Engines) roomComes(g *Group) float64 {
 	next := Never
 	for _, r := range g.Ranks {
@@ -73,14 +73,14 @@ func (e *Engines) roomComes(g *Group) float64 {
 func (e *Engines) Place(r *Rank, l Leg) {
 	l.Begin, l.Since = NotBegun, r.Group.next()
 	r.Legs = append(r.Legs, l)
-	if r.Runs == 0 { // else a step has to begin first
+	if r.Runs == 0 { // else KV is pulled only when a step begins
 		r.Kept.Expire(e.Instant(e.Now))
 		e.pull(r, l.Since)
 		e.seat(r)
 	}
 }
 
-// Put has a request on a rank from the start, with the tokens that it has got already.
+// Put puts a request on a rank that was there from the start, with the tokens that it has got already.
 func (e *Engines) Put(r *Rank, l Leg) {
 	e.Driver.seat(l.Slot)
 	if l.Pulled {
@@ -92,7 +92,7 @@ func (e *Engines) Put(r *Rank, l Leg) {
 	r.Legs = append(r.Legs, l)
 }
 
-// seat gives free slots to those that wait in the engine, or have been prefilled.
+// seat gives free slots to the requests that wait in the engine and whose prefill has ended.
 func (e *Engines) seat(r *Rank) {
 	for i := r.Active; i < len(r.Legs) && (r.Active < r.Slots || r.Runs > 0); i++ {
 		l := r.Legs[i]
@@ -106,8 +106,8 @@ func (e *Engines) seat(r *Rank) {
 	}
 }
 
-// pull gives those that wait without it their room for KV, in order, while there is any. Where ranks are
-// bound before the prefill, that begins now.
+// pull reserves KV room for the waiting requests that have none, in order, and stops at the first that does not fit. If requests are
+// bound before their prefill (Prefill is set), the prefill begins then. A request whose KV is ready gets its Begin.
 func (e *Engines) pull(r *Rank, step int64) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
@@ -127,8 +127,8 @@ func (e *Engines) pull(r *Rank, step int64) {
 	}
 }
 
-// startStep preempts where KV overflows, and says when the step ends. A group in which nothing decodes
-// does not step.
+// startStep begins a step of a group, unless no request is active, and preempts requests while a rank's KV is more than its
+// capacity.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	holds := false
 	g.begun = false
@@ -152,7 +152,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	return preempted
 }
 
-// Preempt sends the i-th request of a rank back.
+// Preempt takes the i-th request off a rank and gives its slot back as failed.
 func (e *Engines) Preempt(r *Rank, i int) {
 	l := r.Legs[i]
 	r.Remove(i)
@@ -160,8 +160,8 @@ func (e *Engines) Preempt(r *Rank, i int) {
 	e.Preempted(r, l)
 }
 
-// finishStep gives every running request its token, tells the boards of the step as the streams would, and
-// releases those that have all.
+// finishStep gives every running request its token, reports the step to the boards as streams would, and
+// releases the requests that have all their tokens.
 func (e *Engines) finishStep(g *Group) {
 	tokens, told, step := 0, false, g.Step
 	g.begun = g.goesOn()
@@ -172,7 +172,7 @@ func (e *Engines) finishStep(g *Group) {
 			if l.Begin > step {
 				continue
 			}
-			again := l.Joined != 0 && !told // the first stream that speaks again tells of the step
+			again := l.Joined != 0 && !told // the first stream that gets a further token reports the step
 			if again {
 				g.Number++
 			}

@@ -6,15 +6,15 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Mixed is ranks behind one barrier that prefill and decode, as engines schedule them: each step takes so many tokens
-// of a rank at most, first of the requests that run, in the order of their admission, then of those that wait.
+// Mixed is a group of ranks behind one barrier that prefill and decode, with a scheduler like that of engines: in each step a rank
+// computes at most Budget tokens, first of the requests that run, in the order of their admission, then of those that wait.
 type Mixed struct {
 	Law      step.Law
-	Budget   int32 // tokens of a rank in a step
-	Slots    int   // requests that run on a rank
+	Budget   int32 // most tokens that a rank computes in a step
+	Slots    int   // most requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited
-	Block    int64 // tokens of a block of KV, of which each request holds whole ones; 0 and 1: single tokens
-	Interval int64 // prompts are computed in every so many steps; 0 and 1: in each
+	Block    int64 // tokens of a KV block, since a request holds whole blocks; 0 and 1: single tokens
+	Interval int64 // prompts are computed only in each step whose number is a multiple of this; 0 and 1: in each step
 	First    bool  // a rank that can compute a prompt does not decode in that step, as those of SGLang
 	Delay    int   // passes for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
 
@@ -34,7 +34,7 @@ type Mixed struct {
 	held        int // passes for which prompts have been held
 }
 
-// MixedRank is one of them.
+// MixedRank is one rank of a Mixed group.
 type MixedRank struct {
 	Waiting []Work // first come first served
 	Running []Work // in the order of admission
@@ -42,7 +42,7 @@ type MixedRank struct {
 	behind  bool   // its last step with prompts left some waiting
 }
 
-// Work is a request on such a rank.
+// Work is a request on a mixed rank.
 type Work struct {
 	Job    int32 // whatever whoever drives the ranks calls it by
 	Slot   int32 // the board's
@@ -106,13 +106,14 @@ func (g *Mixed) Begin(now float64) {
 	}
 }
 
-// aligned says whether the interval lets a rank compute prompts in this step: in its own ones, where it decodes nothing,
-// and after a step with prompts that left some waiting.
+// aligned says whether the interval lets a rank compute prompts in this step: if the step's number is a multiple of it, if the rank decodes
+// nothing, or if its last step with prompts left requests waiting.
 func (g *Mixed) aligned(r *MixedRank) bool {
 	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.behind || !r.decodes()
 }
 
-// begins says whether the delayer lets ranks begin with prompts. What they have begun goes on.
+// begins says whether ranks may begin new prompts in this step; prompts that were begun go on. While only some ranks have a prompt to
+// compute and a rank decodes, it holds prompts back for at most Delay-1 steps in a row. It counts these steps, so it is called once a step.
 func (g *Mixed) begins() bool {
 	if g.Delay == 0 {
 		return true
@@ -178,7 +179,7 @@ func (g *Mixed) growth(r *MixedRank) (kv int64) {
 	return kv
 }
 
-// schedule says what a rank does in a step.
+// schedule decides what a rank does in a step, and returns it.
 func (g *Mixed) schedule(i int, begins bool) (does step.Rank) {
 	r := &g.Ranks[i]
 	prompts := g.aligned(r)
@@ -257,7 +258,7 @@ func (g *Mixed) Finish() {
 	g.Ends = Never
 }
 
-// advance takes a request as far as the step has computed it.
+// advance updates a request by what the step has computed of it.
 func (g *Mixed) advance(rank int, w *Work) {
 	if w.computing() {
 		if w.done += w.take; w.take > 0 && g.Computed != nil {

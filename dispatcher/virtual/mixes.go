@@ -6,7 +6,7 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Mixes are groups of mixed ranks of one model, with boards in front of them. Who drives them says what they serve.
+// Mixes are groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
 type Mixes struct {
 	*Driver
 	Groups []*MixedGroup
@@ -58,7 +58,8 @@ func (m *Mixes) Send(g *MixedGroup, rank int, w Work, late float64) {
 	m.under = slices.Insert(m.under, at, s)
 }
 
-// Turn is one instant at which something happens: steps end, and come tells the boards of whatever else there is.
+// Turn runs one instant at which something happens: steps end, come gives the boards the other events of this instant, and the boards
+// decide.
 func (m *Mixes) Turn(come func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
@@ -78,7 +79,7 @@ func (m *Mixes) Turn(come func()) {
 	}
 }
 
-// Due is when the engines or the boards have something to do again.
+// Due returns when the engines or the boards have something to do again.
 func (m *Mixes) Due() float64 {
 	next := m.Next()
 	if len(m.under) > 0 {
@@ -90,7 +91,7 @@ func (m *Mixes) Due() float64 {
 	return next
 }
 
-// token tells the boards of one as a stream would. The first stream that speaks again tells of the step.
+// token reports a token to the boards as a stream would. The first stream that gets a further token also reports the step.
 func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
 	again := w.joined != 0 && !g.told
 	if again {

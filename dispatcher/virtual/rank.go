@@ -10,7 +10,7 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Leg is a request on a rank, as it really is.
+// Leg is a request on a rank, with its true state, which the boards do not see.
 type Leg struct {
 	Job    int32 // whatever whoever drives the engines calls it by
 	Slot   int32 // the board's
@@ -39,10 +39,10 @@ type Rank struct {
 	Runs     int     // at most, and it begins to pull KV only while it runs fewer, as vLLM does; 0: Slots, and it pulls at once
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float64 // what a KV token costs here, 1 = the group's mean
-	Others   int64   // KV tokens of requests that are nobody's here
+	Others   int64   // KV tokens of requests that are not ours and stay on the rank
 
-	Keeps time.Duration // how long it keeps the KV of an answer that has ended; 0: it does not
-	Kept  kept.KV       // of such answers
+	Keeps time.Duration // how long it keeps the KV of an answer that has ended; 0: it keeps none
+	Kept  kept.KV       // KV that it keeps of ended answers
 
 	Group  *Group
 	Active int
@@ -61,7 +61,7 @@ type Group struct {
 	begun bool // a step has ended, and the next one has begun before anybody could learn of that
 }
 
-// NewGroup is one that does not step yet.
+// NewGroup returns a group in which no step has begun.
 func NewGroup(key board.GroupKey, law board.StepModel) *Group {
 	return &Group{StepCounter: newStepCounter(key), Law: step.Law{Model: law}, Ends: Never}
 }
@@ -121,7 +121,7 @@ func (r *Rank) victim() (i int, ok bool) {
 	return 0, false
 }
 
-// Remove takes the i-th request off.
+// Remove takes the i-th request off the rank.
 func (r *Rank) Remove(i int) {
 	if l := &r.Legs[i]; l.Pulled {
 		r.KV -= int64(l.Prompt) + int64(l.Gen)
@@ -132,7 +132,7 @@ func (r *Rank) Remove(i int) {
 	r.Legs = slices.Delete(r.Legs, i, i+1)
 }
 
-// FirstReady is when a request of the group is prefilled that is not yet.
+// FirstReady returns when the first of the group's running prefills ends, in ms; Never: there is none.
 func (g *Group) FirstReady() float64 {
 	next := Never
 	for _, r := range g.Ranks {
@@ -149,7 +149,7 @@ func (g *Group) FirstReady() float64 {
 // has ended.
 func (g *Group) Steps() bool { return g.begun || g.Ends < Never }
 
-// next is the first step that a request admitted now can take part in.
+// next returns the number of the first step that a request admitted now can take part in.
 func (g *Group) next() int64 {
 	if g.Steps() {
 		return g.Step + 1

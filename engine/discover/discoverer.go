@@ -18,9 +18,9 @@ import (
 // Config of a Discoverer; Fleet and Sources are required.
 type Config struct {
 	Fleet   Fleet
-	Sources []Source // first come, first heard
-	// Probe tries an engine before its first request; an error says what it
-	// lacks. nil: none is tried.
+	Sources []Source // if two sources list an engine, the first one counts
+	// Probe tries an engine before its first request; an error says why the engine is not fit. nil: engines are not
+	// tried.
 	Probe      func(context.Context, Engine) error
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
@@ -29,10 +29,10 @@ type Config struct {
 // States of a found engine.
 const (
 	InUse  = "in_use"
-	Away   = "away"   // found, but to get no new work now
-	Trying = "trying" // before its first request
-	Unfit  = "unfit"  // it failed at that, or the fleet refused it; it is tried again
-	Listed = "listed" // the config's own, left alone
+	Away   = "away"   // found, but it must get no new work now
+	Trying = "trying" // its trial before its first request has not ended
+	Unfit  = "unfit"  // it failed the trial, or the fleet refused it; it is tried again
+	Listed = "listed" // it is also in the config, and left alone
 )
 
 var states = []string{InUse, Away, Trying, Unfit, Listed}
@@ -43,22 +43,22 @@ type Status struct {
 	Engines []Found        `json:"engines"`
 }
 
-// SourceStatus tells whether a source works.
+// SourceStatus says whether a source works.
 type SourceStatus struct {
 	Name    string    `json:"name"`
 	Engines int       `json:"engines"`         // in its last list
 	At      time.Time `json:"at,omitzero"`     // of that list
-	Error   string    `json:"error,omitempty"` // since then; the list stays in force
+	Error   string    `json:"error,omitempty"` // failure since then; the list stays in force
 }
 
-// Found is an engine that a source tells of.
+// Found is an engine that a source lists.
 type Found struct {
 	ID          string    `json:"id"` // host:port
 	Role        string    `json:"role"`
 	Source      string    `json:"source"`
 	Incarnation string    `json:"incarnation,omitempty"`
 	State       string    `json:"state"`
-	Why         string    `json:"why,omitempty"` // it is not in use
+	Why         string    `json:"why,omitempty"` // why it is not in use
 	Tries       int       `json:"tries,omitempty"`
 	Next        time.Time `json:"next_try,omitzero"`
 }
@@ -69,8 +69,8 @@ const (
 	lastPause  = time.Minute
 )
 
-// Discoverer is the one who tells the fleet. Everything but its channels and
-// the published status belongs to Run's goroutine.
+// Discoverer reports to the fleet what the sources list. Everything but its channels and the published status belongs
+// to Run's goroutine.
 type Discoverer struct {
 	cfg     Config
 	metrics *metrics
@@ -81,9 +81,9 @@ type Discoverer struct {
 
 	lists   [][]Engine // by source, the last good ones
 	sources []SourceStatus
-	said    []map[string]bool // by source, the causes of failure that were logged since it worked last
+	said    []map[string]bool // by source, the causes of failure that were logged since the source last worked
 	records map[string]*record
-	running int // probes
+	running int // probes that run
 }
 
 type news struct {
@@ -100,13 +100,13 @@ type verdict struct {
 // record is one engine between a source and the fleet.
 type record struct {
 	want   Engine
-	told   *Engine // what the fleet has; nil: nothing
-	passed bool    // the probe
+	told   *Engine // the engine as the fleet has it; nil: the fleet does not have it
+	passed bool    // the engine has passed the probe
 	trying bool
 	listed bool
 	tries  int
 	err    error
-	next   time.Time // no try before
+	next   time.Time // the next try is not before this time
 }
 
 // New returns a Discoverer that does nothing yet.
@@ -129,11 +129,11 @@ func New(cfg Config) *Discoverer {
 // Status is what was known last.
 func (d *Discoverer) Status() Status { return *d.status.Load() }
 
-// Recheck looks again which engines are the config's own.
+// Recheck looks again which engines are in the config.
 func (d *Discoverer) Recheck() {
 	select {
 	case d.again <- struct{}{}:
-	default: // it is going to
+	default: // a recheck is due already
 	}
 }
 
@@ -172,8 +172,8 @@ func (d *Discoverer) Run(ctx context.Context) {
 	}
 }
 
-// hear takes over what a source says. If a failure comes without engines, the engines
-// that the source found last stay in force.
+// hear takes over a source's answer. If a failure comes without engines, the engines that the source found last stay
+// in force.
 func (d *Discoverer) hear(n news, now time.Time) {
 	s := &d.sources[n.source]
 	d.metrics.answered(s.Name, n.err)
@@ -194,8 +194,8 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	d.said[n.source], s.Error = nil, ""
 }
 
-// complain logs a failure if one of its causes was not logged since the source last
-// worked. At the begin and at the end of an outage the causes alternate.
+// complain logs a failure if one of its causes was not logged since the source last worked. At the begin and at the
+// end of an outage causes alternate, so each is logged only once.
 func (d *Discoverer) complain(source int, err error) {
 	s, said := &d.sources[source], d.said[source]
 	if said == nil {
@@ -214,8 +214,8 @@ func (d *Discoverer) complain(source int, err error) {
 	}
 }
 
-// causesOf tells failures apart. A text names the call that failed, ports and times,
-// which differ at every try, so the causes are compared without their numbers.
+// causesOf returns the causes by which failures are told apart. A text has the failed call, ports and times, which
+// differ at every try, so digits are left out.
 func causesOf(err error) (causes []string) {
 	switch e := err.(type) { //nolint:errorlint // it looks at each link of the chain itself
 	case interface{ Unwrap() []error }:
@@ -236,7 +236,7 @@ func causesOf(err error) (causes []string) {
 	}, err.Error())}
 }
 
-// settle brings the fleet to what the sources say, as far as it was tried.
+// settle brings the fleet to what the sources list, as far as the engines have passed their trial.
 func (d *Discoverer) settle(now time.Time) {
 	all := merge(d.lists)
 	for key, r := range d.records {
@@ -245,7 +245,7 @@ func (d *Discoverer) settle(now time.Time) {
 			delete(d.records, key)
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(all)) { // in an order, for the fleet keeps that of arrival
+	for _, key := range slices.Sorted(maps.Keys(all)) { // in a fixed order, because the fleet keeps the order of arrival
 		r, e := d.records[key], all[key]
 		if r == nil {
 			r = &record{}
@@ -263,7 +263,7 @@ func (d *Discoverer) settle(now time.Time) {
 	}
 }
 
-// tell has the fleet know what it may.
+// tell reports an engine to the fleet if it may be used, or if something about it has changed.
 func (d *Discoverer) tell(r *record, now time.Time) {
 	switch {
 	case r.told != nil && *r.told == r.want, r.told == nil && r.want.Away != "", now.Before(r.next):
@@ -289,7 +289,7 @@ func (d *Discoverer) tell(r *record, now time.Time) {
 	r.told, r.err, r.tries = new(r.want), nil, 0
 }
 
-// difference names what is new about an engine that was told.
+// difference names the change of an engine that the fleet has.
 func difference(told, want Engine) string {
 	rest := told
 	rest.Away = want.Away
@@ -336,8 +336,7 @@ func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time)
 	}
 }
 
-// judge takes the end of a probe. One of an engine that is described otherwise
-// by now says nothing.
+// judge takes the end of a probe. If the engine is described differently by now, the result does not count.
 func (d *Discoverer) judge(v verdict, now time.Time) {
 	d.running--
 	d.metrics.probed(v.engine.Role, v.err)
@@ -355,7 +354,7 @@ func (d *Discoverer) judge(v verdict, now time.Time) {
 	}
 }
 
-// fail has an engine wait for its next try.
+// fail records why an engine cannot be used, and sets the time of its next try.
 func (d *Discoverer) fail(r *record, now time.Time, err error) {
 	pause := min(firstPause<<min(r.tries, 10), lastPause)
 	r.tries++
@@ -367,7 +366,7 @@ func (d *Discoverer) fail(r *record, now time.Time, err error) {
 	r.err = err
 }
 
-// pause is how long nothing is due.
+// pause is the time until the next try is due.
 func (d *Discoverer) pause(now time.Time) time.Duration {
 	next := now.Add(time.Hour)
 	for _, r := range d.records {
@@ -378,7 +377,7 @@ func (d *Discoverer) pause(now time.Time) time.Duration {
 	return max(time.Millisecond, next.Sub(now))
 }
 
-// publish copies what is known for those who ask.
+// publish copies what is known for calls of Status.
 func (d *Discoverer) publish() {
 	s := &Status{Sources: slices.Clone(d.sources), Engines: make([]Found, 0, len(d.records))}
 	for _, r := range d.records {

@@ -1,7 +1,6 @@
-// Package discover finds engines. Sources list all they know of; a Discoverer
-// holds the lists against what its fleet was told, tries what is new before
-// anybody is served there, and tells the fleet the difference. A source that
-// fails changes nothing: the last list stays.
+// Package discover finds engines. Each source lists all engines that it knows of. A Discoverer compares the lists
+// with what its fleet has, tries new engines before they serve requests, and reports the differences to the fleet. A
+// source that fails changes nothing: its last list stays.
 package discover
 
 import "context"
@@ -13,29 +12,29 @@ const (
 	Aggregated = "aggregated" // it prefills and decodes
 )
 
-// Why a found engine gets no new work.
+// Reasons why a found engine gets no new work.
 const (
 	NotReady = "not ready"
-	Leaving  = "leaving" // what runs there may finish
+	Leaving  = "leaving" // requests that run there may finish
 )
 
-// Engine is an engine as a source tells of it.
+// Engine is an engine as a source lists it.
 type Engine struct {
-	Source  string // its name; of two that tell of one engine the first counts
+	Source  string // name of the source; if two sources list an engine, the first one counts
 	Role    string
 	Address string // host:port
 	URL     string
-	// Incarnation tells it from another that had the address before; empty: the
-	// address is all the identity there is.
+	// Incarnation tells the engine from another one that had the address before; empty: only the address identifies
+	// it.
 	Incarnation string
-	Away        string // why it gets no new work; empty: it does
+	Away        string // why it gets no new work; empty: it gets work
 	Attributes
 }
 
 // Key is the engine's name in the fleet.
 func (e Engine) Key() string { return e.Role + " " + e.Address }
 
-// Attributes are what no engine can be asked for, as the config writes them.
+// Attributes are what an engine cannot be asked for, in the form of the config.
 type Attributes struct {
 	Profile, Region            string
 	Group, Barrier             string
@@ -43,39 +42,37 @@ type Attributes struct {
 	KVTokens                   int64
 	Cost                       float32
 	KVEventsPort, KVReplayPort int
-	Budget, Interval           int // tokens of a step, and every how many steps prompts are computed
+	Budget, Interval           int // tokens of a step, and the number of steps from one that computes prompts to the next
 }
 
-// A Source tells of all its engines whenever they change, until ctx ends. An
-// error means that the source does not know all of its engines now. It comes with
-// nil, or with the engines that the source knows all the same.
+// A Source reports all its engines whenever they change, until ctx ends. An error means that the source does not know
+// all of its engines now. With an error it passes nil, or the engines that it knows all the same.
 type Source interface {
 	Name() string
 	Run(ctx context.Context, tell func([]Engine, error))
 }
 
-// Fleet is who is told. Its methods are called by one goroutine.
+// Fleet receives the engines. One goroutine calls its methods.
 type Fleet interface {
-	// Put takes an engine in, or describes one anew that it was told of. What
-	// it refuses it may be asked again, later.
+	// Put takes an engine in, or a new description of an engine that the fleet has. If it refuses the engine, it may
+	// be called with it again later.
 	Put(Engine) error
-	// Turn tells of one that it was told of that nothing is new but whether, and
-	// why not, it gets new work.
+	// Turn reports an engine that the fleet has and of which only one thing has changed: whether it gets new work,
+	// and if not, why.
 	Turn(Engine)
-	// Remove takes out an engine that no source tells of any more, or in whose
-	// place another incarnation is.
+	// Remove takes out an engine that no source lists any more, or that another incarnation has replaced.
 	Remove(Engine)
-	// Listed says that the engine is the config's own: it is left alone.
+	// Listed says that the engine is in the config, so that discovery leaves it alone.
 	Listed(Engine) bool
 }
 
-// merge makes one list of the sources', by key.
+// merge makes one list of the sources' lists, by key.
 func merge(lists [][]Engine) map[string]Engine {
 	all := map[string]Engine{}
 	for _, list := range lists {
 		for _, e := range list {
 			old, double := all[e.Key()]
-			// Two of one source at one address: the one that is to serve.
+			// Of two engines of one source at one address, the one that gets work counts.
 			if !double || old.Source == e.Source && old.Away != "" && e.Away == "" {
 				all[e.Key()] = e
 			}
@@ -84,7 +81,7 @@ func merge(lists [][]Engine) map[string]Engine {
 	return all
 }
 
-// another says that the address has changed hands.
+// another says that the address belongs to another engine now.
 func another(a, b Engine) bool {
 	return a.Incarnation != "" && b.Incarnation != "" && a.Incarnation != b.Incarnation
 }

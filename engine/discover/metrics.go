@@ -5,12 +5,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// What became of an engine, as the log says.
+// Changes of an engine, as the log names them.
 const (
 	added   = "added"
-	changed = "changed" // described anew
-	away    = "away"    // gets no new work from now on
-	back    = "back"    // gets some again
+	changed = "changed" // its description has changed
+	away    = "away"    // it gets no new work from now on
+	back    = "back"    // it gets new work again
 	removed = "removed"
 )
 
@@ -38,7 +38,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// createSeries shows the zeros of a source.
+// createSeries makes the series of a source, so that they begin at zero.
 func (m *metrics) createSeries(source string) {
 	m.stale.WithLabelValues(source).Set(0)
 	for _, outcome := range []string{"used", "failed"} {

@@ -7,80 +7,80 @@ import (
 )
 
 const (
-	moment     = 30 * time.Second // what begins within it has begun together
-	follow     = 2 * time.Minute  // what clients see may follow its cause so late
-	flap       = time.Minute      // what is back so soon never went
-	keep       = 15 * time.Minute // resolved incidents stay so long
+	moment     = 30 * time.Second // findings that begin within this time have begun together
+	follow     = 2 * time.Minute  // what clients notice may follow its cause so late
+	flap       = time.Minute      // what is back within this time counts as not gone
+	keep       = 15 * time.Minute // resolved incidents are kept for so long
 	mostKept   = 64               // incidents, open and resolved
 	mostFound  = 2000             // findings that are looked at
 	mostListed = 48               // names in Incident.Where
 )
 
-// Incident is everything that one cause made wrong.
+// Incident is everything that one cause has made wrong.
 type Incident struct {
-	ID       int      `json:"id"`      // while the process lives
-	Kind     Kind     `json:"kind"`    // also of evenkeel_incident
+	ID       int      `json:"id"`      // unique while the process lives
+	Kind     Kind     `json:"kind"`    // also a label of evenkeel_incident
 	State    State    `json:"state"`   // new, lasting, paused or over
-	Subject  string   `json:"subject"` // what it was of first, as in evenkeel_incident; empty: the proxy
+	Subject  string   `json:"subject"` // where it was found first, as in evenkeel_incident; empty: the proxy
 	Severity string   `json:"severity"`
-	Panel    string   `json:"panel"`           // that shows more
+	Panel    string   `json:"panel"`           // the panel that shows more
 	Headline string   `json:"headline"`        // the cause in a few words
-	What     string   `json:"what"`            // the cause, a sentence
+	What     string   `json:"what"`            // the cause, as a sentence
 	Harm     string   `json:"harm,omitempty"`  // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
 	Where    []string `json:"where"`           // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string   `json:"named"`           // the same with what they are, as sentences; empty: What names them
-	Ranks    []string `json:"ranks,omitempty"` // that What names beside Where, the first ones
-	Count    int      `json:"count"`           // of them in all
+	Named    string   `json:"named"`           // the same names with what they are, as sentences; empty: What has them
+	Ranks    []string `json:"ranks,omitempty"` // ranks that What names beside Where, the first ones
+	Count    int      `json:"count"`           // number of all names of Where
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
-	Times    int      `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
+	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is away now; 0: it is found now
+	Times    int      `json:"times"`             // how often it was: equal ones that are over and only warnings are shown as one
 	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
-	Clients  string   `json:"clients"`           // what they see of it
+	Clients  string   `json:"clients"`           // what clients notice of it
 	Next     string   `json:"next"`              // what to do
-	Command  string   `json:"command"`           // to copy; empty: there is none
+	Command  string   `json:"command"`           // a command to copy; empty: there is none
 	Runbook  string   `json:"runbook"`           // entry of the runbook; empty: there is none
-	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
+	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as the cause or as an effect of it
 }
 
 // Book is the incidents of the last minutes. The zero value is an empty one.
 type Book struct {
-	last        int // id
+	last        int // the last id that was used
 	now         time.Time
-	away        bool // an engine gets nothing now
+	away        bool // some engine gets no requests now
 	list        []*open
-	beyond      []string  // sentences of the findings that found no room among those that harm more
-	beyondSince time.Time // zero: all did
+	beyond      []string  // sentences of the findings that found no room beside those that harm more
+	beyondSince time.Time // zero: all found room
 	beyondBad   bool      // one of them is bad
 }
 
-// open is an incident and what it is made of.
+// open is an incident with its findings.
 type open struct {
 	id           int
 	since, until time.Time // until is zero while it lasts
-	again        time.Time // since when it lasts, without the times before it was over
-	closed       time.Time // when it was over the last time; zero: it never was
-	members      []member  // those that last; when none does, the last ones that did
-	subject      string    // what it was of first
-	bad          time.Time // when something of it was bad last
-	base         *baseline // how things were when it began
+	again        time.Time // since when it lasts, without times before it was last over
+	closed       time.Time // when it was over last, before it came back; zero: it never was
+	members      []member  // the findings that last; if none does, those that lasted last
+	subject      string    // where it was found first
+	bad          time.Time // when one of its findings was last bad
+	base         *baseline // how the proxy was when it began
 	baseAt       time.Time
-	measured     string   // that clients had, in numbers; empty: none was measured
-	ever         []member // all that it was made of, as they were found last: causes first, then in the order they came
+	measured     string   // what clients have had of it, in numbers; empty: nothing was measured
+	ever         []member // all findings that it ever had, as last found: causes first, then in the order in which they came
 }
 
-// State is how far an incident is.
+// State says how far an incident has come.
 type State string
 
 // The states there are.
 const (
-	New     State = "new"     // it began a moment ago: what begins now may be of it
-	Lasting State = "lasting" // it is found, and began longer ago
+	New     State = "new"     // it began a moment ago: findings that begin now may belong to it
+	Lasting State = "lasting" // it is found, and began more than a moment ago
 	Paused  State = "paused"  // it is not found now; if it is found again soon, it goes on
 	Over    State = "over"
 )
 
-// state is how far it is now.
+// state is the incident's state now.
 func (o *open) state(now time.Time) State {
 	switch {
 	case !o.lasts() && now.Sub(o.until) > flap:
@@ -93,13 +93,13 @@ func (o *open) state(now time.Time) State {
 	return Lasting
 }
 
-// lasts says that it is found, or that it comes and goes, and was found lately.
+// lasts says that the incident is found, or that it comes and goes and was found lately.
 func (o *open) lasts() bool { return o.until.IsZero() }
 
 type member struct {
 	Finding
-	host, why string // where it is, and its reason without what differs between engines
-	effect    bool   // of the cause; it is not the cause
+	host, why string // the machine where it is, and its reason without what differs between engines
+	effect    bool   // it is an effect of the cause, and not the cause
 	found     time.Time
 }
 
@@ -110,16 +110,16 @@ type subject struct {
 
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
-// Observe takes in all that is wrong now.
+// Observe takes in all findings of now.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(mostFound, len(found))])
-	slices.SortStableFunc(found, func(x, y Finding) int { // causes before what follows from them
+	slices.SortStableFunc(found, func(x, y Finding) int { // causes before their effects
 		return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(y.For, x.For))
 	})
 	found = merged(found)
 	b.now = now
-	home, lost := map[subject]*open{}, map[string]*open{} // lost: by engine, where nothing is sent there
-	away, seen := map[string]bool{}, map[subject]bool{}   // engines that get nothing now, and all that is found now
+	home, lost := map[subject]*open{}, map[string]*open{} // lost: incidents of engines that get no requests, by engine
+	away, seen := map[string]bool{}, map[subject]bool{}   // away: engines that get no requests now; seen: all that is found now
 	for i := range found {
 		seen[found[i].subject()] = true
 		if kinds[found[i].Kind].gone {
@@ -127,11 +127,11 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	b.away = len(away) > 0
-	ends := map[*open]bool{} // the causes of these were there until now
+	ends := map[*open]bool{} // incidents whose causes lasted until now and are not found any more
 	for _, o := range b.list {
 		ends[o] = !o.goesOn(now, seen)
 		members := o.members
-		if o.state(now) == Paused && !o.lasts() { // all that it was made of may come back
+		if o.state(now) == Paused && !o.lasts() { // all findings that it had may come back
 			members = o.ever
 		}
 		for i := range members {
@@ -157,7 +157,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		if o != nil && (o.state(now) == Over || parted[o]) {
 			o = nil
 		}
-		if o == nil || !o.lasts() && kinds[f.Kind].effect { // clients see the same of another cause
+		if o == nil || !o.lasts() && kinds[f.Kind].effect { // what clients notice now comes from another cause
 			o = b.place(f, o, now, home, next, ends)
 		}
 		if o == nil {
@@ -191,8 +191,9 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.forget(now)
 }
 
-// parted are the incidents that ended a moment ago, and do not go on although something of them is found again: it is found together with
-// something that was never of them, so that it is another outage of the same host, with a time between in which all was well.
+// parted returns the incidents that ended a moment ago and do not go on, although some finding of them is back: it is
+// back together with a finding that was never theirs. So this is another outage of the same host, with a time between
+// in which all was well.
 func (b *Book) parted(now time.Time, found []Finding, home map[subject]*open) map[*open]bool {
 	back, all := map[*open]bool{}, map[*open]bool{}
 	for i := range found {
@@ -215,7 +216,7 @@ func (b *Book) parted(now time.Time, found []Finding, home map[subject]*open) ma
 	return all
 }
 
-// measure notes what clients have had of each incident that lasts, compared with how things were when it began.
+// measure stores what clients have had of each incident that lasts, compared with how things were when it began.
 func (b *Book) measure(r *Ring) {
 	for _, o := range b.list {
 		if !o.lasts() || mostHarm(o.members) <= 1 {
@@ -228,21 +229,21 @@ func (b *Book) measure(r *Ring) {
 	}
 }
 
-// memberOf is a finding with what is asked of it when others are compared with it.
+// memberOf makes a member of a finding, with what is needed to compare it with others.
 func memberOf(f *Finding, now time.Time) member {
 	host := hostOf(f.Where)
 	return member{Finding: *f, host: host, why: reasonOf(f.Reason, host), found: now}
 }
 
-// goesOn says that a cause of it is found now, or rests.
+// goesOn says that a cause of the incident is found now, or may come back because it comes and goes.
 func (o *open) goesOn(now time.Time, seen map[subject]bool) bool {
 	return o.lasts() && slices.ContainsFunc(o.members, func(m member) bool {
 		return !m.effect && (seen[m.subject()] || now.Sub(m.found) < kinds[m.Kind].rests)
 	})
 }
 
-// remember adds the members to all that there ever were. What is over is told by these: engines that
-// were restarted one after the other are all named.
+// remember adds the members to all findings that the incident ever had. An incident that is over is described by
+// these, so that all engines are named that were restarted one after the other.
 func (o *open) remember() {
 	at := make(map[subject]int, len(o.ever))
 	for i := range o.ever {
@@ -264,15 +265,15 @@ func (o *open) remember() {
 	markEffects(o.ever)
 }
 
-// markEffects marks those that are effects of the first one.
+// markEffects marks the members that are effects of the first one.
 func markEffects(members []member) {
 	for i := range members {
 		members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
 	}
 }
 
-// withResting adds to the members that were found those that come and go and were found
-// lately: not those that another incident has now, nor those of engines that are away.
+// withResting adds to the found members those that come and go and were found lately. It leaves out those that
+// another incident has now, and those of engines that are away.
 func (o *open) withResting(members []member, now time.Time, seen map[subject]bool, away map[string]bool) []member {
 	if !o.lasts() {
 		return members
@@ -288,7 +289,7 @@ func (o *open) withResting(members []member, now time.Time, seen map[subject]boo
 			members, is[s], rested = append(members, *m), true, true
 		}
 	}
-	if rested { // the lead stays the same one
+	if rested { // so that the first member stays the same
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
 		})
@@ -297,7 +298,7 @@ func (o *open) withResting(members []member, now time.Time, seen map[subject]boo
 	return members
 }
 
-// found is when something of it was found last.
+// found is when a member was last found.
 func (o *open) found() (last time.Time) {
 	for i := range o.members {
 		if at := o.members[i].found; at.After(last) {
@@ -307,7 +308,7 @@ func (o *open) found() (last time.Time) {
 	return last
 }
 
-// merged has every subject once.
+// merged keeps the first finding of each subject, with the worst severity of them. It reuses found's array.
 func merged(found []Finding) []Finding {
 	at, once := map[subject]int{}, found[:0]
 	for _, f := range found {
@@ -323,8 +324,8 @@ func merged(found []Finding) []Finding {
 	return once
 }
 
-// after says that an incident tells more of its members than another one does, which
-// had them, too.
+// after says that of two incidents with the same member, this one should get it: it lasts and the other does not, or
+// it ended later.
 func (o *open) after(was *open) bool {
 	if o.lasts() || was.lasts() {
 		return !was.lasts()
@@ -332,10 +333,10 @@ func (o *open) after(was *open) bool {
 	return o.until.After(was.until)
 }
 
-// place finds the incident of something new; else it is the one that it was of before,
-// or another one. It is none where the book is full of what harms as much. What ended, or
-// ends now, takes in nothing new but what clients saw of it, and what the same engine does
-// next: else its line would tell of another engine.
+// place finds the incident for a new finding. If no incident takes it, that is the incident that had it before, or a
+// new one; nil: the book is full of incidents that harm as much. An incident that has ended, or ends now, takes in
+// only what clients noticed of it and what the same engine does next: else its description would change to another
+// engine.
 func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*open, next map[*open][]member, ends map[*open]bool) *open {
 	since := now.Add(-f.For)
 	var best *open
@@ -378,13 +379,14 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 	return best
 }
 
-// came says that an incident was over, came back a moment ago, and that this cause was never of it: so what came back is another outage.
+// came says that an incident was over and came back a moment ago, and that this finding is a cause that it never had:
+// so what came back is another outage.
 func (o *open) came(f *member) bool {
 	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect &&
 		!slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// split makes another incident of what came back, and leaves the first one as it was when it was over.
+// split makes a new incident of what came back, and leaves the first one as it was when it was over.
 func (b *Book) split(o *open, home map[subject]*open, next map[*open][]member) *open {
 	b.last++
 	other := &open{id: b.last, since: o.again, again: o.again, members: o.members}
@@ -398,19 +400,19 @@ func (b *Book) split(o *open, home map[subject]*open, next map[*open][]member) *
 	return other
 }
 
-// had says that it lasts, and was made of this effect before.
+// had says that the incident lasts, and had this effect before.
 func (o *open) had(f *member) bool {
 	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load &&
 		slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// has says that one of its members is of the same engine.
+// has says that a member of the incident is of the same engine.
 func (o *open) has(f *member) bool {
 	return f.host != "" && slices.ContainsFunc(o.members, func(m member) bool { return engineOf(m.Where) == engineOf(f.Where) })
 }
 
-// claim takes over what clients saw of a cause before it was found: it takes a while
-// until an engine counts as down.
+// claim moves what clients noticed of a cause before the cause was found into the incident of the cause: it takes a
+// while until an engine counts as down.
 func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open][]member) {
 	if k := kinds[cause]; k.effect && !k.load || k.alone || k.harm == nothing {
 		return
@@ -421,7 +423,7 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 			return false
 		}
 		if seen.closed.IsZero() && !kinds[seen.ever[0].Kind].effect {
-			return false // it had another cause
+			return false // the incident had another cause
 		}
 		for i := range seen.members {
 			home[seen.members[i].subject()] = o
@@ -429,24 +431,25 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 		if seen.again.Before(o.since) {
 			o.since = seen.again
 		}
-		seen.until = seen.closed // it was over before, and something else
+		seen.until = seen.closed // the incident was over before, and that part of it stays
 		return seen.closed.IsZero()
 	})
 }
 
-// mayJoin says whether a finding joins the members of an incident that began so long before it.
+// mayJoin says whether a finding may join the members of an incident. late is how long after the incident the finding
+// began.
 func mayJoin(members []member, f *member, late time.Duration) bool {
 	lead, kind := kinds[members[0].Kind], kinds[f.Kind]
 	switch {
-	case kind.load && lead.harm < waiting: // it harms less than so many requests that wait
+	case kind.load && lead.harm < waiting: // that so many requests wait harms more than this cause does
 		return false
-	case lead.load && f.Kind == NotReady: // that is of engines that are gone
+	case lead.load && f.Kind == NotReady: // NotReady comes from engines that are gone
 		return false
 	}
 	return joinWhen[lead.class()][kind.class()].allows(late, sharesCause(members, f))
 }
 
-// sharesCause says that a finding has the cause of one of these.
+// sharesCause says that a finding has the same cause as one of the members.
 func sharesCause(members []member, f *member) bool {
 	for i := range members {
 		if m := &members[i]; !m.effect && together(m, f) {
@@ -456,7 +459,7 @@ func sharesCause(members []member, f *member) bool {
 	return false
 }
 
-// together says that two findings of one moment have one cause.
+// together says that two findings of one moment have the same cause.
 func together(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
@@ -465,7 +468,7 @@ func together(a, b *member) bool {
 		return true
 	}
 	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) {
-		return true // what comes and goes at one engine says nothing of the others
+		return true // what comes and goes at one engine says nothing about other engines
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
@@ -473,8 +476,7 @@ func together(a, b *member) bool {
 	return a.Kind == b.Kind && a.why == b.why
 }
 
-// full says that there is no room for a new incident: all that are kept last, and harm
-// as much.
+// full says that there is no room for a new incident: all that are kept last, and harm as much.
 func (b *Book) full(harm int, next map[*open][]member) bool {
 	if len(b.list) < mostKept {
 		return false
@@ -492,9 +494,8 @@ func (b *Book) full(harm int, next map[*open][]member) bool {
 	return lasting >= mostKept
 }
 
-// forget drops what was resolved long ago and, beyond what is kept, what was resolved
-// first. Of those that last it drops the newest that harm least, so that the others
-// stay as they are.
+// forget drops incidents that were resolved long ago and, if there are too many, those that were resolved first. Of
+// incidents that last it drops those that harm least, the newest first, so that the others stay as they are.
 func (b *Book) forget(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *open) bool { return !o.lasts() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
@@ -518,7 +519,7 @@ func (b *Book) forget(now time.Time) {
 	}
 }
 
-// before says that an incident is dropped before another one.
+// before says that this incident is dropped before another one.
 func (o *open) before(other *open) bool {
 	if over := !o.lasts(); over || !other.lasts() {
 		return over && (other.lasts() || o.until.Before(other.until))
@@ -526,7 +527,7 @@ func (o *open) before(other *open) bool {
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
 }
 
-// harm is how much clients see of it.
+// harm is how much clients notice of the incident.
 func (o *open) harm() int { return mostHarm(o.members) }
 
 func mostHarm(members []member) (most int) {

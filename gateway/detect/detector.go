@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kind is what sort of thing is wrong.
+// Kind is the kind of a finding.
 type Kind string
 
 // Severities of a Finding.
@@ -17,7 +17,7 @@ const (
 	Warn = "warn" // worth a look
 )
 
-// How much clients see.
+// harm is how much clients notice.
 type harm int
 
 const (
@@ -27,39 +27,41 @@ const (
 	failing
 )
 
-// Detector is a kind of thing that may be wrong: how it is found, how it goes together with others, and what is said of it.
+// Detector describes one kind of finding: how it is found, how it relates to other kinds, and what is said about it.
 type Detector struct {
 	Kind    Kind
 	find    func(v *view, say say)
 	harm    harm
-	urgent  bool // it is bad, though clients see nothing of it yet
-	effect  bool // it follows from something else, where there is something else
-	load    bool // an effect of what harms as much, and else the cause of what clients see
+	urgent  bool // it is bad, although clients notice nothing yet
+	effect  bool // it follows from another finding, if there is one
+	load    bool // an effect of findings that harm as much, and else the cause of what clients notice
 	crowded bool // many requests wait
-	gone    bool // the engine gets nothing: one of these may follow the other
-	// other engines may take over: it is bad while requests fail or wait, or more than half of the engines of the role are away
+	gone    bool // the engine gets no requests: one such finding may follow another
+	// other engines may take over: it is bad only while requests fail or wait, or more than half of the engines of
+	// the role are away
 	spare  bool
-	wide   bool          // it makes tokens slower: it is bad where it is much and for many
-	vague  bool          // others that harm as much say more
-	family string        // kinds of one say the same of engines and of ranks
-	alone  bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
+	wide   bool          // it makes tokens slower: it is bad if it does so much and for many requests
+	vague  bool          // other kinds that harm as much say more
+	family string        // kinds of one family say the same of engines and of ranks
+	alone  bool          // an operator wants it so, or it describes a whole group: no other finding shares its cause
 	rests  time.Duration // it comes and goes: it lasts until it was not found for so long
 
 	headline string // the first words of the verdict
-	many     string // what several of them do, after their number and noun; empty where there is one at most
-	clients  string // what they see of it
-	prefill  string // the same where all of these are prefill engines; empty: clients
-	first    string // as an effect, what clients see of it is said before its cause, with these words
+	many     string // what several of them do, said after their number and noun; empty: there is at most one
+	clients  string // what clients notice of it
+	prefill  string // the same if all of these are prefill engines; empty: clients
+	first    string // if it is an effect, these words come before the cause
 	next     string // what to do
-	sender   string // the same where most of it is of one key; {key} is put in
-	command  string // to copy; {where} and {engine} are put in
-	runbook  string // the entry
+	sender   string // the same if most of it comes from one key; {key} is replaced
+	command  string // a command to copy; {where} and {engine} are replaced
+	runbook  string // entry of the runbook
 }
 
-// again is how long what comes and goes may be away: a busy engine answers late, then in time while it rests, then late again.
+// again is for how long a finding that comes and goes may be away: a busy engine answers late, then in time while it
+// rests, then late again.
 const again = 2 * time.Minute
 
-// severity follows from the harm.
+// severity is the severity that follows from the harm.
 func (d *Detector) severity() string {
 	if d.harm >= waiting || d.urgent {
 		return Bad
@@ -67,7 +69,7 @@ func (d *Detector) severity() string {
 	return Warn
 }
 
-// order has causes first, those that say most before the others.
+// order sorts causes before effects, and among causes those that harm more first.
 func (d *Detector) order() int {
 	n := 10 * int(failing-d.harm)
 	if d.vague {
@@ -77,7 +79,7 @@ func (d *Detector) order() int {
 		n += 1000
 	}
 	if d.load {
-		n -= 500 // the cause of other effects
+		n -= 500 // it is the cause of other effects
 	}
 	return n
 }
@@ -86,56 +88,56 @@ func (d *Detector) order() int {
 type Finding struct {
 	Kind     Kind
 	Severity string
-	Panel    string        // of the page that shows more
+	Panel    string        // the panel of the page that shows more
 	Of       string        // what Where names: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
-	What     string        // a whole sentence with what Where names and all numbers, without a full stop
-	Rest     string        // said behind What, and behind what several of a kind do; it tells no causes apart
-	Ranks    []string      // that What names, beside Where
+	What     string        // a whole sentence with the name in Where and all numbers, without a full stop
+	Rest     string        // added behind What, and behind what several of a kind do; findings that differ only in this may have one cause
+	Ranks    []string      // ranks that What names, beside Where
 	running  int           // requests whose tokens it makes slower
-	times    float64       // and how many times as long these take
-	Key      string        // of the caller that most of it is of; empty: there is none
-	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
-	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
+	times    float64       // how many times as long these tokens take
+	Key      string        // key of the caller that causes most of it; empty: there is none
+	Reason   string        // why, as an engine or a file says; empty: nothing more is known
+	For      time.Duration // for how long it has been so, as far as that is known; 0: since it was found
 }
 
-// slows says how many requests a finding makes slower, and how many times as long their tokens take.
+// slows sets how many requests a finding makes slower, and how many times as long their tokens take.
 func (f *Finding) slows(running int, times float64) *Finding {
 	f.running, f.times = running, times
 	return f
 }
 
-// view is what detectors see: the facts, and what several of them ask of these.
+// view is what detectors look at: the facts, and values that several detectors derive from them.
 type view struct {
 	*Facts
-	last    Ended  // in the last minute
+	last    Ended  // requests that ended in the last minute
 	loads   []load // of each model
 	drained map[string]bool
 	running int  // requests, on all ranks
 	several bool // groups are named with their model
 }
 
-// say notes a finding, in a whole sentence.
+// say adds a finding; format and args make its sentence.
 type say func(where at, reason, format string, args ...any) *Finding
 
-// at is where something is wrong: what it is, its name, and the panel that shows more.
+// at is the place of a finding: what it is, its name, and the panel that shows more.
 type at struct{ of, where, panel string }
 
-// proxyAt is the proxy as a whole.
+// proxyAt is the place of a finding about the whole proxy.
 func proxyAt(panel string) at { return at{panel: panel} }
 
 func (a at) String() string { return a.of + " " + a.where }
 
-// begin is its name at the begin of a sentence.
+// begin is the place in words, for the begin of a sentence.
 func (a at) begin() string { return words.Capital(a.String()) }
 
-// firstLine is what an error says; below it a file's lines may follow.
+// firstLine is the first line of an error's text. Lines of a file may follow it.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
 	return line
 }
 
-// waits says how many requests wait.
+// waits says in words how many requests wait.
 func waits(n int) string {
 	if n == 1 {
 		return "1 request waits"
@@ -143,7 +145,7 @@ func waits(n int) string {
 	return requests(n) + " wait"
 }
 
-// requests says how many there are.
+// requests says in words how many requests there are.
 func requests(n int) string {
 	switch n {
 	case 0:

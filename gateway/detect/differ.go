@@ -8,8 +8,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// gauge is one that engines tell of each rank. A rank differs where it is above the middle one by so many units at least, by half,
-// and by several times what ranks usually are apart. One that does less than others makes no step longer.
+// gauge is a gauge that engines report of each rank. A rank differs if its value is above the median by at least
+// `least`, by half of the median, and by several times the usual distance between ranks. Only values above count,
+// because a rank that does less than others makes no step longer.
 type gauge struct {
 	name  string
 	least float64
@@ -38,13 +39,13 @@ var gauges = []gauge{
 }
 
 const (
-	differShare = 0.5 // more than the middle one
-	differApart = 6   // median deviations
+	differShare = 0.5 // of the median, above it
+	differApart = 6   // median deviations above the median
 )
 
 func whole(v float64) string { return stats.Grouped(int(v)) }
 
-// differing lists what ranks say of themselves that is far above the others, the farthest first.
+// differing lists gauges of ranks that are far above those of the other ranks, the farthest first.
 func differing(g *Group) []Differs {
 	type far struct {
 		Differs

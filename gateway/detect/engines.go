@@ -92,7 +92,7 @@ var engineDetectors = []Detector{
 	},
 }
 
-// is says what is wrong with an engine; empty: nothing.
+// is says what is wrong with the engine; empty: nothing.
 func (e *Engine) is() Kind {
 	switch {
 	case e.Paused && e.State == "halted": // an operator wants it
@@ -115,12 +115,12 @@ func (e *Engine) is() Kind {
 	return ""
 }
 
-// paused says that an operator has requests wait for some engines.
+// paused says that an operator has paused some engines, so that requests wait for them.
 func (v *view) paused() bool {
 	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
 
-// movedS is how long ago a name got another address, for that to be why nothing answers there.
+// movedS is the time in s within which a changed address of a name may be the reason why nothing answers there.
 const movedS = 3600
 
 func findEngineMoved(v *view, say say) {
@@ -135,7 +135,7 @@ func findEngineMoved(v *view, say say) {
 	})
 }
 
-// ago says a time as people do.
+// ago writes a time as people say it.
 func ago(s float64) string {
 	if s < 120 {
 		return fmt.Sprintf("%.0f s", s)
@@ -143,7 +143,7 @@ func ago(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines are those with ranks that are told to drain and answer: their ranks are told of with them.
+// drainedEngines returns the engines with ranks that drain and answer: their findings include their ranks.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {
@@ -154,7 +154,8 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// each has a function tell of the engines that have something wrong. why is what is known of the cause, without the engine's address.
+// each calls tell for the engines with a finding of the kind is. why is what is known of the cause, without the
+// engine's address.
 func (v *view) each(is Kind, tell func(e *Engine, where at, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.is() == is {
@@ -169,7 +170,7 @@ func findEngineHangs(v *view, say say) {
 	v.each(EngineHangs, func(e *Engine, where at, why string) {
 		cause, _, _ := strings.Cut(why, ":")
 		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
-		if e.State != "up" { // else it is known for how long it is up
+		if e.State != "up" { // for an engine that is up, SinceS is for how long it is up
 			f.For = seconds(e.SinceS)
 		}
 	})

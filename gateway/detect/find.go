@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// detectors are all of them, in the order in which they look.
+// detectors are all detectors, in the order in which they run.
 var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors,
 	rankDetectors, ownerDetectors)
 
-// kinds are the detectors by what they find.
+// kinds has the detectors by the kind that they find.
 var kinds = func() map[Kind]*Detector {
 	all := make(map[Kind]*Detector, len(detectors))
 	for i := range detectors {
@@ -19,7 +19,8 @@ var kinds = func() map[Kind]*Detector {
 	return all
 }()
 
-// Find says what is wrong, the bad before what is worth a look. last is what ended in the last minute.
+// Find returns what is wrong, the bad findings before those that are only worth a look. last is what ended in the
+// last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, last: last}
 	v.several = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
@@ -51,17 +52,18 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	return all
 }
 
-// Answers that are much slower harm like requests that wait, where many clients have them.
+// Much slower answers harm as much as waiting requests, if many clients get them.
 const (
-	wideTimes = 2.0 // as long as before, or as elsewhere
-	wideShare = 0.1 // of the requests that run
+	wideTimes = 2.0 // times as long as before, or as elsewhere
+	wideShare = 0.1 // share of the running requests
 )
 
-// spared lowers the severity of engines that are away where the others do their work: no request fails or waits, and at most half of those
-// of their role that serve the model are away. One that hangs and does not count as down yet has requests.
+// spared lowers the severity of engines that are away while the other engines do their work: no request fails or
+// waits, and at most half of the engines of their role that serve the model are away. An engine that hangs and does
+// not count as down yet still has requests, so it stays bad.
 func (v *view) spared(all []Finding) {
 	type tier struct{ of, model string }
-	of := map[[2]string]tier{} // by what it is, and its name
+	of := map[[2]string]tier{} // by what the engine is, and its name
 	there, away := map[tier]int{}, map[tier]map[string]bool{}
 	for i := range v.Engines {
 		e := &v.Engines[i]

@@ -64,11 +64,11 @@ var groupDetectors = []Detector{
 	},
 }
 
-// At which a number of a group becomes a finding.
+// Limits from which a number of a group becomes a finding.
 const (
-	lateShare = 0.5  // of the time an entry may wait, of the oldest
-	lostShare = 0.15 // of a step, to imbalance
-	heldSlack = 5.0  // s that a round may be late, in a process that gets no CPU time
+	lateShare = 0.5  // of the time that an entry may wait, reached by the oldest entry
+	lostShare = 0.15 // of a step, lost to imbalance
+	heldSlack = 5.0  // s by which a round may be late if the process gets no CPU time
 )
 
 func findPoolLate(v *view, say say) {
@@ -90,8 +90,8 @@ func findPoolLate(v *view, say say) {
 	}
 }
 
-// ofGroup has a function tell of each group. The default group of every model has the same name, so groups are named with their model where
-// there are several.
+// ofGroup calls tell for each group. The default group of every model has the same name, so the names include the
+// model if there are several.
 func (v *view) ofGroup(panel string, tell func(m *Model, g *Group, where at)) {
 	for i := range v.Models {
 		m := &v.Models[i]
@@ -157,7 +157,8 @@ func findTokensFew(v *view, say say) {
 	})
 }
 
-// allOn says behind its name on which host all ranks of the group are; empty: on several.
+// allOn names, for use behind the group's name, the host on which all ranks of the group are; empty: they are on
+// several hosts.
 func (g *Group) allOn() string {
 	on := ""
 	for i := range g.Ranks {
@@ -174,11 +175,12 @@ func (g *Group) allOn() string {
 }
 
 const (
-	differRanks = 3 // that tell a gauge, before one of them can differ
-	differSaid  = 2 // that the sentence has
+	differRanks = 3 // ranks that must report a gauge before one of them can differ
+	differSaid  = 2 // ranks that the sentence names
 )
 
-// whatDiffers says behind a sentence about slow steps what the ranks say of themselves; empty where too few do.
+// whatDiffers says, behind a sentence about slow steps, which ranks differ by their own gauges; empty if too few
+// ranks report any.
 func whatDiffers(g *Group) string {
 	tell := 0
 	for i := range g.Ranks {

@@ -8,13 +8,13 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// A latency is longer than before where it is so many times as long, and so many ms longer.
+// A latency counts as longer if it is longerTimes as long and so many ms longer than before.
 const (
 	longerTimes  = 1.3
 	longerTTFTMs = 50
 	longerTPOTMs = 5
 	fewerTokens  = 0.7
-	beforeIt     = 10 * time.Second // an incident began, latencies were what they were before
+	beforeIt     = 10 * time.Second // this long before an incident began, latencies were still as usual
 )
 
 // baseline is how things were when an incident began, and shortly before.
@@ -24,7 +24,7 @@ type baseline struct {
 	tokensPerS    float64
 }
 
-// baseline is that of a moment; nil: there is no sample.
+// baseline is the baseline for an incident that began at since; nil: there is no sample.
 func (r *Ring) baseline(since time.Time) *baseline {
 	began, before := r.atLast(since), r.atLast(since.Add(-beforeIt))
 	if began == nil {
@@ -33,7 +33,7 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
 }
 
-// harm says in numbers what clients have had since then, as a sentence without a full stop.
+// harm says what clients have had since the baseline, in numbers, as a sentence without a full stop.
 func (r *Ring) harm(base *baseline) string {
 	now := r.Last()
 	if now == nil || base == nil {
@@ -76,7 +76,7 @@ func spoken(ms float64) string {
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-// atLast is the last sample up to a moment, or the oldest one; nil: there is none.
+// atLast is the last sample up to the time at, else the oldest one; nil: there is none.
 func (r *Ring) atLast(at time.Time) (found *Sample) {
 	oldest := r.since(keptFor)
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {

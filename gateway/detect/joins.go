@@ -2,17 +2,17 @@ package detect
 
 import "time"
 
-// class is how a kind goes together with others.
+// class says how findings of a kind join those of other kinds.
 type class int
 
 const (
-	isAlone  class = iota // nothing else shares its cause
-	isMute                // clients see nothing of it
+	isAlone  class = iota // no other finding shares its cause
+	isMute                // clients notice nothing of it
 	isCause               // something is wrong
-	comes                 // likewise, and it comes and goes
-	isEffect              // clients see it, and it follows from something else, where there is something else
-	isLoad                // many requests wait: an effect of what harms as much, and else the cause of other effects
-	classes               // how many there are
+	comes                 // something is wrong that comes and goes
+	isEffect              // clients notice it, and it follows from another finding, if there is one
+	isLoad                // many requests wait: an effect of findings that harm as much, and else the cause of other effects
+	classes               // number of classes
 )
 
 func (d *Detector) class() class {
@@ -31,19 +31,20 @@ func (d *Detector) class() class {
 	return isCause
 }
 
-// window says when a finding may join an incident, by the time between their begins.
+// window says when a finding may join an incident, by the time from the begin of the incident to that of the finding.
 type window int
 
 const (
 	never   window = iota
-	atOnce         // within a moment of it, if they share a cause
+	atOnce         // within a moment of the incident's begin, if they share a cause
 	ever           // at any time, if they share a cause
-	follows        // not more than a moment before it, and soon after it
-	near           // not more than a moment before or after it
-	behind         // not more than a moment before it
+	follows        // from a moment before the incident's begin until soon after it
+	near           // within a moment before or after the incident's begin
+	behind         // at any time from a moment before the incident's begin
 )
 
-// joinWhen is which kind may join which incident: a row for the incident's lead, a column for what is found.
+// joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
+// for that of the finding.
 var joinWhen = [classes][classes]window{
 	/*          alone  mute   cause  comes  effect   load */
 	isAlone:  {never, never, never, never, never, never},
@@ -54,7 +55,8 @@ var joinWhen = [classes][classes]window{
 	isLoad:   {never, atOnce, atOnce, ever, behind, behind},
 }
 
-// allows says whether a finding may join an incident that began so long before it.
+// allows says whether a finding may join an incident. late is how long after the incident it began; shares says that
+// they share a cause.
 func (w window) allows(late time.Duration, shares bool) bool {
 	switch w {
 	case atOnce:

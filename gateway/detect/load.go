@@ -33,24 +33,25 @@ var loadDetectors = []Detector{
 	},
 }
 
-// At which a load becomes a finding.
+// Limits from which a load becomes a finding.
 const (
-	takenShare = 0.95 // of the slots: one that was just given back is taken in the next round
-	roomShare  = 0.85 // of the KV tokens of all ranks: what waits finds no room beside answers that grow
+	takenShare = 0.95 // of the slots: a slot that was just given back is taken in the next round
+	roomShare  = 0.85 // of the KV tokens of all ranks: waiting requests find no room beside answers that grow
 )
 
-// load is that of a model where it has no free slot or no KV memory, and so many wait for one that each has to wait for about one
-// answer. A burst that is over soon is none, unless others are refused.
+// load is the load of a model. It is a finding if the model has no free slot or no KV memory, and so many requests
+// wait that each has to wait for about one answer. A burst that is over soon is no finding, unless other requests are
+// refused.
 type load struct {
 	crowded, free      bool
-	is                 Kind // empty: none
+	is                 Kind // kind of the finding; empty: none
 	used, slots        int
 	kvTokens, capacity int64
 	waiting            int
-	where              string // they wait
+	where              string // where the requests wait
 }
 
-// load is what a model has, and what waits for it.
+// load returns what a model has, and what waits for it.
 func (f *Facts) load(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
@@ -72,7 +73,7 @@ func (f *Facts) load(m *Model) (l load) {
 	if l.slots == 0 || l.waiting == 0 || l.free && !full {
 		return l
 	}
-	l.crowded = l.waiting >= min(l.used, l.slots) || l.free && 2*l.waiting >= l.used // KV memory comes free in large pieces
+	l.crowded = l.waiting >= min(l.used, l.slots) || l.free && 2*l.waiting >= l.used // KV memory is freed in large pieces
 	refused := f.fails() && f.refused() != nil
 	switch {
 	case !refused && (!l.crowded || m.CrowdedS == 0):
@@ -84,15 +85,16 @@ func (f *Facts) load(m *Model) (l load) {
 	return l
 }
 
-// fails says that requests fail, more than a few.
+// fails says that more than a few requests fail.
 func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
-// ownLimits says that hardly any of them fail but by a limit of their own key.
+// ownLimits says that hardly any request fails except by a limit of its own key.
 func (f *Facts) ownLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-// loaded has a function tell of each model with such a load: who floods it, as a key and as words behind a sentence.
+// loaded calls tell for each model with a load of the kind is. key and floods name the key that floods it, as a key
+// and as words behind a sentence.
 func (v *view) loaded(is Kind, tell func(m *Model, l *load, key, floods string)) {
 	key, floods := v.floods()
 	for i := range v.loads {
@@ -126,7 +128,7 @@ func findKVFull(v *view, say say) {
 	})
 }
 
-// words are what a slot and a rank of a model are called.
+// words are the words for a slot and a rank of a model.
 func (m *Model) words() (slot, rank string) {
 	if m.Aggregated {
 		return "slot", "rank"
@@ -134,7 +136,7 @@ func (m *Model) words() (slot, rank string) {
 	return "decode slot", "decode rank"
 }
 
-// slowed says behind an overload that slots are taken for longer than before; empty: they are not.
+// slowed says, behind a sentence about an overload, that slots are taken for longer than before; empty: they are not.
 func slowed(m *Model) string {
 	for i := range m.Groups {
 		g := &m.Groups[i]
@@ -150,7 +152,8 @@ func slowed(m *Model) string {
 	return ""
 }
 
-// floods names the key of most of the requests that wait, and says so behind a sentence. Both are empty where there is none.
+// floods names the key with more than half of the requests that wait, and says so behind a sentence. Both are empty
+// if there is no such key.
 func (f *Facts) floods() (key, says string) {
 	all := 0
 	for _, w := range f.Waiting {
@@ -166,7 +169,8 @@ func (f *Facts) floods() (key, says string) {
 	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(f.Waiting[0].Requests), stats.Grouped(all), key)
 }
 
-// refused is how requests are refused because a queue is full; nil: none is lately, or only by the limit of a key.
+// refused is the failure of requests that are refused because a queue is full; nil: none was lately, or only by the
+// limit of a key.
 func (f *Facts) refused() *Failed {
 	for i := range f.Failures {
 		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.Own {

@@ -2,27 +2,27 @@ package detect
 
 import "strings"
 
-// WithoutAddress is a reason without the address of the engine that it is told of.
+// WithoutAddress is a reason without the address of the engine that it is about.
 func WithoutAddress(why, where string) string {
 	engine := engineOf(where)
 	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
 	return strings.Replace(why, "connect: connect: ", "", 1)
 }
 
-// plain says that a name means nothing to a shell.
+// plain says that a name has no characters that mean something to a shell.
 func plain(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
 	})
 }
 
-// engineOf is the host:port of an engine or of a rank of it.
+// engineOf is the host:port of an engine or of a rank.
 func engineOf(where string) string {
 	engine, _, _ := strings.Cut(where, "/")
 	return engine
 }
 
-// hostOf is the machine of an engine or a rank; empty where the name has none.
+// hostOf is the machine of an engine or a rank; empty if the name has none.
 func hostOf(where string) string {
 	engine := engineOf(where)
 	i := strings.LastIndexByte(engine, ':')
@@ -32,8 +32,8 @@ func hostOf(where string) string {
 	return engine[:i]
 }
 
-// reasonOf is a reason without what differs from one engine to the next: its own host,
-// addresses and numbers.
+// reasonOf is a reason without the parts that differ from one engine to the next: the engine's own host, addresses
+// and numbers.
 func reasonOf(why, host string) string {
 	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))

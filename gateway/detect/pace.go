@@ -8,33 +8,34 @@ import (
 )
 
 const (
-	paceWindow = 20 * time.Second // of which a rank's pace is told
-	paceTokens = 50               // that came in it, at least
-	fewAnswers = 20               // that prove something
+	paceWindow = 20 * time.Second // time over which a rank's pace is measured
+	paceTokens = 50               // tokens that must come in it, at least
+	fewAnswers = 20               // answers from which a share of them proves something
 
-	span       = 2 * time.Second // by which ranks are compared
+	span       = 2 * time.Second // the length of the spans in which ranks are compared
 	spans      = 30
-	spanTokens = 6 // that a rank gave in one, for its pace to be known
+	spanTokens = 6 // tokens that a rank must give in a span for its pace to be known
 
-	// A rank is slow in a span where it takes so many times as long for a token as the middle one of its group, and so much longer. It is
-	// told of if it was slow in so many spans; where ranks prefill, prompts make them slow for a while, so in more.
+	// A rank is slow in a span if a token takes slowRank times as long as for the median rank of its group, and
+	// slowRankMs longer. It is reported if it was slow in slowSpans spans. Where ranks prefill, prompts make a rank
+	// slow for a while, so more spans are needed.
 	slowRank      = 3
 	slowRankMs    = 20
-	slowRanksOf   = 3 // ranks that have a pace
+	slowRanksOf   = 3 // ranks that must have a pace
 	slowSpans     = 8
 	slowSpansBoth = 16
 )
 
-// pace is what the answers of a rank were like lately.
+// pace is how fast the answers of a rank were lately.
 type pace struct {
-	ms     float64 // between two tokens of an answer; 0: too few came to tell
+	ms     float64 // between two tokens of an answer; 0: too few tokens came
 	lately Lately
-	spans  [spans]float64 // ms in each of the last spans, the newest first; 0: too few came to tell
+	spans  [spans]float64 // ms for a token in each of the last spans, the newest first; 0: too few tokens came
 }
 
-// stretch is what the streams of a rank got in some time.
+// stretch sums what the streams of a rank got in some time.
 type stretch struct {
-	ms     float64 // summed over the streams that ran
+	ms     float64 // time, summed over the streams that ran
 	tokens int64
 }
 
@@ -45,7 +46,7 @@ func (s stretch) pace(least int64) float64 {
 	return s.ms / float64(s.tokens)
 }
 
-// paces are those of the ranks of the last sample.
+// paces returns the pace of each rank of the last sample.
 func (r *Ring) paces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
@@ -64,7 +65,7 @@ func (r *Ring) paces() map[int32]pace {
 			at := int((age - 1) / span)
 			before := list[i].rank(x.ID)
 			if at >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
-				break // it began anew, and what was before is not its
+				break // the rank began anew, and what was before is not its own
 			}
 			ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 			each[at].ms, each[at].tokens = each[at].ms+ms, each[at].tokens+later.Output-before.Output
@@ -79,7 +80,7 @@ func (r *Ring) paces() map[int32]pace {
 			p.spans[i] = each[i].pace(spanTokens)
 			whole.ms, whole.tokens = whole.ms+each[i].ms, whole.tokens+each[i].tokens
 		}
-		for i := range each { // so few tokens come that a span tells nothing, though streams run
+		for i := range each { // so few tokens come that a span alone shows nothing, although streams run
 			if p.spans[i] == 0 && each[i].ms >= float64(span.Milliseconds()) {
 				p.spans[i] = whole.ms / float64(max(1, whole.tokens))
 			}
@@ -89,7 +90,7 @@ func (r *Ring) paces() map[int32]pace {
 	return paces
 }
 
-// oldest is how a rank was in the oldest of the seconds that are at most so old and have it.
+// oldest is the oldest record of a rank that is no older than age; nil: there is none.
 func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
 	list := r.fine.list
 	now := list[len(list)-1].At
@@ -102,7 +103,7 @@ func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
 	return nil
 }
 
-// rank finds a rank; nil: it was not there.
+// rank finds a rank; nil: the sample does not have it.
 func (s *Sample) rank(id int32) *RankAt {
 	if i, ok := s.places[id]; ok {
 		return &s.Ranks[i]
@@ -110,7 +111,8 @@ func (s *Sample) rank(id int32) *RankAt {
 	return nil
 }
 
-// since are the answers since a sample; nil, or one with more of them, is of another rank.
+// since counts the answers since an earlier record. It is zero if that is nil or has more answers, because it then
+// belongs to another rank.
 func (x *RankAt) since(before *RankAt) Lately {
 	if before == nil || before.Answers > x.Answers || before.Empty > x.Empty {
 		return Lately{}
@@ -118,7 +120,7 @@ func (x *RankAt) since(before *RankAt) Lately {
 	return Lately{x.Answers - before.Answers, x.Empty - before.Empty}
 }
 
-// pace fills in what is known of a group's ranks.
+// pace fills in what is known of the pace of a group's ranks.
 func (g *Group) pace(ranks map[int32]pace) {
 	var all []float64
 	slow := make([]stretches, len(g.Ranks))
@@ -157,15 +159,16 @@ func (g *Group) pace(ranks map[int32]pace) {
 	}
 }
 
-// stretches are the spans in which a rank was slow.
+// stretches counts the spans in which a rank was slow.
 type stretches struct {
 	n          int
-	ms, middle float64 // summed
+	ms, middle float64 // of a token in these spans: for the rank, and for the median rank; summed
 }
 
 func (s *stretches) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
 
-// told is how long a token took in them, and for the middle one; 0: there are too few.
+// told is how long a token took on average in these spans, for the rank and for the median rank; 0: the spans are
+// fewer than least.
 func (s *stretches) told(least int) (ms, others float64) {
 	if s.n < least {
 		return 0, 0
@@ -173,7 +176,7 @@ func (s *stretches) told(least int) (ms, others float64) {
 	return s.ms / float64(s.n), s.middle / float64(s.n)
 }
 
-// median is the middle one of some numbers, which it sorts; 0: there are none.
+// median is the median of some numbers, which it sorts; 0: there are none.
 func median(all []float64) float64 {
 	if len(all) == 0 {
 		return 0

@@ -75,23 +75,23 @@ var prefillDetectors = []Detector{
 	},
 }
 
-// lateSeconds is how long a request may wait where it may wait forever, before that is a finding.
+// lateSeconds is how long, in s, a request without a limit may wait before that is a finding.
 const lateSeconds = 10.0
 
-// Late says that a prompt that comes now begins late.
+// Late says that a prompt that comes now would begin late.
 func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
 
-// gates is how long a gate may be open between two prompts that fill its engine.
+// gates is for how long a gate may be open between two prompts that fill its engine.
 const gates = 15 * time.Second
 
-// Metrics of an engine are old after so many intervals without an answer, and at least so long.
+// The metrics of an engine are old after oldScrapes intervals without an answer, and at least oldMs.
 const (
 	oldScrapes = 3
 	oldMs      = 5000
-	silentS    = 60 // that an engine is up, and has never told its load
+	silentS    = 60 // s that an engine is up without having reported its load
 )
 
-// candidates are the prefill engines with where they are. An engine of one rank is named without the rank.
+// candidates calls tell for each prefill engine, with its place. An engine with one rank is named without the rank.
 func (v *view) candidates(tell func(e *PrefillEngine, where at)) {
 	alone := map[string]bool{}
 	for i := range v.Engines {
@@ -142,7 +142,7 @@ func findPrefillOut(v *view, say say) {
 }
 
 func findMetricsOld(v *view, say say) {
-	up := map[string]float64{} // s
+	up := map[string]float64{} // s since when it is up, by engine
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
 			up[e.ID] = e.SinceS
@@ -160,7 +160,7 @@ func findMetricsOld(v *view, say say) {
 	})
 }
 
-// open is how many take prompts, and what they are called.
+// open is how many engines and groups take prompts, and the word for them.
 func (p *Prefill) open() (n int, called string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
@@ -182,17 +182,17 @@ func findNoPrefill(v *view, say say) {
 	if open, called := v.Prefill.open(); open == 0 && !v.paused() && len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0 {
 		f := say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
 		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
-			f.Severity = Warn // their caches are full for the moment, and nobody waits
+			f.Severity = Warn // their caches are full for the moment, and no request waits
 		}
 	}
 }
 
-// queue says what is wrong with the queue of prompts; empty: nothing.
+// queue says what is wrong with the arrival queue; empty: nothing.
 func (v *view) queue() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
 	switch f := v.refused(); {
-	// it is the sum over all models
+	// Waiting is the sum over all models, so it is compared with the limit only if there is one model.
 	case v.fails() && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1:
 		return QueueFull
 	case p.BusyS > 0 && !v.overloaded():
@@ -250,10 +250,11 @@ func findQueueWaits(v *view, say say) {
 	}
 }
 
-// hitsLost is how many of a key's prompt tokens less are in a prefix cache, for that to be said.
+// hitsLost is the drop of a key's share of cached prompt tokens from which it is reported.
 const hitsLost = 0.3
 
-// heaviest names the key of which most prompt tokens are that prefill engines hold, and says so. Both are empty where there is none.
+// heaviest names the key with more than half of the prompt tokens that prefill engines hold, and says so. Both are
+// empty if there is no such key.
 func (p *Prefill) heaviest() (key, says string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
@@ -262,7 +263,7 @@ func (p *Prefill) heaviest() (key, says string) {
 	return "", ""
 }
 
-// lostHits says behind a sentence that prompts of a key are no longer in the caches; empty: they are.
+// lostHits says, behind a sentence, that the prompts of a key are no longer in the caches; empty: they are.
 func lostHits(h *Hits) string {
 	if h == nil || h.Before-h.Share < hitsLost {
 		return ""

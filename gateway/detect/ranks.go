@@ -55,17 +55,17 @@ var rankDetectors = []Detector{
 
 const (
 	fullShare  = 0.95 // of a rank's KV tokens
-	emptyShare = 0.8  // of the answers of a rank, at least
-	wholeShare = 0.2  // of those of the others, at most
+	emptyShare = 0.8  // of the answers of a rank: at least so many are empty
+	wholeShare = 0.2  // of the answers of the other ranks: at most so many are empty
 )
 
-// share is that of empty answers, with as many others as prove something.
+// share is the share of empty answers. known is false if there are too few answers to prove something.
 func (l Lately) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
-// findRankEmpty says which ranks of a model give nearly nothing but empty answers, where the others give few. No request fails by them,
-// and such a rank is the fastest one, so it gets ever more requests.
+// findRankEmpty finds the ranks of a model that give nearly only empty answers while the other ranks give few. No
+// request fails because of that, and such a rank is the fastest one, so it gets ever more requests.
 func findRankEmpty(v *view, say say) {
 	all := Lately{}
 	for _, g := range v.groups() {
@@ -86,7 +86,7 @@ func findRankEmpty(v *view, say say) {
 				of.Answers, of.Empty = of.Answers+r.Lately.Answers, of.Empty+r.Lately.Empty
 			}
 		}
-		if _, known := rest.share(); !known { // too few of this model: those of other models tell, too
+		if _, known := rest.share(); !known { // too few answers of this model: answers of other models count, too
 			rest = Lately{all.Answers - sum.Answers, all.Empty - sum.Empty}
 		}
 		others, known := rest.share()
@@ -108,7 +108,8 @@ func findRankEmpty(v *view, say say) {
 	}
 }
 
-// findRankSlow goes by the ranks' own pace, whatever the config says of a barrier: behind a real one all are as slow as the slowest.
+// findRankSlow uses the ranks' own pace, whatever the config says about a barrier: behind a real barrier all ranks
+// are as slow as the slowest one.
 func findRankSlow(v *view, say say) {
 	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
 		slow, worst, running := []string{}, &Rank{}, 0
@@ -133,7 +134,7 @@ func findRankSlow(v *view, say say) {
 	})
 }
 
-// role is that of the engines behind a board.
+// role is the role of the engines behind a board.
 func (m *Model) role() string {
 	if m.Aggregated {
 		return aggregatedRole
@@ -141,7 +142,7 @@ func (m *Model) role() string {
 	return decodeRole
 }
 
-// these says which ranks of each group something is true of.
+// these reports, for each group, the ranks for which is returns true.
 func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool) {
 	models := 0
 	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
@@ -170,7 +171,7 @@ func (r *Rank) full() bool {
 
 func findRanksFull(v *view, say say) {
 	v.these(say, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
-		return r.full() && v.loads[model].is != KVFull // else it is told of the model
+		return r.full() && v.loads[model].is != KVFull // else the finding about the model includes it
 	})
 }
 
@@ -180,7 +181,7 @@ func findRanksTight(v *view, say say) {
 	})
 }
 
-// findRanksDrain leaves out the ranks of engines that drain, which are told of with those.
+// findRanksDrain leaves out the ranks of engines that drain, because the findings about these engines include them.
 func findRanksDrain(v *view, say say) {
 	v.these(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")

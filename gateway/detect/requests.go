@@ -21,10 +21,10 @@ var requestDetectors = []Detector{
 	},
 }
 
-const failShare = 0.01 // of requests, at which they are said to fail
+const failShare = 0.01 // share of the requests from which they are reported as failing
 
-// findRequestsFail counts over the last minute, as the strip and the table of failures do over longer times: a rate of ten seconds
-// would agree with neither.
+// findRequestsFail counts over the last minute, as the strip and the table of failures count over longer times: a
+// rate over ten seconds would match neither of them.
 func findRequestsFail(v *view, say say) {
 	if !v.fails() || v.Traffic.Recovered {
 		return

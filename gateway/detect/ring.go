@@ -6,32 +6,33 @@ import (
 	"time"
 )
 
-// Sample is what is kept of a moment: the little that is worth it each second, and more of those at which the proxy was looked at as
-// a whole. Ended, Failed, Tokens and Failures are totals since the start, so that rates and sums are differences of two samples.
+// Sample is what is kept of a moment: a few values each second, and more of the moments at which the whole proxy was
+// looked at. Ended, Failed, Tokens and Failures are totals since the start, so that rates and sums are differences of
+// two samples.
 type Sample struct {
 	At       time.Time
 	Ended    uint64
 	Failed   uint64
 	Own      uint64 // of Failed, by a limit of the caller's key
 	Tokens   int64
-	Failures map[Outcome]uint64 // nobody writes to it
-	Whys     map[Outcome]Why    // of the last request that failed so, where somebody told it; nobody writes to it
+	Failures map[Outcome]uint64 // never written to
+	Whys     map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
 	TTFT     Latency
 	TPOT     Latency
 	Pool     int
 	Ranks    []RankAt
-	places   map[int32]int // of these; samples of the same ranks share it
+	places   map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
 	Rates                  // (found)
 
-	Looked  bool // the proxy was looked at as a whole, and what follows is known
+	Looked  bool // the whole proxy was looked at, so the fields below are known
 	Groups  []GroupAt
-	at      map[GroupName]int     // where each of them stands
-	Engines map[EngineName]string // up, drain, or a state of those that get nothing; with ranks that drain without their engine
-	Drains  bool                  // the proxy
+	at      map[GroupName]int     // index of each group in Groups
+	Engines map[EngineName]string // up, drain, or the state of an engine that gets no requests; also ranks that drain without their engine
+	Drains  bool                  // the proxy drains
 	Policy  string
-	Reload  time.Time // last one that was used; zero: none
-	Started time.Time // the proxy
-	Page    []byte    // what was shown, compressed; nil: nothing was
+	Reload  time.Time // when another config last came into force; zero: never
+	Started time.Time // start of the proxy
+	Page    []byte    // what was shown, compressed; nil: nothing was shown
 	PageAt  time.Time
 }
 
@@ -40,29 +41,30 @@ type RankAt struct {
 	ID       int32
 	Running  int
 	KVTokens int64
-	Output   int64 // tokens after the first one of each whole answer, which is not waited for in a stream
+	Output   int64 // output tokens, but not the first one of each whole answer, because its wait is no time between tokens
 	Lately         // of all its answers
 }
 
-// GroupName is that of a group of ranks.
+// GroupName identifies a group of ranks.
 type GroupName struct{ Model, Group string }
 
-// GroupAt is how a group stood, and how its steps were.
+// GroupAt is the state of a group, and how its steps were.
 type GroupAt struct {
 	GroupName
 	MostTokens int64
 	Law        Law
-	Usual      bool // its steps may be taken for usual ones
+	Usual      bool // its steps may count as usual
 	gives      gives
 }
 
-// gives is what a step gives to an answer.
+// gives is how many tokens a step gives to an answer, and how long a token takes in ms.
 type gives struct{ tokens, tokenMs float64 }
 
-// EngineName is that of an engine, or of a rank of it; a prefill engine and a decode engine may share one.
+// EngineName identifies an engine, or one of its ranks; a prefill engine and a decode engine may have the same name.
 type EngineName struct{ Role, Name string }
 
-// How long samples are kept: one for each second, then one for each bin of five, then one for each minute.
+// How long samples are kept: first one for each second, then one for each bin of five seconds, then one for each
+// minute.
 const (
 	Every    = time.Second
 	Bin      = 5 * time.Second
@@ -71,25 +73,25 @@ const (
 	keptFor  = time.Hour
 	rateOver = 10 // samples that a rate is taken over
 
-	mostRanks = 400_000  // over all samples
+	mostRanks = 400_000  // kept over all samples
 	mostPages = 16 << 20 // bytes
 )
 
-// Ring keeps samples, the oldest first, with ever longer steps between them.
+// Ring keeps samples, the oldest first. The older they are, the longer the steps between them.
 type Ring struct {
 	fine, bins, minutes tier
 }
 
-// tier has the last sample of each step.
+// tier keeps the last sample of each step.
 type tier struct {
 	step, keep time.Duration
 	list       []Sample
 }
 
-// Add takes in a sample. A clock that was set back a little fills the step there is. If it was set back further, what is kept is of times
-// to come, and is forgotten.
+// Add takes in a sample. If the clock was set back a little, the sample falls into the present step. If it was set
+// back further, the kept samples have later times than now, and are dropped.
 func (r *Ring) Add(s Sample) {
-	s.At = s.At.Round(0) // by the wall: all steps are
+	s.At = s.At.Round(0) // the wall clock, on which the steps are, without the monotonic reading
 	if last := r.Last(); last != nil && s.At.Before(last.At) {
 		if last.At.Sub(s.At) > Bin {
 			*r = Ring{}
@@ -113,7 +115,7 @@ func (r *Ring) Add(s Sample) {
 	r.minutes.add(s)
 }
 
-// add has a sample take the place of the one in its step, if there is one.
+// add adds a sample. It replaces the sample of the same step, if there is one.
 func (t *tier) add(s Sample) {
 	if n := len(t.list); n > 0 && t.list[n-1].At.Truncate(t.step).Equal(s.At.Truncate(t.step)) {
 		s.goOn(&t.list[n-1])
@@ -128,7 +130,7 @@ func (t *tier) add(s Sample) {
 	t.list = t.list[old:]
 }
 
-// index notes where each rank stands.
+// index sets the index of each rank, and shares the map with the sample before if the ranks are the same.
 func (s *Sample) index(before *Sample) {
 	if before != nil && before.places != nil && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
 		s.places = before.places
@@ -140,7 +142,8 @@ func (s *Sample) index(before *Sample) {
 	}
 }
 
-// goOn takes from the sample before what this one, in the same step, does not know, the largest loads, and steps that were usual.
+// goOn takes over from the earlier sample of the same step: what this one does not know, the largest loads, and steps
+// that were usual.
 func (s *Sample) goOn(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
@@ -153,7 +156,7 @@ func (s *Sample) goOn(before *Sample) {
 		s.Drains, s.Policy, s.Reload, s.Started = before.Drains, before.Policy, before.Reload, before.Started
 		return
 	}
-	s.Groups = slices.Clone(s.Groups) // another tier may have them
+	s.Groups = slices.Clone(s.Groups) // another tier may share the slice
 	for i := range before.Groups {
 		was := &before.Groups[i]
 		k, ok := s.at[was.GroupName]
@@ -167,7 +170,7 @@ func (s *Sample) goOn(before *Sample) {
 	}
 }
 
-// bound forgets the ranks and the pages of the oldest samples, where there are too many.
+// bound drops the ranks and the pages of the oldest samples if there are too many.
 func (t *tier) bound() {
 	ranks, pages := 0, 0
 	for i := len(t.list) - 1; i >= 0; i-- {
@@ -191,13 +194,13 @@ func (t *tier) last() *Sample {
 	return &t.list[len(t.list)-1]
 }
 
-// Seconds are the samples of the last minutes. Nobody writes to them.
+// Seconds returns the samples of the last minutes. They must not be changed.
 func (r *Ring) Seconds() []Sample { return r.fine.list }
 
-// Bins are those of the last quarter of an hour. Nobody writes to them.
+// Bins returns the samples of the last quarter of an hour. They must not be changed.
 func (r *Ring) Bins() []Sample { return r.bins.list }
 
-// since is the oldest sample that is at most so old; nil: there is none.
+// since is the oldest sample that is no older than age; nil: there is none.
 func (r *Ring) since(age time.Duration) (oldest *Sample) {
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
 		i := slices.IndexFunc(t.list, func(s Sample) bool { return r.Last().At.Sub(s.At) <= age })
@@ -208,7 +211,7 @@ func (r *Ring) since(age time.Duration) (oldest *Sample) {
 	return oldest
 }
 
-// Keep keeps what is shown now.
+// Keep stores the page that is shown now.
 func (r *Ring) Keep(page []byte, at time.Time) {
 	if s := r.bins.last(); s != nil {
 		s.Page, s.PageAt = page, at
@@ -216,7 +219,7 @@ func (r *Ring) Keep(page []byte, at time.Time) {
 	}
 }
 
-// Page is what was shown last up to a moment.
+// Page is the page that was shown last up to the time at.
 func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	for i := len(r.bins.list) - 1; i >= 0; i-- {
 		if s := &r.bins.list[i]; s.Page != nil && !s.PageAt.After(at) {
@@ -226,7 +229,7 @@ func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates are of the last samples.
+// rates are the rates over the last samples.
 func (r *Ring) rates() (t Rates) {
 	n := len(r.fine.list)
 	if n < 2 {
@@ -245,12 +248,12 @@ func (r *Ring) rates() (t Rates) {
 }
 
 const (
-	surely = 5               // so many requests would have failed since the last failure, if it had gone on, for it to be over
-	calmly = 3 * time.Second // and none has failed for so long: at high rates some may go well between two failures
+	surely = 5               // so many requests would have failed since the last failure if the fault still lasted
+	calmly = 3 * time.Second // and none has failed for so long: at high rates, some requests may go well between two failures
 )
 
-// recovered says that what failed in a window is over: rates of ten seconds would tell of it for as long. Requests that went well since
-// then count by how large a share of them failed before.
+// recovered says that the failures in a window are over, because rates over ten seconds would show them for ten
+// seconds more. How many requests must have gone well since then depends on the share that failed before.
 func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
@@ -261,10 +264,10 @@ func recovered(window []Sample) bool {
 	return false
 }
 
-// Ended is how many requests ended, and how many of them failed.
+// Ended is how many requests have ended, and how many of them failed.
 type Ended struct{ All, Failed uint64 }
 
-// lastMinute is what ended in it.
+// lastMinute is what ended in the last minute.
 func (r *Ring) lastMinute() (e Ended) {
 	last, first := r.Last(), r.since(time.Minute)
 	if last == nil {
@@ -273,7 +276,7 @@ func (r *Ring) lastMinute() (e Ended) {
 	return Ended{last.Ended - min(last.Ended, first.Ended), last.Failed - min(last.Failed, first.Failed)}
 }
 
-// failures are all ways in which requests failed, those of the last seconds first.
+// failures returns all ways in which requests failed, those of the last seconds first.
 func (r *Ring) failures() []Failed {
 	last := r.Last()
 	if last == nil {

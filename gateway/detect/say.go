@@ -23,14 +23,14 @@ const (
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
-// What to do where most of it is of one key.
+// What to do if most of the requests are of one key.
 const (
 	askKey = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
 	flood  = askKey + "prefill engines."
 	floods = askKey + "decode ranks."
 )
 
-// say tells of an incident as it was now.
+// say describes the incident as it was at the time now.
 func (o *open) say(now time.Time) Incident {
 	members := o.members
 	if !o.lasts() {
@@ -46,13 +46,13 @@ func (o *open) say(now time.Time) Incident {
 	} else if at := o.found(); k.rests > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
 	}
-	if o.lasts() && now.Sub(o.bad) <= moment { // it does not change with every look
+	if o.lasts() && now.Sub(o.bad) <= moment { // so that the severity does not change with every look
 		in.Severity = Bad
 	}
 	host := lead.host
 	names := map[string]bool{}
 	groups := [][]*member{}
-	var told []*member // those in Where
+	var told []*member // the members named in Where
 	for i := range members {
 		m := &members[i]
 		if m.Severity == Bad {
@@ -115,7 +115,7 @@ func (o *open) say(now time.Time) Incident {
 	return in
 }
 
-// before tells of a cause that is over while what follows from it goes on.
+// before describes a cause that is over while its effects go on.
 func before(ever, now []member) string {
 	var causes []*member
 	for i := range ever {
@@ -131,7 +131,7 @@ func before(ever, now []member) string {
 	return " It began with what is over now: " + title(causes, "") + "."
 }
 
-// title says what is wrong of one kind, as a sentence without a full stop.
+// title describes the findings of one kind, as a sentence without a full stop.
 func title(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
@@ -147,7 +147,7 @@ func title(same []*member, host string) string {
 	return lead.What + lead.Rest
 }
 
-// whichOf says which several are: by their names where they are two of different hosts.
+// whichOf says which ones several findings are about: by their names if there are two on different hosts.
 func whichOf(same []*member, host string) string {
 	noun := nounOf(same) + "s"
 	switch {
@@ -159,8 +159,8 @@ func whichOf(same []*member, host string) string {
 	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
-// named lists the names of these by what they are; all is how many there are with those
-// that are not among them.
+// named lists the names of these members by what they are. all is the number of all members, with those that are not
+// listed.
 func named(told []*member, all int) string {
 	var nouns []string
 	by := map[string][]string{}
@@ -181,7 +181,7 @@ func named(told []*member, all int) string {
 	return s + "."
 }
 
-// listed joins names as people do.
+// listed joins names as in a sentence.
 func listed(names []string) string {
 	if n := len(names) - 1; n > 0 && n < mostListed-1 {
 		return strings.Join(names[:n], ", ") + " and " + names[n]
@@ -196,7 +196,7 @@ func plural(noun string, n int) string {
 	return noun + "s"
 }
 
-// nounOf is what all of these are.
+// nounOf is the noun for what all of these are.
 func nounOf(same []*member) string {
 	noun := same[0].Of
 	for _, m := range same {
@@ -209,7 +209,8 @@ func nounOf(same []*member) string {
 	return noun
 }
 
-// command is what an operator may copy into a shell, so an odd name has none.
+// command is a command that an operator may copy into a shell. It is empty if a name in it has characters that mean
+// something to a shell.
 func command(text string, lead *member) string {
 	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
 		"{rank}": ""}
@@ -225,7 +226,7 @@ func command(text string, lead *member) string {
 	return text
 }
 
-// say tells of several findings of a kind.
+// say describes several findings of a kind.
 func (d *Detector) say(which, reason string) string {
 	s := which + " " + d.many
 	if reason != "" {
@@ -234,9 +235,8 @@ func (d *Detector) say(which, reason string) string {
 	return s
 }
 
-// Incidents lists them: those that last first, the one that harms clients most before
-// the others, then those that are over, the last one first. Of equal ones that are worth a look
-// only, the last one stands for those that are over.
+// Incidents lists the incidents: first those that last, the most harmful first, then those that are over, the last
+// one first. Equal incidents that are over and only worth a look are listed once, by the last of them.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *open) int {
@@ -252,7 +252,7 @@ func (b *Book) Incidents() []Incident {
 	})
 	list := make([]Incident, 0, len(sorted))
 	told := len(b.beyond) == 0
-	equal := map[string]int{} // in list
+	equal := map[string]int{} // index in list
 	for _, o := range sorted {
 		if !told && !o.lasts() {
 			list, told = append(list, b.rest()), true
@@ -279,7 +279,7 @@ func (b *Book) Incidents() []Incident {
 	return list
 }
 
-// beyondSeverity is that of the worst of what has no room.
+// beyondSeverity is the worst severity of the findings that found no room.
 func (b *Book) beyondSeverity() string {
 	if b.beyondBad {
 		return Bad
@@ -287,10 +287,10 @@ func (b *Book) beyondSeverity() string {
 	return Warn
 }
 
-// tooMuch is the kind of what has no room.
+// tooMuch is the kind of the incident that stands for the findings that found no room.
 const tooMuch Kind = "too_much"
 
-// rest tells of what lasts and found no room. Its id is that of no other.
+// rest describes the findings that last and found no room. Its id is 0, which no other incident has.
 func (b *Book) rest() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.beyondSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},

@@ -5,29 +5,31 @@ import (
 	"time"
 )
 
-// spell is for how long something has been amiss. It is told of after it lasted for a while, and over after it was away for as long.
+// spell measures for how long something has been wrong. It is reported once it has lasted for a while, and is over
+// once it was away for as long.
 type spell struct {
-	least time.Duration // it lasts, to be told of; 0: spellLasts
+	least time.Duration // how long it must last until it is reported; 0: spellLasts
 	state spellState
-	since time.Time // amiss; zero where it is well
-	away  time.Time // spellEnding: since when it is not amiss
+	since time.Time // since when it is wrong; zero: it is not
+	away  time.Time // in spellEnding: since when it is not wrong any more
 }
 
 type spellState int
 
 const (
 	spellWell    spellState = iota
-	spellBegun              // amiss for less than its least time
-	spellLasting            // amiss for longer
-	spellEnding             // it was lasting, and is not amiss for less than its least time
+	spellBegun              // it has been wrong for less than its least time
+	spellLasting            // it has been wrong for longer
+	spellEnding             // it was lasting, and has been well for less than its least time
 )
 
 const (
 	spellLasts = 20 * time.Second
-	spellGap   = 4 * time.Second // that it may be away before it is told of: less than a bin, so that one look in between does not count
+	spellGap   = 4 * time.Second // how long it may be away before it is reported: less than a bin, so that one look does not count
 )
 
-// look takes in how it is now, and says for how long it has been amiss; 0: it is not, or not for long enough.
+// look takes in whether it is wrong now, and returns for how long it has been wrong; 0: it is not, or not for long
+// enough.
 func (s *spell) look(amiss bool, now time.Time) time.Duration {
 	least := cmp.Or(s.least, spellLasts)
 	if amiss {
@@ -50,7 +52,7 @@ func (s *spell) look(amiss bool, now time.Time) time.Duration {
 	return s.lasts(now)
 }
 
-// lasts says for how long it has been amiss, if it is so now and was told of.
+// lasts is for how long it has been wrong, if it is lasting now; else 0.
 func (s *spell) lasts(now time.Time) time.Duration {
 	if s.state != spellLasting {
 		return 0

@@ -7,39 +7,39 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// usual compares the steps of a group with those of the last hour. A law that is learned on line follows steps that become longer, so
-// the law of now would soon take them for usual.
+// usual compares the steps of a group with those of the last hour. A law that is learned online follows steps that
+// become longer, so the present law would soon take them for usual.
 type usual struct {
-	from      time.Time // steps before are not compared with
+	from      time.Time // earlier steps are not compared with
 	slow, few spell     // steps take too long, and give too few tokens
 
-	list []GroupAt // the usual steps of the hour before it became amiss
+	list []GroupAt // the usual steps of the hour before something was wrong
 
-	before float64 // ms; while steps are slow, what one at the present loads took before
-	gave   float64 // tokens; while steps give too few, what one gave to an answer before
+	before float64 // ms; while steps are slow, what a step at the present loads took before
+	gave   float64 // tokens; while steps give too few, what a step gave to an answer before
 }
 
 const (
-	usualLeast = 5             // minutes of usual steps, for others to be compared with
-	slowTimes  = 1.6           // as long as the law says, at least
-	slowMs     = 5             // longer than that, at least
-	slowEver   = 2 * time.Hour // after that, what is slow is what is usual
-	fewShare   = 0.6           // of the tokens that a step gave, at most
-	fewTimes   = 1.3           // as long as a token took, at least: else only the engine's chunks changed
+	usualLeast = 5             // minutes of usual steps that are needed to compare others with
+	slowTimes  = 1.6           // times as long as by the law, at least
+	slowMs     = 5             // ms longer than that, at least
+	slowEver   = 2 * time.Hour // after that, the slow steps are the usual ones
+	fewShare   = 0.6           // of the tokens that a step gave before, at most
+	fewTimes   = 1.3           // times as long as a token took before, at least: else only the engine's chunks have changed
 )
 
-// OnlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no
-// fault.
+// OnlyDecodes says that a group's steps can be compared with a law. If ranks prefill, a prompt makes a step longer,
+// which is no fault.
 func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
-// well says that its steps may be taken for usual ones.
+// well says that the group's steps may count as usual.
 func (u *usual) well() bool { return u.slow.state == spellWell && u.few.state == spellWell }
 
 func (s *Sample) group(name GroupName) *GroupAt {
 	return &s.Groups[s.at[name]]
 }
 
-// usually are the usual steps of a group in the last hour, one for each minute.
+// usually returns the usual steps of a group in the last hour, one for each minute.
 func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	for i := range r.minutes.list {
 		s := &r.minutes.list[i]
@@ -50,12 +50,12 @@ func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	return list
 }
 
-// look compares the steps of now with usual ones, at the loads of now.
+// look compares the present steps with usual ones, at the present loads.
 func (u *usual) look(g *Group, now time.Time) {
 	u.before, u.gave = 0, 0
 	usually, most, known := usualStep(g, u.list)
 	if u.slow.lasts(now) > 0 {
-		most = usually // what is longer because of the load began with slow steps: the same requests stay for longer
+		most = usually // the larger loads are a result of the slow steps, because requests stay for longer, so they explain nothing
 	}
 	lasts := u.slow.look(known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs, now)
 	if known && lasts > 0 {
@@ -71,7 +71,7 @@ func (u *usual) look(g *Group, now time.Time) {
 	}
 }
 
-// tell fills in what was found.
+// tell fills the findings into the group.
 func (u *usual) tell(g *Group, now time.Time) {
 	g.StepTokens = g.perStep()
 	if g.UsualMs = u.before; u.before > 0 {
@@ -90,7 +90,7 @@ func (g *Group) perStep() float64 {
 	return g.StepMs / g.TokenMs
 }
 
-// lawNow is how steps are now.
+// lawNow is the law of the present steps.
 func (g *Group) lawNow() Law {
 	if g.ModelMs <= 0 {
 		return Law{C0: g.StepMs, Tokens: max(1, g.MostTokens), Running: g.mostRunning()}
@@ -98,8 +98,8 @@ func (g *Group) lawNow() Law {
 	return g.Law
 }
 
-// usualStep is what a step takes at the loads of now by the middle one of the laws, and at most; false: there are too few, or nothing runs,
-// so no step ends.
+// usualStep is how long a step takes at the present loads, and how long at most, by the median of the laws; false:
+// there are too few laws, or nothing runs, so that no step ends.
 func usualStep(g *Group, list []GroupAt) (ms, most float64, known bool) {
 	running := g.mostRunning()
 	if len(list) < usualLeast || running == 0 || g.StepMs <= 0 {
@@ -114,7 +114,7 @@ func usualStep(g *Group, list []GroupAt) (ms, most float64, known bool) {
 	return stats.Median(all), stats.Median(mosts), true
 }
 
-// mostRunning is how many requests the rank runs that runs the most.
+// mostRunning is how many requests the rank with the most runs.
 func (g *Group) mostRunning() (most int) {
 	for i := range g.Ranks {
 		most = max(most, g.Ranks[i].Running)
@@ -122,7 +122,7 @@ func (g *Group) mostRunning() (most int) {
 	return most
 }
 
-// typical is the middle of what steps gave; zero: too few are known.
+// typical is the median of what steps gave; zero: too few are known.
 func typical(list []GroupAt) (m gives) {
 	var tokens, ms []float64
 	for _, g := range list {

@@ -5,18 +5,19 @@ import (
 	"time"
 )
 
-// Watch is what is known of a proxy: the last samples, and what is wrong. The zero value knows nothing yet.
+// Watch is what is known of a proxy: the last samples, and the incidents. The zero value knows nothing yet.
 type Watch struct {
 	Ring
 	book    Book
-	at      time.Time      // it was looked at last
-	follow  map[int32]pace // how the ranks are
+	at      time.Time      // when the proxy was last looked at
+	follow  map[int32]pace // the pace of each rank
 	groups  map[GroupName]*usual
-	backlog spell             // prompts come faster than prefill engines compute them
-	crowded map[string]*spell // by model: so many requests wait that each waits for about one answer
+	backlog spell             // lasts while prompts come faster than prefill engines compute them
+	crowded map[string]*spell // by model; lasts while so many requests wait that each waits for about one answer
 }
 
-// Look takes in how the proxy is as a whole, with the sample of the same moment. It completes the facts, and judges them.
+// Look takes in the facts about the whole proxy, with the sample of the same moment. It completes the facts and
+// judges them.
 func (w *Watch) Look(f *Facts, s Sample) {
 	s.looked(f)
 	w.Add(s)
@@ -30,7 +31,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.book.measure(&w.Ring)
 }
 
-// compare looks at the steps of all groups. What is usual is noted for the hour to come.
+// compare looks at the steps of all groups, and records usual steps for comparison in the next hour.
 func (w *Watch) compare(f *Facts) {
 	groups := map[GroupName]*usual{}
 	for name, g := range f.groups() {
@@ -55,10 +56,10 @@ func (w *Watch) compare(f *Facts) {
 	w.groups = groups
 }
 
-// crowdedLasts is how long many requests may wait in a burst.
+// crowdedLasts is how long many requests may wait in a burst before that is reported.
 const crowdedLasts = 10 * time.Second
 
-// crowd looks for how long each model has been crowded.
+// crowd measures for how long each model has been crowded.
 func (w *Watch) crowd(f *Facts) {
 	all := map[string]*spell{}
 	for i := range f.Models {
@@ -74,7 +75,7 @@ func (w *Watch) crowd(f *Facts) {
 	w.crowded = all
 }
 
-// Complete fills in what is found out of the samples.
+// Complete fills in the fields that are found from the samples.
 func (w *Watch) Complete(f *Facts) {
 	for _, g := range f.groups() {
 		g.pace(w.follow)
@@ -82,7 +83,7 @@ func (w *Watch) Complete(f *Facts) {
 	w.tell(f)
 }
 
-// tell completes facts whose groups have the pace of their ranks.
+// tell completes the facts, whose groups must have the pace of their ranks already.
 func (w *Watch) tell(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
@@ -101,14 +102,14 @@ func (w *Watch) tell(f *Facts) {
 	}
 }
 
-// LookedAt is when the proxy was looked at last; zero: it never was.
+// LookedAt is when the proxy was last looked at; zero: never.
 func (w *Watch) LookedAt() time.Time { return w.at }
 
-// Incidents are what is wrong, by its cause: those that last, the most harmful first, then those that were resolved in the last
-// 15 minutes.
+// Incidents returns what is wrong, by its cause: first the incidents that last, the most harmful first, then those
+// that were resolved in the last 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
-// looked adds to a sample what facts say.
+// looked adds to a sample the values that facts have.
 func (s *Sample) looked(f *Facts) {
 	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
@@ -130,7 +131,7 @@ func (s *Sample) looked(f *Facts) {
 			s.Groups = append(s.Groups, GroupAt{GroupName: name, MostTokens: g.MostTokens})
 			for k := range g.Ranks {
 				r := &g.Ranks[k]
-				engine, _, several := strings.Cut(r.Name, "/") // ranks that drain without their engine
+				engine, _, several := strings.Cut(r.Name, "/") // for ranks that drain without their engine
 				if several && s.Engines[EngineName{m.role(), engine}] != "drain" {
 					state := "up"
 					if r.State == RankDraining {

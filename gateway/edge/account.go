@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// An Account bounds what callers hold together of something that runs out: bytes of memory, or
+// An Account bounds how much of a resource all callers hold together: bytes of memory, or
 // places.
 //
-// One caller may hold as much as is free beside it: half of the limit if it is
-// alone, a third if there are two. So there is always room for one caller more.
+// A caller may hold as much as stays free: half of the limit if it is
+// alone, a third if there are two callers. So there is always room for one more caller.
 type Account struct {
 	limit int64 // 0: no limit
 	small int64 // a charge up to this is always allowed
@@ -20,22 +20,22 @@ type Account struct {
 	callers map[caller]int64
 }
 
-// caller is charged. It is a name, or an address if there is no name.
+// caller is who is charged: a name, or an address if there is no name.
 type caller struct {
 	name string
 	addr netip.Addr
 }
 
-// NewBodies returns an empty account of so many bytes of requests and answers; 0: no limit. A
+// NewBodies returns an empty account of bytes that the bodies of requests and answers may take; 0: no limit. A
 // charge up to 4 KiB is always allowed, because it is no larger than a connection's own buffers.
 func NewBodies(bytes int64) *Account {
 	return &Account{limit: bytes, small: smallBody, callers: map[caller]int64{}}
 }
 
-// NewPlaces returns an empty account of so many places.
+// NewPlaces returns an empty account of n places; 0: no limit.
 func NewPlaces(n int64) *Account { return &Account{limit: n, callers: map[caller]int64{}} }
 
-// Held is how much is taken now.
+// Held is how many bytes or places are taken now.
 func (a *Account) Held() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -45,15 +45,15 @@ func (a *Account) Held() int64 {
 // Full says whether nothing is free.
 func (a *Account) Full() bool { return a.limit > 0 && a.Held() >= a.limit }
 
-// Charge is what one request takes of an account, until Give.
+// Charge is what one request holds of an account, in bytes or places, until Give.
 type Charge struct {
 	account *Account
 	who     caller
-	body    *Charge // of the same request on the same account; nil: there is none
+	body    *Charge // the charge of the same request's body on the same account; nil: there is none
 	n       int64   // under the account's lock
 }
 
-// For is an empty charge on this account to the caller whose body has been charged.
+// For returns an empty charge on this account for the caller that body is charged to; nil: for no caller.
 func (a *Account) For(body *Charge) *Charge {
 	c := &Charge{account: a}
 	if body == nil {
@@ -66,14 +66,15 @@ func (a *Account) For(body *Charge) *Charge {
 	return c
 }
 
-// fits says whether n more would be granted now.
+// fits says whether Acquire would grant n more now.
 func (c *Charge) fits(n int) bool {
 	c.account.mu.Lock()
 	defer c.account.mu.Unlock()
 	return c.allowed(int64(n))
 }
 
-// Acquire charges n more, if it may. Nothing is charged for a request without a body.
+// Acquire charges n more; false: the account does not allow that, and nothing is charged. A nil Charge, of a request
+// without a body, allows all.
 func (c *Charge) Acquire(n int) bool {
 	if c == nil {
 		return true
@@ -90,7 +91,7 @@ func (c *Charge) Acquire(n int) bool {
 	return true
 }
 
-// allowed is the rule. A caller's only request may take all that is free, because otherwise a
+// allowed is the rule of an Account. A caller's only request may take all that is free, because otherwise a
 // body as large as the limit could never be read.
 func (c *Charge) allowed(n int64) bool {
 	a := c.account
@@ -116,10 +117,10 @@ func (c *Charge) Most(n int) int {
 	return int(min(int64(n), max(most, a.small)))
 }
 
-// Give gives everything back. It may be called more than once.
+// Give returns the whole charge to its account. It may be called more than once.
 func (c *Charge) Give() { c.give(math.MaxInt64) }
 
-// give gives n back, or everything if that is less, and returns how much is left.
+// give returns n of the charge to its account, or all of the charge if that is less. left is what stays charged.
 func (c *Charge) give(n int64) (left int64) {
 	if c == nil {
 		return 0
@@ -137,5 +138,5 @@ func (c *Charge) give(n int64) (left int64) {
 }
 
 // smallBody is how many bytes of a body are read even if its request is refused.
-// After an honest mistake the connection need not be closed then.
+// So the connection can stay open after a refusal of a small request.
 const smallBody = 4 << 10

@@ -10,7 +10,7 @@ import (
 
 const (
 	maxChunkLine = 256      // bytes of a line with a chunk's size and its extensions
-	maxFraming   = 16 << 10 // bytes of such lines beyond what the data justifies
+	maxFraming   = 16 << 10 // bytes of such lines beyond 16 per chunk and two per byte of data
 )
 
 // errChunked says what is wrong with the framing of a chunked body.
@@ -54,7 +54,7 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 	}
 }
 
-// chunkLine returns the next line without its CRLF, until the next read.
+// chunkLine returns the next line without its CRLF. The line is valid until the next read.
 func chunkLine(br *bufio.Reader, most int) ([]byte, error) {
 	line, err := br.ReadSlice('\n')
 	switch {
@@ -89,9 +89,9 @@ func chunkSize(line []byte) (int, error) {
 	return int(n), nil
 }
 
-// readTrailer reads the fields behind the last chunk and drops them. Those that
-// frame, route or authorise a request are refused: a proxy in front of us may
-// have merged them into the head.
+// readTrailer reads the fields behind the last chunk and drops them. Fields that
+// frame, route or authorise a request are refused: another proxy on the request's way
+// may take them for fields of the head.
 func readTrailer(br *bufio.Reader) error {
 	for all := 0; ; {
 		line, err := chunkLine(br, br.Size())

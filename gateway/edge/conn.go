@@ -29,19 +29,19 @@ const (
 type Conn struct {
 	net.Conn
 	*Disconnect
-	sock socket.Socket // of Conn, if it has one
+	sock socket.Socket // the socket of Conn, if Conn has one
 	ln   *Listener
-	id   uint64 // the watcher's name for it; file descriptors are reused, ids are not
+	id   uint64 // by which the watcher knows the connection; file descriptors are reused, ids are not
 	ip   netip.Addr
 
 	writeBy      atomic.Int64 // write deadline in force, Unix ns; 0 none
 	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
-	callersOwn   atomic.Bool  // somebody set a write deadline through us: leave it alone
-	readTimedOut atomic.Bool  // errors may hide the timeout that caused them
+	callersOwn   atomic.Bool  // a caller set a write deadline of its own: do not renew it
+	readTimedOut atomic.Bool  // a read has timed out; later errors may hide that
 	linger       atomic.Bool
-	idle         atomic.Bool // it waits for a request behind an Outlet's answer
+	idle         atomic.Bool // the connection waits for a request behind an Outlet's answer
 	closed       atomic.Bool
-	counted      atomic.Bool // among those cut
+	counted      atomic.Bool // the connection was counted as cut
 }
 
 // ConnOf returns the connection a request came in on, also below TLS. It is
@@ -55,7 +55,7 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 }
 
 // timedOut says whether the kernel gave the client up in the middle of an
-// answer. What it says it says once: here, or to a Write.
+// answer. The kernel reports that only once: here, or to a Write.
 func (c *Conn) timedOut() bool {
 	return c.awaited() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
@@ -74,7 +74,7 @@ func (c *Conn) receive(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Await waits until Read has something to tell. It may return before, where the connection has no socket.
+// Await waits until there are bytes or an error to Read. It returns at once if the connection has no socket.
 func (c *Conn) Await() error {
 	if !c.sock.Exists() {
 		return nil
@@ -84,7 +84,7 @@ func (c *Conn) Await() error {
 	return err
 }
 
-// observe is told of what ends the connection.
+// observe takes the error of a read: a timeout is noted, and any other error means that the client has left.
 func (c *Conn) observe(err error) {
 	switch {
 	case err == nil:
@@ -128,8 +128,8 @@ func (c *Conn) send(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// blocked is a write that waited for the client: into a buffer that has room
-// one takes microseconds.
+// blocked is how long a write takes at least if it waited for the client: a write
+// into a buffer with room takes microseconds.
 const blocked = time.Millisecond
 
 // lagLeft is how long this answer's writes may still wait.
@@ -157,11 +157,11 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(by)
 }
 
-// logCut counts a client that was too slow: for one write, or, if that was cut
-// before its time, for all together.
+// logCut counts a client that was cut because it was too slow: for one write, or, if the write
+// was cut before WriteTimeout, for all writes of the answer together.
 func (c *Conn) logCut(err error, took time.Duration) {
 	switch {
-	case errors.Is(err, syscall.ETIMEDOUT): // by the kernel, to which a full window is silence, too
+	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: it cannot tell a client that takes nothing from one that is gone
 		c.countCut(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load():
 	case took < c.ln.opt.WriteTimeout/4*3:
@@ -171,15 +171,15 @@ func (c *Conn) logCut(err error, took time.Duration) {
 	}
 }
 
-// countCut counts a client once: behind a write that failed others may follow, and the watcher may see it, too.
+// countCut counts a client once, because several of its writes may fail, and the watcher may see the failure, too.
 func (c *Conn) countCut(reason *atomic.Uint64) {
 	if !c.counted.Swap(true) {
 		reason.Add(1)
 	}
 }
 
-// abandon gives up on a client that cannot be written to. What the kernel
-// still holds for it is dropped, not kept until TCP gives up by itself.
+// abandon gives up on a client that cannot be written to. The bytes that the kernel
+// still holds for the client are dropped, not kept until TCP gives up by itself.
 func (c *Conn) abandon() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // a socket that is already gone has nothing to drop
@@ -187,7 +187,7 @@ func (c *Conn) abandon() {
 	c.Leave()
 }
 
-// SetDeadline sets both deadlines; the write deadline is the caller's own then.
+// SetDeadline sets both deadlines; Write then does not renew the write deadline.
 func (c *Conn) SetDeadline(t time.Time) error {
 	c.ownWriteDeadline(t)
 	return c.Conn.SetDeadline(t)
@@ -208,8 +208,8 @@ func (c *Conn) ownWriteDeadline(t time.Time) {
 // NetConn returns the socket below, as tls.Conn's method of that name does.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// Close closes the connection. One that was refused in the middle of its
-// upload gets a moment to stop sending, else the reset would overtake the
+// Close closes the connection. A client that was refused in the middle of its
+// upload gets lingerTime to stop sending; otherwise the reset would overtake the
 // answer that says why.
 func (c *Conn) Close() error {
 	if !c.closed.CompareAndSwap(false, true) {
@@ -229,11 +229,11 @@ func (c *Conn) drainInput() {
 	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
-	_, _ = io.Copy(io.Discard, c.Conn) // it ends in any case, and only that counts
+	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error changes nothing
 }
 
-// cut closes the socket under whoever uses it; its owner still calls Close.
+// cut closes the socket while another goroutine may use it. The owner of the connection still calls Close.
 func (c *Conn) cut() {
-	_ = c.Conn.Close() // closed before: then there is nothing to cut
+	_ = c.Conn.Close() // an error means that it was closed before
 	c.Leave()
 }

@@ -8,8 +8,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Disconnect reports, once, that a client has left: one that has a connection, or one that
-// shares the connection of another.
+// A Disconnect reports, once, that a client has left. The client has a connection of its own, or
+// shares the connection of another client.
 type Disconnect struct {
 	log *zap.Logger
 
@@ -20,7 +20,7 @@ type Disconnect struct {
 	goneAt time.Time // set before gone is closed
 }
 
-// NewDisconnect is that of a client who is there.
+// NewDisconnect returns the Disconnect of a client that has not left.
 func NewDisconnect(log *zap.Logger) *Disconnect {
 	return &Disconnect{log: log, gone: make(chan struct{})}
 }
@@ -38,17 +38,17 @@ func (d *Disconnect) Left() bool {
 	}
 }
 
-// GoneAt is when the client was seen to leave. Ask once Gone is closed.
+// GoneAt is when it was noticed that the client had left. Call it only after Gone is closed.
 func (d *Disconnect) GoneAt() time.Time { return d.goneAt }
 
 // OnGone has f called once the client leaves, at once if it has left already,
 // and replaces what was set before. f runs under the lock of the Disconnect, on the
 // goroutine that watches all connections: it must neither block nor call a
-// method of this Disconnect; closing the upstream connection is what it is for.
+// method of this Disconnect. Its purpose is to close the connection to the engine.
 //
 // No callback runs any more when OnGone(nil) has returned. Call it before the
-// upstream connection goes back to its pool, else a late FIN of this client
-// closes somebody else's stream.
+// connection to the engine goes back to its pool. Otherwise a late FIN of this client
+// would close the stream of another request.
 func (d *Disconnect) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,7 @@ func (d *Disconnect) OnGone(f func()) {
 	}
 }
 
-// Leave tells everyone who waits that the client is gone. Idempotent.
+// Leave closes Gone and calls the callback of OnGone. Only the first call does so.
 func (d *Disconnect) Leave() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *Disconnect) call() {
 	d.onGone()
 }
 
-// awaited says whether somebody is to be told when the client leaves, which it has not.
+// awaited says whether a callback of OnGone is set and the client has not left.
 func (d *Disconnect) awaited() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -8,12 +8,12 @@ import (
 
 const (
 	drainPoll = 20 * time.Millisecond
-	cutGrace  = 5 * time.Second // for handlers to notice that their connection was cut
+	cutGrace  = 5 * time.Second // the time that handlers have to notice that their connection was cut
 )
 
-// Drain stops s: no new connection, no new request on an open one, and
-// whatever runs may finish until ctx ends. What is left then is cut, handlers
-// see Gone, and the error says how many there were. Call it once a server.
+// Drain stops s: it takes no new connection, and no new request on an open connection.
+// Requests that run may finish until ctx ends. Then the connections that are left are cut,
+// their handlers see Gone, and the error says how many were cut. Call it once for a server.
 func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()
@@ -21,7 +21,7 @@ func Drain(ctx context.Context, s *Server, l *Listener) error {
 	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("drain: %w", err)
 	}
-	// fasthttp counts a connection out before it closes it, the listener after.
+	// fasthttp stops counting a connection before it closes it, so wait for the listener's count, too.
 	if wait(ctx, s, l) {
 		return nil
 	}

@@ -7,19 +7,18 @@ import (
 
 // framing is what a head says of the body behind it.
 type framing struct {
-	length  int  // bytes, 0 for none; of no meaning if chunked
+	length  int  // bytes; 0: there is no body; it means nothing if chunked is set
 	chunked bool // the length is not known before the end
-	expect  bool // the client waits for a word before it sends the body
+	expect  bool // the client waits for 100 Continue before it sends the body
 }
 
-// parseHead names the rule a request head breaks, or "" when it breaks none, and
-// returns the body's framing. fasthttp refuses most of what smuggles a request
-// past a proxy by itself; these it lets through, and a proxy in front of us may
-// read each of them differently than we do. protocol is what the request line
-// ends in, raw the header block as it came.
+// parseHead returns the body's framing, and names the rule that a request head breaks; empty: none.
+// fasthttp itself refuses most heads that smuggle a request past a proxy. It accepts the
+// heads that parseHead refuses, and a proxy in front of us may read them differently than we
+// do. protocol is the last word of the request line, raw the header block as it came.
 func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
-	if !http11 && string(protocol) != "HTTP/1.0" { // v1.73.0 serves anything, the HTTP/2 preface too
+	if !http11 && string(protocol) != "HTTP/1.0" { // fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface
 		return f, "the protocol is neither HTTP/1.1 nor HTTP/1.0"
 	}
 	var length, authorized, keyed bool
@@ -44,7 +43,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 				return f, "Content-Length is not a number"
 			}
 		case is(name, "Transfer-Encoding"):
-			if !is(value, "chunked") { // identity means nothing any more: some read a body, some none
+			if !is(value, "chunked") { // with identity, some parsers read a body and others none
 				return f, "the only Transfer-Encoding is chunked"
 			}
 			f.chunked = true
@@ -97,7 +96,7 @@ func is(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 
-// decimal reads a length of digits alone.
+// decimal reads a length that has digits only.
 func decimal(b []byte) (n int, ok bool) {
 	u, err := strconv.ParseUint(string(b), 10, 63)
 	return int(u), err == nil && len(b) <= 18

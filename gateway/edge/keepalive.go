@@ -11,11 +11,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// A KeepAlive keeps the connection of a client alive that waits for events, because proxies on its way close one on which
-// nothing moves. When the client has waited for so long, it gets a comment, and another one after each such time. Before the
-// first event the head of the answer goes out with the comment. From then on the status is 200, whatever becomes of the request.
+// A KeepAlive sends comments to a client that waits for events, because proxies between us and the client close a connection
+// on which nothing moves. The client gets a comment each time that it has waited for span. The first comment sends
+// the head of the answer, if no event has. From then on the status is 200, whatever becomes of the request.
 //
-// It belongs to the goroutine that answers. The timer has the connection and the head only while a wait is under way.
+// A KeepAlive belongs to the goroutine that answers. Its timer uses the connection and the head only during a wait.
 type KeepAlive struct {
 	span    time.Duration
 	comment []byte
@@ -34,7 +34,7 @@ type KeepAlive struct {
 	waits bool
 }
 
-// An opening says how far the head of an answer is.
+// An opening says whether the head of an answer was sent, and with what.
 type opening uint8
 
 const (
@@ -43,7 +43,7 @@ const (
 	answered                // the head went out with the first event
 )
 
-// says is what a client gets that has waited for long enough, and how far the head is then.
+// says returns whether the head is to be sent with a comment, and the opening after the comment.
 func (o opening) says() (head bool, next opening) {
 	if o == unopened {
 		return true, opened
@@ -51,8 +51,8 @@ func (o opening) says() (head bool, next opening) {
 	return false, o
 }
 
-// KeepClient begins the wait of ctx's client, who has waited since a moment already. It ends with EndWait. Until then nothing of
-// ctx's answer may be touched.
+// KeepClient begins the wait of ctx's client, which has waited from since on. EndWait ends the wait. Until then the handler must
+// not touch ctx's answer.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	w := wireOf(ctx)
 	if span <= 0 || w == nil || w.client == nil || w.server == nil || ctx.IsHead() {
@@ -67,13 +67,13 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 	k.wait(time.Until(since.Add(span)))
 }
 
-// EndWait ends the wait of ctx's client, and says whether the head of the answer went out meanwhile: then the rest is events.
+// EndWait ends the wait of ctx's client. It says whether the head of the answer was sent during the wait: then only events may follow.
 func EndWait(ctx *fasthttp.RequestCtx) bool {
 	w := wireOf(ctx)
 	return w != nil && w.alive.over() == opened
 }
 
-// wait begins a wait. A comment goes out after a first time, and then after each span.
+// wait begins a wait. The client gets a comment after first, and then after each span.
 func (k *KeepAlive) wait(first time.Duration) {
 	if k == nil {
 		return
@@ -94,10 +94,10 @@ func (k *KeepAlive) Wait() {
 	}
 }
 
-// Over ends a wait. The timer does nothing more.
+// Over ends a wait: the client gets no more comments.
 func (k *KeepAlive) Over() { k.over() }
 
-// over also says how far the head is.
+// over ends a wait as Over does, and returns the opening.
 func (k *KeepAlive) over() opening {
 	if k == nil {
 		return unopened
@@ -110,14 +110,14 @@ func (k *KeepAlive) over() opening {
 	return k.head
 }
 
-// wrote notes that the answer's head is out.
+// wrote notes that the answer's head was written.
 func (k *KeepAlive) wrote() {
 	if k != nil && k.over() == unopened {
 		k.head = answered
 	}
 }
 
-// Silence is after which time without an event the client gets a comment; 0: it gets none.
+// Silence is the time without an event after which the client gets a comment; 0: it gets none.
 func (k *KeepAlive) Silence() time.Duration {
 	if k == nil {
 		return 0
@@ -125,7 +125,7 @@ func (k *KeepAlive) Silence() time.Duration {
 	return k.span
 }
 
-// Comment is what the client gets.
+// Comment is the bytes of the comment, without a chunk's frame.
 func (k *KeepAlive) Comment() []byte { return k.comment }
 
 // speak writes a comment, if the client still waits.
@@ -148,13 +148,13 @@ func (k *KeepAlive) speak() {
 	}
 	k.head = next
 	if _, err := k.conn.Write(k.frame(out, k.comment)); err != nil {
-		k.waits = false // the connection is given up, and whoever answers hears of it
+		k.waits = false // the connection is given up; the next write of the answer fails, too
 		return
 	}
 	k.timer.Reset(k.span)
 }
 
-// appendHead makes the head of an answer that is not there yet.
+// appendHead returns the head of an answer whose first event has not come.
 func (k *KeepAlive) appendHead() []byte {
 	h := k.header
 	h.SetStatusCode(fasthttp.StatusOK)
@@ -184,7 +184,7 @@ func StreamHead(h *fasthttp.ResponseHeader, contentType []byte) {
 	h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
 }
 
-// frame appends data as the client's protocol wants it.
+// frame appends data as a chunk, or as it is for a client of HTTP/1.0.
 func (k *KeepAlive) frame(dst, data []byte) []byte {
 	if k.plain || len(data) == 0 {
 		return append(dst, data...)

@@ -23,7 +23,7 @@ import (
 const (
 	firstBackoff = 5 * time.Millisecond
 	lastBackoff  = time.Second
-	busyWrite    = 100 * time.Millisecond // for a few hundred bytes into an empty socket buffer
+	busyWrite    = 100 * time.Millisecond // write deadline for a few hundred bytes into an empty socket buffer
 	noteEvery    = time.Minute            // between two log lines about refused connections
 )
 
@@ -38,13 +38,13 @@ type ListenOptions struct {
 	// altogether (0: for ever).
 	MaxLag time.Duration
 	// SendBuffer is how many bytes the kernel keeps for a client that reads slower
-	// than it is answered (0: its own choice, some megabytes). Beyond it writes wait.
+	// than its answer comes (0: the kernel's choice, some megabytes). If the buffer is full, writes wait.
 	SendBuffer int
 	// MaxConns is how many connections may be open at once. Keep it below the
 	// server's Concurrency and below half the file limit: a request that runs
 	// needs a second socket.
 	MaxConns int
-	// MaxConnsPerIP is the same for one IPv4 address or one IPv6 /64. Leave it 0
+	// MaxConnsPerIP is MaxConns for one IPv4 address or one IPv6 /64. Leave it 0
 	// behind a load balancer, which is one address.
 	MaxConnsPerIP int
 	// TLS says that the sockets carry TLS: a connection over a limit is then
@@ -57,10 +57,10 @@ type ListenOptions struct {
 type Stats struct {
 	Open          int    // connections accepted and not closed
 	Accepted      uint64 // connections handed to the server
-	AcceptErrors  uint64 // failed accepts that were tried again, "too many open files" for one
+	AcceptErrors  uint64 // failed accepts that were tried again, for example after "too many open files"
 	WatchErrors   uint64 // connections closed because they could not be watched
-	RefusedTotal  uint64 // over MaxConns
-	RefusedByAddr uint64 // over MaxConnsPerIP
+	RefusedTotal  uint64 // connections refused because of MaxConns
+	RefusedByAddr uint64 // connections refused because of MaxConnsPerIP
 	CutStalled    uint64 // clients that left one write blocked for WriteTimeout, or took nothing for as long
 	CutLagging    uint64 // clients whose answer waited for MaxLag altogether
 }
@@ -159,7 +159,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// pause waits before the next accept; false: closed meanwhile.
+// pause waits before the next accept; false: the listener was closed in that time.
 func (l *Listener) pause(err error, d time.Duration) bool {
 	l.acceptErrors.Add(1)
 	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d),
@@ -187,7 +187,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 		return nil, err
 	}
 	if t, ok := raw.(*net.TCPConn); ok && l.opt.SendBuffer > 0 {
-		_ = t.SetWriteBuffer(l.opt.SendBuffer) // a socket that is gone already tells the watcher
+		_ = t.SetWriteBuffer(l.opt.SendBuffer) // if the socket is gone already, the watcher notices
 	}
 	sock, ok := raw.(syscall.Conn)
 	err := errors.ErrUnsupported
@@ -214,7 +214,7 @@ func (l *Listener) book(c *Conn) error {
 	case l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() && l.perIP[c.ip] >= l.opt.MaxConnsPerIP:
 		return errPerIP
 	}
-	l.lastID++ // from 1: 0 is the watcher's own
+	l.lastID++ // ids begin at 1: 0 is the watcher's own
 	c.id = l.lastID
 	l.conns[c.id] = c
 	if l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() {
@@ -223,8 +223,8 @@ func (l *Listener) book(c *Conn) error {
 	return nil
 }
 
-// turnAway counts a connection over a limit and says why, where it can: in
-// clear text, into a buffer that is empty.
+// turnAway counts a connection over a limit, and tells the client why if the connection has
+// no TLS. The answer fits into the empty socket buffer.
 func (l *Listener) turnAway(raw net.Conn, why error) {
 	var answer string
 	switch {
@@ -264,7 +264,7 @@ func (l *Listener) fire(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
 	l.mu.Unlock()
-	if c != nil { // else closed between the event and now
+	if c != nil { // nil: the connection was closed between the event and now
 		if c.timedOut() {
 			c.countCut(&l.cutStalled)
 		}
@@ -272,7 +272,7 @@ func (l *Listener) fire(id uint64) {
 	}
 }
 
-// forget takes a closed connection off the books; the last one after Close
+// forget removes a closed connection from the counts. The last connection after Close
 // ends the watcher.
 func (l *Listener) forget(c *Conn) {
 	l.mu.Lock()
@@ -306,7 +306,7 @@ func (l *Listener) Close() error {
 }
 
 // CloseConns closes the socket of every open connection and returns how many
-// that were. Their handlers see Gone, and reads and writes that fail.
+// connections were open. Their handlers see Gone, and their reads and writes fail.
 func (l *Listener) CloseConns() int {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))
@@ -342,8 +342,8 @@ func (l *Listener) Stats() Stats {
 	}
 }
 
-// addrOf returns whom a connection counts for: the IPv4 address or the IPv6
-// /64, which is what one customer gets. Invalid for a Unix socket.
+// addrOf returns the address that a connection counts for: its IPv4 address or its IPv6
+// /64, which is what one customer gets. It is invalid for a Unix socket.
 func addrOf(c net.Conn) netip.Addr {
 	t, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {

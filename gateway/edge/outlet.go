@@ -15,31 +15,31 @@ import (
 	"evenkeel/internal/socket"
 )
 
-// An Outlet is the connection of a client whose streamed answer fasthttp does not write: it has let go of
-// the connection after the request, and of all memory that it has for one. Behind the end of the
-// answer the connection is fasthttp's again.
+// An Outlet is the connection of a client whose streamed answer fasthttp does not write: after the request,
+// fasthttp has let go of the connection and of its memory for it. After the end of the
+// answer, fasthttp serves the connection again.
 //
-// It belongs to one goroutine at a time.
+// An Outlet belongs to one goroutine at a time.
 type Outlet struct {
 	client *Conn
 	wire   *wire
 	log    *zap.Logger
-	head   []byte // of the answer; nil: it is out
+	head   []byte // the answer's head; nil: it was written already
 	closes bool   // the connection ends with the answer
 	keep   *KeepAlive
 
 	raw     syscall.RawConn
 	attempt func(fd uintptr) // made once: a closure for each chunk would be garbage
-	p       []byte
+	p       []byte           // what attempt is to write; n and err are what came of it
 	n       int
 	err     error
 
-	blocked time.Time // since when the client has not taken what Try was given; zero: it has
+	blocked time.Time // since when the client has not taken all that Try was given; zero: it has taken all
 }
 
-// Release has fasthttp let go of the connection of ctx once the handler has returned, and calls run on
-// a goroutine of its own then. run, or whoever it passes the outlet on to, writes the body and calls End.
-// It is false where fasthttp has to write the answer itself: to clients without chunks, and over TLS.
+// Release has fasthttp let go of the connection of ctx once the handler has returned, and then calls run on
+// a goroutine of its own. run, or the code to which it passes the outlet, writes the body and calls End.
+// Release is false if fasthttp has to write the answer itself: to a client without chunks, or over TLS.
 func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Outlet)) bool {
 	w := wireOf(ctx)
 	if w == nil || w.client == nil || w.server == nil || ctx.IsTLS() || ctx.IsHead() || !ctx.Request.Header.IsHTTP11() {
@@ -86,8 +86,8 @@ func (o *Outlet) guard(f func()) {
 // ChunkRoom is how many bytes of a buffer Frame needs before the data.
 const ChunkRoom = 10
 
-// Frame makes a chunk of the data that stands behind the first ChunkRoom bytes of b, in place. With
-// the first one goes the answer's head.
+// Frame makes a chunk, in place, of the data behind the first ChunkRoom bytes of b. It puts the
+// answer's head before the first chunk.
 func (o *Outlet) Frame(b []byte) []byte {
 	var digits [ChunkRoom]byte
 	size := append(strconv.AppendInt(digits[:0], int64(len(b)-ChunkRoom), 16), "\r\n"...)
@@ -101,11 +101,11 @@ func (o *Outlet) Frame(b []byte) []byte {
 	return b
 }
 
-// KeepAlive has what the client gets while the engine is silent; nil: nothing.
+// KeepAlive is what sends the client comments while the engine is silent; nil: the client gets none.
 func (o *Outlet) KeepAlive() *KeepAlive { return o.keep }
 
-// Send writes data as a chunk, and the end of the body behind it if it is the last. It waits until the client
-// has taken them.
+// Send writes data as a chunk, and the end of the body behind it if last is set. It waits until the client
+// has taken all of it.
 func (o *Outlet) Send(data []byte, last bool) error {
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
@@ -127,7 +127,7 @@ func (o *Outlet) Send(data []byte, last bool) error {
 	return err
 }
 
-// Finish writes the rest of what Try did not write all of, and waits until the client has taken it.
+// Finish writes the rest of bytes that Try wrote in part, and waits until the client has taken it.
 func (o *Outlet) Finish(rest []byte) error {
 	o.unblocked(time.Now())
 	_, err := o.client.Write(rest)
@@ -140,11 +140,11 @@ func (o *Outlet) Smooth() error {
 	return o.client.Conn.SetWriteDeadline(time.Time{})
 }
 
-// Try writes as much of p as the client takes now. If that is not all, the client is blocked, until
+// Try writes as much of p as the client takes now. If that is not all of p, the client counts as blocked until
 // another Try writes the rest.
 func (o *Outlet) Try(p []byte, now time.Time) (int, error) {
 	o.p, o.n, o.err = p, 0, nil
-	err := o.raw.Control(o.attempt) // not Write, which makes ready to wait for room: the loop does that
+	err := o.raw.Control(o.attempt) // not raw.Write, which prepares to wait for room in the socket: here the loop waits
 	o.p = nil
 	if err == nil {
 		err = o.err
@@ -171,10 +171,10 @@ func (o *Outlet) unblocked(now time.Time) {
 	}
 }
 
-// write is one attempt.
+// write is attempt: it writes p without waiting.
 func (o *Outlet) write(fd uintptr) { o.n, o.err = socket.Write(fd, o.p) }
 
-// Patience is by when a blocked client has to take the rest; zero: it may take for ever.
+// Patience is the time by which a blocked client has to take the rest; zero: there is no limit.
 func (o *Outlet) Patience() time.Time {
 	timeout := o.client.ln.opt.WriteTimeout
 	if timeout <= 0 {
@@ -183,7 +183,7 @@ func (o *Outlet) Patience() time.Time {
 	return o.blocked.Add(min(timeout, o.client.lagLeft()))
 }
 
-// Cut gives a blocked client up that has let its time pass.
+// Cut gives up a blocked client whose Patience has passed.
 func (o *Outlet) Cut(now time.Time) {
 	o.client.logCut(os.ErrDeadlineExceeded, now.Sub(o.blocked))
 	o.client.abandon()
@@ -198,7 +198,7 @@ func (o *Outlet) Socket(f func(fd int)) error {
 // End closes the connection, or has its next requests served if the answer was whole.
 func (o *Outlet) End(whole bool) {
 	if !whole || o.closes {
-		_ = o.client.Close() // nobody is left to tell
+		_ = o.client.Close() // an error could not be reported to anyone
 		return
 	}
 	go o.wire.again().serve()

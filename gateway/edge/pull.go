@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrUnfinished is what Pull's end gets when nobody read the source to its
+// ErrUnfinished is the error that Pull's end gets if the source was not read to its
 // end: the client left, or wanted the head only.
 var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 
@@ -22,19 +22,19 @@ var ErrUnfinished = errors.New("edge: the client left before the answer's end")
 // writes and flushes one HTTP chunk a Read on the connection's own goroutine, so
 // a slow client slows the source down and no goroutine or pipe is spent on it.
 //
-// fasthttp reads 4 KiB at a time. A larger arrival is written past fasthttp: as one
-// chunk and one write of up to 64 KiB, from a buffer that the stream has only then.
+// fasthttp reads 4 KiB at a time. If more has arrived, Pull writes it past fasthttp: as one
+// chunk and one write of up to 64 KiB, from a buffer that the stream holds only for this write.
 //
 // A Read that fails with anything but io.EOF ends the connection without the
 // last chunk: the client sees a truncated answer, never a whole one.
 type Pull struct {
 	src   io.Reader
 	ahead interface{ Pending() int } // src, if it knows how much Read has without waiting
-	ends  interface{ Ended() bool }  // src, if it knows that behind what Read has nothing comes
+	ends  interface{ Ended() bool }  // src, if it knows that nothing comes behind the bytes that Read has
 	end   func(err error)
 	log   *zap.Logger
 	conn  io.Writer // the client's connection; nil: the whole answer is written by fasthttp
-	wire  *wire     // keeps back what fasthttp writes at the end; nil: nothing does
+	wire  *wire     // keeps back what fasthttp writes at the end; nil: it is not kept back
 	head  bool      // the answer's head is out, so that conn may be written to
 	keep  *KeepAlive
 	err   error // why reading ended; nil: not yet
@@ -73,13 +73,14 @@ func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	p.conn, p.wire = ctx.Conn(), w
-	p.head = p.pending() > smallChunk // it leaves by itself, so that nothing stands before the first chunk
+	p.head = p.pending() > smallChunk // the head is flushed alone, because the first chunk may be written past fasthttp
 	ctx.Response.ImmediateHeaderFlush = p.head
 	ctx.Response.SetBodyStream(p, -1)
 }
 
-// writePlain writes the answer past fasthttp and waits until it is out: to a client of HTTP/1.0, or behind a head that is out
-// already. HTTP/1.0 has no chunks: the body ends with the connection. A reset tells the client that the body is not whole.
+// writePlain writes the answer past fasthttp and waits until it is written: to a client of HTTP/1.0, or behind a head that a
+// KeepAlive has written already. HTTP/1.0 has no chunks: the body ends with the connection, and a reset tells the client that the
+// body is not whole.
 func (p *Pull) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 	defer func() { _ = p.Close() }()
 	conn, w, plain := ctx.Conn(), wireOf(ctx), !ctx.Request.Header.IsHTTP11()
@@ -130,7 +131,7 @@ const lastChunk = "0\r\n\r\n"
 
 const (
 	smallChunk = 4<<10 - 64 // with its frame it fits fasthttp's buffer
-	chunkRoom  = 16         // for a chunk's frame
+	chunkRoom  = 16         // bytes for a chunk's frame
 )
 
 var chunks = sync.Pool{New: func() any { return new([]byte) }}
@@ -160,14 +161,14 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 	switch {
 	case err != nil || p.conn == nil:
 	case !p.head:
-		p.head = true // it leaves with what was read
+		p.head = true // fasthttp sends the head with what was read
 	case n+p.pending() > smallChunk:
 		return 0, p.write(b[:n])
 	}
 	return n, err
 }
 
-// write writes an arrival that has begun as one chunk.
+// write writes, as one chunk, begun and the bytes that the source has besides, up to writePiece.
 func (p *Pull) write(begun []byte) error {
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
@@ -194,7 +195,7 @@ func (p *Pull) Close() error {
 		defer p.complete()
 		defer func() {
 			if v := recover(); v != nil {
-				_ = p.panicked("ending an answer", v) // logged; there is nobody to tell
+				_ = p.panicked("ending an answer", v) // panicked has logged it, and no caller takes the error
 			}
 		}()
 		switch p.err {
@@ -209,7 +210,7 @@ func (p *Pull) Close() error {
 	return nil
 }
 
-// complete has the end of the answer written, which fasthttp is about to do if there was no error.
+// complete writes what was kept back: with the end of the answer, which fasthttp writes next, or alone after an error.
 func (p *Pull) complete() {
 	switch {
 	case p.wire == nil || p.wire.held == nil:

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Options are the limits of a server; a zero value means the default named.
+// Options are the handler and the limits of a server; zero means the default in the comment.
 type Options struct {
 	// Handler serves one request. It may panic: the client gets a 500, the log the stack.
 	Handler fasthttp.RequestHandler
@@ -21,11 +21,11 @@ type Options struct {
 	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
 	Log    *zap.Logger // default: none
 
-	// Stranger, if set, tells from the head alone that a request will be refused,
-	// and how; nil lets it pass. It is asked once per request
-	// whose body may be large. A body of more than 4 KiB is then not read: otherwise
-	// every stranger could take MaxBody of memory on each connection. Smaller ones are read
-	// and left to the handler to refuse, so that the connection stays.
+	// Stranger, if set, says from the head alone that a request will be refused,
+	// and how; nil: it will not. It is called once for each request
+	// whose body may be large. If it refuses, a body of more than 4 KiB is not read: otherwise
+	// every stranger could take MaxBody of memory on each connection. A smaller body is read,
+	// and the handler refuses the request, so that the connection stays open.
 	Stranger func(h *fasthttp.RequestHeader) *Refusal
 	// Caller, if set, returns from the head the name that is charged for the body.
 	// Without a name the address of the connection is charged.
@@ -34,33 +34,33 @@ type Options struct {
 	// Bodies, if set, is charged for each body: it bounds their memory in all, and the
 	// share of each caller.
 	Bodies *Account
-	// Refused, if set, hears of every refusal that the handler never saw. The head
-	// is empty if it could not be read.
+	// Refused, if set, is called for every refusal that the edge answers without the handler. The
+	// head is empty if it could not be read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // bytes of request line and headers (16 KiB); more: 431
 	MaxBody int // bytes of body (32 MiB); more: 413
 
 	// ReadTimeout bounds a request from its first byte to its last (30 s; 408).
-	// MinUploadRate, in bytes per second (256 KiB), extends it for a large body by
+	// MinUploadRate, in bytes per second (256 KiB), extends this time for a large body by
 	// the time that the arrived bytes take at this rate: 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
 	IdleTimeout   time.Duration // of a connection between requests (120 s: longer than common clients keep theirs)
 
 	// Concurrency is how many connections are served at once (65,536). Keep the
-	// listener's MaxConns below it: that one refuses without blocking accept.
+	// listener's MaxConns below it: the listener refuses connections without blocking accept.
 	Concurrency int
 }
 
 // Refusal is an answer the edge gives in place of the handler.
 type Refusal struct {
 	Status  int
-	Code    string // what error.code says: request_timeout, body_too_large, ...
+	Code    string // the error.code of the answer: request_timeout, body_too_large, ...
 	Message string // what was wrong and what to do; quotes nothing of the request
 }
 
-// The refusals the edge knows, one a cause.
+// The refusals with a fixed text, one for each cause.
 var (
 	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // Message: which rule, see parseHead
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}

@@ -45,21 +45,21 @@ func NewServer(o Options) *Server {
 		IdleTimeout:    o.IdleTimeout,
 		Concurrency:    o.Concurrency,
 
-		// else ten: a goroutine, and its stack, for each connection of a burst whose answers loops carry since
+		// the default is 10 s, in which the goroutines of a burst keep their stacks although loops already carry its answers
 		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
-		KeepHijackedConns:     true, // an Outlet has them
+		KeepHijackedConns:     true, // an Outlet goes on with them
 		ReduceMemoryUsage:     true, // a stream holds no 16 KiB read buffer while it runs
 
 		NoDefaultServerHeader:        true,
 		SecureErrorLogMessage:        true, // without it errors quote request heads, keys included
-		DisablePreParseMultipartForm: true, // we serve none: a body is bytes
+		DisablePreParseMultipartForm: true, // no endpoint needs it: bodies stay bytes
 		Logger:                       logger{o.Log},
 	}}
 }
 
-// withoutBody has fasthttp take every request for one without a body. The head
-// as it came is still there, in RawHeaders.
+// withoutBody makes fasthttp treat every request as one without a body. RawHeaders still
+// has the head as it came.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	if h.ContentLength() != 0 {
 		h.SetContentLength(0)
@@ -70,8 +70,8 @@ func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return fasthttp.RequestConfig{}
 }
 
-// guard keeps what a handler does to itself away from everybody else: fasthttp
-// recovers no panic, it would end the process.
+// guard reads the body and calls the handler. It recovers a panic of the handler,
+// because fasthttp does not, and the panic would end the process.
 func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		v := recover()
@@ -87,7 +87,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		if ok {
 			c.OnGone(nil)
 		}
-		if ok && EndWait(ctx) { // there is no other status any more, and a stream that breaks off is not whole
+		if ok && EndWait(ctx) { // status 200 was sent already: cut the connection, so that the client sees that the answer is not whole
 			if conn := ctx.Conn(); !ctx.Hijacked() {
 				ctx.HijackSetNoResponse(true)
 				ctx.Hijack(func(net.Conn) { _ = conn.Close() })
@@ -114,7 +114,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.refuse(ctx, *r)
 		return
 	}
-	defer func() { // a body that the handler did not take would stay for the whole answer
+	defer func() { // otherwise a body that the handler did not acquire would take memory until the answer ends
 		if !w.taken {
 			_, charge := AcquireBody(ctx)
 			charge.Give()
@@ -125,7 +125,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	}
 	w.alive = nil
 	if w.server.stopping.Load() {
-		ctx.SetConnectionClose() // fasthttp does so only while it waits for connections of its own
+		ctx.SetConnectionClose() // fasthttp does so itself only while it waits for its own connections
 	}
 	o.Handler(ctx)
 }
@@ -140,15 +140,15 @@ func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
 // left of the request is not read.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
 	if c, ok := ConnOf(ctx); ok && r.Status != fasthttp.StatusRequestTimeout {
-		c.linger.Store(true) // it may be sending still
+		c.linger.Store(true) // the client may still be sending
 	}
 	o.Refused(&ctx.Request.Header, r)
 	o.Answer(ctx, r)
 	ctx.SetConnectionClose()
 }
 
-// logger takes fasthttp's lines about single connections, for whoever debugs
-// one: what a request came to is the gateway's to log.
+// logger logs fasthttp's lines about single connections at debug level. The gateway logs
+// how each request ended.
 type logger struct{ log *zap.Logger }
 
 func (l logger) Printf(format string, args ...any) {

@@ -18,20 +18,20 @@ import (
 // Encodings are the content codings that a body may have, as the header Accept-Encoding of an answer lists them.
 const Encodings = "gzip, zstd"
 
-// maxWindow bounds how far a zstd body may refer back, and so the memory for that. A sender over HTTP must stay within it (RFC 9659).
+// maxWindow bounds, in bytes, how far a zstd body may refer back, and so the decoder's memory. RFC 9659 has this bound for HTTP.
 const maxWindow = 8 << 20
 
 // A coding is one way in which a body may be packed.
 type coding struct {
 	look func(packed []byte) (says announced, err error)
 	open func(packed []byte, says announced) (io.ReadCloser, error)
-	told func(err error) error // what a client is told of an error
+	told func(err error) error // returns the error that the client gets for err
 }
 
 // announced is what a packed body says of itself. It may be wrong.
 type announced struct {
-	bytes  uint64 // of its content; 0: it does not say
-	window uint64 // bytes that it refers back to, if the decoder keeps them beside the content
+	bytes  uint64 // of the content when it is unpacked; 0: the body does not say
+	window uint64 // bytes of content that the decoder keeps besides its output, to refer back to; 0: gzip, whose window is small
 }
 
 var (
@@ -39,9 +39,9 @@ var (
 	zstds = coding{lookZstd, openZstd, toldZstd}
 )
 
-// Unpack returns a body without its content coding, or says why it refuses it. The memory of what comes out is
-// charged before it is taken, and what the packed body took is given back then. So it does not
-// matter how much smaller than its content a body is.
+// Unpack returns a body without its content coding, or says why it refuses it. The memory for the content is
+// charged before it is taken, and the charge of the packed body is given back at the end. So a small body
+// with a large content cannot take memory that is not charged. most bounds the content, in bytes.
 func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
@@ -69,7 +69,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) 
 		room = int(min(says.bytes, math.MaxInt32))
 	}
 	plain, err := unpackAll(r, charge, min(room, most), most)
-	_ = r.Close() // there was no error that it could tell
+	_ = r.Close() // all was read, so that Close has no error to report
 	switch {
 	case errors.Is(err, errBodyTooLarge):
 		return nil, &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
@@ -94,7 +94,7 @@ func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 	}
 	buf := make([]byte, 0, room)
 	for {
-		var one [1]byte // is there more?
+		var one [1]byte // takes the next byte, to see whether there is more, before the buffer grows
 		into := buf[len(buf):cap(buf)]
 		if len(into) == 0 {
 			into = one[:]
@@ -121,7 +121,7 @@ func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 	}
 }
 
-// codingOf is how to decode a body; nil: as it is. A body that was encoded twice is not read.
+// codingOf returns the coding of a body; nil: it has none. ok is false for an unknown coding, or for more than one.
 func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	for _, line := range h.PeekAll(fasthttp.HeaderContentEncoding) {
 		for name := range strings.SplitSeq(string(line), ",") {
@@ -143,7 +143,7 @@ func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	return c, true
 }
 
-// gunzips are used again and again. Between two bodies they hold neither.
+// gunzips is a pool of decoders. A decoder in it holds no body.
 var gunzips = sync.Pool{New: func() any { return new(gunzip) }}
 
 type gunzip struct {
@@ -167,7 +167,7 @@ func (z *gunzip) Close() error {
 	return nil
 }
 
-// lookGzip believes the last four bytes, but not beyond what deflate can reach. They may be wrong where several streams follow each other.
+// lookGzip takes the size from the last four bytes, up to the best ratio of deflate. They may be wrong if a body has several gzip streams.
 func lookGzip(packed []byte) (says announced, err error) {
 	const mostRatio = 1032
 	if n := len(packed); n >= 4 {
@@ -188,13 +188,13 @@ func toldGzip(err error) error {
 
 var errWindow = errors.New("its zstd window is larger than 8 MiB, which no sender may use over HTTP; compress at a lower level")
 
-// lookZstd reads the head of the first frame. What follows it may not have a larger window.
+// lookZstd reads the head of the first frame. Later frames may not have a larger window.
 func lookZstd(packed []byte) (says announced, err error) {
 	var h zstd.Header
 	switch err := h.Decode(packed); {
 	case err != nil:
 		return says, toldZstd(err)
-	case h.Skippable: // it says nothing of the frames behind it
+	case h.Skippable: // a skippable frame does not describe the frames behind it
 		return announced{window: maxWindow}, nil
 	case h.HasFCS:
 		says.bytes = h.FrameContentSize

@@ -11,8 +11,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstRoom is the memory for a body before any of it has arrived. Most bodies are
-// smaller; they get less, and are read in one go.
+// firstRoom is the memory, in bytes, for a body before any of it has arrived. Most bodies are
+// smaller; they get only their length, and are read in one go.
 const firstRoom = 64 << 10
 
 // These errors end the reading of a body, beside those of the connection.
@@ -32,9 +32,9 @@ type upload struct {
 	buf    []byte
 }
 
-// AcquireBody makes the body of a request the handler's own, with what is charged
-// for it: the handler gives that back when it needs the body no longer. A body
-// that is not taken is let go of when the handler returns.
+// AcquireBody passes the body of a request to the handler, with the charge for it. The
+// handler gives the charge back when it needs the body no longer. The server frees a body
+// that the handler did not acquire when the handler returns.
 func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 	var c *Charge
 	if w := wireOf(ctx); w != nil {
@@ -48,7 +48,7 @@ func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal {
 	w.charge, w.taken = nil, false
 	if !f.chunked && f.length == 0 {
-		w.head = headEnd{} // what comes now is the next request's
+		w.head = headEnd{} // the next bytes belong to the next request
 		return nil
 	}
 	h := &ctx.Request.Header
@@ -109,7 +109,7 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
 
 // read reads the body whole.
 func (u *upload) read() error {
-	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // it came with the head, and nothing after it
+	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // the whole body came with the head, and nothing behind it
 		u.buf, w.rest = w.rest, nil
 		if !u.charge.Acquire(len(u.buf)) {
 			return errNoRoom
@@ -135,8 +135,8 @@ func (u *upload) read() error {
 	return err
 }
 
-// readers are for chunked bodies. Their buffer is what a line of the chunks'
-// framing may have at most.
+// readers is a pool for chunked bodies. The size of their buffer, in bytes, bounds a
+// line of the chunks' framing.
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
 
 // copyFrom reads the next n bytes of the body.
@@ -157,9 +157,9 @@ func (u *upload) copyFrom(src io.Reader, n int) error {
 	return nil
 }
 
-// grow makes room in proportion to the bytes that have arrived: a caller that
-// announces much and sends little gets little memory and little time. An announced
-// length allows larger steps, because no more than that is ever taken.
+// grow makes room in proportion to the bytes that have arrived, and extends the read deadline for it:
+// a caller that announces much and sends little gets little memory and little time. With an announced
+// length the steps are larger, because the room never exceeds that length.
 func (u *upload) grow() error {
 	room := min(u.limit, max(smallBody, 2*len(u.buf)))
 	if !u.f.chunked {
@@ -177,12 +177,12 @@ func (u *upload) grow() error {
 	return nil
 }
 
-// uploadTime is ReadTimeout and the time that the bytes take at the slowest rate we accept.
+// uploadTime is ReadTimeout plus the time that the bytes take at MinUploadRate.
 func (o *Options) uploadTime(bytes int) time.Duration {
 	return o.ReadTimeout + time.Duration(float64(bytes)/float64(o.MinUploadRate)*float64(time.Second))
 }
 
-// eof is the error for an end in the middle.
+// eof turns io.EOF in the middle of a body into io.ErrUnexpectedEOF.
 func eof(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -12,10 +12,10 @@ import (
 
 // watcher is one epoll instance for all connections. It asks for RDHUP only
 // and never reads, so queued requests and TLS records do not hide a FIN from
-// it; edge-triggered, so a client that left is reported once. close(2) takes a
-// socket out of it.
+// it. It is edge-triggered, so a client that left is reported once. close(2) removes a
+// socket from the epoll instance.
 type watcher struct {
-	ep, stop int // stop: an eventfd in the same epoll, as closing ep wakes nobody
+	ep, stop int // stop: an eventfd in the same epoll, because closing ep would not end a wait
 	gone     func(id uint64)
 }
 
@@ -38,8 +38,8 @@ func newWatcher(gone func(id uint64)) (*watcher, error) {
 	return w, nil
 }
 
-// add watches a socket until it is closed. A peer that acknowledges nothing
-// for patience is given up by the kernel, which is then an event as well.
+// add watches a socket until it is closed. If a client acknowledges nothing
+// for patience, the kernel gives the connection up, and that is an event as well.
 func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -48,7 +48,7 @@ func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
 	var ctlErr error
 	err = rc.Control(func(fd uintptr) {
 		if patience > 0 {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds())) // a Unix socket has none
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds())) // fails for a Unix socket
 		}
 		ctlErr = w.ctlAdd(int(fd), unix.EPOLLRDHUP|unix.EPOLLET, id)
 	})
@@ -62,7 +62,7 @@ func (w *watcher) ctlAdd(fd int, events uint32, id uint64) error {
 
 // run ends at close. Only close and EINTR can end a wait without an event.
 func (w *watcher) run() {
-	defer func() { // nobody adds any more: the listener is closed and has no connections
+	defer func() { // add is not called any more: the listener is closed and has no connections
 		_ = unix.Close(w.ep)
 		_ = unix.Close(w.stop)
 	}()
@@ -70,7 +70,7 @@ func (w *watcher) run() {
 	for {
 		n, err := unix.EpollWait(w.ep, events[:], -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			panic("edge: epoll_wait: " + err.Error()) // the descriptor is ours alone: a bug, and a proxy that notices nobody leaving
+			panic("edge: epoll_wait: " + err.Error()) // a bug; without the watcher, clients that leave are not noticed
 		}
 		for _, ev := range events[:max(n, 0)] {
 			id := uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32
@@ -89,8 +89,8 @@ func (w *watcher) close() {
 	_, _ = unix.Write(w.stop, one[:]) // an eventfd at 0 always takes a 1
 }
 
-// pendingError is what happened to a socket that nobody was told of yet, nil if
-// nothing did or it cannot be asked.
+// pendingError is the error of a socket that no read or write has returned yet; nil: there
+// is none, or the connection has no socket.
 func pendingError(c net.Conn) error {
 	sock, ok := c.(syscall.Conn)
 	if !ok {

@@ -22,7 +22,7 @@ type Server struct {
 // Serve serves a Listener, or tls.NewListener of one, until it is closed.
 func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(wires{ln, s}) }
 
-// wires hands out connections that fasthttp gets heads from.
+// wires is a listener whose connections give fasthttp the heads of requests only.
 type wires struct {
 	net.Listener
 	server *Server
@@ -42,8 +42,8 @@ func (l wires) Accept() (net.Conn, error) {
 	return &w, nil
 }
 
-// wire is what fasthttp reads a connection through, above TLS. Its Read ends
-// with the head of a request. What came behind the head waits in rest, for the
+// wire is the connection as fasthttp reads it, above TLS. Its Read stops at the end
+// of a request's head. Bytes that came behind the head wait in rest, for the
 // body's reader or as the beginning of the next request.
 type wire struct {
 	net.Conn
@@ -51,12 +51,12 @@ type wire struct {
 	client *Conn // the connection below; nil: it did not come through a Listener
 	head   headEnd
 	rest   []byte
-	first  *[firstRead]byte // where rest is, if not in memory of its own
-	held   *[]byte          // written and kept back; nil: nothing is kept back
+	first  *[firstRead]byte // the pooled memory that rest points into; nil: rest has memory of its own
+	held   *[]byte          // bytes that fasthttp has written and that are kept back; nil: nothing is kept back
 	last   bool             // the next piece that is written is the last to be kept back
 	charge *Charge          // of the request being served; nil: it has no body
 	taken  bool             // the handler has the body, and gives its charge back
-	alive  *KeepAlive       // of the request being served; nil: its client waits in silence
+	alive  *KeepAlive       // of the request being served; nil: its client gets nothing while it waits
 }
 
 // tlsWire lets fasthttp see that a connection is TLS, by these two methods.
@@ -70,12 +70,12 @@ func (w *tlsWire) ConnectionState() tls.ConnectionState { return w.tls.Connectio
 
 func (w *wire) self() *wire { return w }
 
-// again returns the connection for another ServeConn. fasthttp may not be quite done with w itself.
+// again returns a new wire of the connection for another ServeConn, because fasthttp may still use w.
 func (w *wire) again() *wire {
 	return &wire{Conn: w.Conn, server: w.server, client: w.client, rest: w.rest}
 }
 
-// serve waits for the next request and serves it, and those behind it.
+// serve waits for the next request, and serves it and the requests behind it.
 func (w *wire) serve() {
 	if !w.await() {
 		_ = w.client.Close() // it was idle
@@ -84,8 +84,8 @@ func (w *wire) serve() {
 	_ = w.server.ServeConn(w) // closes the connection; what was wrong with it went to the log
 }
 
-// await waits for the first byte of a request. fasthttp would answer 408 to a client that sends
-// none, because it takes the request for the connection's first.
+// await waits for the first byte of the next request; false: the connection is to be closed. fasthttp must not
+// wait for it: it would take the request for the connection's first, and answer 408 to a client that sends none.
 func (w *wire) await() bool {
 	w.client.idle.Store(true)
 	defer w.client.idle.Store(false)
@@ -100,12 +100,12 @@ func (w *wire) await() bool {
 	return w.hear() == nil
 }
 
-// firstRead is how much is read of a request at first: the head, and most bodies.
+// firstRead is how many bytes of a request are read at first: enough for the head and for most bodies.
 const firstRead = 4 << 10
 
 var firsts = sync.Pool{New: func() any { return new([firstRead]byte) }}
 
-// hear waits for a request, and keeps what has come of it. It holds no memory while it waits.
+// hear waits for a request, and keeps its first bytes in rest. It holds no memory while it waits.
 func (w *wire) hear() error {
 	if err := w.client.Await(); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	if w.head.ended {
 		return 0, errBeyondHead
 	}
-	if len(p) == 1 && len(w.rest) == 0 && w.Conn == net.Conn(w.client) { // fasthttp waits for a request so
+	if len(p) == 1 && len(w.rest) == 0 && w.Conn == net.Conn(w.client) { // fasthttp reads one byte when it waits for a request
 		if err := w.hear(); err != nil {
 			return 0, err
 		}
@@ -143,7 +143,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	return end, err
 }
 
-// keep leaves b for later and lets go of the memory when there is nothing in it, or only a body.
+// keep sets rest to b. It gives the pooled memory back when b is empty, or is only a body.
 func (w *wire) keep(b []byte) {
 	if w.rest = b; len(b) == 0 {
 		w.rest = nil
@@ -155,7 +155,7 @@ func (w *wire) keep(b []byte) {
 	}
 }
 
-// hold keeps back what is written until complete: fasthttp writes the end of an answer in three pieces.
+// hold keeps back what fasthttp writes, until complete: it writes the end of an answer in three pieces, which then leave in one.
 func (w *wire) hold() {
 	if w.held == nil {
 		w.held, w.last = chunks.Get().(*[]byte), false
@@ -163,7 +163,7 @@ func (w *wire) hold() {
 	}
 }
 
-// complete says that the next piece is the last, and leaves with what was kept back.
+// complete says that the next piece is the last: its Write also writes what was kept back.
 func (w *wire) complete() { w.last = true }
 
 func (w *wire) Write(p []byte) (int, error) {
@@ -177,7 +177,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	return len(p), w.release()
 }
 
-// release writes what was kept back.
+// release writes the bytes that were kept back.
 func (w *wire) release() error {
 	held := w.held
 	w.held = nil
@@ -201,11 +201,11 @@ func (b body) Read(p []byte) (int, error) {
 }
 
 // headEnd finds the end of a head, as fasthttp does: the first empty line after
-// one that is not.
+// a line that is not empty.
 type headEnd struct {
 	begun  bool // a line that is not empty has come
 	line   int  // bytes of the current line
-	cr     bool // the last of them is a CR
+	cr     bool // the last byte of the line so far is a CR
 	bareLF bool // a line ended without a CR
 	ended  bool
 }

@@ -6,7 +6,7 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// EngineOf writes a found engine as the config would.
+// EngineOf returns a found engine in the form of the config.
 func EngineOf(e discover.Engine) config.Engine {
 	a := e.Attributes
 	return config.Engine{
@@ -16,12 +16,12 @@ func EngineOf(e discover.Engine) config.Engine {
 	}
 }
 
-// Discovered is the fleet as discovery sees it.
+// Discovered is the fleet as discovery uses it.
 type Discovered struct{ *Fleet }
 
 var _ discover.Fleet = Discovered{}
 
-// Put takes in an engine, or what is new about it.
+// Put takes in an engine, or a new description of it.
 func (d Discovered) Put(e discover.Engine) error {
 	f, set := d.Fleet, d.host.Settings()
 	conf, err := set.CompleteFound(e.Role, EngineOf(e))
@@ -37,19 +37,18 @@ func (d Discovered) Put(e discover.Engine) error {
 	return nil
 }
 
-// Turn has an engine get new work, or none. What an operator said of it stays,
-// also that it is removed.
+// Turn starts or stops new work for an engine. What an operator decided about the engine stays, also that it is
+// removed.
 func (d Discovered) Turn(e discover.Engine) {
 	d.apply(roster.Turned{Key: e.Key(), Found: roster.Found{Source: e.Source, Incarnation: e.Incarnation, Away: e.Away}})
 }
 
-// Remove takes an engine out that is not there any more, unless somebody else
-// has put another in its place.
+// Remove takes out an engine that is not there any more, unless another engine has its place by now.
 func (d Discovered) Remove(e discover.Engine) {
 	if !d.Listed(e) {
 		d.apply(roster.Left{Key: e.Key(), Incarnation: e.Incarnation})
 	}
 }
 
-// Listed says whether an engine stands in the config.
+// Listed says whether an engine is in the config.
 func (d Discovered) Listed(e discover.Engine) bool { return d.host.Settings().Listed[e.Key()] }

@@ -19,15 +19,15 @@ import (
 	"evenkeel/gateway/selftest"
 )
 
-// Discovery finds engines for the fleet; nil finds none. About one engine the last word
-// counts, as with a reload: discovery speaks of it only when its source says something
-// new. The config's own engines it leaves alone.
+// Discovery finds engines for the fleet; nil finds none. The last word about an engine counts, as with a reload:
+// discovery reports an engine only when its source says something new. It leaves the config's own engines alone.
 type Discovery struct {
 	*discover.Discoverer
 	files []*fileSource
 }
 
-// NewDiscovery has sources tell the fleet of engines. It is nil without any.
+// NewDiscovery returns a discovery that reports the engines of the sources to the fleet. It is nil if there are no
+// sources.
 func NewDiscovery(f *Fleet, sources ...discover.Source) *Discovery {
 	if len(sources) == 0 {
 		return nil
@@ -45,7 +45,7 @@ func NewDiscovery(f *Fleet, sources ...discover.Source) *Discovery {
 	return d
 }
 
-// Sources are those that the config names.
+// Sources returns the sources that the config names.
 func (f *Fleet) Sources() (sources []discover.Source, err error) {
 	from := &f.host.Settings().Discovery
 	for _, path := range from.Files {
@@ -77,8 +77,8 @@ func (f *Fleet) Sources() (sources []discover.Source, err error) {
 	return sources, nil
 }
 
-// Reloaded follows a reload: other engines may be the config's own, and files may
-// name other profiles.
+// Reloaded must be called after a reload: the config may have other engines of its own, and the profiles that files
+// name may have changed.
 func (d *Discovery) Reloaded() {
 	if d != nil {
 		d.Recheck()
@@ -86,7 +86,7 @@ func (d *Discovery) Reloaded() {
 	}
 }
 
-// LookAtFiles reads again the files that list engines and that have changed.
+// LookAtFiles reads the files that list engines again if they have changed.
 func (d *Discovery) LookAtFiles() {
 	if d == nil {
 		return
@@ -104,8 +104,7 @@ func (d *Discovery) State() *discover.Status {
 	return new(d.Status())
 }
 
-// Failure returns why there may be no engines, as text for an answer; it is empty
-// while every source works.
+// Failure returns, as text for an answer, why there may be no engines; it is empty while every source works.
 func (d *Discovery) Failure() string {
 	if d == nil {
 		return ""
@@ -120,16 +119,16 @@ func (d *Discovery) Failure() string {
 	return strings.Join(all, "")
 }
 
-// tryOut is the probe before an engine's first request. It takes a slot of the
-// rank that it is tried on. So it waits while requests from before the engine
-// left have all slots of that rank, and it takes no full rank as decode partner.
+// tryOut is the trial before an engine's first request. It takes a slot of the rank on which the engine is tried. So
+// it waits while requests from before the engine left have all slots of that rank, and it takes no full rank as
+// decode partner.
 func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 	set := f.host.Settings()
 	conf, err := set.CompleteFound(e.Role, EngineOf(e))
 	if err != nil {
 		return err
 	}
-	var partners []config.Engine // of the other side; an engine that prefills and decodes has none
+	var partners []config.Engine // engines of the other role; an engine that prefills and decodes has none
 	for _, other := range f.Now().Engines() {
 		if e.Role != Aggregated && other.Role != Aggregated && other.Role != e.Role && other.Serves() {
 			partners = append(partners, other.Conf)
@@ -153,12 +152,11 @@ func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 	return err
 }
 
-// slotPatience is how long a probe waits for a slot before the engine is tried
-// again later.
+// slotPatience is how long a trial waits for a slot. After that the engine is tried again later.
 const slotPatience = 10 * time.Second
 
-// awaitSlot waits until the rank of an engine on which it is tried has a free
-// slot, by our own accounts: they outlive the engine's absence.
+// awaitSlot waits until the rank on which an engine is tried has a free slot, by our own accounts, which outlive the
+// absence of the engine.
 func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
@@ -175,7 +173,7 @@ func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
 	return nil
 }
 
-// full are the ranks without a free slot.
+// full returns the names of the ranks without a free slot.
 func (h *Host) full(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
 	for _, m := range h.Dispatch(ctx).Models {
@@ -190,14 +188,14 @@ func (h *Host) full(ctx context.Context) map[string]bool {
 
 // triedRank names the rank of a decode engine on which it is tried.
 func triedRank(e config.Engine) string {
-	id, _ := config.InstanceID(e.URL) // it was read before
+	id, _ := config.InstanceID(e.URL) // the URL was checked before
 	if e.Ranks > 0 {
 		id += "/0"
 	}
 	return id
 }
 
-// fileSource is a file that lists engines. The files' watcher has it look.
+// fileSource is a file that lists engines. The watcher of files calls look when it may have changed.
 type fileSource struct {
 	settings func() *Settings
 	path     string
@@ -205,7 +203,7 @@ type fileSource struct {
 	used     [sha256.Size]byte
 }
 
-// Name is file: and the path.
+// Name is "file:" and the path.
 func (s *fileSource) Name() string { return "file:" + s.path }
 
 func (s *fileSource) look() {
@@ -229,7 +227,7 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 	}
 }
 
-// read is without a change where the file is the one that was used last.
+// read reads the file. changed is false if the text is the one that was used last.
 func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	text, err := os.ReadFile(s.path)
 	now := sha256.Sum256(text)

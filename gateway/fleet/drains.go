@@ -7,11 +7,10 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// Drain stops new work for an engine, host:port, or for one of its ranks,
-// host:port/rank. With a limit above 0 what still runs then goes on elsewhere
-// where it can, and ends with an error event where it cannot; finished prefills
-// are decoded all the same. A second call sets another limit. When it returns
-// nothing is bound there any more; what was is among the requests of its status.
+// Drain stops new work for an engine, host:port, or for one of its ranks, host:port/rank. If limit is above 0,
+// requests that still run after that time go on elsewhere if they can, and end with an error event if they cannot;
+// finished prefills are decoded all the same. A second call sets another limit. When Drain returns, no more requests
+// are bound there; those bound before count in the status of the drain.
 func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	now := time.Now()
 	s, err := f.Now().Stop(role, id, now)
@@ -25,7 +24,7 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	return nil
 }
 
-// Undrain has an engine or rank take work again.
+// Undrain lets an engine or rank take work again.
 func (f *Fleet) Undrain(role, id string) error {
 	engines := f.Now()
 	s, err := engines.Stop(role, id, time.Now())
@@ -39,5 +38,5 @@ func (f *Fleet) Undrain(role, id string) error {
 	return nil
 }
 
-// StopTimers ends the wait for deadlines, once the proxy itself ends.
+// StopTimers stops the timer for deadlines when the proxy itself ends.
 func (f *Fleet) StopTimers() { f.again.Stop() }

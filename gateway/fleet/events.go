@@ -14,11 +14,12 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// publisherPatience bounds the wait for an engine that is asked where it publishes.
+// publisherPatience bounds how long to wait for an engine's answer to the question where it publishes.
 const publisherPatience = 2 * time.Second
 
-// Places asks the engine, which may have been restarted with other ports. A port that the config gives this engine alone goes before the
-// engine's word, because an engine does not know how its ports are mapped; one that all engines have goes after it.
+// Places asks the engine, because it may have been restarted with other ports. If the config gives this engine a port
+// of its own, that port comes before the engine's answer, because an engine does not know how its ports are mapped. A
+// port that the config gives all engines comes after it.
 func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	in := p.fleet.Now().Engine(p.key)
 	if in == nil {
@@ -45,8 +46,8 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	return places, nil
 }
 
-// placeOf is where a rank publishes. The engine numbers its ranks as the whole deployment does, from any number on. hosts are those of the
-// engine, the one of its URL first.
+// placeOf is where a rank publishes. The engine numbers its ranks as the whole deployment does, so the first number
+// may be above 0. hosts are the hosts of the engine, the host of its URL first.
 func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
 	if len(all) < ranks || rank >= len(all) || all[rank].Rank != all[0].Rank+rank {
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
@@ -57,7 +58,7 @@ func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts
 		into *string
 	}{{all[rank].Events, &at.Events}, {all[rank].Replay, &at.Replay}} {
 		switch {
-		case end.Port == 0: // it answers nothing again
+		case end.Port == 0: // the rank replays nothing
 			continue
 		case end.Host == "":
 			end.Host = hosts[0]
@@ -70,7 +71,7 @@ func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts
 	return at, nil
 }
 
-// isOneOf says whether an address is one of these hosts, by its name or where the name leads to.
+// isOneOf says whether a host is one of hosts, by its name or by an address to which a name of hosts resolves.
 func isOneOf(ctx context.Context, host string, hosts []string) bool {
 	if slices.Contains(hosts, host) {
 		return true

@@ -1,6 +1,6 @@
-// Package fleet runs the roster: it knows which engines, ranks and models there are and which of them take
-// requests, from the config, from operators and from discovery, from their health, and from who owns them. It says
-// so to whoever binds requests, and drains engines and ranks.
+// Package fleet runs the roster. It knows which engines, ranks and models there are, and which of them take requests:
+// from the config, from operators and from discovery, from the engines' health, and from who owns them. It passes
+// this on to the parts that bind requests, and drains engines and ranks.
 package fleet
 
 import (
@@ -15,12 +15,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// defaultSlots is what a rank is given when nobody says its max_num_seqs, which
-// cannot be discovered.
+// defaultSlots is the slots of a rank whose max_num_seqs is not configured. Engines cannot be asked for it.
 const defaultSlots = 32
 
-// Load makes the engines of the config, all of them or none. They are in the fleet
-// once enter has run.
+// Load makes the engines of the config, all of them or none. They are in the fleet once enter was called.
 func (f *Fleet) Load() (enter func(), err error) {
 	var all []roster.Event
 	set := f.host.Settings()
@@ -32,7 +30,7 @@ func (f *Fleet) Load() (enter func(), err error) {
 	return func() { f.enter(all...) }, err
 }
 
-// Add registers an engine, which drains no more. One that is known keeps its state.
+// Add registers an engine, and ends its drains. An engine that is known keeps its state.
 func (f *Fleet) Add(role string, e config.Engine) error {
 	in, err := f.host.build(role, e, f.host.Settings())
 	if err == nil {
@@ -41,7 +39,7 @@ func (f *Fleet) Add(role string, e config.Engine) error {
 	return err
 }
 
-// Remove takes an engine out: its requests finish, it gets no new ones.
+// Remove takes an engine out: its requests finish, and it gets no new ones.
 func (f *Fleet) Remove(role, id string) error {
 	key := role + " " + id
 	if f.Now().Engine(key) == nil {
@@ -51,7 +49,7 @@ func (f *Fleet) Remove(role, id string) error {
 	return nil
 }
 
-// build makes an engine of its description.
+// build makes an engine from its entry in the config.
 func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
@@ -81,7 +79,7 @@ func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	return in, nil
 }
 
-// profileOf is the profile of an engine of a role.
+// profileOf is the profile as an engine of that role uses it.
 func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	if role != Aggregated {
 		return p
@@ -97,7 +95,7 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// AnyPrefill is a prefill engine that serves a model, each time another one; nil if none is up.
+// AnyPrefill is a prefill engine that serves a model; each call returns another one; nil: none is up.
 func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	return f.Now().AnyPrefill(model, int(f.asked.Add(1)))
 }

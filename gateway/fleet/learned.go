@@ -13,15 +13,15 @@ import (
 	"evenkeel/prefill"
 )
 
-// learned is how decode engines reach prefill engines, as these have reported it.
+// learned is how decode engines reach prefill engines, as the prefill engines have reported it.
 type learned struct {
 	host        *Host
 	now         func() *Published
-	coordinates sync.Map // of placed, by candidate
-	exchanges   sync.Map // of exchange: what the bootstrap servers of vllm-mooncake prefillers answered, by candidate
+	coordinates sync.Map // placed values, by candidate
+	exchanges   sync.Map // exchange values, by candidate: the answers of the bootstrap servers of vllm-mooncake prefillers
 }
 
-// placed is where a candidate is reached by decode engines, and the process of which that is true.
+// placed is where decode engines reach a candidate, and the process for which that holds.
 type placed struct {
 	born Birth
 	at   *mooncake.Coordinates
@@ -33,25 +33,25 @@ type exchange struct {
 	at time.Time
 }
 
-// Coordinates are where decode engines reach a prefill engine that writes to them; nil: nobody knows
-// yet, or it is another process now.
+// Coordinates are where decode engines reach a prefill engine that writes KV to them; nil: this is not known yet, or
+// another process runs there now.
 func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	known, _ := l.coordinates.Load(c.ID)
 	engines := l.now()
 	if p, ok := known.(placed); ok && p.born == engines.Born(c.Instance) {
 		return p.at
-	} else if e := engines.Engine(c.Instance); e != nil && !ok { // what was configured is true of the first process that is seen
+	} else if e := engines.Engine(c.Instance); e != nil && !ok { // the configured coordinates hold for the first process that is seen
 		return e.Conf.Coordinates()
 	}
 	return nil
 }
 
-// Learn keeps what a candidate that was born at b has said about that.
+// Learn stores the coordinates that a candidate has reported, and that its process was b.
 func (l *learned) Learn(c prefill.Candidate, b Birth, at *mooncake.Coordinates) {
 	l.coordinates.Store(c.ID, placed{b, at})
 }
 
-// forget drops what is known of the exchanges of an engine's candidates.
+// forget drops the exchanges of an engine's candidates.
 func (l *learned) forget(engine string) {
 	for candidate := range l.exchanges.Range {
 		if strings.HasPrefix(candidate.(string), engine+"/") {
@@ -60,11 +60,11 @@ func (l *learned) forget(engine string) {
 	}
 }
 
-// exchangeLife bounds how long a restarted engine is called by its old name.
+// exchangeLife bounds how long a restarted engine is called by its old engine id.
 const exchangeLife = 5 * time.Second
 
-// Exchange is what the proxy brings to a probe itself: nothing for connectors whose
-// prefiller answers with the hand-off. The caller gives it a new TransferID.
+// Exchange is what the proxy itself adds to a probe; nil for connectors whose prefiller answers with the hand-off.
+// The caller gives it a new TransferID.
 func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
@@ -80,7 +80,7 @@ func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 			known.x = x
 		case !ok || ctx.Err() == nil:
 			return nil, err
-		default: // it is slow: the work goes on with its last answer, for as long again
+		default: // the server is slow: its last answer is used for the same time again
 			l.host.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),
 				zap.Error(err))
 		}

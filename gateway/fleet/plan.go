@@ -8,10 +8,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Plan is what a reload does to the fleet, found possible.
+// Plan is what a reload will do to the fleet, once it is known to be possible.
 type Plan = roster.Planned
 
-// Plan compares two configs and builds what the second needs.
+// Plan compares two configs, and builds the engines that are new or changed in the second.
 func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	before, _ := enginesOf(old)
 	after, order := enginesOf(next)
@@ -38,11 +38,11 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	return p, err
 }
 
-// Apply makes the fleet what was planned. Engines that are gone finish what they
-// run; those that stay keep their state, load and drains.
+// Apply carries out a plan. Engines that are gone finish their requests; engines that stay keep their state, load and
+// drains.
 func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 
-// ReloadTrust takes up a ca_file that changed; other says whether a file did.
+// ReloadTrust takes up each ca_file that has changed; other says whether a file has changed.
 func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err error) {
 	set := f.host.Settings()
 	p := &Plan{}

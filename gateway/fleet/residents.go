@@ -13,11 +13,11 @@ import (
 	"evenkeel/geo"
 )
 
-// askPatience bounds the wait for an engine that is asked what runs there.
+// askPatience bounds the wait for the answer of an engine about what runs there.
 const askPatience = time.Second
 
-// LoadOf is what our own requests hold of a scope's decode ranks, and with ask what its
-// engines say that runs there.
+// LoadOf returns what our own requests hold of a scope's decode ranks, and if ask is true, what runs there in all by
+// the engines' own gauges. silent are the ranks whose engine does not say.
 func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
 	for _, m := range f.host.Dispatch(ctx).Models {
@@ -39,9 +39,9 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all [
 	return ours, all, silent
 }
 
-// residents are what runs on decode ranks by the engines' own gauges; silent are the ranks
-// whose engine does not tell. All engines are asked at the same time and have a moment
-// each: the caller has claims to look after, and must not wait for an engine that hangs.
+// residents returns what runs on decode ranks by the engines' own gauges; silent are the ranks whose engine does not
+// say. All engines are asked at the same time, for askPatience at most: the caller has claims to look after, and must
+// not wait for an engine that hangs.
 func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
@@ -76,9 +76,9 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 	return found, silent
 }
 
-// OnSample passes on how many KV tokens are in use on ranks that may keep blocks of answers, or for requests whose prefill never
-// ended: their engines' gauges tell when they do no more. The gauges of a core that stands still are those of its last step, so
-// that they tell of nothing that came after its last sign of life.
+// OnSample passes on how many KV tokens are in use on ranks that may keep blocks of answers, or blocks for requests
+// whose prefill never ended: the engine's gauges show when they are freed. The gauges of a core that stands still are
+// those of its last step, so they hold only for the time of its last sign of life.
 func (f *Fleet) OnSample(key string, s *engine.Sample) {
 	now := f.Now()
 	in := now.Engine(key)

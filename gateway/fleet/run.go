@@ -24,38 +24,38 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// A Fleet keeps the roster. It applies what happens, and publishes what follows from that. A request asks Now what it wants to
-// know of engines.
+// A Fleet keeps the roster. It applies events to the roster, and publishes what follows from them. Requests call Now
+// for what they need to know of engines.
 type Fleet struct {
 	host      *Host
-	Admission *owner.Set // who admits to scopes of engines, regions or decode groups; set before the first engine enters
+	Admission *owner.Set // which proxy admits to scopes of engines (regions or decode groups); set before the first engine enters
 
-	mu      sync.Mutex // held until all that binds requests has the lists, so that the picture that is published last is the newest one
+	mu      sync.Mutex // held until all parts that bind requests have the lists, so that the lists published last are the newest
 	roster  *roster.Roster
-	again   *time.Timer // applies a Tick when something changes by itself
+	again   *time.Timer // applies a Tick when time alone changes something
 	tape    recording.Roster
 	current atomic.Pointer[Published]
 
-	asked atomic.Int64 // times a prefill engine was asked for token ids
+	asked atomic.Int64 // how often a prefill engine was asked for token ids
 	pages sync.Map     // of *page: the last metric page of each prefill engine, by instance
 	learned
 	runs
 }
 
-// Host is the proxy as its fleet sees it.
+// Host is the proxy as its fleet uses it.
 type Host struct {
 	Context    context.Context        // ends with the proxy
-	Serving    func() context.Context // ends when what has no answer yet must end
+	Serving    func() context.Context // ends when requests without an answer must end
 	Started    time.Time
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
-	Settings   func() *Settings // those in force
+	Settings   func() *Settings // the current settings
 	Client     *engine.Client
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
-	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
-	Callbacks  *metaserver.Server                                      // hears decode engines that call back; nil: none does
-	Gauged     func(worker int32, kvTokens int64, at time.Time)        // hears what is in use on ranks that bind early; it must not block
+	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all parts that bind requests
+	Callbacks  *metaserver.Server                                      // receives the callbacks of decode engines; nil: there is none
+	Gauged     func(worker int32, kvTokens int64, at time.Time)        // called with the KV tokens in use on ranks with early binds or kept KV
 }
 
 // New returns a fleet without engines.
@@ -69,11 +69,11 @@ func New(h Host) *Fleet {
 	return f
 }
 
-// Now is the picture that is in force. Several questions of one step are to be asked of the same picture, because answers of two need not
-// fit each other.
+// Now is the current picture. If one step asks several questions, it must ask them of the same picture, because
+// answers of two pictures need not fit each other.
 func (f *Fleet) Now() *Published { return f.current.Load() }
 
-// Publish takes up what has changed around the roster: settings, owners, and the time.
+// Publish takes up changes around the roster: of settings, owners, and the time.
 func (f *Fleet) Publish() { f.apply() }
 
 // OnStatus is the monitor's callback.
@@ -81,13 +81,14 @@ func (f *Fleet) OnStatus(key string, s engine.Status) {
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
 }
 
-// apply applies events, and publishes what follows. The tier and the dispatcher receive it first: a request that the API lets
-// in finds there what it was let in for.
+// apply applies events, and publishes what follows. The prefill tier and the dispatcher receive it first: so a
+// request that the API admits finds the engines there for which it was admitted.
 func (f *Fleet) apply(events ...roster.Event) {
 	f.applyUnless(func() bool { return false }, events...)
 }
 
-// applyUnless does so unless the events tell nothing new by the time when it is their turn: many requests may meet the same.
+// applyUnless does the same, unless known reports, once the lock is held, that the events are not new any more: many
+// requests may have found the same.
 func (f *Fleet) applyUnless(known func() bool, events ...roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,7 +126,7 @@ func (f *Fleet) applyUnless(known func() bool, events ...roster.Event) {
 	}
 }
 
-// termsOf are the settings that the roster goes by.
+// termsOf returns the settings that the roster depends on.
 func termsOf(s *Settings, started time.Time) roster.Terms {
 	return roster.Terms{
 		Region: s.Geo.Self.Region, Started: started, SlowStart: s.Health.SlowStart, ProbeTimeout: s.Limits.ProbeTimeout,
@@ -161,21 +162,21 @@ func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	return o
 }
 
-// enter has engines come in.
+// enter takes engines in, once their hosts are known.
 func (f *Fleet) enter(events ...roster.Event) {
 	var all sync.WaitGroup
 	for _, e := range events {
 		for _, in := range enters(e) {
-			all.Go(func() { f.host.learnHosts(in) }) // before its hand-offs come
+			all.Go(func() { f.host.learnHosts(in) }) // before hand-offs name these hosts
 		}
 	}
 	all.Wait()
 	f.apply(events...)
 }
 
-// learnHosts finds the names and addresses a prefiller's hand-offs may point
-// decode engines at, which are trusted while the engine is there. Any other host
-// in a hand-off is refused. What a decode engine tells may name its own hosts.
+// learnHosts finds the names and addresses to which a prefiller's hand-offs may point decode engines. They are
+// trusted while the engine is in the fleet. Any other host in a hand-off is refused. The callback of a decode engine
+// may name its own hosts.
 func (h *Host) learnHosts(in *roster.Engine) {
 	if in.Decodes() && !in.CallsBack() {
 		return
@@ -202,7 +203,7 @@ type publisher struct {
 	rank  int
 }
 
-// enters are the engines that come in with an event.
+// enters returns the engines that come in with an event.
 func enters(e roster.Event) []*roster.Engine {
 	switch e := e.(type) {
 	case roster.Entered:
@@ -213,7 +214,7 @@ func enters(e roster.Event) []*roster.Engine {
 	return nil
 }
 
-// carryOut does what the roster wants done. It is called with f.mu held.
+// carryOut carries out the effects of the roster. It is called with f.mu held.
 func (f *Fleet) carryOut(do []roster.Effect) {
 	for _, e := range do {
 		log, in := f.host.Log, e.Engine
@@ -251,14 +252,14 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 	}
 }
 
-// watched are engines as the monitor wants to know them.
+// watched returns engines in the form that the monitor needs.
 func watched(engines []*roster.Engine) (list []engine.Instance) {
 	for _, in := range engines {
 		watched := engine.Instance{
 			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
 			Held: in.Held(),
 		}
-		if in.Decodes() { // the prefill tier tries its own with requests
+		if in.Decodes() { // the prefill tier tries prefill engines with requests
 			watched.Slots = in.Conf.Slots
 			watched.Canary = in.Profile.Canary()
 			for _, r := range in.Ranks() {
@@ -270,7 +271,8 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// Made is the birth of a hand-off with that engine id, from a candidate that was born when its probe was sent.
+// Made is the birth of a hand-off that names that engine id, from a candidate whose birth was b when its probe was
+// sent.
 func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	made, known := f.Now().Made(b, c.ID, id)
 	if !known {
@@ -283,13 +285,13 @@ func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	return made
 }
 
-// DownSince tells whether an engine is down, or was down after a moment.
+// DownSince reports whether an engine is down, or was down after the time at.
 func (f *Fleet) DownSince(key string, at time.Time) bool {
 	s := f.host.Monitor.Status(key)
 	return !s.Up || s.Since.After(at)
 }
 
-// GaveBack says that a decode engine gave an answer back.
+// GaveBack records that a decode engine gave an answer back.
 func (f *Fleet) GaveBack(decode string) {
 	if e := f.Now().Engine(decode); e != nil && e.MustNotGiveBack() {
 		f.apply(roster.GaveBack{Key: decode})

@@ -14,35 +14,37 @@ import (
 // runs are the calls under way.
 type runs struct {
 	now     func() *Published
-	serving func() context.Context // ends when what has no answer yet must end
+	serving func() context.Context // ends when requests without an answer must end
 	mu      sync.Mutex
 	all     map[*Run]struct{}
 }
 
-// Why a call has to go on elsewhere.
+// Reasons why a call must go on elsewhere.
 const (
 	stays   uint32 = iota
-	drained        // its engine was taken out of service, or is halted beside one that is up
-	died           // its engine was declared down, beside one that is up
+	drained        // its engine was taken out of service, or is halted while another one can stand in
+	died           // its engine was declared down while another one can stand in
 )
 
-// Run is a call to an engine. A drain's deadline may end it. A probe also ends when its engine is declared down.
+// Run is a call to an engine. The deadline of a drain may end it. A probe also ends when its engine is declared down.
 type Run struct {
 	at     Place
 	now    func() *Published
 	call   *engine.Call
 	probe  bool
-	leaves atomic.Uint32 // why it has to go on elsewhere
+	leaves atomic.Uint32 // why it must go on elsewhere; stays: it need not
 	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
 }
 
-// Moved says whether the call has to go on elsewhere because its engine was taken out of service, or was paused: that ends what runs there.
+// Moved says whether the call must go on elsewhere because its engine was taken out of service, or was paused: a
+// pause ends what runs there.
 func (r *Run) Moved() bool {
 	return r.leaves.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
 }
 
-// Cause is why the call failed with err. A call that was ended because its engine was declared down broke with that
-// engine: it is charged to the engine, and counts as an attempt of the request, which may be what the engine died of.
+// Cause is why the call failed with err. If the call was ended because its engine was declared down, it counts as a
+// connection that broke: the failure counts against the engine, and as an attempt of the request, because the request
+// may be what the engine died of.
 func (r *Run) Cause(err error) error {
 	var failed *engine.Error
 	if r.leaves.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
@@ -55,7 +57,7 @@ func (r *Run) Cause(err error) error {
 
 var errDown = errors.New("the engine was declared down before it answered")
 
-// move ends the call, at once or as soon as that leaks nothing.
+// move ends the call: at once, or as soon as that leaks no KV.
 func (r *Run) move(why uint32) {
 	r.leaves.CompareAndSwap(stays, why)
 	if r.safe.Load() {
@@ -71,8 +73,8 @@ func (r *Run) Settle() {
 	}
 }
 
-// Track keeps a call among those that may be moved, until Untrack. The deadline of its
-// place, or the proxy's own, may have passed since the place was chosen.
+// Track keeps a call among those that may be moved, until Untrack. If the deadline of its place, or the proxy's own,
+// has passed since the place was chosen, the call is moved at once.
 func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
 	r := &Run{at: at, now: a.now, call: call}
 	r.safe.Store(safe)
@@ -80,8 +82,8 @@ func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
 	return r
 }
 
-// TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends when
-// its engine is declared down and another engine could prefill the prompt.
+// TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends
+// when its engine is declared down and another engine could prefill the prompt.
 func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
 	r.safe.Store(true)
@@ -94,7 +96,7 @@ func (a *runs) keep(r *Run) {
 	a.mu.Lock()
 	a.all[r] = struct{}{}
 	a.mu.Unlock()
-	if a.serving().Err() != nil || a.now().Overdue(r.at) { // after it was kept, so that either side sees the other
+	if a.serving().Err() != nil || a.now().Overdue(r.at) { // after keeping it, so that Move sees the call or this sees the deadline
 		r.move(drained)
 	}
 }
@@ -106,8 +108,8 @@ func (a *runs) Untrack(r *Run) {
 	a.mu.Unlock()
 }
 
-// Move ends every call at a place that is meant, and returns how many. Their answers go
-// on elsewhere where they can.
+// Move ends every call at a place for which meant is true, and returns how many. Their answers go on elsewhere if
+// they can.
 func (a *runs) Move(meant func(Place) bool) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,7 +122,7 @@ func (a *runs) Move(meant func(Place) bool) (n int) {
 	return n
 }
 
-// rescue ends the probes at engines that are down or halted, so that other engines are asked.
+// rescue ends the probes at engines that are down or halted, so that their prompts go to other engines.
 func (a *runs) rescue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,7 +133,7 @@ func (a *runs) rescue() {
 	}
 }
 
-// rescue ends a probe at an engine that another one can stand in for.
+// rescue ends a probe if its engine is down or halted and another engine can stand in.
 func (r *Run) rescue(now *Published) {
 	switch e := now.Engine(r.at.Instance); {
 	case e == nil || !e.Deserted:

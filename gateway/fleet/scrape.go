@@ -11,16 +11,16 @@ import (
 	"evenkeel/prefill"
 )
 
-// page is the last metric page of an engine. The ranks of one engine share a
-// page: it is fetched once per interval and never twice at a time.
+// page is the last metric page of an engine. The ranks of one engine share a page: it is fetched once in each
+// interval, and never twice at a time.
 type page struct {
-	mu     sync.Mutex // held while it is fetched
+	mu     sync.Mutex // held while the page is fetched
 	at     time.Time
 	sample *engine.Sample
 	err    error
 }
 
-// Scrape reads a prefill candidate's gauges; NaN is what it does not report.
+// Scrape reads a prefill candidate's gauges; a value that it does not report is NaN.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	known, _ := f.pages.LoadOrStore(c.Instance, &page{})
 	p := known.(*page)

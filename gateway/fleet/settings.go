@@ -11,15 +11,14 @@ import (
 	"evenkeel/prefill"
 )
 
-// Settings are a config with what follows from it for engines. They never change: a
-// reload puts others in their place.
+// Settings are a config with what follows from it for engines. They never change: a reload replaces them.
 type Settings struct {
 	*config.Config
 	Profiles map[string]*mooncake.Profile
 	Listed   map[string]bool // the config's own engines, by role and host:port
 }
 
-// NewSettings works out what follows from a config.
+// NewSettings derives the settings from a config.
 func NewSettings(cfg *config.Config) *Settings {
 	s := &Settings{Config: cfg, Profiles: map[string]*mooncake.Profile{}}
 	for name, p := range cfg.Profiles {
@@ -33,19 +32,19 @@ func NewSettings(cfg *config.Config) *Settings {
 	return s
 }
 
-// Tier is the prefill tier's config, with what other keys say of it.
+// Tier is the config of the prefill tier, with values from other keys.
 func (s *Settings) Tier() prefill.Config {
 	c := s.Prefill
 	if c.Policy == "least-tokens" && c.Work != "" {
 		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
 	}
-	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // they wait for a decode rank
+	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // these requests wait for a decode rank
 	c.Calibration.Known = c.Calibration.TPMs > 0
 	c.Push.Lead = s.Bind.Lead
 	return c
 }
 
-// HoldTimeout is the longest that a prefiller keeps KV blocks for somebody.
+// HoldTimeout is the longest kv_hold_timeout of all profiles.
 func (s *Settings) HoldTimeout() (longest time.Duration) {
 	for _, p := range s.Profiles {
 		longest = max(longest, p.KVHoldTimeout)
@@ -53,9 +52,8 @@ func (s *Settings) HoldTimeout() (longest time.Duration) {
 	return longest
 }
 
-// PoolTTL is the configured one, else the shortest hold budget of the prefill
-// engines in use. What waits before its prefill is held nowhere: it may wait as long as
-// requests may for a prefill engine.
+// PoolTTL is the configured TTL, else the shortest hold budget of the prefill engines in use. If requests wait before
+// their prefill, no engine holds KV for them: they may wait as long as requests may wait for a prefill engine.
 func (s *Settings) PoolTTL() time.Duration {
 	if s.Pool.TTL > 0 {
 		return s.Pool.TTL
@@ -81,7 +79,7 @@ func (s *Settings) PoolTTL() time.Duration {
 func enginesOf(s *Settings) (all map[string]roster.Listed, order []string) {
 	all = map[string]roster.Listed{}
 	for role, e := range s.Engines.All() {
-		id, _ := config.InstanceID(e.URL) // validated
+		id, _ := config.InstanceID(e.URL) // the URL was validated
 		all[role+" "+id] = roster.Listed{Role: role, Conf: e}
 		order = append(order, role+" "+id)
 	}

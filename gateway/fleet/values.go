@@ -7,19 +7,19 @@ import (
 )
 
 type (
-	// Published is the picture that is in force.
+	// Published is the current picture of the fleet.
 	Published = roster.Published
 	// Rank is a place that a decode leg can be sent to.
 	Rank = roster.Rank
-	// Route is where a model's requests go.
+	// Route says where a model's requests go.
 	Route = roster.Route
 	// Whole is an engine that serves a request alone.
 	Whole = roster.Whole
-	// Birth is what made a hand-off.
+	// Birth identifies the process that made a hand-off.
 	Birth = roster.Birth
 	// Place is where a call to an engine runs.
 	Place = roster.Place
-	// Pause has the engines of a group get nothing new.
+	// Pause stops new requests to the engines of a group.
 	Pause = roster.Pause
 	// EngineStatus is what is known of one engine.
 	EngineStatus = roster.EngineStatus
@@ -34,10 +34,11 @@ const (
 	Aggregated = roster.Aggregated
 )
 
-// ErrNoSuchEngine is what Remove and Drain answer for an unknown id.
+// ErrNoSuchEngine is what Remove and Drain return for an unknown id.
 var ErrNoSuchEngine = roster.ErrNoSuchEngine
 
-// Called is a board as people read its name, or the name of a group with it; aggregated says that its ranks prefill and decode.
+// Called returns the name of a board, or of a group with its board, in a form for people; aggregated says that its
+// ranks prefill and decode.
 func Called(board string) (name string, aggregated bool) {
 	model, region, ok := cutLast(board, roster.AggregatedMark)
 	if !ok || region != "" && !strings.HasPrefix(region, roster.RegionMark) {

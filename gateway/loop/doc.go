@@ -1,6 +1,6 @@
-// Package loop tells of many sockets on few goroutines. A goroutine per socket is woken,
+// Package loop watches many sockets on few goroutines. A goroutine per socket is woken,
 // scheduled and put to sleep for each few bytes that arrive; a loop asks the kernel once for
-// all sockets that have some, and calls their handlers one after the other.
+// all sockets that have bytes, and calls their handlers one after the other.
 //
 // Well-kept libraries do the same (gnet, netpoll), but they own their listeners and
 // connections from accept to close. Here a socket is in a loop only while an
@@ -8,29 +8,29 @@
 //
 // A loop's epoll instance is itself watched by Go's poller. So a loop that waits is a
 // parked goroutine like any other, and not a thread in a system call that keeps a
-// processor from the rest of the program.
+// processor from the other goroutines.
 package loop
 
 import "time"
 
 // A Handler is called on its loop's goroutine. It must not block.
 type Handler interface {
-	// Ready tells that the watched socket can be read or written. ended says that the other
-	// side has ended, or the connection has failed: nothing comes behind what is there.
+	// Ready is called when the watched socket can be read or written. ended says that the other
+	// side has ended, or the connection has failed: nothing comes behind the bytes in the socket.
 	Ready(w *Watch, ended bool, now time.Time)
-	// Expired tells that the time set by Wake has come.
+	// Expired is called when the time set by Wake has come.
 	Expired(w *Watch, now time.Time)
 }
 
-// granule is how exact Wake is, and span how far ahead of its time a watch may be looked
-// at again.
+// granule is how exact Wake is: a tick of the wheel. The wheel has a slot for each of the next slots ticks; a
+// watch that is due later is looked at before, and set again.
 const (
 	granule = 32 * time.Millisecond
 	slots   = 1024
 )
 
-// wheel keeps watches by the time at which they are to be looked at. That time may lie before
-// the one that was asked for, so that a time that moves away with each arrival costs nothing.
+// wheel keeps watches by the tick at which they are looked at. That tick may come before the time that
+// Wake set: if Wake sets a later time at each arrival, the watch need not move.
 type wheel struct {
 	slots  [slots]*Watch
 	cursor int64 // the next tick to look at
@@ -40,12 +40,12 @@ type wheel struct {
 
 func tick(at int64) int64 { return at / int64(granule) }
 
-// set has w looked at by its time.
+// set puts w into the slot of its time, or leaves it in an earlier slot.
 func (h *wheel) set(w *Watch) {
 	t := min(max(tick(w.at)+1, h.cursor), h.cursor+slots-1)
 	if w.tick != 0 {
 		if w.tick <= t {
-			return // it is looked at before, and then set anew
+			return // it is looked at before its time, and then set again
 		}
 		h.remove(w)
 	}
@@ -77,7 +77,7 @@ func (h *wheel) remove(w *Watch) {
 	h.count--
 }
 
-// find looks where the next watch is.
+// find sets first to the tick of the next watch.
 func (h *wheel) find() {
 	if h.first = 0; h.count == 0 {
 		return
@@ -87,10 +87,10 @@ func (h *wheel) find() {
 	}
 }
 
-// due is when to look at the next watch; 0: there is none.
+// due is when to look at the next watch, in ns since the loop's base; 0: there is none.
 func (h *wheel) due() int64 { return h.first * int64(granule) }
 
-// expire appends to dst the watches whose time has come, and sets the others anew.
+// expire appends to dst the watches whose time has come, and sets the others again.
 func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 	last := tick(now)
 	if last-h.cursor >= slots {

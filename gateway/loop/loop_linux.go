@@ -17,20 +17,20 @@ import (
 	"evenkeel/internal/socket"
 )
 
-// A Loop is one goroutine and the sockets that it is told of.
+// A Loop is one goroutine and the sockets that it watches.
 type Loop struct {
-	Buffer [64 << 10]byte // for handlers: nothing in it outlasts a call
-	Out    []byte         // the same
+	Buffer [64 << 10]byte // scratch memory for handlers, until their call returns
+	Out    []byte         // likewise
 
 	log    *zap.Logger
 	base   time.Time
-	fd     int // of ep, whose Fd would make it block
+	fd     int // the descriptor of ep, because ep.Fd would make it blocking
 	ep     *os.File
 	raw    syscall.RawConn
 	events [256]unix.EpollEvent
 
 	watches []*Watch // by slot; nil: free
-	again   []*Watch // watches that have used up their turn, and go on behind the others
+	again   []*Watch // watches that called Again: their turn comes after the sockets that are ready
 	turn    []*Watch // the list again of the round before, while its watches are called
 	free    []uint32
 	ages    uint32
@@ -52,10 +52,10 @@ type Watch struct {
 	index   uint32
 	age     uint32 // tells it from an earlier watch in the same place
 	again   bool   // it is in the loop's list of that name
-	ended   bool   // Ready is told this in its next turn
+	ended   bool   // the value of ended for the Ready call of its next turn
 
 	at         int64 // ns since the loop's base; 0: never
-	tick       int64 // of the slot it is in; 0: in none
+	tick       int64 // the tick of its slot in the wheel; 0: it is in no slot
 	prev, next *Watch
 }
 
@@ -111,21 +111,21 @@ func (l *Loop) Close() {
 
 func (l *Loop) run() {
 	defer close(l.done)
-	defer func() { _ = l.ep.Close() }() // nothing waits in it any more
+	defer func() { _ = l.ep.Close() }() // the loop was its only user
 	for {
-		l.arm() // before the queue is read: whoever posts after that ends the wait that follows
+		l.arm() // before the queue is read, so that a later Post ends the wait that follows
 		if !l.drain() {
 			return
 		}
 		err := l.raw.Read(l.poll)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			panic("loop: wait for sockets: " + err.Error()) // the file is ours alone
+			panic("loop: wait for sockets: " + err.Error()) // no one else uses the file: a bug
 		}
 		l.expire()
 	}
 }
 
-// drain calls what was posted; false: the loop is closed.
+// drain calls the functions that were posted; false: the loop is closed.
 func (l *Loop) drain() bool {
 	l.mu.Lock()
 	todo, closed := l.posted, l.closed
@@ -138,7 +138,7 @@ func (l *Loop) drain() bool {
 	return !closed
 }
 
-// arm has Go's poller end the wait when the next watch is due.
+// arm sets the time at which Go's poller ends the wait: when the next watch is due.
 func (l *Loop) arm() {
 	l.wheel.find()
 	l.armed = l.wheel.due()
@@ -149,13 +149,13 @@ func (l *Loop) arm() {
 	_ = l.ep.SetReadDeadline(at) // the file is open
 }
 
-// rearm is arm where a watch is due earlier than the wait ends.
+// rearm ends the wait earlier, if a watch is now due before its end.
 func (l *Loop) rearm() {
 	due := l.wheel.due()
 	if due == 0 || l.armed != 0 && l.armed <= due {
 		return
 	}
-	l.mu.Lock() // not over the end that a Post has set
+	l.mu.Lock() // Post and Close end the wait at once: that must not be overwritten
 	defer l.mu.Unlock()
 	if len(l.posted) == 0 && !l.closed {
 		l.armed = due
@@ -169,7 +169,7 @@ func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
 		0, 0)
 	if errno != 0 && errno != unix.EINTR {
-		panic("loop: epoll_wait: " + errno.Error()) // the descriptor is ours alone: a bug
+		panic("loop: epoll_wait: " + errno.Error()) // no one else uses the descriptor: a bug
 	}
 	if errno != 0 {
 		return true // it is asked again
@@ -224,14 +224,14 @@ func (l *Loop) guard(f func()) {
 	f()
 }
 
-// recovered keeps what one handler does to itself away from the others.
+// recovered logs a panic of a handler, so that the loop goes on with the others.
 func (l *Loop) recovered() {
 	if v := recover(); v != nil {
 		l.log.Error("loop: panic in a handler", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 	}
 }
 
-// Add watches a socket, which must not block, for bytes to read, or for room to write.
+// Add watches a non-blocking socket: for room to write if write is set, else for bytes to read.
 func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 	w := &Watch{loop: l, handler: h, fd: fd}
 	if n := len(l.free); n > 0 {
@@ -263,7 +263,7 @@ func (w *Watch) control(op int, events uint32) error {
 	return unix.EpollCtl(w.loop.fd, op, w.fd, &ev)
 }
 
-// Loop is where the socket is watched.
+// Loop is the loop that watches the socket; nil after Remove.
 func (w *Watch) Loop() *Loop { return w.loop }
 
 // Again makes the loop call Ready once more, after all sockets that are ready now, even if nothing else arrives. A handler
@@ -276,31 +276,31 @@ func (w *Watch) Again(ended bool) {
 	}
 }
 
-// Pause has Ready called no more, until Resume. What comes meanwhile stays in the kernel.
+// Pause stops calls of Ready until Resume. Bytes that come in that time stay in the kernel.
 func (w *Watch) Pause() error { return w.control(unix.EPOLL_CTL_MOD, 0) }
 
 // Resume undoes Pause. Ready is called at once if bytes are there.
 func (w *Watch) Resume() error { return w.control(unix.EPOLL_CTL_MOD, interest(false)) }
 
-// Wake has Expired called at a time, once, or soon after; it replaces what was set before.
-// The zero time is never.
+// Wake has Expired called once, at a time or soon after it. It replaces the time that was set before.
+// The zero time: Expired is not called.
 func (w *Watch) Wake(at time.Time) {
 	if w.at = 0; at.IsZero() {
-		return // the wheel finds that out by itself
+		return // the wheel drops the watch when it looks at it
 	}
 	w.at = max(1, int64(at.Sub(w.loop.base)))
 	w.loop.wheel.set(w)
 }
 
-// Remove ends the watch. The socket is open still.
+// Remove ends the watch. The socket stays open.
 func (w *Watch) Remove() {
 	if w.loop != nil {
-		_ = w.control(unix.EPOLL_CTL_DEL, 0) // it is there
+		_ = w.control(unix.EPOLL_CTL_DEL, 0) // the kernel has the watch, so this does not fail
 		w.Forget()
 	}
 }
 
-// Forget is Remove where the socket was closed, by which the kernel has ended the watch.
+// Forget is Remove for a socket that was closed: the kernel has ended the watch then.
 func (w *Watch) Forget() {
 	l := w.loop
 	if l == nil {
@@ -312,5 +312,5 @@ func (w *Watch) Forget() {
 	w.loop = nil
 }
 
-// Read reads from the socket. It is 0 without an error if nothing is there, and io.EOF at the end.
+// Read reads from the socket. It returns 0 without an error if there are no bytes now, and io.EOF at the end.
 func (w *Watch) Read(p []byte) (int, error) { return socket.Read(uintptr(w.fd), p) }

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Loop is not there on this system: sockets have a goroutine each.
+// A Loop cannot be made on this system: each socket has a goroutine.
 type Loop struct {
 	Buffer [1]byte
 	Out    []byte

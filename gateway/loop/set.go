@@ -8,12 +8,12 @@ import (
 	"go.uber.org/zap"
 )
 
-// most is how many loops there are by default, however many processors. One carries some ten
-// thousand arrivals a second.
+// most bounds the default number of loops, however many processors there are. A loop carries about
+// ten thousand arrivals a second.
 const most = 8
 
-// Default is how many loops suit the machine: half of the processors, because the rest of the
-// program needs some, too.
+// Default is how many loops suit the machine: as many as half of the processors, because the rest of
+// the program needs processors, too.
 func Default() int { return min(most, (runtime.GOMAXPROCS(0)+1)/2) }
 
 // A Set is the loops of a program.
@@ -22,7 +22,7 @@ type Set struct {
 	turns atomic.Uint64
 }
 
-// Start starts n loops. Where the system has none, the set stays empty.
+// Start starts n loops. On a system without loops, the set stays empty.
 func (s *Set) Start(n int, log *zap.Logger) error {
 	for range n {
 		l, err := New(log)
@@ -38,7 +38,7 @@ func (s *Set) Start(n int, log *zap.Logger) error {
 	return nil
 }
 
-// Next is one of the loops, each in turn; nil: there are none.
+// Next returns the loops in turn; nil: there are none.
 func (s *Set) Next() *Loop {
 	if s == nil || len(s.loops) == 0 {
 		return nil

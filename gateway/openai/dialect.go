@@ -8,13 +8,13 @@ import (
 	"evenkeel/mooncake"
 )
 
-// dialect is what the bodies of an endpoint say in words of their own.
+// dialect has the rules of an endpoint, and its own keys for common things.
 type dialect struct {
 	rules  map[string]rule
 	prompt string                 // the key of the prompt
-	lead   string                 // the key of what stands before it; empty: nothing does
-	length string                 // the key of how long the answer may be
-	check  func(p *parser) *Error // what the keys mean for each other besides; nil: no more than elsewhere
+	lead   string                 // the key of the text before the prompt; empty: there is none
+	length string                 // the key of the most tokens of the answer
+	check  func(p *parser) *Error // further checks of keys that depend on each other; nil: none
 }
 
 var dialects = [mooncake.Endpoints]dialect{
@@ -29,7 +29,7 @@ var dialects = [mooncake.Endpoints]dialect{
 // PromptKey is the key of the body that holds the prompt.
 func PromptKey(ep mooncake.Endpoint) string { return dialects[ep].prompt }
 
-// Lead is what stands before the prompt of an endpoint and tells it from others; empty: nothing does.
+// Lead is the text that stands before the prompt and distinguishes it from other prompts; empty: there is none.
 func Lead(b *mooncake.Body, ep mooncake.Endpoint) string {
 	said, _ := b.Get(dialects[ep].lead)
 	if len(said) == 0 || said[0] != '[' {
@@ -46,5 +46,5 @@ func Lead(b *mooncake.Body, ep mooncake.Endpoint) string {
 	return text.String()
 }
 
-// billing begins a block in which Claude Code sends something new each time. vLLM leaves it out of the prompt.
+// billing begins a block of system text that is new in each request of Claude Code. vLLM leaves this block out of the prompt.
 const billing = `"x-anthropic-billing-header`

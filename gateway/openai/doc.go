@@ -1,5 +1,5 @@
-// Package openai reads client requests of the OpenAI API and refuses, before
-// anything is spent on them, those that an engine would refuse late or would
-// not survive. What it lets through is forwarded by splicing, never encoded
-// again, so it decides by the exact keys that the engines see.
+// Package openai reads client requests of the OpenAI API and of similar APIs. It refuses, before
+// any work is done for them, requests that an engine would refuse late or would
+// not survive. Other requests are forwarded by splicing, never encoded
+// again, so that the checks see exactly the keys that the engines see.
 package openai

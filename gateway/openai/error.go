@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// Codes of refused requests; the caller adds those of its own (queue_full and
-// the like).
+// Codes of refused requests. The callers of this package have further codes, such as
+// queue_full.
 const (
 	CodeInvalidJSON  = "invalid_json"
 	CodeInvalidType  = "invalid_type"
@@ -25,8 +25,8 @@ type Error struct {
 	Param      string // the key at fault; empty: null
 	Message    string
 	RetryAfter int    // seconds for a Retry-After header; 0: none
-	Why        string // for operators, never sent: what was full, its limit and the key that sets it; empty: there is no more to say
-	Own        bool   // Why is a limit of the caller's key: others are served
+	Why        string // for operators, never sent to clients: what was full, its limit and the key that sets it; empty: none of that
+	Own        bool   // the limit in Why is that of the caller's key, so other callers are served
 
 	// An engine's own refusal reaches the client byte for byte:
 	// Raw replaces the object above, of the type ContentType.
@@ -39,7 +39,7 @@ func NewError(status int, code, message string) *Error {
 	return &Error{Status: status, Type: typeOf(status), Code: code, Message: message}
 }
 
-// Unavailable is a 503 that says in how many seconds to come back.
+// Unavailable returns a 503 with a Retry-After of so many seconds.
 func Unavailable(code, message string, retryAfter int) *Error {
 	e := NewError(http.StatusServiceUnavailable, code, message)
 	e.RetryAfter = retryAfter
@@ -102,7 +102,7 @@ func (e *Error) within(path string) *Error {
 	return e
 }
 
-// under puts the name of a member, or the place in a list, before what the error names.
+// under puts the name of a member, or the index in a list, before Param.
 func (e *Error) under(name string) *Error {
 	if e.Param != "" && e.Param[0] != '[' {
 		name += "."

@@ -8,8 +8,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// generateRules are those of /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py), in the words of completions. What
-// engines of SGLang obey and no client may set, sglang has as well.
+// generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py), by the keys of completions.
+// The map sglang has further keys that no client may set.
 var generateRules = map[string]rule{
 	"model":            model,
 	"prompt":           optional(promptOrList),
@@ -50,7 +50,7 @@ var generateRules = map[string]rule{
 // sampling/sampling_params.py).
 const defaultNewTokens = 128
 
-// promptOrList is a prompt, or a list of prompts, whose answer is a list, too.
+// promptOrList checks a prompt, or a list of prompts; the answer to a list is a list, too.
 func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	if e := p.prompt(key, v); e != nil {
 		return e
@@ -67,7 +67,7 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// rids are the client's names of its requests: one, or one for each prompt of a list, no two of which are equal (SGLang 0.5.23,
+// rids checks the client's names: one for the request, or one for each prompt of a list, all different (SGLang 0.5.23,
 // _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
 func rids(p *parser, key string, v json.RawMessage) *Error {
 	if isString(v) {
@@ -77,7 +77,7 @@ func rids(p *parser, key string, v json.RawMessage) *Error {
 		return wrong(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
 	p.req.Names = [][]byte{}
-	seen := map[string]bool{} // a body has room for a great many
+	seen := map[string]bool{} // a map, because a body may have very many names
 	for one := range rawjson.Elements(v) {
 		if !isString(one) || len(one) <= len(`""`) || len(one) > longestName {
 			return bad(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
@@ -92,14 +92,14 @@ func rids(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// generateTogether checks what no key of /generate can tell by itself.
+// generateTogether checks what depends on several keys of /generate.
 func (p *parser) generateTogether() *Error {
 	r := p.req
-	p.promptLogprobs = p.promptLogprobs && p.logprobs // without return_logprob it means nothing
+	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
 	if r.Names != nil && (!r.Listed || len(r.Names) != len(r.Prompts)) {
 		return bad(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list", len(r.Names))
 	}
-	if r.N > 1 { // then SGLang itself names the answers (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
+	if r.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
 		r.Names = nil
 	}
 	r.Listed = r.Listed || r.N > 1
@@ -118,12 +118,12 @@ func NameGenerate(b *mooncake.Body, own string) []byte {
 	return []byte(own)
 }
 
-// AbortGeneratePath is where requests to /generate are ended by their names, with us and with the engines. A body without a name ends
-// nothing (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
+// AbortGeneratePath is the path, here and at the engines, at which a client ends requests to /generate by their names. A body without
+// a name ends no request (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// Aborts says which requests a body asks to end. At AbortGeneratePath, these are the one with a rid, or all of the
-// caller.
+// Aborts says which requests a body asks to end. At AbortGeneratePath, this is the request with the rid, or all requests of
+// the caller.
 func Aborts(path string, raw []byte) (takes func(name string) bool, e *Error) {
 	b, err := mooncake.ScanBody(raw, 0)
 	if err != nil {

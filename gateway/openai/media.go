@@ -38,8 +38,8 @@ func (p *parser) content(v json.RawMessage) *Error {
 	return nil
 }
 
-// partTypes are the types that a part may have. Any other is refused, because it is
-// not known what an engine that learns a new type would do with it.
+// partTypes are the types that a part may have. Other types are refused, because it is
+// not known what a later engine would do with them.
 var partTypes = []string{
 	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
@@ -47,7 +47,7 @@ var partTypes = []string{
 
 func (p *parser) part(part json.RawMessage) *Error {
 	named, kind, media := false, "", ""
-	var strange *Error // said if no key says more
+	var strange *Error // returned only if no key gives a more precise error
 	for key, v := range rawjson.Members(part) {
 		switch key {
 		case "type":
@@ -57,7 +57,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if !isString(v) {
 				return wrong(key, v, isString, "a string")
 			}
-			if kind = rawjson.Unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // all of them: a parser may take either of two
+			if kind = rawjson.Unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // each of repeated keys: a parser may take any
 				strange = bad(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":
@@ -87,21 +87,21 @@ func (p *parser) part(part json.RawMessage) *Error {
 		return strange
 	}
 	if kind == "input_image" {
-		kind = "image_url" // the key that it stands under
+		kind = "image_url" // the key that has the URL of an input_image
 	}
 	if media == "" && (strings.HasSuffix(kind, "_url") || kind == "input_audio") {
 		return bad(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
 	}
 	if named {
-		// vLLM finds a medium in its cache by this name alone, whichever client gave it: one
-		// client could name another's. Without it the medium is known by its content.
+		// vLLM finds a medium in its cache by this name alone, whichever client gave it: a
+		// client could name the medium of another client. Without a name, vLLM uses the content.
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 	}
 	return nil
 }
 
-// media checks a medium's URL, which stands alone or in an object. Anything else
-// would have the engine take a medium that it knows already, or fail.
+// media checks a medium's URL, which stands alone or in an object. With any other value,
+// the engine would use a medium that it has in its cache, or fail.
 func (p *parser) media(key string, v json.RawMessage) *Error {
 	if isString(v) { // the short form
 		return p.mediaURL(key, v)
@@ -111,7 +111,7 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 	}
 	found := false
 	for inner, u := range rawjson.Members(v) {
-		if inner != "url" { // all of them: a parser may take either of two
+		if inner != "url" { // each of repeated keys: a parser may take any
 			continue
 		}
 		if !isString(u) {
@@ -139,7 +139,7 @@ func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
 	return nil
 }
 
-// allowed: an address that two parsers could read as two hosts is refused.
+// allowed says whether a URL names one of MediaHosts. It refuses a URL that parsers could read as different hosts.
 func (p *parser) allowed(text string) bool {
 	if strings.ContainsAny(text, "\\ \t\r\n") {
 		return false

@@ -13,7 +13,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// messagesRules are those of /v1/messages, in Anthropic's dialect.
+// messagesRules are the rules for /v1/messages, by Anthropic's keys.
 var messagesRules = map[string]rule{
 	"model":          model,
 	"messages":       (*parser).messages,
@@ -27,10 +27,10 @@ var messagesRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// leastThinking is the least budget for thinking, as in Anthropic's API and vLLM.
+// leastThinking is the least budget for thinking, in tokens, as in Anthropic's API and vLLM.
 const leastThinking = 1024
 
-// message checks what the keys of a message mean for each other.
+// message checks what depends on several keys of a message.
 func (p *parser) message() *Error {
 	switch {
 	case p.maxTokens == 0:
@@ -42,7 +42,7 @@ func (p *parser) message() *Error {
 	return nil
 }
 
-// thinking takes each key once: a prompt may depend on its type, and both engines must see one.
+// thinking checks the object thinking. It refuses repeated keys: the prompt may depend on the type, and both engines must read the same.
 func thinking(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrong(key, v, isObject, "an object")
@@ -67,7 +67,7 @@ func thinking(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// system is a text, or blocks of text.
+// system checks the text before the messages: a text, or blocks of text.
 func (p *parser) system(key string, v json.RawMessage) *Error {
 	if !isString(v) && !isArray(v) {
 		return wrong(key, v, isString, "a text or a list of blocks")
@@ -79,7 +79,7 @@ func (p *parser) system(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// blockTypes are the types that a block of content may have. Any other is refused, as of a part.
+// blockTypes are the types that a block of content may have. Other types are refused, for the reason at partTypes.
 var blockTypes = []string{
 	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
 }
@@ -89,7 +89,7 @@ var blockTypes = []string{
 func (p *parser) block(block json.RawMessage) *Error {
 	kind := ""
 	for key, v := range rawjson.Members(block) {
-		if key != "type" { // all of them: a parser may take either of two
+		if key != "type" { // each of repeated keys: a parser may take any
 			continue
 		}
 		if !isString(v) {
@@ -117,7 +117,7 @@ func (p *parser) block(block json.RawMessage) *Error {
 	return nil
 }
 
-// result checks the blocks in a tool's result. Engines leave out those that they do not know,
+// result checks the blocks in a tool's result. Engines leave out blocks that they do not know,
 // so only their media are looked at.
 func (p *parser) result(list json.RawMessage) *Error {
 	n := 0
@@ -141,7 +141,7 @@ func (p *parser) source(v json.RawMessage) *Error {
 		switch {
 		case key == "data":
 			p.mediaBytes += len(inner)
-		case key != "url" || isNull(inner): // all of them: a parser may take either of two
+		case key != "url" || isNull(inner): // each of repeated keys: a parser may take any
 		case !isString(inner):
 			return wrong(key, inner, isString, "a URL")
 		default:
@@ -153,25 +153,25 @@ func (p *parser) source(v json.RawMessage) *Error {
 	return nil
 }
 
-// countRules are those of a request to count the tokens of a message, which one engine serves whole.
+// countRules are the rules for a request to count the tokens of a message, which one engine serves whole.
 var countRules = map[string]rule{
 	"model":                model,
 	"messages":             (*parser).messages,
 	"system":               optional((*parser).system),
 	"thinking":             optional(thinking),
-	"tools":                nil, // they describe parameters, which may have the name of a medium
+	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
 	"chat_template":        chatTemplate,
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParseCount is ParsePassed of a request to count the tokens of a message.
+// ParseCount is ParsePassed for a request to count the tokens of a message.
 func ParseCount(raw []byte, lim Limits) (*Request, *Error) {
 	return parsePassed(raw, lim, mooncake.Messages, countRules)
 }
 
-// In says an error in the words of an endpoint, given its path: Anthropic's for messages, else OpenAI's.
-// An engine's own words stay as they are if they have that shape: where a body does not fit its types, vLLM
-// says so in OpenAI's, and an engine without the endpoint in no one's.
+// In returns the body of the error in the shape of the API that has the path: Anthropic's for messages, else OpenAI's.
+// An engine's own error stays as it is if it has that shape. It may not: if a body does not fit its types, vLLM
+// answers in OpenAI's shape, and an engine without the endpoint in neither shape.
 func (e *Error) In(path string) []byte {
 	if !Anthropics(path) {
 		return e.JSON()
@@ -191,7 +191,7 @@ func (e *Error) In(path string) []byte {
 	return body
 }
 
-// Typed is In and its type: an engine's own, unless the words are ours.
+// Typed returns In and its content type: the engine's own if the body is the engine's.
 func (e *Error) Typed(path string) (body []byte, contentType string) {
 	body = e.In(path)
 	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
@@ -200,7 +200,7 @@ func (e *Error) Typed(path string) (body []byte, contentType string) {
 	return body, "application/json"
 }
 
-// Words is the message for a place that has room for nothing else: what an engine said, and the key at fault.
+// Words is the error in one line: the engine's message if there is one, and the key at fault.
 func (e *Error) Words() string {
 	message := e.Message
 	if said, _ := saidIn(e.Raw); said != "" {
@@ -215,23 +215,23 @@ func (e *Error) Words() string {
 	return message
 }
 
-// saidIn is the message in the error of an engine, and whether that has Anthropic's shape.
+// saidIn is the message in an engine's error, and whether the error has Anthropic's shape.
 func saidIn(raw []byte) (message string, anthropics bool) {
 	var said struct {
 		Type  string
 		Error struct{ Type, Message string }
 	}
-	_ = json.Unmarshal(raw, &said) // what it is not has no message
+	_ = json.Unmarshal(raw, &said) // if raw is not JSON, there is no message
 	return said.Error.Message, said.Type == "error" && said.Error.Type != "" && said.Error.Message != ""
 }
 
-// CountPath is where the tokens of a message are counted.
+// CountPath is the path at which the tokens of a message are counted.
 const CountPath = "/v1/messages/count_tokens"
 
 // Anthropics says whether a path is one of Anthropic's API.
 func Anthropics(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
 
-// TypeIn is the type of the error in the words of an endpoint, given its path.
+// TypeIn is the type of the error in the API that has the path.
 func (e *Error) TypeIn(path string) string {
 	switch {
 	case Anthropics(path):

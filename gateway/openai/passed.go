@@ -15,24 +15,24 @@ import (
 	"evenkeel/mooncake"
 )
 
-// passedRules are those of a request that one engine serves whole. All other keys
-// belong to the engine.
+// passedRules are the rules for a request that one engine serves whole. All other keys
+// are left to the engine.
 var passedRules = map[string]rule{
 	"model":                model,
-	"tools":                nil, // they describe parameters, which may have the name of a medium
+	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
 	"priority":             rules["priority"],
 	"prompt_embeds":        rules["prompt_embeds"],
 	"chat_template":        chatTemplate,
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParsePassed reads and checks the body of a request that goes to one engine as it came, but
-// for the keys that no client may set. The request points into raw.
+// ParsePassed reads and checks the body of a request that goes to one engine as it came, without
+// the keys that no client may set. The request points into raw.
 func ParsePassed(raw []byte, lim Limits) (*Request, *Error) {
 	return parsePassed(raw, lim, mooncake.Chat, passedRules)
 }
 
-// parsePassed is ParsePassed by rules, of a body whose messages are those of an endpoint.
+// parsePassed is ParsePassed with these rules, for a body whose messages have the form of the endpoint ep.
 func parsePassed(raw []byte, lim Limits, ep mooncake.Endpoint, rules map[string]rule) (*Request, *Error) {
 	body, err := mooncake.ScanBody(raw, lim.MaxDepth)
 	if err != nil {
@@ -59,8 +59,8 @@ func parsePassed(raw []byte, lim Limits, ep mooncake.Endpoint, rules map[string]
 	return p.req, p.named()
 }
 
-// named takes a request without a model for one of the only model, as engines do (vLLM 0.33, _is_model_supported in
-// entrypoints/serve/engine/serving.py), and refuses it where there are several: nobody would know which engine it is for.
+// named sets the model of a request that names none, if there is only one model, as engines do (vLLM 0.33, _is_model_supported in
+// entrypoints/serve/engine/serving.py). If there are several models, it refuses the request, because no engine could be chosen for it.
 func (p *parser) named() *Error {
 	if p.req.Model == "" && p.lim.Sole != nil {
 		if p.req.Model = p.lim.Sole(); p.req.Model != "" && p.req.Body.Raw() != nil {
@@ -74,8 +74,8 @@ func (p *parser) named() *Error {
 	return nil
 }
 
-// mediaIn checks the media that stand anywhere in a value, for the engine would fetch them
-// from inside the cluster's network. A plugin of the engine's would do so with what is in data.
+// mediaIn checks the media that stand anywhere in a value, because the engine would fetch them
+// from inside the cluster's network. A plugin of the engine may fetch what the key data names.
 func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	if _, e := p.mediaAt(v, 0, path == "data"); e != nil {
 		return e.under(path)
@@ -83,7 +83,7 @@ func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mediaAt checks the value at i, and returns the position after it. So each byte is passed
+// mediaAt checks the value at i, and returns the position after it. So each byte is read
 // once, however deep it stands.
 func (p *parser) mediaAt(b json.RawMessage, i int, data bool) (end int, e *Error) {
 	switch {
@@ -92,7 +92,7 @@ func (p *parser) mediaAt(b json.RawMessage, i int, data bool) (end int, e *Error
 	case b[i] == '[':
 		a := rawjson.ArrayAt(b, i)
 		for a.Next() {
-			if c := b[a.Val]; c != '{' && c != '[' && !data { // a list of token ids is long
+			if c := b[a.Val]; c != '{' && c != '[' && !data { // numbers and strings need no check; a list of token ids is long
 				continue
 			}
 			if a.Pos, e = p.mediaAt(b, a.Val, data); e != nil {
@@ -108,7 +108,7 @@ func (p *parser) mediaAt(b json.RawMessage, i int, data bool) (end int, e *Error
 	return end, e
 }
 
-// mediaOf is mediaAt of an object. It may be a part of a message, and have parts in any member.
+// mediaOf is mediaAt for an object. The object may be a part of a message, and any member may have parts.
 func (p *parser) mediaOf(b json.RawMessage, i int, data bool) (end int, e *Error) {
 	o, part := rawjson.ObjectAt(b, i), false
 	for o.Next() {
@@ -134,12 +134,12 @@ func (p *parser) mediaOf(b json.RawMessage, i int, data bool) (end int, e *Error
 	return o.Pos, e
 }
 
-// dataFormats are what data may be for a plugin. With others it reads or writes files of the engine's machine.
+// dataFormats are the formats of data that are allowed. With other formats, a plugin reads or writes files on the engine's machine.
 var dataFormats = []string{"b64_json", "base64", "bytes", "url"}
 
-// datum checks a text in data.
+// datum checks a string under the key data.
 func (p *parser) datum(text string) *Error {
-	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".") // in base64
+	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".") // the base64 of a JPEG begins so
 	switch {
 	case strings.HasPrefix(text, "/") && !jpeg, strings.HasPrefix(strings.ToLower(text), "file:"):
 		return bad(CodeInvalidValue, "", "data must not name a file of the engine's machine; send what is in it")
@@ -149,20 +149,20 @@ func (p *parser) datum(text string) *Error {
 	return nil
 }
 
-// mediaKeys are the keys by which a part of a message has a medium.
+// mediaKeys are the keys under which a part of a message has a medium.
 var mediaKeys = map[string]bool{
 	"image_url": true, "audio_url": true, "video_url": true, "file_url": true, "input_audio": true,
 	"image_embeds": true, "audio_embeds": true, "video_embeds": true, "image_pil": true, "prompt_embeds": true,
 }
 
-// A form has so many fields at most, and a field that is no file so many bytes.
+// maxFields bounds the fields of a form, and maxFieldBytes the bytes of a field that is not a file.
 const (
 	maxFields     = 64
 	maxFieldBytes = 64 << 10
 )
 
-// ParseForm reads and checks a form with files, which goes to one engine byte for byte, also without a model. So a
-// field that no client may set is refused here, where JSON would go on without it.
+// ParseForm reads and checks a form with files, which goes to one engine byte for byte, even if it names no model. So a
+// field that no client may set is refused here, while such a key is dropped from a JSON body.
 func ParseForm(raw []byte, contentType string, lim Limits) (*Request, *Error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
@@ -194,7 +194,7 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 		return e
 	}
 	name := part.FormName()
-	if name == "" || strings.Contains(part.Header.Get("Content-Disposition"), "name*") { // another parser might find another name there
+	if name == "" || strings.Contains(part.Header.Get("Content-Disposition"), "name*") { // another parser might read another name
 		return bad(CodeInvalidValue, "", "a field of the form has no plain name")
 	}
 	if mooncake.Reserved(name) {
@@ -221,12 +221,12 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 		p.req.Model = string(value)
 		return nil
 	}
-	p.req.Stream, _ = strconv.ParseBool(string(value)) // the engine says what it thinks of another word
+	p.req.Stream, _ = strconv.ParseBool(string(value)) // the engine judges a word that is not a boolean
 	return nil
 }
 
-// plainHeaders refuses headers of a field that another parser may read otherwise: of two of a
-// kind one takes the first, and one the last.
+// plainHeaders refuses headers of a field that parsers may read differently: if a header
+// comes twice, some parsers take the first and others the last.
 func plainHeaders(h map[string][]string) *Error {
 	for name, values := range h {
 		switch {

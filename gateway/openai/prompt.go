@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// messages checks the turns of a chat as far as we act on them: their media.
+// messages checks the messages of a chat as far as evenkeel acts on them: their media.
 func (p *parser) messages(key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrong(key, v, isArray, "a list of messages")
@@ -18,7 +18,7 @@ func (p *parser) messages(key string, v json.RawMessage) *Error {
 			return wrong(fmt.Sprintf("%s[%d]", key, n), message, isObject, "a message object")
 		}
 		for field, content := range rawjson.Members(message) {
-			if field != "content" { // all of them: a parser may take either of two
+			if field != "content" { // a repeated key is checked each time, because a parser may take any of them
 				continue
 			}
 			if e := p.content(content); e != nil {
@@ -76,7 +76,7 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 		if n++; shape == listTokens {
 			continue
 		}
-		if most := unbounded(p.lim.Answers); n > most { // each has one
+		if most := unbounded(p.lim.Answers); n > most { // each prompt has at least one answer
 			return bad(CodeInvalidValue, key, "%q has more than %d prompts", key, most)
 		}
 		prompts = append(prompts, item)

@@ -7,22 +7,22 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Limits are what the operator allows and what the engines can take.
+// Limits are what the operator allows and what the engines accept.
 type Limits struct {
-	MaxDepth     int      // of nested JSON; 0: 64
-	VocabSize    int      // token ids are below it; 0: unknown
-	MediaHosts   []string // host or host:port that a media URL may name, as it writes them; none: data: URLs only
+	MaxDepth     int      // levels of nested JSON; 0: 64
+	VocabSize    int      // token ids are below this number; 0: unknown
+	MediaHosts   []string // host or host:port, as a media URL must write it; empty: only data: URLs are allowed
 	ChatTemplate bool     // clients may send their own chat_template
 
-	Sole func() string // the model of a request that names none, if it can only be one; empty, or nil: it must name one
+	Sole func() string // returns the model for a request that names none, if there is only one; empty, or nil: the request must name a model
 
-	// Zero is no bound.
-	Answers          int // that a request may ask for: every one takes a place in the pool
+	// 0: no limit.
+	Answers          int // that a request may ask for: each answer takes a place in the pool
 	AnswersPerPrompt int
 	StopStrings      int
 }
 
-// unbounded is a limit, or one that nothing reaches for zero.
+// unbounded returns limit, or for 0 a number that no request reaches.
 func unbounded(limit int) int {
 	if limit <= 0 {
 		return math.MaxInt32
@@ -30,10 +30,10 @@ func unbounded(limit int) int {
 	return limit
 }
 
-// AllTokens is a Likeliest of all tokens that the model knows, as in vLLM.
+// AllTokens as Likeliest means all tokens that the model knows, as in vLLM.
 const AllTokens = -1
 
-// Request is a client's request that may go to the engines.
+// Request is a client's request that was checked and may go to the engines.
 type Request struct {
 	Endpoint mooncake.Endpoint
 	Body     mooncake.Body
@@ -41,35 +41,35 @@ type Request struct {
 
 	Stream          bool
 	IncludeUsage    bool // stream_options.include_usage
-	ContinuousUsage bool // stream_options.continuous_usage_stats, which counts only with the former
+	ContinuousUsage bool // stream_options.continuous_usage_stats; false without IncludeUsage
 	ReturnTokenIDs  bool
 
 	N int // answers for each prompt, 1 or more
-	// how many tokens beside each of the answer it has, with their probabilities; AllTokens: as many as the model knows
+	// how many likeliest tokens, with their probabilities, are asked for at each token of the answer; AllTokens: all that the model knows
 	Likeliest    int
-	Prompts      []json.RawMessage // of a list of several prompts; nil: one prompt, in the body
+	Prompts      []json.RawMessage // the prompts of a list; nil: there is one prompt, in the body
 	MaxTokens    int               // 0: not given
-	MaxTokensKey string            // the key it came from
-	Limit        int               // of the answer: MaxTokens, or what engines take if no key is there; 0: what the context leaves
-	Passthrough  bool              // its answer is to be the engine's own one in one piece, because a stream says less, or says it otherwise
-	PromptRows   bool              // an engine of vLLM has to compute logprobs of the prompt's tokens for it
-	Beams        int               // of a beam search; 0: there is none
-	PrefillOnly  bool              // a prefill engine answers it alone, because its answer has one token at most
-	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
-	Listed       bool              // its answer is a list, at /generate
-	Names        [][]byte          // of its answers, if the client has named each; nil: they are named after the request
-	PromptTokens int               // exact where the prompts are token ids, else 0
+	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
+	Limit        int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
+	Passthrough  bool              // the engine must answer in one piece, because its stream would have less, or have it in another form
+	PromptRows   bool              // the answer has logprobs of the prompt's tokens, which an engine of vLLM must compute
+	Beams        int               // beams of a beam search; 0: there is none
+	PrefillOnly  bool              // a prefill engine alone answers it, because the answer has at most one token
+	PromptBytes  int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
+	Listed       bool              // of /generate: the answer is a list
+	Names        [][]byte          // ids of its answers, if the client has named each; nil: they are named after the request
+	PromptTokens int               // exact if the prompts are token ids; 0: they are not
 }
 
-// Leg is one of the PD requests that a client's request becomes.
+// Leg is one of the requests for a single answer into which a client's request is split.
 type Leg struct {
 	mooncake.Leg
 	Choice int // index of its answer: prompt * n + sample
-	Prompt int // index of its prompt: prompt tokens count once for each prompt
+	Prompt int // index of its prompt; usage counts the tokens of each prompt once
 }
 
-// Legs returns the PD requests, in the order of their choices. The single leg
-// of a plain request differs in nothing from the body.
+// Legs returns the legs in the order of their choices. The single leg
+// of a plain request changes nothing in the body.
 func (r *Request) Legs() []Leg {
 	prompts := max(1, len(r.Prompts))
 	legs := make([]Leg, 0, prompts*r.N)
@@ -99,7 +99,7 @@ func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
 		if !ok && !mooncake.Reserved(key) {
 			continue
 		}
-		if body.Count(key) > 1 { // the engines would take the last, others the first
+		if body.Count(key) > 1 { // engines would take the last value, other parsers the first
 			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
 		}
 		if rule != nil {
@@ -114,7 +114,7 @@ func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
 	return p.req, nil
 }
 
-// parser holds what the rules learn about a request and need for each other.
+// parser holds what the rules find in a request, and what one rule needs from another.
 type parser struct {
 	lim Limits
 	req *Request
@@ -126,18 +126,17 @@ type parser struct {
 	stopTokens                     bool
 	echo, logprobs                 bool
 	promptLogprobs, beams          bool
-	rowsInStream                   bool // so few logprobs of the prompt are asked for that engines take a stream
-	derender                       bool // engines parse the answer when they have all of it
+	rowsInStream                   bool // the logprobs of the prompt that are asked for are allowed in a stream
+	derender                       bool // engines parse the answer after all of it is generated
 	mediaBytes                     int
-	thinking                       int // tokens that the answer may think for
+	thinking                       int // tokens of the answer that may be thinking
 }
 
-// DefaultCompletionTokens is what a completion without the key max_tokens gets, as in
-// OpenAI's API and vLLM.
-// One with null there gets what the context leaves.
+// DefaultCompletionTokens is the most tokens of a completion whose request lacks the key max_tokens, as in
+// OpenAI's API and vLLM. If max_tokens is null, only the context limits the completion.
 const DefaultCompletionTokens = 16
 
-// together checks what no key can tell by itself, and completes the request.
+// together checks what depends on several keys, and completes the request.
 func (p *parser) together() *Error {
 	r, d := p.req, &dialects[p.req.Endpoint]
 	if e := p.named(); e != nil {
@@ -146,7 +145,7 @@ func (p *parser) together() *Error {
 	if !p.hasPrompt {
 		return bad(CodeMissing, d.prompt, "the request has no %q", d.prompt)
 	}
-	if p.streamOptions && !r.Stream && r.Endpoint != mooncake.Tokens { // there engines pass over them (vLLM 0.32.0)
+	if p.streamOptions && !r.Stream && r.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
 		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
 	if r.Likeliest != 0 && !p.logprobs && r.Endpoint != mooncake.Responses && r.Endpoint != mooncake.Generate {
@@ -189,7 +188,7 @@ func (p *parser) together() *Error {
 			return bad(CodeUnsupported, "use_beam_search",
 				"\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
 		}
-		r.Beams, r.N = r.N, 1 // one engine makes all of them
+		r.Beams, r.N = r.N, 1 // one engine computes all beams
 	}
 	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || p.derender || !r.Endpoint.Assembles() || HasTools(&r.Body) || asksBeside(&r.Body))
 	tools, _ := r.Body.Get("tools")

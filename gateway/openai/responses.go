@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// responsesRules are those of /v1/responses.
+// responsesRules are the rules for /v1/responses.
 var responsesRules = map[string]rule{
 	"model":        model,
 	"input":        input,
@@ -47,7 +47,7 @@ var responsesRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// input is a text, or the items of a conversation.
+// input checks the prompt: a text, or the items of a conversation.
 func input(p *parser, key string, v json.RawMessage) *Error {
 	switch {
 	case isString(v):
@@ -82,15 +82,15 @@ func instructions(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// functions refuses tools that an engine would run by itself: it would generate again with
-// what they say, and use the hand-off a second time.
+// functions refuses tools that an engine would run by itself: the engine would generate again with
+// the tool's result, and use the hand-off a second time.
 func functions(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrong(key, v, isArray, "a list of tools")
 	}
 	_, e := objects(key, v, "a tool", func(at string, tool json.RawMessage) *Error {
 		for field, kind := range rawjson.Members(tool) {
-			if field != "type" { // all of them: a parser may take either of two
+			if field != "type" { // a repeated key is checked each time, because a parser may take any of them
 				continue
 			}
 			if !isString(kind) {

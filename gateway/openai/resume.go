@@ -13,7 +13,7 @@ import (
 // ids of the prompt do not hold.
 func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 	if !ep.GoesOn() {
-		return true // its events number the parts of the answer, or its last one has them all
+		return true // the events of such an endpoint number the parts of the answer, or its last event repeats all of them
 	}
 	for key, v := range b.All() {
 		if isNull(v) {
@@ -42,7 +42,7 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 			if HasMedia(b, ep) {
 				return true
 			}
-		case "content_parts", "trace_decode_token_ids": // the engine counts other tokens for media, and a trace begins with the first
+		case "content_parts", "trace_decode_token_ids": // the engine replaces media by other tokens, and a trace begins with the first token
 			return true
 		default:
 			if strings.HasPrefix(key, "guided_") {
@@ -53,17 +53,17 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 	return false
 }
 
-// HasTools tells whether a chat offers tools. Templates then render an assistant's message otherwise than it was generated. And
-// engines read calls of tools in a whole text otherwise than in a stream: of a call that max_tokens has cut, vLLM streams the
-// piece that there is, and says it as text in an answer in one piece (0.32, 0.33).
+// HasTools tells whether a chat offers tools. Templates then render an assistant's message differently than it was generated. And
+// engines parse tool calls in a whole text differently than in a stream: if max_tokens cuts a call, vLLM streams the
+// part that there is, but returns it as text in an answer in one piece (0.32, 0.33).
 func HasTools(b *mooncake.Body) bool {
 	v, ok := b.Get("tools")
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
 // asksBeside says whether a request asks for something beside the tokens of its answer, such as return_meta_info or
-// return_routed_experts. Engines say it in an answer in one piece, but in a stream not all of it, and SGLang refuses some of it
-// there (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both.
+// return_routed_experts. Engines return all of it in an answer in one piece, but not in a stream, and SGLang refuses some of it
+// in a stream (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both, so they do not count here.
 func asksBeside(b *mooncake.Body) bool {
 	for key, v := range b.All() {
 		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) &&

@@ -13,9 +13,9 @@ import (
 // rule checks the value of a key and notes what the request needs from it.
 type rule func(p *parser, key string, v json.RawMessage) *Error
 
-// rules has every key we act on: what we set or drop on either leg, and what
-// only the decode engine would see and refuse, after a whole prefill. Reserved
-// keys without a rule are dropped, whatever their value. All others belong to
+// rules has every key that evenkeel acts on: keys that it sets or drops on either leg, and keys
+// that only the decode engine would see and refuse, after a whole prefill. Reserved
+// keys without a rule are dropped, whatever their value. All other keys are left to
 // the engines.
 var rules = map[string]rule{
 	"model":    model,
@@ -35,7 +35,7 @@ var rules = map[string]rule{
 	"top_logprobs":          likeliest,
 
 	"stop":                  stopStrings(true),
-	"bad_words":             stringList(nil, false), // engines bound them by their tokens (vLLM's VLLM_MAX_NUM_BAD_WORDS)
+	"bad_words":             stringList(nil, false), // engines limit their tokens themselves (vLLM's VLLM_MAX_NUM_BAD_WORDS)
 	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.stopTokens = n > 0 }),
 	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),
 	"logit_bias":            logitBias,
@@ -61,12 +61,12 @@ var rules = map[string]rule{
 	"repetition_detection":  nil,
 }
 
-// maxTokens is how long an answer may be. An echo of a completion's prompt may have no answer at all.
+// maxTokens notes how long an answer may be. With echo, a completion may ask for 0 tokens: for the prompt only.
 func maxTokens(p *parser, key string, v json.RawMessage) *Error {
 	echo, _ := p.req.Body.Get("echo")
 	if _, zero := integer(v, 0, 0); zero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
-		p.req.Body.Set(key, []byte("0")) // in whatever form it came
-		p.maxTokens = 1                  // an engine computes one token, which it leaves out
+		p.req.Body.Set(key, []byte("0")) // it may have come as 0.0 or 0e0
+		p.maxTokens = 1                  // an engine computes one token, and leaves it out of the answer
 		return nil
 	}
 	return fromOne(p, key, v)
@@ -84,7 +84,7 @@ func optional(r rule) rule {
 	}
 }
 
-// only applies a rule on one endpoint; on the other the key means nothing.
+// only applies a rule at one endpoint; at other endpoints the key has no meaning.
 func only(ep mooncake.Endpoint, r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if p.req.Endpoint != ep || isNull(v) {
@@ -124,7 +124,7 @@ func integers(lo, hi int64, note func(*parser, int)) rule {
 		if !ok {
 			return wrong(key, v, isInteger, integerIn(lo, hi))
 		}
-		if !isPlain(v) { // not every engine takes another form for whole
+		if !isPlain(v) { // not every engine takes 1.0 or 1e0 for an integer
 			p.req.Body.Set(key, strconv.AppendInt(nil, n, 10))
 		}
 		if note != nil {
@@ -224,7 +224,7 @@ func (p *parser) tokens(key string, list json.RawMessage) (n int, e *Error) {
 	return n, nil
 }
 
-// takesToken is isToken of an element of a list.
+// takesToken says whether an element of a list is a token id, and writes it with digits only.
 func (p *parser) takesToken(id json.RawMessage) bool {
 	token, ok := integer(id, 0, p.maxToken())
 	return ok && plain(id, token)
@@ -286,12 +286,12 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	return nil
 })
 
-// answers is how many there are to each prompt.
+// answers notes how many answers each prompt gets.
 func answers(p *parser, key string, v json.RawMessage) *Error {
 	return integers(1, int64(unbounded(p.lim.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
 
-// likeliest is of how many tokens beside each token the answer has the probabilities. Engines bound it themselves (vLLM's --max-logprobs).
+// likeliest notes for how many tokens, at each token, the answer has probabilities. Engines limit it themselves (vLLM's --max-logprobs).
 var likeliest = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.Likeliest = n })
 
 // logprobs is a switch in chat and a count in completions.
@@ -323,8 +323,8 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 })
 
-// chatTemplateArgs: engines before vLLM 0.11 let an argument of the template's
-// name replace the template itself (CVE-2025-61620).
+// chatTemplateArgs checks chat_template_kwargs: in engines before vLLM 0.11, an argument chat_template
+// replaces the template itself (CVE-2025-61620).
 var chatTemplateArgs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrong(key, v, isObject, "an object")

@@ -6,8 +6,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// sglang has the keys of a chat or completion that engines of SGLang obey and others ignore, and
-// that no client may set, each with the reason (SGLang 0.5.23, entrypoints/openai/protocol.py).
+// sglang has the keys of a chat or completion that no client may set, each with the reason. Engines of SGLang
+// obey these keys, other engines ignore them (SGLang 0.5.23, entrypoints/openai/protocol.py).
 var sglang = map[string]string{
 	"custom_logit_processor": "it is code that the engine would run",
 	"custom_params":          "it is for code that the engine would run",
@@ -21,9 +21,9 @@ var sglang = map[string]string{
 // sglangLikeliest is how many likeliest tokens a request may ask engines of SGLang for if the size of the vocabulary is unknown.
 const sglangLikeliest = 20
 
-// ForSGLang refuses what a request must not say to engines of SGLang, whose vocabulary has so many tokens; 0: that is unknown.
+// ForSGLang refuses requests that must not go to engines of SGLang. vocabulary is how many tokens the model has; 0: unknown.
 func (r *Request) ForSGLang(vocabulary int) *Error {
-	// its scheduler would ask for them unchecked, and end (0.5.23, layers/sampler.py)
+	// SGLang's scheduler does not check this number, and would crash (0.5.23, layers/sampler.py)
 	if most := cmp.Or(vocabulary, sglangLikeliest); r.Likeliest < 0 || r.Likeliest > most {
 		key := "top_logprobs"
 		switch r.Endpoint {
@@ -48,7 +48,7 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 			"\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
 	}
 	if r.Endpoint == mooncake.Chat {
-		r.PromptRows = false // they know no echo there
+		r.PromptRows = false // SGLang has no echo in chats
 	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {
 		return bad(CodeUnsupported, "return_token_ids", "\"return_token_ids\" is not supported for chats by the engines of this model, which "+

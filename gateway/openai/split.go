@@ -2,9 +2,9 @@ package openai
 
 import "evenkeel/mooncake"
 
-// Split refuses what engines could not answer, or would not survive, where one engine prefills the prompt and another one decodes.
-// recompute: each decode engine computes a prompt whose logprobs are asked for once more by itself. If the answer has one token at
-// most, a prefill engine may give it alone.
+// Split refuses requests that engines could not answer, or would not survive, if one engine prefills the prompt and another decodes.
+// recompute says that a decode engine computes the prompt once more by itself if its logprobs are asked for. If the answer has at most
+// one token, a prefill engine may answer alone.
 func (r *Request) Split(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:

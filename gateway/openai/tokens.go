@@ -10,8 +10,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// tokensRules are those of /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
-// entrypoints/scale_out/token_in_token_out/protocol.py), in the words of completions.
+// tokensRules are the rules for /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
+// entrypoints/scale_out/token_in_token_out/protocol.py), by the keys of completions.
 var tokensRules = map[string]rule{
 	"model":           model,
 	"prompt":          tokenList,
@@ -31,7 +31,7 @@ var tokensRules = map[string]rule{
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"logprobs":           logprobs,
-	"prompt_logprobs":    rules["prompt_logprobs"], // engines compute them for a stream, too, which has no place for them: see tokensTogether
+	"prompt_logprobs":    rules["prompt_logprobs"], // in a stream, which has no place for them: see tokensTogether
 	"stop":               rules["stop"],
 	"bad_words":          rules["bad_words"],
 	"stop_token_ids":     rules["stop_token_ids"],
@@ -43,7 +43,7 @@ var tokensRules = map[string]rule{
 	"repetition_penalty": rules["repetition_penalty"],
 	"ignore_eos":         rules["ignore_eos"],
 
-	// The stream has no place for the scores, so engines refuse them there (vLLM 0.32.0, serve_tokens).
+	// A stream has no place for these scores, so engines refuse them in a stream (vLLM 0.32.0, serve_tokens).
 	"prompt_logprob_token_ids": optional(func(p *parser, _ string, _ json.RawMessage) *Error {
 		p.promptLogprobs, p.rowsInStream = true, false
 		return nil
@@ -51,7 +51,7 @@ var tokensRules = map[string]rule{
 	"trace_decode_token_ids": tokenIDs(math.MaxInt32, nil),
 }
 
-// tokenList is a prompt of token ids.
+// tokenList checks a prompt of token ids.
 func tokenList(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrong(key, v, isArray, "a list of token ids")
@@ -69,7 +69,7 @@ func tokenList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// samplingParams is read by its members.
+// samplingParams checks that sampling_params is an object without repeated keys; each member has a rule of its own.
 func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrong(key, v, isObject, "an object")
@@ -84,7 +84,7 @@ func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// contentParts are media that the engines fetch, each with its URL beside its type.
+// contentParts checks the media that the engines fetch; each part has its URL beside its type.
 func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrong(key, v, isArray, "a list of parts")
@@ -104,7 +104,7 @@ func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	return e
 }
 
-// outputMode notes an answer that comes in one piece only: with derender (vLLM 0.33.0), engines parse it when they have all of it.
+// outputMode notes derender (vLLM 0.33.0): engines then parse the answer after all of it is generated, so it is never streamed.
 func outputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrong(key, v, isString, "tokens, text or derender")
@@ -113,13 +113,13 @@ func outputMode(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// tokensTogether checks what no key of /inference/v1/generate can tell by itself.
+// tokensTogether checks what depends on several keys of /inference/v1/generate.
 func (p *parser) tokensTogether() *Error {
 	if v, ok := p.req.Body.Get("sampling_params"); !ok || isNull(v) {
 		return bad(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
 	}
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
-		p.req.PromptTokens = 0 // engines put more of them in the place of media
+		p.req.PromptTokens = 0 // engines replace each medium by more tokens
 	}
 	if p.req.Stream && p.promptLogprobs {
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
@@ -135,8 +135,8 @@ func (p *parser) tokensTogether() *Error {
 	return nil
 }
 
-// NameTokens is the request_id of an answer to /inference/v1/generate: that of vLLM, if the client had sent the request there (0.32.0,
-// _base_request_id in entrypoints/serve/engine/serving.py: the header X-Request-Id comes first). Clients abort their requests by that name.
+// NameTokens is the request_id of an answer to /inference/v1/generate, as vLLM would choose it (0.32.0,
+// _base_request_id in entrypoints/serve/engine/serving.py: the header X-Request-Id comes first). Clients abort their requests by this name.
 func NameTokens(b *mooncake.Body, header, own string) []byte {
 	said, _ := b.Get("request_id")
 	switch {
@@ -152,10 +152,10 @@ func NameTokens(b *mooncake.Body, header, own string) []byte {
 // a list it is refused.
 const longestName = 256
 
-// AbortTokensPath is where requests to /inference/v1/generate are ended by their names, with us and with the engines.
+// AbortTokensPath is the path, here and at the engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// abortsOf reads which requests are to end. The refusals are those of vLLM 0.32.0 (abort_requests in
+// abortsOf reads which requests are to end. It refuses the same bodies as vLLM 0.32.0 (abort_requests in
 // entrypoints/scale_out/token_in_token_out/api_router.py), but in OpenAI's shape.
 func abortsOf(b *mooncake.Body) (names map[string]bool, e *Error) {
 	list, ok := b.Get("request_ids")
@@ -184,7 +184,7 @@ func OutputMode(b *mooncake.Body) json.RawMessage {
 	return json.RawMessage(`"tokens"`)
 }
 
-// asCalled is the error in the words of the body's endpoint.
+// asCalled replaces the key of completions in the error by the key of the body's own endpoint.
 func (e *Error) asCalled(b *mooncake.Body, key string) *Error {
 	if name := b.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)

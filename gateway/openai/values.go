@@ -16,7 +16,7 @@ func isObject(v json.RawMessage) bool  { return v[0] == '{' }
 func isBoolean(v json.RawMessage) bool { return v[0] == 't' || v[0] == 'f' }
 func isNumber(v json.RawMessage) bool  { return v[0] == '-' || v[0] >= '0' && v[0] <= '9' }
 
-// isInteger: 1.0 and 1e0 are, as in JSON Schema.
+// isInteger says whether a value is a whole number. 1.0 and 1e0 are, as in JSON Schema.
 func isInteger(v json.RawMessage) bool {
 	_, ok := digitsOf(v)
 	return ok
@@ -32,8 +32,8 @@ func isPlain(v json.RawMessage) bool {
 	return true
 }
 
-// digitsOf is a whole number with digits alone, exactly. ok is false for what is no whole number. One that no integer
-// of 64 bits holds has at least that many digits.
+// digitsOf writes a whole number with digits only, exactly. ok is false if v is not a whole number. For a number that is too
+// large for 64 bits, the text is too large as well, but may have fewer zeros.
 func digitsOf(v json.RawMessage) (text string, ok bool) {
 	if isPlain(v) {
 		return string(v), true
@@ -58,14 +58,14 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 	}
 	if power != "" {
 		var err error
-		if exp, err = strconv.Atoi(power); err != nil { // beyond all that is in question
+		if exp, err = strconv.Atoi(power); err != nil { // the exponent is far outside of 64 bits
 			exp = math.MaxInt32
 			if power[0] == '-' {
 				exp = math.MinInt32
 			}
 		}
 	}
-	zeros := exp - len(fraction) // behind digits; below 0, so many of them are behind the point
+	zeros := exp - len(fraction) // zeros to add behind digits; below 0: so many digits are behind the decimal point
 	if zeros < 0 {
 		cut := len(digits) + zeros
 		if cut < 1 || strings.Trim(digits[cut:], "0") != "" {
@@ -96,8 +96,8 @@ func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
 	return n, err == nil && n >= lo && n <= hi
 }
 
-// plain writes a whole number inside a member with digits alone where it stands, because not every engine takes 1.0 and 1e0 for
-// one. ok is false if they need more room.
+// plain overwrites a whole number inside a member by its digits, in place, because not every engine takes 1.0 and 1e0 for
+// integers. ok is false if the digits need more room.
 func plain(v json.RawMessage, n int64) (ok bool) {
 	if isPlain(v) {
 		return true
@@ -129,7 +129,7 @@ func wrong(param string, v json.RawMessage, hasType func(json.RawMessage) bool, 
 	return bad(code, param, "%q is %s; it must be %s", param, shorten(string(v)), want)
 }
 
-// shorten is a value as an error message shows it.
+// shorten cuts a value to about 60 bytes for an error message.
 func shorten(s string) string {
 	const most = 60
 	if len(s) <= most {

@@ -8,7 +8,7 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// A prompt and the answer it asks for may be longer than the model's context. The
+// A prompt and the answer that is asked for may together be longer than the model's context. The
 // decode engine decides what happens then: vLLM from 0.32 on gives as many tokens
 // as fit, and ends the answer by length. Older engines answer 400, but only after a
 // whole prefill, because a prefill engine is asked for one token. So evenkeel
@@ -21,7 +21,7 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg)
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
-	case req.MaxTokens > m.MaxLen: // no engine gives so much, whatever the prompt
+	case req.MaxTokens > m.MaxLen: // no prompt leaves room for so many tokens
 		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))
 	case m.Clamps:
 		return nil
@@ -39,9 +39,9 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg)
 	return nil
 }
 
-// Beyond checks prompt and answer against the model's context, with the prompt as an
-// engine counted it; answered is how much of the prompt is part of the answer. What a
-// request leaves open, engines cut to fit.
+// Beyond checks prompt and answer against the model's context. tokens is the prompt as an
+// engine counted it; answered is how many of these tokens are part of the answer. If a
+// request does not limit its answer, engines limit it to fit.
 func Beyond(m fleet.Route, req *openai.Request, tokens, answered int) *openai.Error {
 	if m.MaxLen == 0 || m.Clamps || req.MaxTokensKey == "" || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
@@ -58,8 +58,8 @@ func tooLong(req *openai.Request, message string) *openai.Error {
 // not known. No model's context is near it.
 const mostTokens = 16 << 20
 
-// Longest is how many tokens prompt and answer may have together on an engine,
-// as the engine says; 0: it does not say.
+// Longest is how many tokens prompt and answer may have together on an engine. said is
+// the length that the engine reports; 0: it reports none, and mostTokens is taken.
 func Longest(said int) int {
 	if said <= 0 {
 		return mostTokens

@@ -1,5 +1,5 @@
-// Package prompt turns prompts of requests into what prefix caches know them by, and
-// finds out how long they are.
+// Package prompt turns prompts of requests into the keys by which prefix caches are looked up, and
+// finds out how long prompts are.
 package prompt
 
 import (
@@ -20,13 +20,13 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Parts are what of a request make its prompt.
+// Parts are the parts of a request that make its prompt.
 type Parts struct {
 	Req     *openai.Request
-	Body    *mooncake.Body // the request's own may be gone
-	Leg     *mooncake.Leg  // which prompt of several; nil: the body's one
+	Body    *mooncake.Body // the body to read, because Req.Body may not be valid any more
+	Leg     *mooncake.Leg  // its Prompt is one of several prompts; nil: the prompt is in the body
 	Model   fleet.Route
-	Resumed bool // it ends with an answer so far, which is not in its text
+	Resumed bool // the prompt ends with the answer so far, which is not in the body's text
 }
 
 // written is the prompt of a completion as the client sent it.
@@ -38,8 +38,8 @@ func (p *Parts) written() json.RawMessage {
 	return prompt
 }
 
-// Text is a completion's prompt as a JSON string; nil for one of token ids, which no text
-// can follow, or one that the engine cuts, which it would cut again.
+// Text is a completion's prompt as a JSON string; nil: the prompt is token ids, to which no text
+// can be added, or the engine truncates it, and would truncate it again.
 func (p *Parts) Text() json.RawMessage {
 	written := p.written()
 	if cut, ok := p.Body.Get("truncate_prompt_tokens"); ok && string(cut) != "null" || len(written) == 0 || written[0] != '"' {
@@ -48,7 +48,7 @@ func (p *Parts) Text() json.RawMessage {
 	return written
 }
 
-// IDs are those of a prompt of token ids, and how it is written; nil for one of text.
+// IDs are the token ids of a prompt, and the JSON that they come from; nil: the prompt is text.
 func (p *Parts) IDs() (ids []int32, written json.RawMessage) {
 	written = p.written()
 	ids, ok := index.PromptTokens(nil, written)
@@ -62,7 +62,7 @@ func (p *Parts) IDs() (ids []int32, written json.RawMessage) {
 type Config struct {
 	Client *engine.Client
 	Fleet  interface {
-		AnyPrefill(model string) *engine.Target // that may tokenize; nil: none
+		AnyPrefill(model string) *engine.Target // an engine that may tokenize prompts; nil: there is none
 	}
 	Tier       *prefill.Tier
 	Settings   func() *fleet.Settings // in force now
@@ -70,7 +70,7 @@ type Config struct {
 	Log        *zap.Logger
 }
 
-// A Reader recognizes prompts.
+// A Reader finds the keys and the lengths of prompts.
 type Reader struct {
 	Config
 	asked     *prometheus.CounterVec
@@ -93,8 +93,8 @@ func NewReader(c Config) *Reader {
 	return r
 }
 
-// Recognize hashes a prompt. One that no other will ever share has no keys: its salt
-// was made for it alone, or it is several prompts.
+// Recognize hashes a prompt. The result has no keys if no other request can share the prompt:
+// its cache_salt is not shared, or it is several prompts.
 func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	conf, body := &r.Settings().Prefill.Index, p.Body
 	scope := index.Scope{Model: p.Model.Board}
@@ -147,7 +147,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
 	}
-	// What a resumed answer adds to the prompt is not in its text.
+	// Media says here that the text is not all: a resumed prompt also has the answer so far.
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || p.Resumed}
 }
 
@@ -158,7 +158,7 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
-	// engines count the tokens of the others
+	// the tokens of other prompts are left to the engines to count
 	if Bytes(p.Req, p.Leg) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) {
 		return 0, false
 	}
@@ -168,14 +168,14 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 }
 
 // Hash is the keyed hash of the prompt's bytes as the client sent them: equal for
-// prompts that recur, and nothing to anybody without the secret. It is never 0.
+// equal prompts, and without meaning to a reader who lacks the key. It is never 0.
 func (p *Parts) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(p.written())
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 }
 
-// Bytes is how long a prompt is as it was sent.
+// Bytes is the length of a prompt in bytes, as the client sent it.
 func Bytes(req *openai.Request, leg *mooncake.Leg) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)
@@ -183,7 +183,7 @@ func Bytes(req *openai.Request, leg *mooncake.Leg) int {
 	return req.PromptBytes
 }
 
-// Tokens is a prompt's length before anyone counted it.
+// Tokens is a prompt's length in tokens before an engine has counted it: exact for token ids, else an estimate.
 func Tokens(req *openai.Request, leg *mooncake.Leg) int {
 	if (leg == nil || leg.Prompt == nil) && req.PromptTokens > 0 {
 		return req.PromptTokens
@@ -191,8 +191,8 @@ func Tokens(req *openai.Request, leg *mooncake.Leg) int {
 	return Bytes(req, leg) / bytesPerToken
 }
 
-// AllTokens is the sum over the prompts; a prompt of several answers counts for each,
-// as each is prefilled.
+// AllTokens is the sum of Tokens over all legs. A prompt with several answers counts once for each
+// answer, because each is prefilled.
 func AllTokens(req *openai.Request, legs []openai.Leg) (tokens int) {
 	for i := range legs {
 		tokens += Tokens(req, &legs[i].Leg)

@@ -19,15 +19,15 @@ import (
 )
 
 // A tokenizer asks prefill engines for the token ids of prompts.
-// It must never hold a request up for long: what it does not learn in time is
-// found by the bytes of its text, as without it.
+// It must never delay a request for long: if no ids come in time, the prompt is
+// looked up by the bytes of its text, as without a tokenizer.
 type tokenizer struct {
 	mu     sync.Mutex
 	known  map[promptDigest]*list.Element
 	recent list.List // of tokenized, the last used first
-	keys   int       // of all
+	keys   int       // how many keys all of them have
 	asked  uint64
-	trust  circuit.Circuit // out after one failure; then one prompt at a time tries again
+	trust  circuit.Circuit // open after one failure; then one prompt at a time tries again
 }
 
 // promptDigest is 128 bits of everything that takes part in a prompt.
@@ -43,7 +43,7 @@ type tokenized struct {
 const (
 	tokenizeAnswer = 16 << 20 // bytes
 	mostTokenized  = 512      // prompts
-	mostKeys       = 1 << 20  // of them all: 16 MiB, 512 prompts of 32k tokens
+	mostKeys       = 1 << 20  // of all these prompts: 16 MiB, 512 prompts of 32k tokens
 )
 
 // Outcomes of asking for token ids, as metrics name them.
@@ -61,7 +61,7 @@ var templated = map[mooncake.Endpoint][]string{
 }
 
 // tokenize returns the keys of a prompt in blocks of token ids, and how
-// many tokens it has; false where nobody tells.
+// many tokens it has; false: no engine returned its ids.
 func (r *Reader) tokenize(p *Parts, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
 	body, digest := p.templated(root)
 	if t, ok := r.tokenizer.find(digest, block); ok {
@@ -179,7 +179,7 @@ func (t *tokenizer) drop(e *list.Element) {
 	t.keys -= len(k.keys)
 }
 
-// mayAsk says whether a prompt may ask now, and gives it the number to answer by.
+// mayAsk says whether an engine may be asked now. turn is the number to pass to answered.
 func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -191,8 +191,8 @@ func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 	return t.asked, true
 }
 
-// answered notes how asking went, and says whether from now on engines are not asked
-// for a while, or are asked again. A prompt that an engine refuses does not count.
+// answered records the outcome of a question. began says that engines are not asked for a while from
+// now on, ended that they are asked again. A prompt that an engine refuses counts as neither.
 func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

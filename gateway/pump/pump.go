@@ -1,7 +1,7 @@
-// Package pump carries a streamed answer from its engine's socket to its client's. As long as the answer only
-// flows, an event loop drives it: an arrival is one read, and one write to the client. Whatever
-// else happens (the end, an engine that fails or is silent, a drain, a client that leaves) is a goroutine's,
-// which drives the same stream by waiting, and may hand it to the loop again.
+// Package pump carries a streamed answer from its engine's socket to its client's socket. As long as bytes only
+// flow, an event loop drives the stream: an arrival is one read, and one write to the client. Everything
+// else (the end, an engine that fails or is silent, a drain, a client that leaves) is handled by a goroutine,
+// which drives the same stream with blocking calls, and may pass it to the loop again.
 package pump
 
 import (
@@ -20,50 +20,50 @@ import (
 	"evenkeel/sse"
 )
 
-// A Stream is an answer under way. It belongs to the loop or to a goroutine at a time: each passes it on and
-// does not look back.
+// A Stream is an answer under way. It belongs to the loop or to one goroutine at a time: the side that passes it on
+// does not touch it any more.
 type Stream interface {
-	// Next waits for events and returns those that have come; io.EOF is the end. They are valid until the
+	// Next waits for events and returns all that have come; io.EOF is the end. The events are valid until the
 	// next call of any method.
 	Next() (events []byte, err error)
-	// Ended says that behind what Next has returned nothing comes.
+	// Ended says that nothing comes behind the events that Next has returned.
 	Ended() bool
-	// Flow returns the response whose bytes the answer is made of, and drops the stream's buffers; nil if more
-	// than that is to be done now.
+	// Flow returns the response whose bytes the answer is made of, and drops the stream's buffers; nil: the
+	// stream needs its goroutine now.
 	Flow() *engine.Response
 
-	// Wait begins the wait for the engine, and says how long it may last; 0: for ever.
+	// Wait begins the wait for the engine, and returns how long it may last; 0: for ever.
 	Wait(now time.Time) time.Duration
-	// Arrive takes in data of the response, and appends to dst what the client gets for it. Behind an end only
+	// Arrive takes in data of the response, and appends to dst what the client gets for it. After an end, only
 	// the end of the body is read.
 	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
-	// Err is why nothing more is taken from the engine.
+	// Err is why nothing more is taken from the engine; nil: it may go on.
 	Err() error
 
-	// GoBack goes on without a loop: Next returns events first, and then what follows an end.
+	// GoBack goes on without a loop: Next returns these events first, and then does what end asks for.
 	GoBack(events []byte, end sse.End)
 	// Close settles the request, however it ended.
 	Close()
-	// Panicked is Close where this package's caller panicked.
+	// Panicked replaces Close if the code that drove the stream panicked.
 	Panicked(v any)
 }
 
 type pump struct {
 	Stream
 	out  *edge.Outlet
-	keep *edge.KeepAlive  // has what the client gets while the engine is silent; nil: nothing
-	resp *engine.Response // of the source that flows, or flowed last
+	keep *edge.KeepAlive  // sends the client comments while the engine is silent; nil: it gets none
+	resp *engine.Response // the engine's response that flows, or flowed last
 
 	loop  *loop.Loop
-	leave int         // how often the loop has passed the stream on; touches from before mean nothing
-	in    *loop.Watch // of the engine's socket; nil: a goroutine drives
+	leave int         // how often the loop has passed the stream on; touched ignores a call for an earlier turn
+	in    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
 	until time.Time   // when the engine has been silent for too long; zero: it may be silent for ever
-	room  *loop.Watch // of the client's, while it is blocked
-	rest  []byte      // what the blocked client has not taken
+	room  *loop.Watch // the watch of the client's socket, while the client is blocked
+	rest  []byte      // bytes that the blocked client has not taken
 }
 
-// Start has the answer of ctx carried without fasthttp, once the handler has returned, if there are loops and
-// the client's connection allows it.
+// Start carries the answer of ctx without fasthttp, once the handler has returned. It is false if there are no
+// loops, or the client's connection does not allow it.
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
 	return l != nil && edge.Release(ctx, log, func(o *edge.Outlet) {
@@ -72,7 +72,7 @@ func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream)
 	})
 }
 
-// carry drives the stream by waiting, until its end or until the loop can take it over.
+// carry drives the stream with blocking calls, until its end or until the loop can take it over.
 func (p *pump) carry() {
 	for {
 		events, err := p.next()
@@ -94,7 +94,7 @@ func (p *pump) carry() {
 	}
 }
 
-// next waits for events. The client gets comments meanwhile, if it waits for long.
+// next waits for events. If the wait is long, the client gets comments.
 func (p *pump) next() ([]byte, error) {
 	p.keep.Wait()
 	defer p.keep.Over()
@@ -112,7 +112,7 @@ func (p *pump) guard(f func()) {
 	f()
 }
 
-// lift passes the stream to the loop, if it just flows.
+// lift passes the stream to the loop; false: the stream stays with the goroutine.
 func (p *pump) lift() bool {
 	if p.out.Smooth() != nil {
 		return false
@@ -127,7 +127,7 @@ func (p *pump) lift() bool {
 	if !ok {
 		return false
 	}
-	// The stream is the loop's from here on: a touch may have passed it to another goroutine already.
+	// From here on, the stream belongs to the loop: touched may have passed it to another goroutine already.
 	if !p.loop.Post(func() { p.enter(fd, turn) }) {
 		resp.Lower(nil)
 		return false
@@ -135,11 +135,11 @@ func (p *pump) lift() bool {
 	return true
 }
 
-// enter begins on the loop.
+// enter runs on the loop and begins to watch the engine's socket.
 func (p *pump) enter(fd, turn int) {
 	defer p.recovered()
 	if turn != p.leave {
-		return // touched before
+		return // touched has passed the stream back already
 	}
 	in, err := p.loop.Add(fd, p, false)
 	if err != nil {
@@ -150,7 +150,7 @@ func (p *pump) enter(fd, turn int) {
 	p.await(time.Now())
 }
 
-// touched is what an abort, a drain or a client that left comes to here: the goroutine finds out which it is.
+// touched runs on the loop after an abort, a drain, or a client that left. It passes the stream to a goroutine, which finds out the cause.
 func (p *pump) touched(turn int) {
 	if turn == p.leave {
 		p.pass(arrival{})
@@ -172,12 +172,12 @@ func (p *pump) await(now time.Time) {
 	}
 }
 
-// arrival is what came of one read.
+// arrival is what one read brought, or why the loop passes the stream on.
 type arrival struct {
 	end    sse.End
-	frame  []byte // for the client, behind edge.ChunkRoom
+	frame  []byte // bytes for the client, behind edge.ChunkRoom bytes
 	failed error  // the socket's error
-	over   bool   // nothing more is read: the body has ended, or is malformed
+	over   bool   // no more is read: the body has ended, or is malformed
 	gone   bool   // nothing can be written to the client any more
 }
 
@@ -202,7 +202,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		if err != nil {
 			a := arrival{failed: err}
 			if errors.Is(err, io.EOF) {
-				a.failed = nil // the next read says so again, and what it means
+				a.failed = nil // the goroutine's next read returns it again and judges it
 			}
 			p.pass(a)
 			return
@@ -228,7 +228,7 @@ func (p *pump) arrive(b []byte, now time.Time) {
 	p.send(a.frame, now)
 }
 
-// send passes on what stands behind edge.ChunkRoom, and awaits more.
+// send writes the bytes behind edge.ChunkRoom to the client, and waits for more from the engine.
 func (p *pump) send(frame []byte, now time.Time) {
 	if len(frame) > edge.ChunkRoom {
 		frame = p.out.Frame(frame)
@@ -245,7 +245,7 @@ func (p *pump) send(frame []byte, now time.Time) {
 	p.await(now)
 }
 
-// unpack finds the events in what has come.
+// unpack removes the transfer coding from the bytes that have come, and has the stream take them in.
 func (p *pump) unpack(b []byte, now time.Time) arrival {
 	var a arrival
 	out := p.loop.Out[:0]
@@ -268,7 +268,7 @@ func (p *pump) unpack(b []byte, now time.Time) arrival {
 	return a
 }
 
-// block keeps what the client did not take, and reads no more from the engine until it has.
+// block keeps the bytes that the client did not take, and stops reading from the engine until the client has taken them.
 func (p *pump) block(rest []byte) {
 	p.rest = append([]byte(nil), rest...)
 	err := p.in.Pause()
@@ -305,15 +305,15 @@ func (p *pump) unblock() {
 	room := p.room
 	p.room = nil
 	if p.out.Socket(func(int) { room.Remove() }) != nil {
-		room.Forget() // the socket is closed, and its number may be another's
+		room.Forget() // the socket is closed, and its descriptor may belong to another socket
 	}
 }
 
-// Expired gives up a client that does not take its answer, or has the goroutine look at an engine that is silent.
+// Expired gives up a client that does not take its answer, sends a comment, or passes a stream whose engine is silent to a goroutine.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
 	switch by := p.out.Patience(); {
-	case p.room == nil && p.keep.Silence() > 0 && (p.until.IsZero() || now.Before(p.until)): // only the client has waited for long
+	case p.room == nil && p.keep.Silence() > 0 && (p.until.IsZero() || now.Before(p.until)): // a comment is due, the engine is not late
 		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
 	case p.room == nil:
 		p.pass(arrival{})
@@ -325,11 +325,11 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	}
 }
 
-// pass hands the stream to a goroutine, with what came last.
+// pass passes the stream to a goroutine, with the last arrival.
 func (p *pump) pass(a arrival) {
 	p.depart()
 	if len(a.frame) > edge.ChunkRoom {
-		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // the loop's memory is used again
+		a.frame = append([]byte(nil), a.frame[edge.ChunkRoom:]...) // a copy, because the loop uses its memory again
 	} else {
 		a.frame = nil
 	}
@@ -338,7 +338,7 @@ func (p *pump) pass(a arrival) {
 	go p.guard(func() { p.goBack(a, rest) })
 }
 
-// goBack goes on where the loop has stopped.
+// goBack goes on, in a goroutine, where the loop has stopped.
 func (p *pump) goBack(a arrival, rest []byte) {
 	p.resp.Lower(a.failed)
 	if a.gone || len(rest) > 0 && p.out.Finish(rest) != nil {
@@ -350,7 +350,7 @@ func (p *pump) goBack(a arrival, rest []byte) {
 	p.carry()
 }
 
-// depart ends what the loop has of the stream.
+// depart ends the loop's watches of the stream.
 func (p *pump) depart() {
 	p.leave++
 	p.unblock()

@@ -9,8 +9,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// What a decode engine does with the KV of answers, and what the profile says. Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py,
-// request_finished.
+// Findings about what a decode engine does with the KV of answers, compared with its profile. Source: vLLM 0.32 and
+// 0.33, nixl/pull_scheduler.py, request_finished.
 const (
 	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless " +
 		"decoder_kv_blocks_ttl says otherwise. " +
@@ -24,7 +24,7 @@ const (
 		"hand_back from the profile"
 )
 
-// keeps reports whether a decode engine keeps the KV of answers, where that matters.
+// keeps reports whether a decode engine keeps the KV of answers, if that matters for its profile.
 func (t *tester) keeps(d subject, does bool) {
 	switch counted := d.profile.Keeps(); {
 	case does && counted > 0:
@@ -36,8 +36,8 @@ func (t *tester) keeps(d subject, does bool) {
 	}
 }
 
-// handBacks finds the decode engines that keep the KV of answers. vLLM says so in streams from 0.33 on, and before only in an answer
-// in one piece: each engine that has not said so gives one.
+// handBacks finds the decode engines that keep the KV of answers. vLLM shows that in streams from 0.33 on, and before
+// only in an answer in one piece: so each engine that has not shown it is asked for such an answer.
 func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 	known := func(d subject) bool {
 		t.mu.Lock()
@@ -51,7 +51,7 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 				t.recordOf(p.prefill).failed+t.recordOf(d).failed > 0 {
 				continue
 			}
-			// else another finding says what is wrong
+			// If one of these has failed, another finding says what is wrong.
 			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil {
 				t.keeps(p.decode, does)
 			}
@@ -60,7 +60,7 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 	}
 }
 
-// handsBack asks for an answer in one piece, and says whether it tells where its KV is.
+// handsBack asks for an answer in one piece, and returns whether the answer says where its KV is.
 func (t *tester) handsBack(ctx context.Context, p, d subject, id string) (does bool, err error) {
 	model, _ := common(p, d)
 	q, err := ask(mooncake.Completions, model, id)

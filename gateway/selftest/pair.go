@@ -22,16 +22,16 @@ import (
 	"evenkeel/sse"
 )
 
-const tokens = 4 // asked for
+const tokens = 4 // tokens of answer that a test asks for
 
-// A query is a request of a test.
+// A query is the request of a test.
 type query struct {
 	body     mooncake.Body
 	endpoint mooncake.Endpoint
-	leg      *mooncake.Leg // how it goes on with an answer; nil: it begins one
+	leg      *mooncake.Leg // how it continues an answer; nil: it begins one
 }
 
-// ask is the request that is sent through each pair: some blocks of KV, and nobody's words.
+// ask makes the request that is sent through each pair: a prompt of some blocks of KV, without any client's text.
 func ask(e mooncake.Endpoint, model, id string) (*query, error) {
 	form := `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`
 	if e == mooncake.Chat {
@@ -71,7 +71,8 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 	return answer, err
 }
 
-// send sends a request to an engine and reads the answer to its end. The error says in words for the operator why it failed.
+// send sends a request to an engine and reads the answer to its end. The error says, in words for the operator, why
+// it failed.
 func (t *tester) send(ctx context.Context, s subject, q *query, leg lifecycle.Leg, id string, body [][]byte) ([]byte, error) {
 	call := &upstream.Call{
 		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Leg: leg, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
@@ -95,7 +96,8 @@ func (t *tester) send(ctx context.Context, s subject, q *query, leg lifecycle.Le
 	return nil, fmt.Errorf("%s was answered with %d: %s", is, f.Status, said)
 }
 
-// decodeLeg ends the id of a decode request: only the probe's id may tell the prefill engine which blocks were pulled.
+// decodeLeg is the end of a decode request's id. If the prefill engine learns only by the probe's id which blocks
+// were pulled, it is the end of the probe's id.
 func decodeLeg(a mooncake.ProbeAnswer) string {
 	if a.ByProbeID {
 		return "-p"
@@ -107,8 +109,8 @@ func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.Pro
 	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
 }
 
-// answer sends a decode request, reads the answer and compares what it says of itself. It returns how many tokens the prompt
-// had there.
+// answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns how many
+// tokens the prompt had, as the decode engine counts them.
 func (t *tester) answer(ctx context.Context, d subject, q *query, id string, body [][]byte) (prompt int, err error) {
 	leg, cached := lifecycle.Decode, -1
 	if d.profile.Aggregated() {
@@ -119,7 +121,7 @@ func (t *tester) answer(ctx context.Context, d subject, q *query, id string, bod
 		return 0, err
 	}
 	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
-	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // a chat differs in nothing that is judged here
+	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // nothing that is judged here differs in a chat
 		err = t.judge(d, &s)
 	}
 	return s.mirror.Prompt(), err
@@ -128,7 +130,7 @@ func (t *tester) answer(ctx context.Context, d subject, q *query, id string, bod
 type stream struct {
 	mirror                     *sse.Mirror
 	events, withUsage, withIDs int
-	handsBack                  bool // the engine keeps the KV of the answer for somebody who fetches it
+	handsBack                  bool // the engine keeps the KV of the answer for a later request
 }
 
 func (s *stream) read(text []byte) error {
@@ -170,7 +172,7 @@ func (t *tester) judge(d subject, s *stream) error {
 	} else {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	}
-	if s.handsBack { // vLLM says it in streams from 0.33 on
+	if s.handsBack { // vLLM shows it in streams from 0.33 on
 		t.keeps(d, true)
 	}
 	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
@@ -187,7 +189,7 @@ func (t *tester) judge(d subject, s *stream) error {
 	return nil
 }
 
-// counts warns of an engine that does not tell what its prefix cache had of a prompt: cached is -1.
+// counts warns of an engine that does not report how much of a prompt its prefix cache had: then cached is -1.
 func (t *tester) counts(p subject, cached int) {
 	flag := "--enable-prompt-tokens-details"
 	if p.profile.Connector == mooncake.SGLang {
@@ -205,8 +207,8 @@ var (
 	errLeg      = errors.New("the other engine failed")
 )
 
-// bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
-// first is returned, and only that: the other one was told to end.
+// bound sends one prompt through two engines that work on it at the same time. It returns only the error of the
+// engine that failed first: the other one was stopped because of that.
 func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
 	m := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
@@ -232,21 +234,22 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 	}
 	<-ended
 	switch {
-	case errors.Is(prefill, errCallback): // which is the decode engine's
+	case errors.Is(prefill, errCallback): // the callback is the decode engine's, so the error is, too
 		prefill, decode = nil, prefill
 	case errors.Is(decode, errLeg):
 		decode = nil
 	case errors.Is(prefill, errLeg):
 		prefill = nil
 	}
-	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // whose engines may not notice that we have left
+	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // they may not notice that the connections are closed
 		_ = upstream.Abort(t.client, p.target, id, zap.NewNop())
 		_ = upstream.Abort(t.client, d.target, id, zap.NewNop())
 	}
 	return got, prefill, decode
 }
 
-// boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
+// boundPrefill sends the prefill leg and reads its answer to the end. If the decode engine calls back, it first waits
+// for the callback.
 func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mooncake.Meeting,
 	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
@@ -274,7 +277,8 @@ func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mo
 	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
 }
 
-// listen has decode engines call back to us, where the config says and no proxy runs.
+// listen starts a listener for the callbacks of decode engines, if the config has an address for it and no proxy runs
+// there.
 func (t *tester) listen(ctx context.Context) (end func()) {
 	layerwise := func(name string) bool {
 		p := t.cfg.Profiles[name]
@@ -285,7 +289,7 @@ func (t *tester) listen(ctx context.Context) (end func()) {
 	}
 	allowed := map[netip.Addr]bool{}
 	for _, host := range t.cfg.Callers() {
-		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // one that has no address does not call
+		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // a host without an address makes no callbacks
 		for _, a := range addrs {
 			allowed[a.Unmap()] = true
 		}
@@ -303,8 +307,8 @@ func (t *tester) listen(ctx context.Context) (end func()) {
 	return s.Close
 }
 
-// unpaired says, and reports, that no prompt is sent through an engine, because nobody would
-// hear its callback.
+// unpaired reports that no prompt is sent through an engine, because nothing would receive its callback, and returns
+// true then.
 func (t *tester) unpaired(s subject) bool {
 	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
 		return false

@@ -10,12 +10,13 @@ import (
 )
 
 const (
-	mostPairs = 4096 // so many are tried
-	pairsOnce = 16   // so many are tried at the same time, and no engine is in two of them
-	mostFails = 3    // so many pairs of an engine may fail before one passes; then it is tried no more
+	mostPairs = 4096 // pairs that are tried at most
+	pairsOnce = 16   // pairs that are tried at the same time; no engine is in two of them
+	mostFails = 3    // pairs of an engine that may fail before one passes; then it is not tried any more
 )
 
-// partners gives every rank a partner with a common model, and spreads partners. Each pair is a round of its own.
+// partners gives every rank a partner with a common model, and spreads the partners evenly. Each pair is a round of
+// its own.
 func partners(prefills, decodes []subject) (rounds [][]pair) {
 	partner := func(s subject, others []subject, i int) (subject, bool) {
 		for k := range others {
@@ -40,9 +41,9 @@ func partners(prefills, decodes []subject) (rounds [][]pair) {
 	return rounds
 }
 
-// everyPair makes a pair of each engine of one side with each engine of the other side that it can work with. No engine is
-// in two pairs of a round. The ranks of an engine take turns from pair to pair. A rank whose turn has not come by the end
-// gets a partner in a round of its own. left is how many pairs are left out because there are more than mostPairs.
+// everyPair pairs each engine of one side with each engine of the other side that it can work with. No engine is in
+// two pairs of a round. The ranks of an engine take turns from pair to pair. A rank that got no turn gets a partner
+// in a round of its own. left is how many pairs are left out because there are more than mostPairs.
 func everyPair(prefills, decodes []subject) (rounds [][]pair, left int) {
 	sides := [2][][]subject{ofEngines(prefills), ofEngines(decodes)}
 	few, many := 0, 1
@@ -93,14 +94,15 @@ func ofEngines(ranks []subject) (engines [][]subject) {
 	return engines
 }
 
-// fits says whether a request could go through both, whichever of them prefills.
+// fits says whether a request could go through both engines, whichever of them prefills.
 func fits(a, b subject) bool {
 	_, same := common(a, b)
 	_, ever := meets(a, b)
 	return same && ever
 }
 
-// eachAlone has every rank that prefills and decodes answer by itself. No engine is in two pairs of a round.
+// eachAlone returns rounds in which every rank that prefills and decodes answers alone. No engine is in two pairs of
+// a round.
 func eachAlone(ranks []subject) (rounds [][]pair) {
 	for _, ranks := range ofEngines(ranks) {
 		for i, s := range ranks {
@@ -113,7 +115,7 @@ func eachAlone(ranks []subject) (rounds [][]pair) {
 	return rounds
 }
 
-// try sends one request through each pair, a round after the other.
+// try sends one request through each pair, one round after the other.
 func (t *tester) try(ctx context.Context, rounds [][]pair) {
 	for _, round := range rounds {
 		var all sync.WaitGroup
@@ -122,7 +124,7 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 			if ctx.Err() != nil || t.givenUp(p.prefill) || t.givenUp(p.decode) {
 				continue
 			}
-			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // makes its prompt and its hand-off unlike any other's
+			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // in the prompt and in the hand-off's id, so that these differ from all others
 			t.pairs++
 			free <- struct{}{}
 			all.Go(func() {
@@ -180,11 +182,11 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 	t.score(prefill, p, d)
 }
 
-// promptTokens is more than the tokens of the prompt and of the answer together.
+// promptTokens is a bound above the tokens of prompt and answer together.
 const promptTokens = 512
 
-// score notes the result of a pair. err is that of the first rank; nil: the pair passed. The first failures of a rank are reported one
-// by one, the others are counted.
+// score records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. The first
+// failures of a rank are reported one by one, the others are only counted.
 func (t *tester) score(err error, sides ...*subject) {
 	t.mu.Lock()
 	for _, s := range sides {
@@ -204,7 +206,7 @@ func (t *tester) score(err error, sides ...*subject) {
 	}
 }
 
-// recordOf is called with t.mu held.
+// recordOf returns the record of a rank, and makes it if there is none. It is called with t.mu held.
 func (t *tester) recordOf(s subject) *record {
 	r := t.records[s.name]
 	if r == nil {
@@ -237,7 +239,8 @@ func (t *tester) sum(s subject) {
 	}
 }
 
-// through sends a request through a pair: one engine after the other, or both at the same time if they do so. It says which side failed.
+// through sends a request through a pair: through one engine after the other, or through both at the same time if
+// their connector works so. It returns the error of each side.
 func (t *tester) through(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
 	if together, _ := meets(p, d); together {
 		return t.bound(ctx, p, d, q, id)
@@ -248,7 +251,7 @@ func (t *tester) through(ctx context.Context, p, d subject, q *query, id string)
 	return got, prefill, decode
 }
 
-// alone has one rank compute a prompt and answer it.
+// alone makes one rank compute a prompt and answer it.
 func (t *tester) alone(ctx context.Context, s subject, id string) error {
 	q, err := ask(mooncake.Completions, s.models[0], id)
 	if err == nil {

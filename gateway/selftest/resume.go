@@ -10,21 +10,22 @@ import (
 	"evenkeel/mooncake"
 )
 
-// soFar is the part of an answer with which the engines are to go on: as text, and how many tokens stand for it where token
-// ids do.
+// soFar is the part of an answer that the engines must continue, and soFarTokens is how many tokens stand for it in
+// ways that use token ids.
 const (
 	soFar       = `"So far"`
 	soFarTokens = 2
 )
 
-// resumes finds how chats go on whose answers break off: each engine gets a partner, and this pair goes on with a part of an
-// answer. An engine that does not know the way begins the answer anew, which its count of prompt tokens shows.
+// resumes finds out how chats continue whose answers break off: each engine gets a partner, and this pair continues a
+// part of an answer. An engine that does not know the way begins the answer anew; its count of prompt tokens shows
+// that.
 func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
 	n := 0
 	for _, round := range partners(engines(prefills), engines(decodes)) {
 		for _, p := range round {
 			if ctx.Err() != nil || t.recordOf(p.prefill).failed+t.recordOf(p.decode).failed > 0 {
-				continue // what a rank does not do with a completion it does not do with a chat
+				continue // a rank that fails with a completion would fail with a chat, too
 			}
 			t.resume(ctx, p.prefill, p.decode, fmt.Sprintf("%s-r%d", t.id(), n))
 			n++
@@ -45,8 +46,8 @@ func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 		t.report(d.name, OK, "does not answer a chat (%v), so chat_resume was not tried", err)
 		return
 	}
-	works := ""     // the first way that the pair knows
-	var wrong error // why that is not the profile's own
+	works := ""     // the first way that works for the pair
+	var wrong error // why the way of the profile does not work
 	for i, how := range ways(d.profile) {
 		err := t.goesOn(ctx, p, d, q, how, first, fmt.Sprintf("%s-%d", id, i+1))
 		if ctx.Err() != nil {
@@ -78,7 +79,7 @@ func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 	}
 }
 
-// ways are those that an engine may know, its profile's own first.
+// ways lists the ways that an engine may know, the profile's own first.
 func ways(p *mooncake.Profile) (list []string) {
 	byIDs := mooncake.ChatResumeVLLM
 	switch {
@@ -95,7 +96,7 @@ func ways(p *mooncake.Profile) (list []string) {
 	return list
 }
 
-// goesOn sends the chat with a part of its answer. first is what the engines told of the chat alone.
+// goesOn sends the chat with a part of its answer. first is what the engines answered to the chat without it.
 func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}
@@ -117,7 +118,7 @@ func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string,
 		alone, now int
 	}{{"prefill", first.PromptTokens, now.PromptTokens}, {"decode", first.decoded, now.decoded}} {
 		more := side.now - side.alone
-		if side.alone > 0 && side.now > 0 && (more <= 0 || byIDs && more != soFarTokens) { // 0: it does not tell
+		if side.alone > 0 && side.now > 0 && (more <= 0 || byIDs && more != soFarTokens) { // a count of 0: the engine does not report it
 			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name, side.now,
 				side.alone)
 		}

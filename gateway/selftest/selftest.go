@@ -1,6 +1,6 @@
-// Package selftest runs tiny requests through engines of both sides, and through engines that
-// prefill and decode, and tells what the profiles promise but the engines do not do. It
-// uses the bodies and readers that serve uses.
+// Package selftest sends tiny requests through engines of both sides, and through engines that prefill and decode,
+// and reports what the profiles promise but the engines do not do. It uses the same request bodies and readers as
+// serve.
 package selftest
 
 import (
@@ -19,20 +19,20 @@ import (
 
 // Options of Run.
 type Options struct {
-	// Callbacks hears decode engines that call back; nil: the test listens for them itself while it runs.
+	// Callbacks receives the callbacks of decode engines; nil: the test listens for them itself while it runs.
 	Callbacks *metaserver.Server
-	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An aggregated rank
-	// has none: it is tried alone.
+	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An
+	// aggregated rank has no partner: it is tried alone.
 	EveryPair bool
-	// Resumes also finds how chats go on whose answers break off, and which decode engines keep the KV of answers. These requests take no
-	// slots.
+	// Resumes also finds out how chats continue whose answers break off, and which decode engines keep the KV of
+	// answers. These requests take no slots.
 	Resumes bool
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
 }
 
-// Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated rank, and tells what is
-// wrong, until ctx ends. The config must be valid.
+// Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated rank, and returns
+// its findings. It ends when ctx does. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t := newTester(cfg, o.Callbacks)
 	t.seat = o.Seat
@@ -71,7 +71,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	return t.findings
 }
 
-// subjects are the ranks of the engines that answer, with the models they serve.
+// subjects returns the ranks of the engines that answer, with the models that they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
 	if len(engines) == 0 && role != aggregated && len(t.cfg.Engines.Aggregated) == 0 && !t.cfg.Discovery.On() {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
@@ -82,7 +82,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // this request takes no slot
+		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // the request for numbering takes no slot
 			t.numbering(ctx, &s, e, sample)
 		}
 		t.settings(ctx, role, s, e)
@@ -97,7 +97,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s subject, err error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
-		return s, err // a valid config has none such
+		return s, err // this does not happen with a valid config
 	}
 	p := t.cfg.Profiles[e.Profile]
 	if role == aggregated {
@@ -119,7 +119,7 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	models, err := engine.Models(ctx, t.client, s.target)
-	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // the models are known
+	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // the models are known all the same
 		t.report(s.name, Warn, "does not tell how long a context its models take: %v", odd)
 		err = nil
 	}
@@ -150,9 +150,9 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s su
 	return sample
 }
 
-// compareModels tells of engines that cannot work with the other side: one
-// without a common model, and one that lacks a model of an engine it shares
-// another with, for those share requests.
+// compareModels reports engines that cannot work with the other side: an engine without a common model, and an engine
+// that lacks a model of an engine with which it has another model in common, because requests for both models go
+// through both engines.
 func (t *tester) compareModels(side, others []subject) {
 	for _, s := range side {
 		shared := false
@@ -175,8 +175,7 @@ func (t *tester) compareModels(side, others []subject) {
 	}
 }
 
-// learnHosts knows what serve will know: a hand-off that names any other host
-// is refused there.
+// learnHosts finds the hosts that serve would know: serve refuses a hand-off that names any other host.
 func (t *tester) learnHosts(ctx context.Context, p subject) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -195,15 +194,14 @@ func (t *tester) learnHosts(ctx context.Context, p subject) {
 // partnersTried is how many engines of the other side a new engine may be tried with.
 const partnersTried = 2
 
-// One tries an engine before its first request; the error says what keeps it
-// from serving. Its findings are what else was noticed. partners are engines of
-// the other side that serve: what they fail at is not held against it.
+// One tries an engine before its first request; the error says why the engine cannot serve. The findings are what
+// else was noticed. partners are engines of the other side that serve: if they fail, that does not count against the
+// engine.
 //
-// A prefill engine must return a hand-off that its profile promises; a partner
-// decodes it, which frees it. A decode engine must decode a partner's, or, where
-// there is none, a short prompt of its own. One that works on a request at the same time as the other side must do so
-// with a partner, and where there is none, or nothing hears its callback, it must only answer. An engine that prefills and
-// decodes must answer a short prompt.
+// A prefill engine must return a hand-off that its profile promises; a partner decodes it, which frees its KV. A
+// decode engine must decode a partner's hand-off, or a short prompt of its own if there is no partner. An engine that
+// works on a request at the same time as the other side must do so with a partner. If there is no partner, or nothing
+// receives its callback, it must only answer. An engine that prefills and decodes must answer a short prompt.
 func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine,
 	callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
@@ -234,12 +232,12 @@ func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.En
 		return err
 	}
 	if d, _, ok := t.partner(ctx, "decode", s, partners); ok {
-		_, _ = t.decode(ctx, d, q, answer, t.id()) // else its hold timeout frees it
+		_, _ = t.decode(ctx, d, q, answer, t.id()) // without that, the hold timeout frees the KV
 	}
 	return nil
 }
 
-// oneWith tries an engine with the first partners that speak its connector.
+// oneWith tries an engine with the first partners that have its connector.
 func (t *tester) oneWith(ctx context.Context, role string, s subject, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range min(partnersTried, len(partners)) {
@@ -286,7 +284,7 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 	return err
 }
 
-// partner is the first of the other side that answers and has a model of s.
+// partner is the first engine of the other side that answers and has a model of s.
 func (t *tester) partner(ctx context.Context, role string, s subject, engines []config.Engine) (o subject, model string, ok bool) {
 	for _, e := range engines {
 		var err error

@@ -14,7 +14,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// settings compares what an engine tells of its start command with what the config says, where a difference does harm.
+// settings compares what an engine reports of its start command with the config, where a difference does harm.
 func (t *tester) settings(ctx context.Context, role string, s subject, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
@@ -26,17 +26,18 @@ func (t *tester) settings(ctx context.Context, role string, s subject, e config.
 	}
 }
 
-// serverInfo reads what an engine tells of its settings; false: it tells nothing.
+// serverInfo reads the settings that an engine reports into into; false: it reports none.
 func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	// vLLM would answer with a text without this query
+	// Without this query vLLM would answer with plain text.
 	status, body, err := t.client.Get(ctx, s.target, "/server_info?config_format=json", answerBytes)
 	return err == nil && status == http.StatusOK && json.Unmarshal(body, into) == nil
 }
 
-// sglang warns of a server that goes on without a rank whose GPU has failed, because a request that names such a rank ends
-// it, and most of its ways to choose a rank choose that one, too. It also warns of one that holds prompts back as evenkeel does.
+// sglang warns of a server that goes on without a rank whose GPU has failed: a request that names such a rank ends
+// the server, and most of its own ways to choose a rank choose that rank, too. It also warns of a server that holds
+// prompts back itself, as evenkeel does.
 func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 	named := s.profile.NamedRank(s.target.Rank) >= 0
 	if s.target.Rank < 0 && !s.profile.Aggregated() { // it has one rank
@@ -69,16 +70,16 @@ func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 	}
 }
 
-// whole is a number that an engine tells of itself, 0 where it is not known or cannot be right.
+// whole is a number that an engine reports of itself; 0 if it is not known or cannot be right.
 func (t *tester) whole(s subject, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
-		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // each name is a kind of its own
+		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // each name makes a format of its own, so that each is reported
 	}
 	return v
 }
 
-// vllmSettings are the sizes of a step that vLLM was started with. It tells them only with VLLM_SERVER_DEV_MODE=1.
+// vllmSettings are the settings that vLLM was started with. vLLM reports them only with VLLM_SERVER_DEV_MODE=1.
 type vllmSettings struct {
 	Config struct {
 		Transfer struct {
@@ -96,7 +97,7 @@ type vllmSettings struct {
 	} `json:"vllm_config"`
 }
 
-// apart compares the settings of an engine of vLLM that prefills or decodes.
+// apart compares the settings of a vLLM engine that only prefills or only decodes.
 func (t *tester) apart(ctx context.Context, role string, s subject, e config.Engine) {
 	var told vllmSettings
 	if !t.serverInfo(ctx, s, &told) {
@@ -123,7 +124,8 @@ func (t *tester) apart(ctx context.Context, role string, s subject, e config.Eng
 	}
 }
 
-// atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at requests that wait only while it runs fewer.
+// atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at waiting requests only
+// while it runs fewer than that.
 func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
 	switch runs := t.whole(s, told.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
@@ -136,7 +138,8 @@ func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
 	}
 }
 
-// vllm compares the sizes of a step, by which evenkeel fills rounds, with those that the engine was started with.
+// vllm compares the sizes of a step with those that the engine was started with. evenkeel fills its rounds by these
+// sizes.
 func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 	var told vllmSettings
 	if !t.serverInfo(ctx, s, &told) {
@@ -166,15 +169,15 @@ func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 }
 
 // numbering finds out what the header X-data-parallel-rank must say for the first rank of a node under hybrid load
-// balancing. The node's metrics tell the number that this rank has in the deployment. Rust front ends of vLLM want
-// this number, and Python front ends count the ranks of each node from 0. Each answers 400 to the other's number. If the
-// config has another number than the engine takes, the test goes on with the engine's number.
+// balancing. The node's metrics show the number of this rank in the whole deployment. Rust front ends of vLLM expect
+// this number, and Python front ends count the ranks of each node from 0. Each answers 400 to the other number. If
+// the config has another number than the engine accepts, the test goes on with the number that the engine accepts.
 func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sample *engine.Sample) {
 	if sample == nil || sample.FirstRank == 0 || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return
 	}
 	local, global := t.takes(ctx, s, 0), t.takes(ctx, s, sample.FirstRank)
-	if local == global { // it fails for another reason, or looks at no header
+	if local == global { // both fail for another reason, or the engine ignores the header
 		return
 	}
 	first := 0
@@ -190,7 +193,7 @@ func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sam
 	}
 }
 
-// takes says whether an engine serves a request of one token under this number in the header.
+// takes says whether an engine serves a request of one token with this number in the header.
 func (t *tester) takes(ctx context.Context, s *subject, number int) bool {
 	target, named := *s.target, *s
 	target.First, target.Rank = number, 0

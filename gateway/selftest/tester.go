@@ -22,7 +22,7 @@ const aggregated = "aggregated"
 // Level of a finding.
 type Level string
 
-// The levels: Bad means that requests will fail.
+// The levels. Bad means that requests will fail.
 const (
 	OK   Level = "ok"
 	Warn Level = "warn"
@@ -31,12 +31,12 @@ const (
 
 // Finding is one thing learned about one engine.
 type Finding struct {
-	Engine string `json:"engine"` // role and host:port, and /rank where several ranks stand behind it
+	Engine string `json:"engine"` // role and host:port, with /rank behind it if the address has several ranks
 	Level  Level  `json:"level"`
 	Msg    string `json:"message"`
 }
 
-// stepTimeout bounds each question to an engine.
+// stepTimeout bounds each request to an engine.
 const stepTimeout = 30 * time.Second
 
 const answerBytes = 1 << 20
@@ -44,33 +44,33 @@ const answerBytes = 1 << 20
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
-	callbacks *metaserver.Server // nil: callbacks of decode engines are not heard
-	deaf      error              // why callbacks is nil
-	// where a hand-off may send a decode engine, or a callback a prefill engine
+	callbacks *metaserver.Server // nil: nothing receives callbacks of decode engines
+	deaf      error              // why nothing can listen for callbacks; nil: no attempt failed
+	// hosts to which a hand-off may point a decode engine, or a callback a prefill engine
 	hosts map[string]bool
-	run   string                                                           // in request ids and prompts: no cache answers for the engines
+	run   string                                                           // in ids and prompts, so that no prefix cache has them
 	seat  func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
 
-	mu       sync.Mutex // held for the rest while pairs are tried
+	mu       sync.Mutex // held for the fields below while pairs are tried
 	findings []Finding
-	said     map[[2]string]bool // the kinds of findings that were reported, by rank and format
+	said     map[[2]string]bool // kinds of findings that were reported: name of the rank, and format
 	records  map[string]*record // by the names of ranks
 	pairs    int                // tried so far
 }
 
 type subject struct {
 	name    string
-	fleet   string // as the fleet names it
+	fleet   string // its rank's name in the fleet
 	seat    Seat   // the slot of this pair's request
 	target  *engine.Target
-	ranks   int // behind its URL; 0: one
+	ranks   int // ranks behind its URL; 0: one
 	profile *mooncake.Profile
 	models  []string
 }
 
 // Seat is a slot of a decode rank.
 type Seat struct {
-	Scope *owner.Scope // the request is sent only while it is ours; nil: no other proxy sends to the rank
+	Scope *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
 	Leave func()       // gives the slot back
 }
 
@@ -85,7 +85,7 @@ func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	}
 }
 
-// report adds a finding. Findings of a rank that are OK or Warn are told once, whichever partner the rank had.
+// report adds a finding. A finding of a rank that is OK or Warn is reported once, whichever partner the rank had.
 func (t *tester) report(s string, l Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,7 +101,7 @@ func (t *tester) report(s string, l Level, format string, args ...any) {
 type record struct {
 	passed  bool
 	failed  int // pairs that failed, with any partner
-	blamed  int // of these, for its own failure
+	blamed  int // of these, pairs in which the rank itself failed
 	skipped int // pairs that were not tried any more
 }
 
@@ -116,7 +116,7 @@ func common(a, b subject) (model string, ok bool) {
 	return "", false
 }
 
-// rank is another rank of the same engine.
+// rank returns the subject for another rank of the same engine.
 func (s subject) rank(n int) subject {
 	target := *s.target
 	target.Rank = n
@@ -126,7 +126,7 @@ func (s subject) rank(n int) subject {
 	return s
 }
 
-// engines are the first ranks: what differs between engines is told once.
+// engines returns the first rank of each engine, for findings that are about the engine and are reported once.
 func engines(ranks []subject) (list []subject) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
@@ -136,18 +136,18 @@ func engines(ranks []subject) (list []subject) {
 	return list
 }
 
-// pair is a rank of each side. One that prefills and decodes has no other.
+// pair is a rank of each side. A rank that prefills and decodes is in decode, and prefill is empty.
 type pair struct{ prefill, decode subject }
 
-// meets says whether both legs of a request are under way at the same time. Engines of which one
-// does so, and the other one in no way or in another, serve no request together.
+// meets says whether both legs of a request run at the same time (together), and whether the two engines can serve a
+// request together at all (ever): both must work in the same way.
 func meets(p, d subject) (together, ever bool) {
 	together = !p.profile.HasHandoff()
 	return together, together != d.profile.HasHandoff() && (!together || p.profile.Connector == d.profile.Connector)
 }
 
-// pairAnswer is what a pair tells of a request.
+// pairAnswer is what the engines of a pair report of a request.
 type pairAnswer struct {
 	mooncake.ProbeAnswer
-	decoded int // tokens of the prompt, as the decode engine counts them; 0: it does not tell
+	decoded int // tokens of the prompt, as the decode engine counts them; 0: it does not say
 }

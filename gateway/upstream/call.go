@@ -1,5 +1,5 @@
-// Package upstream is the one way in which the proxy sends a request to an engine and learns what came of it: an answer, or a fault in the
-// words of gateway/lifecycle. It knows nothing of leases, slots and clients.
+// Package upstream sends all requests of clients to engines. It returns an answer, or a fault in the terms of gateway/lifecycle. It knows
+// nothing of leases, slots and clients.
 package upstream
 
 import (
@@ -20,11 +20,11 @@ import (
 	"evenkeel/sse"
 )
 
-// Notice is how long an engine may take to notice that we left. One that does not close its side by then is cut off.
+// Notice is how long an engine may take to notice that the proxy has left. Then the proxy cuts a connection that the engine did not close.
 const Notice = 250 * time.Millisecond
 
-// New prepares a call to an engine. A request for SGLang names the rank in its body, and not in a header. One that no
-// other engine has a part in names it in the header, unless ranks must not be named.
+// New prepares a call to an engine. A request for SGLang names the rank in its body, not in a header. But if SGLang
+// prefills and decodes in one engine, the header names the rank, unless ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
 		target = target.Unranked()
@@ -32,20 +32,20 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 	return client.NewCall(target)
 }
 
-// Meet says how the two legs of a request with this id will meet that are under way at once, as far as that is known beforehand.
-// ranks is how many the prefill engine has.
+// Meet returns how the two legs of the request with this id, which run at once, find each other, as far as that is known before they
+// are sent. ranks is how many ranks the prefill engine has.
 func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile,
 	decode *engine.Target) *mooncake.Meeting {
 	m := &mooncake.Meeting{Endpoint: e, RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank),
 		RequestID: e.RequestID(id)}
 	if p.Connector == mooncake.SGLang {
-		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a room that was never used before, and modulo the ranks is that of the engine
+		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a random room, so that it is new; modulo ranks it must be the prefill rank
 		m.Host, m.Port, m.Room = prefill.URL.Hostname(), p.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
 	}
 	return m
 }
 
-// Headers are those of a leg that is called id, of a request that is bound before its prefill.
+// Headers returns the headers of a leg with this id, for a request that is bound before its prefill.
 func Headers(id string, e mooncake.Endpoint, p *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
 	if p.Nameless(e) {
@@ -54,23 +54,23 @@ func Headers(id string, e mooncake.Endpoint, p *mooncake.Profile) []engine.Heade
 	return headers
 }
 
-// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it meanwhile, by the methods of engine.Call.
+// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it at any time, by the methods of engine.Call.
 type Call struct {
 	*engine.Call
 	Leg    lifecycle.Leg
 	Engine string       // the monitor's id
 	Scope  *owner.Scope // the request is sent only while the scope is ours; nil: no other proxy sends to the engine
-	Run    Run          // nil: nothing but the engine and we end the call
+	Run    Run          // knows whether the call was ended because the engine is down; nil: it is never ended for that
 	Path   string
 	Alone  bool // the engine computes the prompt and writes the answer
-	Beyond bool // it is sent although the rank has no slot or no KV room for it
+	Beyond bool // the request is sent although the rank has no slot or no KV room for it
 	Limits engine.Deadlines
 	Log    *zap.Logger
 
 	Refusal []byte // the beginning of the body that came with an error status
 }
 
-// A Run knows of a call that was ended because its engine is down. Such a call has broken with the engine.
+// A Run knows whether a call was aborted because its engine is down. Cause then returns err as that of a broken call, else err itself.
 type Run interface{ Cause(err error) error }
 
 // BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
@@ -104,8 +104,8 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	return resp, nil
 }
 
-// Whole sends the request and reads its answer to the end. It has until by for that, and the answer may have so many bytes. The
-// answer is in room if that is large enough.
+// Whole sends the request and reads its answer to the end, until by at the latest. The answer may have at most most bytes. It
+// is read into room if room is large enough.
 func (c *Call) Whole(headers []engine.Header, body [][]byte, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
 	resp, f := c.Open(headers, body)
 	if f == nil {
@@ -127,7 +127,7 @@ func (c *Call) Read(resp *engine.Response, room []byte, most int, by time.Time) 
 	return answer, nil
 }
 
-// Broke is the end of the leg whose call failed with err, before its answer or in the middle of it.
+// Broke returns the fault of a call that failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, and the engine is not to blame
 		return failure.Of(lifecycle.Ended{Leg: c.Leg, Why: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
@@ -146,7 +146,7 @@ func ended(leg lifecycle.Leg, err error) lifecycle.Ended {
 	case errors.Is(err, sse.ErrSilent):
 		e.Why = lifecycle.Silent
 		return e
-	case !isCall: // what was read is not what it should be
+	case !isCall: // the answer is not as it should be
 		e.Why = lifecycle.Garbled
 		return e
 	case !call.Sent:
@@ -167,8 +167,8 @@ func ended(leg lifecycle.Leg, err error) lifecycle.Ended {
 	return e
 }
 
-// refused is the end of a leg whose engine answered with an error status. The engine's 4xx reach the client as they came. Its
-// 5xx do not, nor does a refusal of our own credential.
+// refused returns the fault of a call whose engine answered with an error status. The engine's 4xx answers reach the client as they
+// came. Its 5xx answers do not, nor does a refusal of the proxy's own credential.
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
@@ -204,8 +204,8 @@ func (c *Call) side() string {
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Leg]
 }
 
-// Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left. SGLang ends all
-// requests whose id begins with this one (SGLang pull request 25561).
+// Abort asks an engine of SGLang to end a request, because the engine may not notice by itself that the proxy has left. SGLang
+// ends all requests whose id begins with this id (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
@@ -216,8 +216,8 @@ func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 	return nil
 }
 
-// AbortTokens has an engine of vLLM end a request to mooncake.Tokens that has id as its X-Request-Id. It answers before it does so, and
-// passes over a name that it does not know (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
+// AbortTokens asks an engine of vLLM to end a request to mooncake.Tokens that has id as its X-Request-Id. The engine answers before it
+// ends the request, and ignores an unknown name (0.32.0, abort_requests in entrypoints/scale_out/token_in_token_out/api_router.py).
 func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}

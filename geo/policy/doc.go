@@ -1,14 +1,14 @@
 // Package policy decides where a request of one region goes: to a local replica,
 // to a peer dispatcher in another region, or nowhere yet.
 //
-// The owner of an arrival queue tells what it knows of every Place, begins a
-// round and asks for its requests in order of arrival; each answer is a
-// Decision, and the round charges it before it answers for the next one:
+// The owner of an arrival queue passes what it knows of every Place to Begin, which begins a
+// round, and then calls Next for its requests in order of arrival. Each call returns a
+// Decision, and the round counts it before the next call:
 //
 //	p.Begin(places, drain)
 //	for _, r := range waiting {
 //		if p.Done() {
-//			break // nobody else can go anywhere
+//			break // no other request can go anywhere
 //		}
 //		switch d := p.Next(r); d.Act {
 //		case policy.Send, policy.Forward: // to places[d.Place]
@@ -16,10 +16,10 @@
 //		}
 //	}
 //
-// Server and simulator call the same functions. Nothing here reads a clock,
-// locks, or allocates once a round has been as large as the next one. A Policy
-// has scratch of its own: one goroutine at a time may use it.
+// Server and simulator call the same functions. No function here reads a clock or takes a
+// lock, and a round allocates only if it is larger than all before it. A Policy
+// has scratch memory of its own: one goroutine at a time may use it.
 //
-// Times are float64 milliseconds. Those that end in At
-// count from whatever moment the caller likes, always the same.
+// Times are float64 milliseconds. Names that end in At are moments,
+// counted from any fixed moment that the caller chooses.
 package policy

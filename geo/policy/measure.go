@@ -2,21 +2,21 @@ package policy
 
 import "math"
 
-// RTT is a round trip to a peer, from its probes.
+// RTT is the average round trip to a peer, from its probes.
 type RTT struct {
 	alpha float64
 	ms    float64
 	known bool
 }
 
-// leastRTT is the smallest round trip that is believed.
+// leastRTT is the smallest round trip that is believed, in ms.
 const leastRTT = 0.05
 
 // NewRTT returns an average in which a new sample weighs alpha.
 func NewRTT(alpha float64) RTT { return RTT{alpha: alpha} }
 
-// Add takes a probe that was answered after so many ms, of which the peer spent
-// procUs at it. One whose connection was dialled for it says more of the dial.
+// Add takes a probe that was answered after so many ms, of which the peer needed
+// procUs µs to answer. A probe whose connection was dialled for it is ignored, because its time includes the dial.
 func (r *RTT) Add(ms, procUs float64, dialled bool) {
 	if dialled {
 		return
@@ -32,18 +32,18 @@ func (r *RTT) Add(ms, procUs float64, dialled bool) {
 // Ms is the average; known is false before the first sample.
 func (r *RTT) Ms() (ms float64, known bool) { return r.ms, r.known }
 
-// Drain is how long it takes an arrival queue to let one request go, while
-// there is one that waits.
+// Drain is the average time between two departures from an arrival queue, while
+// requests wait in it.
 type Drain struct {
 	ms     float64
 	lastAt float64
 	known  bool
-	busy   bool // somebody waited since the last departure
+	busy   bool // requests have waited since lastAt
 }
 
 const drainAlpha = 0.2
 
-// Departed counts a departure; waiting is how many are still there.
+// Departed counts a departure; waiting is how many requests are left in the queue.
 func (d *Drain) Departed(nowAt float64, waiting int) {
 	if d.busy {
 		gap := nowAt - d.lastAt
@@ -56,7 +56,7 @@ func (d *Drain) Departed(nowAt float64, waiting int) {
 	d.lastAt, d.busy = nowAt, waiting > 0
 }
 
-// Began says that a request is left in the queue, which could not go when it
+// Began records that a request stays in the queue, because it could not go when it
 // came.
 func (d *Drain) Began(nowAt float64) {
 	if !d.busy {
@@ -64,24 +64,24 @@ func (d *Drain) Began(nowAt float64) {
 	}
 }
 
-// Ms is the average, 0 before the first.
+// Ms is the average in ms; 0: there was no departure yet.
 func (d *Drain) Ms() float64 { return d.ms }
 
-// Distrust is by how much a peer's costs were too small: the median of actual
-// less predicted first token, followed in steps.
+// Distrust is by how many ms a peer's predicted costs were too small: the median of the actual less the
+// predicted time to the first token. Each sample moves the median by one step.
 //
 // A distrusted peer gets few requests, so there is little to show that it has become
 // better. Therefore each minute without a forward halves the distrust.
 type Distrust struct {
 	median  float64
 	samples int
-	lastAt  float64 // when the last one came, or part of it was forgotten
+	lastAt  float64 // when the last sample came, or the median was last halved
 }
 
 const (
-	distrustStep  = 10.0 // ms
-	distrustFrom  = 100.0
-	distrustCount = 20
+	distrustStep  = 10.0     // ms
+	distrustFrom  = 100.0    // ms
+	distrustCount = 20       // samples
 	distrustHalf  = 60_000.0 // ms
 )
 
@@ -98,8 +98,8 @@ func (d *Distrust) Add(nowAt, errorMs float64) {
 	}
 }
 
-// Ms is what min_gain is raised by: 0 unless the peer was clearly too
-// optimistic.
+// Ms is by how many ms min_gain_ms is raised for the peer: 0 below distrustCount samples, or
+// if the median is below distrustFrom.
 func (d *Distrust) Ms(nowAt float64) float64 {
 	d.fade(nowAt)
 	if d.samples < distrustCount || d.median < distrustFrom {
@@ -114,8 +114,8 @@ func (d *Distrust) fade(nowAt float64) {
 	}
 }
 
-// fade returns which part is left at nowAt of what was held against a peer at
-// lastAt, and moves lastAt on by the minutes that are counted in it.
+// fade returns which part is left at nowAt of the distrust at lastAt: it halves each
+// distrustHalf. It moves lastAt on by the whole minutes that it has counted.
 func fade(nowAt float64, lastAt *float64) (part float64) {
 	gaps := max(0, math.Floor((nowAt-*lastAt)/distrustHalf))
 	*lastAt += gaps * distrustHalf
@@ -124,13 +124,13 @@ func fade(nowAt float64, lastAt *float64) (part float64) {
 
 // Trust is how many requests may be unanswered at a peer, whatever its probes
 // offer: it begins small, grows with each first event that comes in time, and
-// shrinks twice as fast with those that come late. A peer that offers more than it
+// shrinks twice as fast with each that comes late. A peer that offers more than it
 // has gets few requests, and in the end one at a time. Few requests show little of
 // a peer that has become better. Therefore each minute without a first event halves
 // what the window has shrunk by.
 type Trust struct {
-	less   int     // than trustFirst
-	lastAt float64 // of the last first event or failure, or when part of less was forgotten
+	less   int     // by how many the window is below trustFirst; below 0: above it
+	lastAt float64 // when the last first event or failure came, or less was last halved
 }
 
 const (
@@ -139,8 +139,8 @@ const (
 	trustBlind = 5000.0 // ms to a first event without a prediction
 )
 
-// LateMs is after how many ms a first event is late that was predicted for so many
-// ms, 0 if there was no prediction.
+// LateMs is after how many ms a first event is late, given its predicted time; 0: there was
+// no prediction.
 func LateMs(predictedMs float64) float64 {
 	if predictedMs <= 0 {
 		predictedMs = trustBlind
@@ -160,8 +160,8 @@ func (t *Trust) Answered(nowAt, tookMs, predictedMs float64) {
 	t.less = max(t.less-1, trustFirst-trustMost)
 }
 
-// Whole takes an answer that came in one piece. It does not tell when the first
-// token was there, so it wins back what the peer has lost, and no more.
+// Whole takes an answer that came in one piece. It does not show when the first
+// token was there, so that it only restores the window up to trustFirst.
 func (t *Trust) Whole(nowAt float64) {
 	t.fade(nowAt)
 	if t.less > 0 {
@@ -182,7 +182,7 @@ func (t *Trust) Window(nowAt float64) int {
 	return trustFirst - t.less
 }
 
-// fade leaves alone what the peer has earned.
+// fade halves less for each minute without a first event, but leaves a window above trustFirst as it is.
 func (t *Trust) fade(nowAt float64) {
 	if part := fade(nowAt, &t.lastAt); t.less > 0 {
 		t.less = int(float64(t.less) * part)

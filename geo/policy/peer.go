@@ -2,11 +2,11 @@ package policy
 
 import "math"
 
-// Offer is what a region says of itself in a probe's answer, for one model.
+// Offer is what a region reports of itself for one model, in the answer to a probe.
 type Offer struct {
 	Replicas     int     `json:"replicas"`
-	NAvail       int     `json:"n_avail"` // replicas that take a request
-	Free         int     `json:"free"`    // how many they take
+	NAvail       int     `json:"n_avail"` // replicas that take a request now
+	Free         int     `json:"free"`    // how many requests these replicas take
 	Queue        int     `json:"queue"`   // requests in the arrival queue
 	QueueMax     int     `json:"queue_max"`
 	QueueWaitMs  float64 `json:"queue_wait_ms"`
@@ -16,12 +16,12 @@ type Offer struct {
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
 	FitN         int     `json:"fit_n"`                 // prefills that tp and t0 were learned from
-	RoomMs       float64 `json:"room_ms,omitempty"`     // until a replica's KV has room for a prompt without tokens; below 0: so long ago
+	RoomMs       float64 `json:"room_ms,omitempty"`     // ms until its KV has room for a prompt of 0 tokens; below 0: since when it has
 	TokenMs      float64 `json:"kv_token_ms,omitempty"` // time until the region's KV gets room for one more token; 0: unknown
 }
 
-// NewOffer sums up the local replicas. In the arrival queue wait so many
-// requests with so many new tokens; seqs is what the replicas decode at most.
+// NewOffer sums up the local replicas. waiting requests with waitingTokens new tokens wait in the
+// arrival queue; seqs is how many requests the replicas can decode at once.
 func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
 	var sum, outstanding float64
@@ -59,8 +59,8 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 	return o
 }
 
-// room says when there is memory for a next request: on an available replica, else on
-// the first that has some once the arrival queue is served.
+// room sets when there is KV memory for a next request: on an available replica, or if there is none, on
+// the first replica that has memory after the arrival queue is served.
 func (o *Offer) room(local []Place, waitingTokens float64) {
 	perMs := 0.0
 	o.RoomMs = math.Inf(1)
@@ -82,7 +82,7 @@ func (o *Offer) room(local []Place, waitingTokens float64) {
 	}
 }
 
-// better says which replica a next request would meet: an available one, then
+// better says that a next request would go to a rather than b: an available replica goes first, then
 // the smaller batch.
 func better(a, b *Place) bool {
 	if av, bv := a.Why == Available, b.Why == Available; av != bv {
@@ -91,8 +91,8 @@ func better(a, b *Place) bool {
 	return a.Running < b.Running
 }
 
-// sane says that the numbers can be true. A peer that sends others is not
-// believed at all.
+// sane says that the numbers are possible. If a peer sends impossible numbers, nothing in its
+// offer is believed.
 func (o *Offer) sane() bool {
 	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.TokenMs, max(0, o.RoomMs)} {
 		if !(v >= 0) || math.IsInf(v, 0) {
@@ -105,27 +105,27 @@ func (o *Offer) sane() bool {
 // Peer is what is known of a peer dispatcher when a round begins.
 type Peer struct {
 	ID     string
-	Probed bool // a good probe ever
-	Down   bool // misses in a row, or not yet two good ones since
-	Major  int  // of its protocol, Protocol is ours
+	Probed bool // a good probe has come
+	Down   bool // it missed several probes in a row, and not two good ones have come since
+	Major  int  // the major version of its protocol; ours is Protocol
 
-	AgeMs, IntervalMs float64 // of the last good probe; from one answer to the next
+	AgeMs, IntervalMs float64 // the age of the last good probe; the time from one answer to the next
 
-	Draining, Offers bool // Offers: the model
+	Draining, Offers bool // Offers: it offers the model
 	CircuitOpen      bool
 	BudgetSpent      bool
 
 	Offer        Offer
 	RTTMs        float64
-	Reserved     int     // of our forwards that its probe did not count yet
-	UnseenTokens float64 // of the same
+	Reserved     int     // our forwards that its last probe did not count yet
+	UnseenTokens float64 // new tokens of these forwards
 	DistrustMs   float64
 	ResidualMs   float64
-	Unanswered   int // of our forwards
-	Window       int // how many may be; 0: any number
+	Unanswered   int // our forwards without a first event
+	Window       int // how many may be unanswered; 0: any number
 }
 
-// left is how many more requests it gets: as many as it offers, but no more than its
+// left is how many more requests the peer may get: as many as it offers, but no more than its
 // window allows.
 func (x *Peer) left() int {
 	left := x.Offer.Free - x.Reserved
@@ -135,14 +135,14 @@ func (x *Peer) left() int {
 	return left
 }
 
-// Protocol is the major version of what dispatchers say to each other.
+// Protocol is the major version of the protocol between dispatchers.
 const Protocol = 1
 
-// staleAfter is how many intervals an answer is believed.
+// staleAfter is for how many probe intervals an answer is believed.
 const staleAfter = 3
 
-// Judge says why a peer takes no forward, or Available. The first
-// reason in the order of the sources counts.
+// Judge returns why a peer takes no forward, or Available. If there are several reasons, the
+// first in the order of the code counts.
 func (p *Policy) Judge(x *Peer) Reason {
 	switch {
 	case !x.Probed:
@@ -173,7 +173,7 @@ func (p *Policy) Judge(x *Peer) Reason {
 	return Available
 }
 
-// PeerPlace is a peer as a place to go.
+// PeerPlace returns the peer as a Place.
 func (p *Policy) PeerPlace(x *Peer) Place {
 	o := &x.Offer
 	place := Place{
@@ -192,6 +192,6 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 	return place
 }
 
-// Accepts says whether a region with so long a queue takes one more forwarded
-// request; the origin knew an older length.
+// Accepts says whether a region with a queue of this length takes one more forwarded
+// request. The limit is twice Tau, because the origin decided by an older length.
 func (s *Settings) Accepts(queue int) bool { return queue <= 2*s.Tau }

@@ -7,35 +7,35 @@ import "math"
 type Place struct {
 	ID   string
 	Peer bool
-	Why  Reason // why it takes nothing now; Available: it does
+	Why  Reason // why it takes no request now; Available: it takes requests
 
-	Left       int     // requests it still takes before somebody looks again
-	RTTMs      float64 // to a peer, or to a replica that is not on this site
-	TPMs, T0Ms float64 // prefill: ms a new token, and ms at all
+	Left       int     // requests that it still takes in this round
+	RTTMs      float64 // round trip to a peer, or to a replica that is not on this site
+	TPMs, T0Ms float64 // prefill time: ms for each new token, and ms for each prompt
 
-	QueuedTokens float64 // new tokens that are prefilled before a request of ours
-	Running      float64 // requests that decode, a replica
-	ResidualMs   float64 // by which first tokens from there lately came later than predicted; below 0: sooner
-	RoomMs       float64 // until its KV has room for a prompt without tokens; below 0: so long ago
-	TokenMs      float64 // in which its KV gets room for one more token; 0: nobody knows
-	Outstanding  float64 // requests sent and not finished: a replica's own, a peer's load
+	QueuedTokens float64 // new tokens that are prefilled before a request that is sent now
+	Running      float64 // decode requests for each replica
+	ResidualMs   float64 // ms by which its first tokens lately came later than predicted; below 0: earlier
+	RoomMs       float64 // ms until its KV has room for a prompt of 0 tokens; below 0: it has had room for so long
+	TokenMs      float64 // ms in which its KV gets room for one more token; 0: not known
+	Outstanding  float64 // of a replica: requests sent and not finished; of a peer: its load, a share
 
 	// Of a peer only.
-	Replicas     int     // that share UnseenTokens
+	Replicas     int     // its replicas, which share UnseenTokens
 	Queue        int     // requests in its arrival queue
-	WaitMs       float64 // what it says a request waits there
+	WaitMs       float64 // ms that a request waits there, as the peer reports
 	UnseenTokens float64 // new tokens of our forwards that its probe did not count yet
-	DistrustMs   float64 // added to min_gain: by so much its costs were too small
+	DistrustMs   float64 // ms by which its predicted costs were too small; added to min_gain_ms
 }
 
-// Request is one that waits, with what the caller looked up for it.
+// Request is a request that waits, with what the caller looked up for it.
 type Request struct {
 	ID     string
-	Key    uint64  // where it stands on a ring: RingKey
-	Tokens int     // of the prompt
-	Hits   []int32 // tokens cached, by place; shorter: none there
-	Stay   bool    // it may not be forwarded: hop used, fell back, asked for, residency
-	Barred []bool  // by place: residency keeps it from there; shorter: nothing does
+	Key    uint64  // its place on a ring: RingKey
+	Tokens int     // tokens of the prompt
+	Hits   []int32 // cached tokens by place; a place beyond its end has none
+	Stay   bool    // the request may not be forwarded: it used up its hops, a forward failed, the client asked for it, or residency forbids it
+	Barred []bool  // by place: residency forbids it; a place beyond its end is allowed
 	Waited float64 // ms since it could have gone somewhere, for patience
 }
 
@@ -48,7 +48,7 @@ func (r *Request) hit(place int) float64 {
 
 func (r *Request) barred(place int) bool { return place < len(r.Barred) && r.Barred[place] }
 
-// newTokens a place would compute: an engine always computes one.
+// newTokens is how many tokens a place would compute: an engine always computes at least one.
 func (r *Request) newTokens(place int) float64 {
 	return max(1, float64(r.Tokens)-r.hit(place))
 }
@@ -59,8 +59,8 @@ type Terms struct {
 	T0       float64 `json:"t0"`
 	Prefill  float64 `json:"prefill"`
 	Wait     float64 `json:"wait"`
-	Residual float64 `json:"residual,omitempty"` // correction of all before it
-	Batch    float64 `json:"-"`                  // the price of one more in the batch, paid and inflicted
+	Residual float64 `json:"residual,omitempty"` // correction of the sum of the terms before it
+	Batch    float64 `json:"-"`                  // the cost of one more request in the decode batch, for it and for the others
 }
 
 // Total is the cost.
@@ -72,11 +72,11 @@ func (t Terms) TTFT() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait + t.Res
 // Known is the part of a first token's time that is predicted without the residual.
 func (t Terms) Known() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait }
 
-// residualFloor is what of a prediction counts however early first tokens lately came.
+// residualFloor is the least share of a prediction that counts, however early first tokens lately came.
 const residualFloor = 0.25
 
-// terms of a request at a place, after what this round has already charged
-// there.
+// terms predicts the cost of a request at a place, behind the requests that this round has already
+// counted there.
 func (p *Policy) terms(r *Request, i int) Terms {
 	x, s := &p.places[i], &p.set
 	t := Terms{
@@ -87,7 +87,7 @@ func (p *Policy) terms(r *Request, i int) Terms {
 	return t
 }
 
-// wait is what stands between a request and its prefill at a place.
+// wait is how long, in ms, a request waits at a place for its prefill to begin.
 func (p *Policy) wait(r *Request, i int) float64 {
 	x, c := &p.places[i], &p.charges[i]
 	if !x.Peer {
@@ -101,8 +101,8 @@ func (p *Policy) wait(r *Request, i int) float64 {
 	return wait + x.TPMs*(x.UnseenTokens+c.tokens)/float64(max(1, x.Replicas))
 }
 
-// room is how long a request waits for memory at a place, behind what this round has
-// put there. A closed gate opens whatever the prompt's length is.
+// room is how long, in ms, a request waits for KV memory at a place, behind the requests that this round
+// has counted there. If the KV gate is closed, the request's own tokens do not matter for the time until it opens.
 func (p *Policy) room(r *Request, i int) float64 {
 	x := &p.places[i]
 	tokens := p.charges[i].prompts
@@ -112,7 +112,7 @@ func (p *Policy) room(r *Request, i int) float64 {
 	return max(0, x.RoomMs+x.TokenMs*tokens)
 }
 
-// near is how near two costs are that count as the same, relatively.
+// near is the relative difference up to which two costs count as the same.
 const near = 1e-9
 
 func same(a, b float64) bool { return math.Abs(a-b) <= near*max(math.Abs(a), math.Abs(b)) }
@@ -124,39 +124,39 @@ type Policy struct {
 	rule       rule
 	set        Settings
 
-	// The round.
+	// Of the present round:
 	places    []Place
-	charges   []charge // beside places
+	charges   []charge // by place
 	localLeft int      // replicas that still take a request
 	peersLeft int
-	ahead     int // requests that were asked for and still wait
+	ahead     int // requests for which Next returned Hold
 	drainMs   float64
-	blocked   bool // a forwardable request found nothing: those behind it are not forwarded either
+	blocked   bool // a request that could be forwarded found no place: later requests are not forwarded either
 
-	turn  [2]int  // round-robin: the place after the last, of replicas and of peers
-	rings [2]ring // by replicas and peers
+	turn  [2]int  // for byTurn: the index after the last place taken, of replicas and of peers
+	rings [2]ring // of replicas and of peers
 }
 
-// charge is what this round has put on a place.
+// charge is what this round has counted at a place.
 type charge struct {
-	left    int
+	left    int     // requests that the place still takes
 	tokens  float64 // new tokens of requests sent to it or held for it
-	prompts float64 // all tokens of the same
+	prompts float64 // all prompt tokens of these requests
 }
 
-// ring is a Ring with the ids it was made of.
+// ring is a Ring with the ids from which it was made.
 type ring struct {
 	Ring
 	ids    []string
 	places []int // by owner
 }
 
-// rule is what makes one policy another.
+// rule says how a policy chooses.
 type rule struct {
-	compare bool // all places, always, and wait for the best; the others take a local replica if one is available
-	local   by   // which available replica
-	remote  by   // which available peer
-	stays   bool // it does not go to a peer that costs more than staying
-	never   bool // it does not go to a peer
+	compare bool // compare all places, and wait for the best; other policies take a local replica if one is available
+	local   by   // how an available replica is chosen
+	remote  by   // how an available peer is chosen
+	stays   bool // a request does not go to a peer that costs more than staying
+	never   bool // a request never goes to a peer
 	tau     bool // a peer with a longer queue is not available
 }

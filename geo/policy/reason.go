@@ -1,27 +1,27 @@
 package policy
 
-// Reason is why a place takes no request now. Its words are those of metrics
-// and receipts.
+// Reason is why a place takes no request now. Metrics and receipts use its
+// words.
 type Reason uint8
 
-// The reasons. From Queued to NoRoom a place may be waited for; the others it is
-// not even compared with.
+// The reasons. With a reason from Queued to NoRoom, a request may wait for the place. With the
+// others, a place is not even compared.
 const (
 	Available  Reason = iota
 	Queued            // peer: its arrival queue is longer than tau
 	NoReplica         // peer: none of its replicas takes a request
-	Full              // no pushes left; of a peer: all its free ones are reserved, or as many requests are unanswered as it is trusted with
+	Full              // no more requests may be sent; peer: all that it takes are reserved, or as many are unanswered as its window allows
 	Pending           // replica: the engine has requests that it has not begun
-	NoRoom            // replica: its KV gate is closed, and its memory is predicted to get free
+	NoRoom            // replica: its KV gate is closed, but is predicted to open
 	Unhealthy         // replica
-	GateClosed        // replica: its KV gate is closed, or nobody could take its prefills; nobody knows for how long
+	GateClosed        // replica: its KV gate is closed, or the decode side has no room; it is not known for how long
 	Never             // peer: no good probe yet
 	Down              // peer: missed too many probes
 	Stale             // peer: the last good probe is too old
 	Version           // peer: speaks another major version
 	Draining          // peer
 	Model             // peer: does not offer the model
-	Nonsense          // peer: its answer has numbers that cannot be
+	Nonsense          // peer: its answer has impossible numbers
 	Circuit           // peer: too many forwards fell back
 	Budget            // peer: the day's egress is spent
 )
@@ -33,6 +33,6 @@ var reasonWords = [...]string{
 
 func (r Reason) String() string { return reasonWords[r] }
 
-// Passing says that there is no reason, or one that goes by itself, soon enough to wait
-// for.
+// Passing says that there is no reason, or that the reason is expected to end soon enough to wait
+// for it.
 func (r Reason) Passing() bool { return r < Unhealthy }

@@ -6,24 +6,24 @@ import (
 )
 
 // Reservations are the forwards to one peer that its probes have not counted
-// yet. Without them all that arrive between two probes would go to the peer
-// that looked best in the first.
+// yet. Without them, all requests that arrive between two probes would go to the peer
+// that looked best in the first probe.
 type Reservations struct {
 	forwards []forward
 }
 
 type forward struct {
 	number    uint64
-	writtenAt float64 // +Inf: it is not yet
+	writtenAt float64 // +Inf: not written yet
 	tokens    float64
 }
 
-// Booked counts a request that is not written yet, by its number.
+// Booked adds a request that is not written yet, with its number and its new tokens.
 func (r *Reservations) Booked(number uint64, tokens float64) {
 	r.forwards = append(r.forwards, forward{number, math.Inf(1), tokens})
 }
 
-// Written says that a booked request is written now, so that the next probe
+// Written records that a booked request was written now, so that the next probe
 // counts it.
 func (r *Reservations) Written(number uint64, nowAt float64) {
 	for i := range r.forwards {
@@ -38,21 +38,21 @@ func (r *Reservations) Withdrawn(number uint64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.number == number && math.IsInf(f.writtenAt, 1) })
 }
 
-// Answered takes the answer of a probe: what was written before the probe was
-// sent is in it.
+// Answered drops the forwards that the answer to a probe counts: those that were written before the
+// probe was sent.
 func (r *Reservations) Answered(sentAt float64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < sentAt })
 }
 
-// Expire drops what has waited two probe intervals for an answer, and the round trip that an answer takes.
+// Expire drops the forwards for which no probe was answered in two probe intervals and a round trip.
 func (r *Reservations) Expire(nowAt, intervalMs, rttMs float64) {
 	r.Answered(nowAt - 2*intervalMs - rttMs)
 }
 
-// Forget drops all: the peer is another process.
+// Forget drops all forwards, because the peer is another process now.
 func (r *Reservations) Forget() { r.forwards = r.forwards[:0] }
 
-// Reserved is how many, and their new tokens.
+// Reserved is how many forwards are reserved, and the sum of their new tokens.
 func (r *Reservations) Reserved() (n int, tokens float64) {
 	for i := range r.forwards {
 		tokens += r.forwards[i].tokens

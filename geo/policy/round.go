@@ -8,16 +8,16 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// Name is the policy's bounded name, for metrics and headers.
+// Name is the policy's name without its settings, for metrics and headers.
 func (p *Policy) Name() string { return p.name }
 
-// String is the policy as Parse takes it.
+// String is the policy's text as Parse reads it.
 func (p *Policy) String() string { return p.spec }
 
-// Settings are those that the policy decides by.
+// Settings are the settings with which the policy decides.
 func (p *Policy) Settings() *Settings { return &p.set }
 
-// Act is what becomes of a request now.
+// Act says what is done with a request now.
 type Act uint8
 
 // The acts.
@@ -31,18 +31,18 @@ var actWords = [...]string{"wait", "local", "forward"}
 
 func (a Act) String() string { return actWords[a] }
 
-// Decision is what a policy wants of one request.
+// Decision is what a policy decides for one request.
 type Decision struct {
 	Act     Act
-	Place   int     // where it goes; held: whom it waits for and is charged to, or -1
+	Place   int     // where it goes; for Hold: the place that it waits for, or -1
 	Terms   Terms   // what it is predicted to cost at Place
-	LocalMs float64 // what it would cost at the best replica; +Inf without one. Only of a policy that compares, and of forwards
-	UntilMs float64 // held in patience: decide again once it has waited so long; 0: at the next event
+	LocalMs float64 // predicted cost at the best local replica; +Inf: there is none. Set by policies that compare, and for forwards
+	UntilMs float64 // for a Hold out of patience: decide again once the request has waited so long; 0: at the next event
 }
 
-// Begin takes the state of all places, local replicas and peers, which the
-// caller leaves alone until the round is over. drainMs is that of the region's
-// arrival queue.
+// Begin takes the state of all places, local replicas and peers. The
+// caller must not change them until the round is over. drainMs is how long the region's
+// arrival queue takes to let one request go; see Drain.
 func (p *Policy) Begin(places []Place, drainMs float64) {
 	p.places, p.drainMs = places, drainMs
 	p.localLeft, p.peersLeft, p.ahead, p.blocked = 0, 0, 0, false
@@ -66,13 +66,13 @@ func (p *Policy) Begin(places []Place, drainMs float64) {
 	}
 }
 
-// Done says that no request of this round goes anywhere any more.
+// Done says that no further request of this round can go anywhere.
 func (p *Policy) Done() bool {
 	return p.localLeft == 0 && (p.peersLeft == 0 || p.blocked || p.rule.never)
 }
 
-// Next decides for the next request in the order of arrival, and charges what
-// it decides.
+// Next decides for the next request in the order of arrival, and counts the request at the place
+// that it chooses.
 func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
@@ -94,7 +94,7 @@ func (p *Policy) Next(r *Request) Decision {
 	return d
 }
 
-// charge puts a request on a place for the rest of the round.
+// charge counts a request at a place for the rest of the round.
 func (p *Policy) charge(r *Request, i int) *charge {
 	c := &p.charges[i]
 	c.tokens += r.newTokens(i)
@@ -121,7 +121,7 @@ func (p *Policy) decide(r *Request) Decision {
 		return Decision{Place: -1}
 	}
 	i := p.choose(r, p.rule.remote, true)
-	if i < 0 { // residency bars it from all that are free
+	if i < 0 { // residency bars the request from all free peers
 		return Decision{Place: -1}
 	}
 	local := p.bestLocal(r)
@@ -133,7 +133,7 @@ func (p *Policy) decide(r *Request) Decision {
 	return Decision{Act: Forward, Place: i, LocalMs: local}
 }
 
-// finish compares all places, free or not, and waits for the best.
+// finish compares all places, free or not, and chooses the best, even if the request has to wait for it.
 func (p *Policy) finish(r *Request) Decision {
 	local, peer := -1, -1
 	var localTerms, peerTerms Terms
@@ -169,8 +169,8 @@ func (p *Policy) finish(r *Request) Decision {
 	return d
 }
 
-// beats says that a place with its cost goes before the best so far: cheaper,
-// else nearer, else as the hash has it.
+// beats says that a place with its cost goes before the best so far: it is cheaper,
+// or as cheap and nearer, or as near and first by the hash.
 func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float64) bool {
 	if !same(cost, bestCost) {
 		return cost < bestCost
@@ -182,7 +182,7 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 	return first(r, a, b)
 }
 
-// bestLocal is what the request would cost at the best replica, busy ones too.
+// bestLocal is what the request would cost at the best local replica, even a busy one.
 func (p *Policy) bestLocal(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.places {
@@ -193,8 +193,8 @@ func (p *Policy) bestLocal(r *Request) float64 {
 	return least
 }
 
-// patience is how long the request may wait for a busy replica that holds more
-// of its prompt than i, the one that would take it; 0: not at all.
+// patience is how long, in ms, the request may wait for a busy replica that holds more
+// of its prompt than i, the replica that would take it; 0: not at all. holder is the busy replica.
 func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	if p.set.Patience == 0 {
 		return 0, -1
@@ -218,14 +218,14 @@ func Names() []string {
 	return names
 }
 
-// Parse makes the policy a user named, as `name` or `name:key=value,...`, on
-// top of what Defaults says.
+// Parse makes the policy that a text names, as `name` or `name:key=value,...`. Defaults
+// hold where the text sets no other.
 func Parse(text string) (*Policy, error) {
 	s := Defaults()
 	return s.Parse(text)
 }
 
-// Parse makes the policy a user named on top of these settings.
+// Parse makes the policy that a text names; these settings hold where the text sets no other.
 func (s *Settings) Parse(text string) (*Policy, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {
@@ -248,8 +248,8 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	return p, nil
 }
 
-// form is a policy: its rule, the keys it takes, and where its settings are
-// not those of all.
+// form describes a policy: its rule, the keys that it takes, and how its default settings
+// differ from the common defaults.
 type form struct {
 	name string
 	rule rule
@@ -257,7 +257,7 @@ type form struct {
 	adds func(s *Settings)
 }
 
-// forms in the order in which they are listed to a user.
+// forms has the policies in the order in which they are listed to a user.
 var forms = []form{
 	{name: "finish", rule: rule{compare: true}, keys: slices.Concat(pushKeys, costKeys)},
 	{

@@ -10,7 +10,7 @@ import (
 	prefill "evenkeel/prefill/policy"
 )
 
-// by is how one of the available places is chosen.
+// by is the rule by which one of the available places is chosen.
 type by uint8
 
 const (
@@ -18,11 +18,11 @@ const (
 	byCost           // least cost, then nearer
 	byLoad           // fewest outstanding, then nearer
 	byTurn           // the next one
-	byRing           // the next one on the ring
+	byRing           // the next open place on the ring
 )
 
-// choose among what still takes a request, replicas or peers; -1: residency
-// bars the request from all of them.
+// choose returns one of the replicas, or of the peers, that still take the request; -1: none
+// does, or residency bars the request from them.
 func (p *Policy) choose(r *Request, how by, peers bool) int {
 	switch how {
 	case byRing:
@@ -43,12 +43,12 @@ func (p *Policy) choose(r *Request, how by, peers bool) int {
 	return best
 }
 
-// open says that a place of the kind takes the request.
+// open says that place i is a peer, or is not, as asked, and that it takes the request.
 func (p *Policy) open(r *Request, i int, peers bool) bool {
 	return p.places[i].Peer == peers && p.charges[i].left > 0 && !r.barred(i)
 }
 
-// value is what a rule wants least of.
+// value is the number by which a rule compares places; the least is best.
 func (p *Policy) value(r *Request, how by, i int) float64 {
 	switch how {
 	case byCost:
@@ -59,8 +59,8 @@ func (p *Policy) value(r *Request, how by, i int) float64 {
 	return -r.hit(i)
 }
 
-// sent is what this round has sent to a replica; a peer's load is a share, and
-// counts no single requests.
+// sent is how many requests this round has sent to a replica. It is 0 for a peer, whose load is a
+// share and not a number of requests.
 func (p *Policy) sent(i int) float64 {
 	if x := &p.places[i]; !x.Peer {
 		return float64(x.Left - p.charges[i].left)
@@ -85,7 +85,7 @@ func (p *Policy) goesBefore(r *Request, how by, i int, v float64, best int, valu
 	return first(r, a, b)
 }
 
-// queue is how many requests stand ahead of one at a place.
+// queue is how many requests are ahead of a new request at a place.
 func (p *Policy) queue(i int) float64 {
 	if x := &p.places[i]; x.Peer {
 		return float64(x.Queue)
@@ -93,12 +93,12 @@ func (p *Policy) queue(i int) float64 {
 	return p.places[i].Outstanding + p.sent(i)
 }
 
-// first decides what nothing else does, the same way in every process.
+// first breaks a last tie by a hash, which is the same in every process.
 func first(r *Request, a, b *Place) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
 
-// next is round-robin.
+// next returns the next open place in turn; -1: there is none.
 func (p *Policy) next(r *Request, peers bool) int {
 	for k := range p.places {
 		if i := (p.turn[side(peers)] + k) % len(p.places); p.open(r, i, peers) {
@@ -108,7 +108,7 @@ func (p *Policy) next(r *Request, peers bool) int {
 	return -1
 }
 
-// took moves the turn on.
+// took moves the turn of next behind place i.
 func (p *Policy) took(i int, peers bool) { p.turn[side(peers)] = i + 1 }
 
 func side(peers bool) int {
@@ -118,7 +118,7 @@ func side(peers bool) int {
 	return 0
 }
 
-// keep makes the ring again when the places are others.
+// keep makes the ring again if the places have changed.
 func (g *ring) keep(places []Place, peers bool) {
 	n := 0
 	for i := range places {
@@ -157,10 +157,10 @@ func (g *ring) find(p *Policy, r *Request) int {
 	return g.places[owner]
 }
 
-// vnodes is how often an owner stands on the ring.
+// vnodes is how many points an owner has on the ring.
 const vnodes = 100
 
-// Ring is a hash ring of places by number.
+// Ring is a hash ring whose owners are numbers.
 type Ring struct{ points []point }
 
 type point struct {
@@ -168,7 +168,7 @@ type point struct {
 	owner int
 }
 
-// NewRing puts every id on the ring; its owner is its number in ids.
+// NewRing puts every id on the ring. The owner of its points is its index in ids.
 func NewRing(ids []string) Ring {
 	points := make([]point, 0, vnodes*len(ids))
 	var buf []byte
@@ -189,14 +189,14 @@ func newRing(points []point) Ring {
 	return Ring{points}
 }
 
-// RingKey is where a request stands: by its session, else its user, else the
-// client's address.
+// RingKey is the place of a request on a ring: by its session, or without one by its user, or
+// without either by the client's address.
 func RingKey(session, user, address string) uint64 {
 	return xxhash.Sum64String(cmp.Or(session, user, address))
 }
 
-// Find returns the first owner at or after the key that open lets through, once
-// round; -1 when there is none.
+// Find returns the first owner at or after the key, once round the ring, for which open is
+// true; -1: there is none.
 func (r *Ring) Find(key uint64, open func(owner int) bool) int {
 	start, _ := slices.BinarySearchFunc(r.points, key, func(p point, key uint64) int { return cmp.Compare(p.at, key) })
 	for i := range r.points {

@@ -6,30 +6,30 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// Settings are what may be set of a policy, as the config does for all of them
-// and a policy's text for one.
+// Settings are the settings of a policy. The config sets them for all policies,
+// and a policy's text for one policy.
 type Settings struct {
 	Push           Push
-	MaxUnanswered  int     // SP-E; Auto: it follows the traffic
-	MaxOutstanding int     // SP-O
-	CreditMax      int     // SP-P
-	Patience       float64 // SP-P: ms waited for a hit, per ms it saves; 0 off
-	Tau            int     // requests a peer's queue may hold, for skylb
+	MaxUnanswered  int     // for SP-E; Auto: it follows the traffic
+	MaxOutstanding int     // for SP-O
+	CreditMax      int     // for SP-P
+	Patience       float64 // for SP-P: ms that a request may wait for a hit, for each ms of prefill that it saves; 0: off
+	Tau            int     // for skylb: how many requests a peer's queue may have
 	Costs
 }
 
 // Costs weigh the terms that `finish` and `gorgo` compare.
 type Costs struct {
 	QS        float64 // weight of the wait
-	W         float64 // of the prefill
-	Load      float64 // of the batch
-	BMs       float64 // a decode step grows by, per request in the batch
-	MinGainMs float64 // what a peer must be better by
-	TPMs      float64 // of a token, before anything was learned
-	T0Ms      float64
+	W         float64 // weight of the prefill
+	Load      float64 // weight of the batch
+	BMs       float64 // ms by which each request in the batch prolongs a decode step
+	MinGainMs float64 // ms by which a peer must be better than staying
+	TPMs      float64 // prefill time of a new token, before one was learned
+	T0Ms      float64 // prefill time of any prompt, before one was learned
 }
 
-// Defaults are those of the config; Load is what `finish` has.
+// Defaults returns the default settings; Load is for `finish`.
 func Defaults() Settings {
 	return Settings{
 		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, Tau: 4,
@@ -39,10 +39,10 @@ func Defaults() Settings {
 
 type setting = namedargs.Key[Settings]
 
-// unbounded is a limit that no setting needs.
+// unbounded is an upper limit that no sensible setting reaches.
 const unbounded = 1e6
 
-// pushKeys are those of every policy, costKeys those of what compares costs.
+// pushKeys are the keys of every policy, costKeys those of policies that compare costs.
 var (
 	pushKeys = []setting{
 		namedargs.Words("push", func(s *Settings) *Push { return &s.Push }, func(i int) Push { return Push(i) }, pushWords...),
@@ -61,14 +61,14 @@ var (
 	patienceKeys = []setting{namedargs.Number("patience", 0, unbounded, func(s *Settings) *float64 { return &s.Patience })}
 )
 
-// Push is when a local replica may be sent one more request.
+// Push is the rule for when a local replica gets one more request.
 type Push uint8
 
 // The modes.
 const (
-	SPE   Push = iota // few of ours have no first token yet
-	SPP               // at the last scrape nothing waited in the engine, and the credit since is not used up
-	SPO               // few of ours are not finished
+	SPE   Push = iota // while fewer than MaxUnanswered of our requests have no first token
+	SPP               // while no request waited in the engine at the last scrape, and the credit since then is not used up
+	SPO               // while fewer than MaxOutstanding of our requests are not finished
 	Blind             // always
 )
 
@@ -79,20 +79,20 @@ func (m Push) String() string { return pushWords[m] }
 // Replica is what is known of a local replica when a round begins.
 type Replica struct {
 	Healthy  bool
-	GateOpen bool // KV gate, and the decode side has room
+	GateOpen bool // the KV gate is open, and the decode side has room
 	Filled   bool // only the KV gate is closed, and it is predicted to open
 
 	Unanswered  int // our requests there without a first token
 	Outstanding int // our requests there
-	Foreign     int // what others have waiting there: scraped less ours
-	Pending     int // waiting in the engine at the last scrape, its deferred ones aside
-	Credit      int // SP-P: pushes left since that scrape
+	Foreign     int // requests of others that wait there: those scraped less ours
+	Pending     int // requests that waited in the engine at the last scrape, without deferred requests
+	Credit      int // for SP-P: requests that may still be sent since that scrape
 }
 
 // unlimited is more requests than any replica takes.
 const unlimited = math.MaxInt32
 
-// Replica says how many more requests a replica takes, and why none.
+// Replica says how many more requests a replica takes, or why it takes none.
 func (s *Settings) Replica(x *Replica) (left int, why Reason) {
 	switch {
 	case !x.Healthy:
@@ -121,8 +121,8 @@ func (s *Settings) Replica(x *Replica) (left int, why Reason) {
 	return left, Available
 }
 
-// Credit is how many pushes a scrape allows under SP-P until the next one. Each
-// push takes one of it, each first token gives one back.
+// Credit is how many requests a scrape allows under SP-P until the next scrape. Each
+// request that is sent takes one of them, each first token gives one back.
 func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	if pending > 0 {
 		return 0
@@ -130,12 +130,12 @@ func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	return min(max(maxNumSeqs-running, 1), s.CreditMax)
 }
 
-// Auto as MaxUnanswered stands for what AutoUnanswered says: the caller fills it
-// in before it asks.
+// Auto as MaxUnanswered means that the caller must replace it by AutoUnanswered
+// before it calls Replica.
 const Auto = 0
 
-// AutoUnanswered is max_unanswered: auto, half more than what arrives at a
-// replica while one first token is waited for.
+// AutoUnanswered is the number for max_unanswered: auto: half more requests than arrive at a
+// replica in the time to a first token, from 8 to 64.
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
 	const least, most = 8, 64
 	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)

@@ -1,8 +1,8 @@
 // Package etcd keeps a lease as an etcd key that lives as long as an etcd lease.
 //
 // It grants and renews that lease itself. A Session of client/v3/concurrency
-// renews in the background and tells nobody when: what an owner must know to
-// stop in time is when it renewed last.
+// renews in the background and does not say when. But an owner must know when it
+// renewed last, so that it stops in time.
 package etcd
 
 import (
@@ -26,9 +26,9 @@ import (
 func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: t, DialTimeout: 5 * time.Second,
-		// it would warn of every call that fails, and a claim says so once
+		// the client would warn of every call that fails; a claim logs that once
 		Logger:            log.WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)),
-		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // a member that is gone is another's turn
+		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // so that the client soon leaves an etcd member that is gone
 	})
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
@@ -36,28 +36,28 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 	return c, nil
 }
 
-// Engine is one lease: the key owner, which goes when the holder's time is over,
-// and beside it last, which stays and tells who held it last, or nobody when it
-// was given back. The epoch is the revision of the acquisition, which both carry,
-// and the base: a store that lost its data counts revisions from 1 again, and who
-// acquires then raises the base by all epochs there were. The key terms has the
-// base, and what the holder's lease is like. The version before knows no such key:
-// its lease has no base, and nothing but its own key says how long it lasts.
+// Engine is one lease. Its key owner goes when the holder's time is over.
+// Its key last stays, and has the last holder; it is empty if the lease
+// was given back. The epoch is the revision of the acquisition, which both keys have,
+// plus the base: a store that lost its data counts revisions from 1 again, and the
+// next acquisition then sets the base to the highest epoch that was seen. The key terms has
+// the base, and the duration and members of the holder's lease. The evenkeel version before
+// has no key terms: its lease has no base, and its duration is not known here.
 // It implements lease.Engine.
 type Engine struct {
 	client             *clientv3.Client
 	owner, last, extra string
 	identity           string
-	terms              terms // ours
+	terms              terms // of our own acquisitions
 
 	held  clientv3.LeaseID
 	seen  int64 // revision of last's last write; 0: there is none
-	now   int64 // revision of the store, as last looked
+	now   int64 // revision of the store at the last Look
 	base  int64 // as read or written last
-	doubt bool  // a release may still be on its way
+	doubt bool  // a release that failed may still take effect
 }
 
-// terms is what the last acquisition noted beside the holder.
+// terms is what the last acquisition wrote into the key terms.
 type terms struct {
 	Base    int64    `json:"base,omitempty"`
 	Seconds int64    `json:"seconds"`
@@ -100,7 +100,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	switch {
 	case len(owner) > 0:
 		rec.Holder, rec.Epoch, rec.Term = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.Running
-		if rec.Holder == e.identity { // of an acquisition, perhaps, whose answer was lost
+		if rec.Holder == e.identity { // the answer to this acquisition may have been lost
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
 	case rec.Holder != "":
@@ -109,10 +109,10 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes all keys, if none was since Look.
+// Acquire writes all keys, if no other dispatcher has written them since Look.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
 	t := e.terms
-	if t.Base = e.base; above > e.base+e.now { // revisions have begun anew, or something in front of an engine counted further
+	if t.Base = e.base; above > e.base+e.now { // the store lost its data, or an engine's guard saw a higher epoch
 		t.Base = above
 	}
 	text, err := json.Marshal(t)
@@ -132,7 +132,7 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
 	}
 	if !r.Succeeded {
-		_, _ = e.client.Revoke(ctx, granted.ID) // it would expire
+		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, it expires
 		return lease.Record{}, lease.ErrTaken
 	}
 	e.held, e.seen, e.base, e.doubt = granted.ID, r.Header.Revision, t.Base, false
@@ -142,12 +142,12 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	}, nil
 }
 
-// Renew sees that the key is ours and then lengthens the life of its lease. In
-// this order, for a client that reaches no member repeats the second without
+// Renew checks that the key is ours and then prolongs its etcd lease. The check comes
+// first, because a client that reaches no etcd member repeats the second call without
 // pause.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	ours, then := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
-	if e.doubt { // a write that makes the release void
+	if e.doubt { // this write makes a release that is still on its way fail
 		ours, then = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)), []clientv3.Op{clientv3.OpPut(e.last, e.identity)}
 	}
 	r, err := e.client.Txn(ctx).If(ours...).Then(then...).Commit()
@@ -167,7 +167,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return nil
 }
 
-// Release deletes the key and notes that its holder did so.
+// Release deletes the key owner, and empties the key last.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	e.doubt = true
 	r, err := e.client.Txn(ctx).
@@ -180,11 +180,11 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	case !r.Succeeded:
 		return e.changed(ctx, epoch)
 	}
-	_, _ = e.client.Revoke(ctx, e.held) // nothing is bound to it any more; it would expire
+	_, _ = e.client.Revoke(ctx, e.held) // no key has this etcd lease any more; if this fails, it expires
 	return nil
 }
 
-// changed looks whose the key is that was not as it should be.
+// changed reads who holds the lease, after a write failed because a key had changed; ErrLost: it is not ours any more.
 func (e *Engine) changed(ctx context.Context, epoch int64) error {
 	rec, err := e.Look(ctx)
 	if err != nil {

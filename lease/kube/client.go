@@ -22,18 +22,18 @@ type Client interface {
 
 // leases is the Client of an API server. client-go's clientset would do, but it
 // registers every type that Kubernetes has when the program starts: 27 MiB more
-// of program and 19 MiB of resident memory, also for those who keep no lease.
+// of program and 19 MiB of resident memory, also for users who keep no lease.
 type leases struct {
 	server    rest.Interface
 	namespace string
 }
 
-// NewClient returns the Client of that API server. A request gets at most
+// NewClient returns the Client of an API server. A request may take at most
 // timeout.
 func NewClient(server *rest.Config, namespace string, timeout time.Duration) (Client, error) {
 	cfg := rest.CopyConfig(server)
 	types := runtime.NewScheme()
-	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // Status: what a server says of a failure
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // for Status, with which a server describes a failure
 	if err := coordinationv1.AddToScheme(types); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}

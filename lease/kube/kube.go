@@ -1,12 +1,12 @@
 // Package kube keeps a lease as a Kubernetes Lease object, with client-go.
 //
 // It writes the object itself and does not use client-go's LeaderElector, which
-// does not give what an owner needs that must stop in time: it counts the renew deadline from the end of
-// its wait and so stops up to one wait late, a leader starts the moment it
+// is not enough for an owner that must stop in time: it counts the renew deadline from the end of
+// its wait and so stops up to one wait late, a leader starts at the moment it
 // acquires, a holder of the same name that acquires again gets no new
-// leaseTransitions, and a callback learns neither epoch nor clean release. It
-// claims no fencing itself. The object's fields keep their meaning, so kubectl
-// and other tools read it.
+// leaseTransitions, and its callbacks get neither the epoch nor whether the lease was released.
+// Its documentation promises no fencing. The object's fields keep their meaning, so that kubectl
+// and other tools can read it.
 package kube
 
 import (
@@ -29,18 +29,18 @@ type Engine struct {
 	name     string
 	identity string
 	duration time.Duration
-	members  []string              // that alone may ever take the lease; none: anybody
-	last     *coordinationv1.Lease // as read or written last; nil: there is none
+	members  []string              // the only dispatchers that may ever take the lease; empty: any may
+	last     *coordinationv1.Lease // the object as read or written last; nil: there is none
 }
 
 var _ lease.Engine = (*Engine)(nil)
 
-// New makes the engine of a lease, which the first to acquire it creates.
+// New makes the engine of a lease. The first acquisition creates the object.
 func New(client Client, name, identity string, duration time.Duration, members []string) *Engine {
 	return &Engine{client: client, name: name, identity: identity, duration: duration, members: members}
 }
 
-// membersKey is the annotation with the ids of those that may take the lease.
+// membersKey is the annotation with the ids of the dispatchers that may take the lease.
 const membersKey = "evenkeel/members"
 
 // Look reads the object.
@@ -75,8 +75,8 @@ func (e *Engine) record() lease.Record {
 	return r
 }
 
-// Acquire writes the object over the one that was read last. The API server
-// refuses if its resourceVersion is another by then.
+// Acquire replaces the object that was read last. The API server refuses that
+// if the object was written in the meantime: it then has another resourceVersion.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
 		Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
@@ -112,7 +112,7 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	return e.record(), nil
 }
 
-// Renew writes another renewTime, and our duration, should somebody have edited it.
+// Renew writes a new renewTime, and our duration, in case the object was edited.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return e.write(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.RenewTime, s.LeaseDurationSeconds = new(metav1.NowMicro()), new(int32(e.duration.Seconds()))
@@ -126,8 +126,8 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	})
 }
 
-// write changes an object that is ours. If it was written since, by a call of
-// ours whose answer was lost or by another, it is read again.
+// write changes the object if we hold it. If the object was written since it was read, by a call of
+// ours whose answer was lost or by another writer, write reads it again and tries once more.
 func (e *Engine) write(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
 	for range 2 {
 		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {

@@ -2,30 +2,30 @@ package cache
 
 import "math"
 
-// Accuracy is how far what was predicted of a candidate's prefix cache is from
-// what its engine found there, the last answers weighing most.
+// Accuracy is how far predictions of what is in a candidate's prefix cache are from what its engine found there. The
+// last answers count most.
 type Accuracy struct {
 	answers, prompt                float64 // prompt: tokens
 	predicted, actual, over, under float64 // tokens
 	Suspect                        Suspicion
-	told                           int64 // capacity in tokens while these answers came
+	told                           int64 // the capacity, in tokens, that was set or scraped while these answers came
 }
 
-// Suspicion is what predictions that go wrong say about a capacity.
+// Suspicion is what wrong predictions say about a candidate's capacity.
 type Suspicion string
 
 // What a capacity is suspected of.
 const (
-	HoldsLess Suspicion = "less" // than was told
+	HoldsLess Suspicion = "less" // than the capacity says
 	HoldsMore Suspicion = "more"
 )
 
 const (
 	accuracyHalfLife = 128.0 // answers
 	leastAnswers     = 32.0
-	suspectShare     = 0.2 // of predicted tokens that were not there, or of those there that were not predicted
+	suspectShare     = 0.2 // of the predicted tokens that were not there, or of the tokens there that were not predicted
 	trustShare       = 0.1
-	bindingShare     = 0.95 // of what it may claim a candidate claims, so that more was forgotten
+	bindingShare     = 0.95 // of its capacity in blocks: a candidate that claims so much of it has had blocks forgotten
 )
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
@@ -42,8 +42,8 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 	a.under += max(0, actual-predicted)
 }
 
-// verdict is what the answers say so far. binding: the index forgets blocks of
-// the candidate for want of capacity. Between the two shares it stays.
+// verdict is what the answers so far say about the capacity. binding: the index forgets blocks of the candidate for
+// want of capacity. Between trustShare and suspectShare a suspicion stays as it is.
 func (a *Accuracy) verdict(binding bool) Suspicion {
 	switch {
 	case a.answers < leastAnswers:
@@ -74,28 +74,29 @@ func (a *Accuracy) Off() float64 {
 	return (a.over + a.under) / a.predicted
 }
 
-// Sum adds what was predicted of another candidate, for Off.
+// Sum adds the predictions of another candidate, so that Off is that of both.
 func (a *Accuracy) Sum(o *Accuracy) {
 	a.predicted += o.predicted
 	a.over += o.over
 	a.under += o.under
 }
 
-// Suspected is a change of what is thought of a candidate's capacity.
+// Suspected is a change of the suspicion about a candidate's capacity.
 type Suspected struct {
 	Suspicion
-	CapacityTokens int64   // as told
-	Over, Under    float64 // shares of tokens that were predicted and not there, and there and not predicted
+	CapacityTokens int64   // as it was set or scraped
+	Over, Under    float64 // shares of tokens: predicted but not there, and there but not predicted
 }
 
-// judge compares what was predicted for a probe with what its engine found.
+// judge compares what was predicted for a probe with what its engine found. It returns the change of the suspicion
+// about the capacity; nil: there is none.
 func (e *Expectation) judge(u Usage, capacity int64) *Suspected {
 	if len(e.prompt.Keys) == 0 || e.hung {
 		return nil
 	}
 	h := e.holdings
 	a, s := &h.Accuracy, h.slots[e.prompt.unit()]
-	if capacity != a.told { // what was seen before speaks of another
+	if capacity != a.told { // the answers so far were about another capacity
 		*a = Accuracy{told: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(e.hit), float64(u.CachedTokens))

@@ -12,7 +12,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Cache is what is known of all candidates' caches. Each has Holdings in it.
+// Cache is what is known of all candidates' prefix caches. Each candidate has its Holdings, which use it.
 type Cache struct {
 	Totals   Totals
 	index    *index.Index
@@ -21,10 +21,11 @@ type Cache struct {
 	matched  []int32                // scratch
 }
 
-// Totals are tokens of all prompts so far, and of them hits.
+// Totals are tokens of all prompts so far: those of the prompts, those predicted to be cached, and those that engines
+// found cached.
 type Totals struct{ Prompt, Predicted, Actual uint64 }
 
-// Fresh is the share of prompts that is predicted not to be cached.
+// Fresh is the share of prompt tokens that are predicted not to be cached; 1 before the first prompt.
 func (t *Totals) Fresh() float64 {
 	if t.Prompt == 0 {
 		return 1
@@ -43,17 +44,17 @@ type Lookup struct {
 	at      time.Time
 }
 
-// matchFor is how long what was found for a waiting request holds: a busy queue
-// is looked at hundreds of times a second, and a long prompt has thousands of
-// blocks.
+// matchFor is for how long the result of a look-up holds for a request that waits: a busy queue is looked at hundreds
+// of times a second, and a long prompt has thousands of blocks.
 const matchFor = 50 * time.Millisecond
 
-// Match looks a prompt up: for each slot, how many of its blocks it holds.
+// Match looks a prompt up. It returns, for each slot, how many of the prompt's blocks the slot holds. The slice is
+// valid until the next call.
 func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	switch {
 	case len(p.Keys) == 0:
 		return nil
-	case last.at.IsZero(): // mostly it need not wait
+	case last.at.IsZero(): // nearly always the request is served at this first look, so the result is not kept
 		c.index.Sweep(now)
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
@@ -66,8 +67,7 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	return last.matched
 }
 
-// Length is how many tokens a prompt has: counted, or by the learned ratio, else
-// as estimated.
+// Length is how many tokens a prompt has: as counted, else by its bytes and the learned ratio, else the estimate.
 func (c *Cache) Length(p *Prompt, model string, estimate int) int {
 	switch {
 	case p.Tokens > 0:
@@ -78,7 +78,7 @@ func (c *Cache) Length(p *Prompt, model string, estimate int) int {
 	return max(1, estimate)
 }
 
-// Learn takes the length in tokens of a prompt as an engine counts it; 0: not told.
+// Learn takes the length of a prompt in tokens as its engine counted it; 0: the engine did not say.
 func (c *Cache) Learn(p *Prompt, model string, tokens int) {
 	if tokens > 0 && p.Bytes > 0 && !p.Media {
 		ratio := c.ratios[model]
@@ -90,7 +90,7 @@ func (c *Cache) Learn(p *Prompt, model string, tokens int) {
 // Stats says how large the index is.
 func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 
-// Reset drops all that is known, which the caller must also have each Holdings do.
+// Reset empties the index. The caller must also call Drop on each Holdings.
 func (c *Cache) Reset() { c.index.Reset() }
 
 // Feedback says, by model, whether engines tell what they found in their caches.
@@ -102,14 +102,14 @@ func (c *Cache) Forget(gone func(model string) bool) {
 	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
 }
 
-// Expectation is what one probe's prefill is expected to find in its engine's
-// cache and to leave there. One of Answered, Dropped and Lost ends it.
+// Expectation is what the prefill of one probe is expected to find in its engine's cache and to leave there.
+// Answered, Dropped or Lost ends it.
 type Expectation struct {
 	holdings *Holdings
 	model    string
 	prompt   Prompt
 	hit      int  // tokens thought to be in the cache
-	hung     bool // they were being computed then
+	hung     bool // these tokens were still being computed for another probe when this one was sent
 	left     index.Speculation
 }
 

@@ -7,8 +7,8 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Expect books that a prompt of so many tokens is sent to the candidate, hit of
-// them being predicted to be in its cache. e must not move.
+// Expect records that a prompt of so many tokens is sent to the candidate, and that hit of them are predicted to be
+// in its cache. e must not move.
 func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
 	*e = Expectation{holdings: h, model: model, prompt: *p, hit: hit}
 	h.cache.Totals.Prompt += uint64(tokens)
@@ -20,13 +20,13 @@ func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit i
 	}
 }
 
-// computes reports whether what is predicted of a prompt is not in the cache yet:
-// an unanswered probe computes it. That says nothing about a capacity.
+// computes reports whether the predicted blocks are not in the cache yet, because an unanswered probe still computes
+// them. Such a prediction says nothing about the capacity.
 func (h *Holdings) computes(p *Prompt, blocks int) bool {
 	if blocks == 0 {
 		return false
 	}
-	last := p.Keys[blocks-1] // it covers those before
+	last := p.Keys[blocks-1] // its key covers the blocks before it
 	for _, e := range h.pending {
 		if len(e.prompt.Keys) >= blocks && e.prompt.Keys[blocks-1] == last {
 			return true
@@ -35,7 +35,8 @@ func (h *Holdings) computes(p *Prompt, blocks int) bool {
 	return false
 }
 
-// end lets go of the prompt: a hand-off may wait for minutes.
+// end ends the expectation and drops its prompt, so that the prompt's memory is not held while the hand-off waits for
+// minutes.
 func (e *Expectation) end() {
 	if i := slices.Index(e.holdings.pending, e); i >= 0 {
 		e.holdings.pending = slices.Delete(e.holdings.pending, i, i+1)
@@ -57,12 +58,12 @@ func (e *Expectation) Lost(now time.Time) {
 
 // Verdict is how a prediction compares with what the engine found.
 type Verdict struct {
-	Compared  bool // it said what it found
-	Off       int  // tokens predicted beyond those found
+	Compared  bool // the engine said how many tokens it found
+	Off       int  // predicted tokens less those found
 	Suspected *Suspected
 }
 
-// Answered takes what an engine says it found. Its blocks have blockTokens tokens.
+// Answered takes what an engine says it found for the probe. Its blocks have blockTokens tokens.
 func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	h, c := e.holdings, e.holdings.cache
 	c.Learn(&e.prompt, e.model, u.PromptTokens)
@@ -83,15 +84,16 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 	return v
 }
 
-// Heard says that the engine has answered, and whether it computed a block that was not there: an event should tell of that, too.
+// Heard says that the engine has answered, and whether it computed a whole block that was not in its cache: then an
+// event about that block should come, too.
 func (h *Holdings) Heard(computed bool, now time.Time) {
 	if h.events != nil && computed {
 		h.events.Answered(now)
 	}
 }
 
-// Told reports whether a candidate's events say which of a prompt's blocks it
-// holds: the prompt must be made of blocks like theirs.
+// Told reports whether the candidate's events say which of a prompt's blocks it holds. The prompt must be made of
+// blocks of the same size as the engine's.
 func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 	if h.events == nil || p.BlockTokens == 0 || p.Salted || !h.events.Precise(now) {
 		return false
@@ -100,13 +102,13 @@ func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 	return size == 0 || size == p.BlockTokens
 }
 
-// hear takes an answer of a candidate whose events tell what it holds. What it
-// has computed counts until they do; that it held more than they told is
-// believed only while they are known not to tell all.
+// hear takes an answer of a candidate whose events say what it holds. The blocks that it has computed for the probe
+// count until the events name them. If the answer says that it held more than the events said, that is believed only
+// while the events are known to be incomplete.
 func (e *Expectation) hear(u Usage, now time.Time) {
 	h, p, blocks := e.holdings, &e.prompt, e.holdings.cache.index
 	at := h.slots[byTokens].at
-	if h.guessed { // while the events could not be relied on: begin again with what they tell
+	if h.guessed { // from answers while the events could not be relied on: begin again with what the events say
 		h.guessed = false
 		blocks.Clear(at, index.Removed)
 		h.events.Resync()
@@ -121,8 +123,8 @@ func (e *Expectation) hear(u Usage, now time.Time) {
 	blocks.Linger(&e.left, now)
 }
 
-// correct takes an answer of a candidate of whose cache nothing else tells: it
-// held no more than it says, and holds the prompt now.
+// correct takes an answer of a candidate whose cache is known from answers alone: it held no more than the answer
+// says, and it holds the prompt now.
 func (e *Expectation) correct(u Usage) {
 	h, p := e.holdings, &e.prompt
 	if len(p.Keys) == 0 {

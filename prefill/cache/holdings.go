@@ -14,15 +14,15 @@ type Holdings struct {
 	id       string
 	slots    [units]slot
 	events   *kvevents.Stream // nil: it publishes none
-	guessed  bool             // the index has blocks of token ids that its events did not tell of
+	guessed  bool             // the index has blocks of token ids that were learned from answers and not from events
 	pending  []*Expectation   // of unanswered probes with keys
 }
 
-// slot is a candidate's place in the index, for blocks of one unit.
+// slot is a candidate's place in the index for blocks of one unit, bytes or tokens.
 type slot struct {
-	at     index.Slot // until it is known one that the index takes for stale
+	at     index.Slot // the zero Slot until known: the index takes it for stale
 	known  bool
-	blocks int // what it was told it can hold
+	blocks int // capacity in blocks that the index has for it
 }
 
 // Holdings returns what a candidate that is new holds: nothing.
@@ -44,9 +44,8 @@ func (h *Holdings) Held() (blocks int) {
 	return blocks
 }
 
-// Place sees to it that the candidate has a slot for blocks like the prompt's and
-// that it promises no more than the engine can hold: capacity tokens, 0 being
-// unknown.
+// Place makes sure that the candidate has a slot for blocks like the prompt's, and that the slot holds no more blocks
+// than the engine can hold: capacity is in tokens, 0 if it is unknown.
 func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
 	blocks, unit := 0, p.unit()
 	if capacity > 0 {
@@ -54,7 +53,7 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 		case unit == byBytes:
 			blocks = h.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
 		case h.Mode(now) == Precise:
-			blocks = 2 * int(capacity) / p.BlockTokens // its events say what goes; this only bounds an engine that says nothing of that
+			blocks = 2 * int(capacity) / p.BlockTokens // events name what is dropped; this bounds an engine whose events never do
 		default:
 			blocks = int(capacity) / p.BlockTokens
 		}
@@ -65,7 +64,7 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 	case !s.known:
 		id := h.id
 		if unit == byTokens {
-			id += " tokens" // a slot of its own, for its blocks have another size
+			id += " tokens" // a slot of its own, because its blocks have another size than those of bytes
 		}
 		s.at, s.known, s.blocks = h.cache.index.Add(id, blocks), true, blocks
 	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // the ratio moves with every answer
@@ -75,9 +74,9 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 	return s.at
 }
 
-// Correct takes an engine's word for how many tokens of a prompt it found in its cache,
-// -1: it did not say. Where that is at least a block less than the hit that was expected,
-// the candidate is thought to hold no more of the prompt; wrong says so, and at is where.
+// Correct takes how many tokens of a prompt its engine found in its cache, -1 if the engine did not say. If these are
+// at least a block fewer than the expected hit, the index forgets that the candidate holds the rest of the prompt.
+// wrong reports that, and at is the slot.
 func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = h.slots[p.unit()].at
 	block := p.BlockSize(tokens)
@@ -87,8 +86,8 @@ func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, w
 	return at, wrong
 }
 
-// Restarted drops what is thought to be in the cache: the engine may have started
-// anew. Its events tell that by themselves.
+// Restarted drops what is thought to be in the cache, because the engine may have started anew. Blocks that are known
+// from events stay: the stream notices a restart by itself.
 func (h *Holdings) Restarted(now time.Time) {
 	for unit, s := range h.slots {
 		if unit == byBytes || h.Mode(now) != Precise {
@@ -97,7 +96,7 @@ func (h *Holdings) Restarted(now time.Time) {
 	}
 }
 
-// Drop does so whatever is known, and has it told anew.
+// Drop drops all that is thought to be in the cache, and has the stream begin anew, so that the events name it again.
 func (h *Holdings) Drop() {
 	for _, s := range h.slots {
 		h.cache.index.Clear(s.at, index.Removed)
@@ -107,7 +106,7 @@ func (h *Holdings) Drop() {
 	}
 }
 
-// Close gives the candidate's slots back: it is gone.
+// Close gives back the slots of a candidate that is gone.
 func (h *Holdings) Close() {
 	for _, s := range h.slots {
 		h.cache.index.Delete(s.at)
@@ -117,8 +116,8 @@ func (h *Holdings) Close() {
 // Modes of what is known of a candidate's prefix cache, as status and metrics
 // name them.
 const (
-	Approximate = "approximate" // from what its answers count
-	Precise     = "precise"     // from its events, where prompts are token ids
+	Approximate = "approximate" // known from the token counts in answers
+	Precise     = "precise"     // known from KV events, for prompts of token ids
 )
 
 // Mode is how well the cache is known now.
@@ -129,27 +128,27 @@ func (h *Holdings) Mode(now time.Time) string {
 	return Approximate
 }
 
-// Unfollow says that a stream which is closed tells nothing any more, and forgets what it told.
+// Unfollow forgets the stream, which is closed, and the blocks that it named.
 func (h *Holdings) Unfollow() {
 	h.events = nil
 	h.cache.index.Clear(h.slots[byTokens].at, index.Removed)
 }
 
-// Events is the stream that tells of the cache; nil: there is none.
+// Events is the stream of KV events; nil: the candidate has none.
 func (h *Holdings) Events() *kvevents.Stream { return h.events }
 
-// Stored adds blocks that the stream tells of.
+// Stored adds blocks that the engine has stored, as the stream says.
 func (h *Holdings) Stored(at index.Slot, keys []index.Key) { h.cache.index.Insert(at, keys) }
 
-// Removed drops blocks.
+// Removed drops blocks that the engine has removed.
 func (h *Holdings) Removed(at index.Slot, keys []index.Key) {
 	for _, k := range keys {
 		h.cache.index.Remove(at, k)
 	}
 }
 
-// Cleared also drops blocks of bytes where the engine itself has dropped all:
-// whatever its prompts are known by, it holds none of them.
+// Cleared drops all blocks that the stream named. If the engine itself has dropped all, it also drops the blocks of
+// bytes: the engine holds none of its prompts any more.
 func (h *Holdings) Cleared(at index.Slot, why index.Reason) {
 	h.cache.index.Clear(at, why)
 	if why == index.Removed {

@@ -6,17 +6,17 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Prompt is what a prompt is recognised by. The zero one is not looked up.
+// Prompt is by what a prompt is recognised in prefix caches. A zero Prompt is not looked up.
 type Prompt struct {
 	Keys        []index.Key // of its blocks; must not change any more
-	BlockTokens int         // of each, where they are blocks of token ids
-	Tokens      int         // counted; 0: not
-	Bytes       int         // of the rendering, where they are blocks of that
-	Salted      bool        // its blocks are those of a cache_salt, which engines' events do not tell
-	Media       bool        // not all of it is text: its bytes do not tell its tokens
+	BlockTokens int         // token ids of each block; 0: the blocks are of bytes
+	Tokens      int         // as counted; 0: not counted
+	Bytes       int         // of the rendering, if the blocks are of bytes
+	Salted      bool        // the request has a cache_salt, so that the engine's events do not show its blocks
+	Media       bool        // some of it is not text, so that its bytes say nothing about its tokens
 }
 
-// units of blocks: a candidate has a slot in the index for each that came.
+// The units of blocks. A candidate has a slot in the index for each unit in which prompts came.
 const (
 	byBytes = iota
 	byTokens
@@ -30,12 +30,12 @@ func (p *Prompt) unit() int {
 	return byBytes
 }
 
-// classBytes is how many bytes of a rendering count as a token where classes of
-// requests are told apart: fixed, or a class would change with what is learned.
+// classBytes is how many bytes of a rendering count as a token where classes of requests are told apart. It is fixed,
+// because a class would change with a learned ratio.
 const classBytes = 4
 
-// ClassDepth is how many of the prompt's blocks make its class: as many as the
-// deepest of the configured depths that it reaches, else all.
+// ClassDepth is how many of the prompt's blocks make up its class: those of the largest number in tokens that the
+// prompt reaches, else all.
 func (p *Prompt) ClassDepth(tokens []int) int {
 	depth := len(p.Keys)
 	for _, n := range slices.Backward(tokens) { // ascending
@@ -50,8 +50,7 @@ func (p *Prompt) ClassDepth(tokens []int) int {
 	return depth
 }
 
-// BlockSize is how many tokens one of a prompt's blocks stands for, the prompt
-// being so long.
+// BlockSize is how many tokens one of the prompt's blocks stands for, if the prompt has so many tokens.
 func (p *Prompt) BlockSize(tokens int) float64 {
 	if p.BlockTokens > 0 {
 		return float64(p.BlockTokens)

@@ -6,44 +6,43 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// A fit is used when it rests on so much; before that, the last one that did,
-// or what is configured.
+// A fit is used if it has so many samples, explains so much and spreads so far. Before that, the last good fit is
+// used, or the configured line.
 const (
 	fitSamples = 20
 	fitR2      = 0.5
 	fitSpread  = 2.0 // largest prefill over smallest
 
-	// What a plain line does not have (attention, what ran beside) is looked for once there
-	// are so many samples, and believed if it explains so much more of them: the F statistic
-	// of a further term.
+	// A term that a plain line does not have (attention, requests beside) is tried once there are so many samples. It
+	// is used if it explains so much more of them: this is the F statistic of one more term.
 	termSamples = 100
 	termF       = 20.0
 
-	// A sample this many times further from the line than usual is dropped;
-	// but if so many in a row are, it is the line that is wrong.
+	// A sample so many times further from the law than usual is dropped. But if so many samples in a row are dropped,
+	// the law is wrong, and they are taken.
 	outlier     = 5.0
 	outlierRow  = 20
 	residualEMA = 0.1
 
-	// residualFloor is the least that counts as the usual distance, as a share
-	// of the prediction: a perfect line would call everything an outlier.
+	// residualFloor is the least distance that counts as usual, as a share of the prediction: with a perfect law
+	// every sample would be an outlier.
 	residualFloor = 0.01
 
-	// exact is the share of all squares below which errors are those of the arithmetic.
+	// exact is the share of the sum of squares below which errors are taken for rounding errors.
 	exact = 1e-9
 )
 
-// Sample is one prefill: how long an engine took for it once it had come to it.
+// Sample is one prefill: what it was, and how long the engine took once it had begun.
 type Sample struct {
-	New, Hit float64 // tokens that were computed, and found
+	New, Hit float64 // tokens that were computed, and tokens that were in the cache
 	Beside   float64 // requests of others that the engine ran meanwhile, such as decodes
 	Ms       float64
 
-	Predicted float64 // ms, when its engine was chosen; 0: no law was known
+	Predicted float64 // ms that were predicted when the engine was chosen; 0: no law was known
 }
 
-// Law is how long prefills take on one kind of engine: a line while nothing runs beside
-// them, and what each request beside adds to its fixed part and to each token.
+// Law is how long prefills take on one kind of engine: the line without requests beside them, and what each request
+// beside adds to the fixed part and to the time for each token.
 type Law struct {
 	policy.Line
 	BesideT0Ms, BesideTPMs float64
@@ -59,25 +58,24 @@ func (l Law) Among(beside float64) policy.Line {
 // ms is the prediction for a sample.
 func (l *Law) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
 
-// Calibration learns how long prefills take on one kind of engine: the law whose
-// squared errors are least. Older samples count less, half after halfLife more. A
-// term that would be below zero, or explains next to nothing, is left out. What
-// attention adds is learned only where it is not configured; else its share is
-// subtracted before the fit.
+// Calibration learns how long prefills take on one kind of engine: the law with the least squared errors. Older
+// samples count less, one half after halfLife newer ones. A term that would be below zero, or that explains next to
+// nothing, is left out. The term of attention is learned only if it is not configured; else its part is subtracted
+// before the fit.
 type Calibration struct {
 	configured policy.Line
-	keep       float64 // what a sample's weight is multiplied with at each later one
+	keep       float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
 	n                       int
 	sums                    moments
-	least, most             [2]float64 // new tokens, of this half-life and the last
+	least, most             [2]float64 // of new tokens, in this half-life and in the one before
 	inHalf                  int
 	law                     Law // the last good fit
 	fitted                  bool
 	r2                      float64
 	residual                float64 // EWMA of |residual|, ms
-	dropped, droppedInTotal int     // in a row; ever
+	dropped, droppedInTotal int     // samples dropped in a row, and ever
 }
 
 // NewCalibration starts from the configured line.
@@ -101,7 +99,7 @@ func (c *Calibration) Add(s Sample) bool {
 	return true
 }
 
-// isOutlier looks how far off the law a sample is, and learns how far is usual.
+// isOutlier reports whether a sample is too far from the law, and learns which distance is usual.
 func (c *Calibration) isOutlier(s Sample) bool {
 	predicted := c.law.ms(s)
 	off := math.Abs(s.Ms - predicted)
@@ -117,7 +115,7 @@ func (c *Calibration) isOutlier(s Sample) bool {
 	return false
 }
 
-// keepSpread keeps the spread of the last one to two half-lives.
+// keepSpread keeps the least and the most new tokens of the last one to two half-lives.
 func (c *Calibration) keepSpread(x float64) {
 	if c.inHalf == c.halfLife {
 		c.least[1], c.most[1] = c.least[0], c.most[0]
@@ -133,8 +131,8 @@ func (c *Calibration) keepSpread(x float64) {
 	c.least[0], c.most[0] = min(c.least[0], x), max(c.most[0], x)
 }
 
-// fit looks for the best law of all those that may be, by its squared errors with a
-// surcharge for each further term.
+// fit looks for the best of the possible laws: the one with the least squared errors, after a surcharge for each
+// further term.
 func (c *Calibration) fit() {
 	if c.n < fitSamples || max(c.most[0], c.most[1]) < fitSpread*min(c.least[0], c.least[1]) {
 		return
@@ -165,8 +163,8 @@ func (c *Calibration) fit() {
 	c.fitted, c.r2 = true, 1-c.sums.rest(best)/whole
 }
 
-// possible says whether a law can be: nothing takes a time below zero, and tokens
-// take one.
+// possible says whether a law can be true: no term makes a prefill shorter, and each term but the fixed one takes
+// some time.
 func possible(set int, beta [terms]float64) bool {
 	for i, b := range beta {
 		if set&(1<<i) != 0 && (b < 0 || b == 0 && i != fixed) {

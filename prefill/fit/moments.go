@@ -11,7 +11,7 @@ import (
 const (
 	fixed = iota
 	fresh
-	pairs // of tokens, that attention looks at
+	pairs // token pairs that attention looks at
 	beside
 	besideFresh
 	terms
@@ -22,7 +22,7 @@ const (
 // scale brings the terms near to each other, so that no digits are lost.
 var scale = [terms]float64{1, 1e-3, 1e-6, 1, 1e-3}
 
-// further is how many terms of a set a plain line does not have.
+// further is how many of a set's terms a plain line does not have.
 func further(set int) int { return bits.OnesCount(uint(set &^ line)) }
 
 // moments are the sums of products from which any choice of terms is fitted by least
@@ -47,7 +47,7 @@ func (m *moments) add(s Sample, y, keep float64) {
 	m.yy = m.yy*keep + y*y
 }
 
-// weight is how many samples there are, each as much as it still counts.
+// weight is how many samples there are, each counted by the weight that it still has.
 func (m *moments) weight() float64 { return m.xx[fixed][fixed] }
 
 // spread is the squared distance of all times from their mean.
@@ -55,12 +55,12 @@ func (m *moments) spread() float64 {
 	return m.yy - m.xy[fixed]*m.xy[fixed]/m.weight()
 }
 
-// pivot is the least share of a term's own sum that the terms before it may leave of it: a
-// term that they nearly make up themselves cannot be told from them.
+// pivot is the least share of a term's own sum that may be left after the terms before it: a term that these nearly
+// explain cannot be told apart from them.
 const pivot = 1e-6
 
-// solve fits a set of terms by Cholesky's method. rest is the sum of squared errors; not ok
-// means that the samples do not tell the terms apart.
+// solve fits a set of terms by Cholesky's method. rest is the sum of squared errors. ok is false if the samples do
+// not tell the terms apart.
 func (m *moments) solve(set int) (beta [terms]float64, rest float64, ok bool) {
 	var root [terms][terms]float64
 	var at [terms]int

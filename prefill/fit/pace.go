@@ -8,20 +8,20 @@ import (
 // Pace is how fast requests for a model arrive, and how soon their prefills
 // answer.
 type Pace struct {
-	since  time.Time // of the window that is counted now
+	since  time.Time // begin of the window that is counted now
 	count  int
-	perS   float64 // of the windows before
+	perS   float64 // mean over the windows before
 	known  bool
 	last   [paceProbes]float64 // ms, the latest at next-1
 	next   int
-	ttftMs float64 // median of those, as of the last window
+	ttftMs float64 // median of last, computed at the end of the last window
 	sorted [paceProbes]float64
 }
 
 const (
 	paceWindow = time.Second
-	paceShare  = 0.2 // of the last window in the mean
-	paceProbes = 64  // that the median is of
+	paceShare  = 0.2 // weight of the last window in the mean
+	paceProbes = 64  // probes that the median is taken over
 )
 
 // Arrived counts a first attempt.
@@ -30,7 +30,7 @@ func (p *Pace) Arrived(now time.Time) {
 	p.count++
 }
 
-// Answered tells how long a probe took.
+// Answered records how long a probe took.
 func (p *Pace) Answered(now time.Time, ms float64) {
 	p.last[p.next%paceProbes] = ms
 	if p.next++; p.next == 1 {
@@ -45,11 +45,11 @@ func (p *Pace) ArrivalsPerS(now time.Time) float64 {
 	return p.perS
 }
 
-// TTFTMs is the median of the last probes; 0: none was answered yet.
+// TTFTMs is the median time of the last probes; 0: none was answered yet.
 func (p *Pace) TTFTMs() float64 { return p.ttftMs }
 
-// roll ends the window once it is over. A window that was not looked at for long
-// was long, so what came in it came slowly.
+// roll ends the window once a second is over. A window ends only when it is looked at, so it may be longer; its rate
+// is then over that longer time.
 func (p *Pace) roll(now time.Time) {
 	if p.since.IsZero() {
 		p.since = now

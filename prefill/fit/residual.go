@@ -7,21 +7,21 @@ import (
 
 const (
 	residualHalfLife = 30 * time.Second
-	residualPrior    = 5.0 // probes that were as predicted, before any was answered
-	residualNoise    = 2.0 // standard errors of the mean that may be chance
+	residualPrior    = 5.0 // weight of a prior of no deviation, in probes
+	residualNoise    = 2.0 // so many standard errors of the mean are taken for chance
 )
 
-// Residual is by how much one engine's prefills lately took longer than predicted, or
-// shorter: its kind's law does not know that it is hot, or shares its machine. What is
-// learned fades: an engine that answers nothing is soon as its kind. What may be chance
-// does not count: it would only hide small differences between engines that are real.
+// Residual is by how much longer, or shorter, one engine's prefills lately took than predicted. The law of its kind
+// does not know that an engine is hot, or shares its machine. What is learned fades, so that an engine that answers
+// nothing soon counts like its kind. A deviation that may be chance does not count: it would only hide small real
+// differences between engines.
 type Residual struct {
 	sum, squares, weight float64
 	at                   time.Time
 }
 
-// Add takes what a prefill took and what was predicted, ms. It counts as twice the
-// prediction at most, so that one that hung is not the rule.
+// Add takes how long a prefill took and what was predicted, in ms. The time counts as at most twice the prediction,
+// so that one prefill that hung does not decide.
 func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.fade(now)
 	off := min(took, 2*predicted) - predicted
@@ -30,7 +30,7 @@ func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.weight++
 }
 
-// Ms is what a prefill will take beyond its prediction; below zero: less.
+// Ms is how many ms a prefill will take beyond its prediction; below zero: it will take less.
 func (r *Residual) Ms(now time.Time) float64 {
 	r.fade(now)
 	if r.weight < 1 {

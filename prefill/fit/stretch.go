@@ -2,37 +2,35 @@ package fit
 
 import "time"
 
-// together is how near answers follow each other that an engine gave in one step.
+// together is how close answers follow each other that an engine computed in one step.
 const together = 5 * time.Millisecond
 
-// Stretch tells how long an engine took for each of its prompts, although others waited
-// there with it. An engine goes through prompts in the order in which they come: it was at
-// one from its arrival, or from the answer before, until its own answer. Prompts that are
-// answered together were computed together and count as one prefill. Where an engine
-// answers in another order, nobody knows what it did when, and nothing is learned.
+// Stretch finds out how long an engine took for each prompt, although others waited there as well. An engine computes
+// prompts in the order in which they come: it worked at a prompt from its arrival, or from the answer before, until
+// its own answer. Prompts that are answered together were computed together, and count as one prefill. If an engine
+// answers in another order, it is not known what it did when, and nothing is learned.
 type Stretch struct {
 	ended  time.Time // the last answer
-	spoilt time.Time // probes sent before that tell nothing
+	spoilt time.Time // probes that were sent before this time teach nothing
 
-	open     bool // answers that others may still join
+	open     bool // the last answers are not complete: others may still join them
 	void     bool
-	began    time.Time // with their prefill
-	youngest time.Time // when the last of them was sent
-	sample   Sample    // of all of them, without the time
+	began    time.Time // when the prefill of the open answers began
+	youngest time.Time // when the latest of these probes was sent
+	sample   Sample    // sum of them, without the time
 	done     [2]Sample
 }
 
-// Answer is one of a probe.
+// Answer is the answer to one probe.
 type Answer struct {
 	Sent time.Time
 	RTT  time.Duration // to the engine
-	Void bool          // nobody knows what the engine did for it, or beside it
+	Void bool          // it is not known what the engine did for it, or beside it
 	Sample
 }
 
-// Answered takes an answer, and returns the samples that are complete with it, until the
-// next call. oldest is when the oldest probe that is still unanswered was sent; zero: there
-// is none.
+// Answered takes an answer and returns the samples that it completes; the slice is valid until the next call. oldest
+// is when the oldest probe that is still unanswered was sent; zero: there is none.
 func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := s.done[:0]
 	if s.open && now.Sub(s.ended) > together {
@@ -60,8 +58,8 @@ func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 	return done
 }
 
-// end completes the prefill of the answers so far. An older probe that is still
-// unanswered was overtaken: some of it may be computed already.
+// end completes the prefill of the open answers. If an older probe is still unanswered, later ones have overtaken it,
+// and some of it may be computed already.
 func (s *Stretch) end(done []Sample, oldest time.Time) []Sample {
 	s.open = false
 	if oldest.Before(s.youngest) {
@@ -74,12 +72,11 @@ func (s *Stretch) end(done []Sample, oldest time.Time) []Sample {
 	return append(done, s.sample)
 }
 
-// Dropped says that a probe ended without an answer: nobody knows what the engine did for
-// it while others waited.
+// Dropped says that a probe ended without an answer: it is not known what the engine did for it while others waited.
 func (s *Stretch) Dropped(now time.Time) { s.spoilt = now }
 
-// join adds a prefill that was computed together with others. Attention is that of all: what
-// each found counts by how much of the new tokens are its own.
+// join adds a prefill that was computed together with this one. The attention of the sum is that of both: the hit of
+// each counts by its share of the new tokens.
 func (s *Sample) join(o Sample) {
 	if all := s.New + o.New; all > 0 {
 		pairs := s.New*(s.Hit+s.New/2) + o.New*(o.Hit+o.New/2)

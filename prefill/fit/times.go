@@ -15,25 +15,26 @@ import (
 // Config is where the lines of prefill times start from: t0 + tp * new tokens +
 // beta2 * the token pairs that are looked at.
 type Config struct {
-	TPMs  float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
+	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms 0 too: nothing is known before it was learned
 	T0Ms  float64 `yaml:"t0_ms"`
 	Beta2 float64 `yaml:"beta2_ms"`
-	Known bool    `yaml:"-"` // trust the line as it is; else it counts for nothing until it was learned
+	Known bool    `yaml:"-"` // the line is used as it is; else only once it was learned
 }
 
-// Line is the one to start from.
+// Line is the line that learning starts from.
 func (c Config) Line() policy.Line {
 	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
 }
 
-// halfLife is after how many newer samples one counts half: enough of them to tell the base of a prefill from its slope, and
-// few enough that a line follows an engine whose load or batch has changed within minutes.
+// halfLife is the number of newer samples after which a sample counts half: enough samples to tell the fixed part of
+// a prefill from its slope, and few enough that a line follows, within minutes, an engine whose load or batch has
+// changed.
 const halfLife = 500
 
-// kind is what shares a line of prefill times.
+// kind identifies the engines that share a line of prefill times.
 type kind struct{ model, hardware string }
 
-// Times are the lines of all kinds.
+// Times has the lines of all kinds.
 type Times struct {
 	start Config
 	lines map[kind]*Calibration
@@ -46,11 +47,11 @@ func New(start Config) *Times {
 	return &Times{start: start, lines: map[kind]*Calibration{}, ways: map[string]*Way{}}
 }
 
-// Configure changes where lines start that nothing is learned of yet.
+// Configure changes where lines start of which nothing is learned yet.
 func (t *Times) Configure(start Config) { t.start = start }
 
-// Law is how long prefills of the model take on engines of that label. known is
-// false while it is only where learning starts from.
+// Law is how long prefills of the model take on engines with that label. known is false while it is only the line
+// that learning starts from.
 func (t *Times) Law(model, hardware string) (law Law, known bool) {
 	if fit := t.lines[kind{model, hardware}]; fit != nil {
 		law, known = fit.Law()
@@ -70,7 +71,7 @@ func (t *Times) Learn(model, hardware string, s Sample) {
 	fit.Add(s)
 }
 
-// Samples is how many prefills such a line was learned from.
+// Samples is how many prefills the line of a model and a label was learned from.
 func (t *Times) Samples(model, hardware string) int {
 	if fit := t.lines[kind{model, hardware}]; fit != nil {
 		return fit.Samples()
@@ -101,10 +102,10 @@ func (t *Times) Forget(gone func(model string) bool) {
 	maps.DeleteFunc(t.lines, func(k kind, _ *Calibration) bool { return gone(k.model) })
 }
 
-// usualWeight is what one more prompt counts for in the usual one.
+// usualWeight is the weight of one more prompt in the mean.
 const usualWeight = 0.05
 
-// Computes learns what a prompt of ours has to compute.
+// Computes learns how many tokens of one of our prompts an engine has to compute.
 func (t *Times) Computes(newTokens int64) {
 	if t.usual == 0 {
 		t.usual = float64(newTokens)
@@ -115,15 +116,15 @@ func (t *Times) Computes(newTokens int64) {
 // Usual is how many tokens a prompt of ours has to compute, lately.
 func (t *Times) Usual() float64 { return t.usual }
 
-// Way is what is learned of how the two engines of a request meet whose decode rank is bound before its prefill.
+// Way is what is learned of how the two engines of a request meet, if the decode rank is bound before the prefill.
 type Way struct {
-	callback float64 // ms, lately; 0: none came
+	callback float64 // ms that a callback takes, lately; 0: none has come
 }
 
-// callbackWeight is what one more callback counts for in the usual time.
+// callbackWeight is the weight of one more callback in the mean.
 const callbackWeight = 0.05
 
-// Way is that of a profile, and whoever has it may teach it.
+// Way returns the Way of a profile. All who ask share it, and may teach it.
 func (t *Times) Way(profile string) *Way {
 	w := t.ways[profile]
 	if w == nil {
@@ -141,7 +142,7 @@ func (w *Way) CalledBack(took time.Duration) {
 	w.callback += callbackWeight * (ms(took) - w.callback)
 }
 
-// Callback is how long that usually takes, 0 where no engine calls back.
+// Callback is how long a callback usually takes; 0: no engine calls back.
 func (w *Way) Callback() time.Duration { return time.Duration(w.callback * float64(time.Millisecond)) }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

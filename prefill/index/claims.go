@@ -8,12 +8,12 @@ import (
 type Index struct {
 	cfg Config
 
-	// An entry is a block that somebody holds. Its number indexes these; number 0 is not used.
+	// An entry is a block that some slot holds. Its number is an index into these slices; number 0 is not used.
 	table   table
 	keys    []Key
-	holders []uint64 // words for each entry, a bit for each slot
+	holders []uint64 // bits, one for each slot, in words for each entry
 	words   int
-	claimed []uint32 // its first claim; of a free number, the next free one
+	claimed []uint32 // the entry's first claim; for a free number, the next free one
 	uses    []link
 	use     order
 	free    uint32 // the first free number
@@ -21,22 +21,22 @@ type Index struct {
 
 	// A claim says that one slot holds one entry.
 	claims    []claim // number 0 is not used
-	recency   []link  // in the order of the slot
+	recency   []link  // by claim, in the slot's order of use
 	freeClaim uint32
 	last      uint32 // the claim that was looked up last
 	held      int
 
 	slots     []slot
-	clock     uint32 // counts speculations: a claim born after one is not its own
+	clock     uint32 // counts speculations: a claim that was born after a speculation is not the speculation's
 	lingering []lingering
 	evictions [reasons]uint64
 }
 
-// Eviction is which block goes first when there is no more room.
+// Eviction says which block goes first when there is no more room.
 type Eviction uint8
 
-// Slot is a candidate's place in the index. After the candidate's removal it is
-// stale: what is done with it does nothing, though another has its number.
+// Slot is a candidate's place in the index. It is stale once the candidate is removed: calls with a stale Slot do
+// nothing, although another candidate may have its number.
 type Slot struct {
 	N    int // its place in what Match returns
 	life uint32
@@ -44,22 +44,22 @@ type Slot struct {
 
 // Config describes an index.
 type Config struct {
-	MaxBytes int64    // of memory, default 256 MiB; at least 64 KiB
+	MaxBytes int64    // bytes of memory, default 256 MiB; at least 64 KiB
 	Evict    Eviction // default LeastRecent
 }
 
 // The evictions.
 const (
-	LeastRecent Eviction = iota // as engines' caches do: the local index
-	Oldest                      // inserted first: what was sent to a peer
+	LeastRecent Eviction = iota // like engines' own caches: for the index of our own engines
+	Oldest                      // the block that was inserted first: for what was sent to a peer
 )
 
 type claim struct {
 	entry   uint32
-	sibling uint32 // the next claim on the entry; of a free one, the next free one
+	sibling uint32 // the next claim on the entry; for a free claim, the next free one
 	born    uint32 // clock at its creation
 	slot    uint16
-	spec    uint16 // probes in flight that vouch for it; the top bit: the engine has it, or said so
+	spec    uint16 // how many probes in flight vouch for it; the top bit is set once the engine is known to have the block
 }
 
 const (
@@ -70,7 +70,7 @@ const (
 type slot struct {
 	id       string
 	inUse    bool
-	life     uint32 // counts candidates that had the number
+	life     uint32 // counts the candidates that had this number
 	epoch    uint32 // counts how often all its claims were dropped
 	capacity int    // blocks the candidate's engine can hold, 0 unknown
 	held     int
@@ -93,7 +93,7 @@ const (
 	leastBytes   = 64 << 10
 )
 
-// fitting are the blocks of a prompt that the slot can hold at once.
+// fitting returns the blocks of a prompt that the slot can hold at once: the first ones.
 func (s *slot) fitting(keys []Key) []Key {
 	if s.capacity > 0 && len(keys) > s.capacity {
 		return keys[:s.capacity]
@@ -110,9 +110,8 @@ func (x *Index) lookUp(n int, k Key) uint32 {
 	return x.claimOf(e, n)
 }
 
-// claimOf returns the slot's claim on an entry that it holds. A prompt's claims
-// were made one after the other, so that the next is mostly beside the last;
-// else all that hold the entry are looked at.
+// claimOf returns the slot's claim on an entry that it holds. A prompt's claims were made one after the other, so the
+// next one is mostly a neighbour of the last; else it looks through all claims on the entry.
 func (x *Index) claimOf(e uint32, n int) uint32 {
 	for _, c := range [...]uint32{x.last - 1, x.last + 1} {
 		if int(c) < len(x.claims) && x.claims[c].entry == e && int(x.claims[c].slot) == n {
@@ -128,8 +127,8 @@ func (x *Index) claimOf(e uint32, n int) uint32 {
 	return c
 }
 
-// claim returns the slot's claim on a key, made if there is none, as the most
-// recent one; what has no room any more goes.
+// claim returns the slot's claim on a key as its most recent one, and makes it if there is none. Claims for which
+// there is no more room are dropped.
 func (x *Index) claim(n int, k Key) uint32 {
 	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64)
 	e := x.table.find(k, x.keys)
@@ -142,10 +141,10 @@ func (x *Index) claim(n int, k Key) uint32 {
 		return c
 	}
 	if s.capacity > 0 && s.held >= s.capacity {
-		x.drop(s.recent.oldest, Capacity) // not on e: the slot does not hold it
+		x.drop(s.recent.oldest, Capacity) // it is not a claim on e, because the slot does not hold e
 	}
 	if e != 0 && x.cfg.Evict == LeastRecent {
-		x.use.touch(x.uses, e) // before room is made, or it may be what goes
+		x.use.touch(x.uses, e) // before room is made: else e itself might be evicted
 	}
 	for x.bytes()+x.costOn(e) > x.cfg.MaxBytes {
 		x.evict(x.use.oldest)
@@ -191,7 +190,7 @@ func (x *Index) newClaim() uint32 {
 	return uint32(len(x.claims) - 1)
 }
 
-// drop takes one claim away, and its entry with the last one.
+// drop takes one claim away, and the entry with its last claim.
 func (x *Index) drop(c uint32, why Reason) {
 	e, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]
@@ -225,7 +224,7 @@ func (x *Index) evict(e uint32) {
 	}
 }
 
-// costOn is what a further claim on entry e costs, or the first on a new one.
+// costOn is what one more claim on entry e costs in bytes; e is 0 for a new entry.
 func (x *Index) costOn(e uint32) int64 {
 	if e != 0 {
 		return claimCost
@@ -238,9 +237,9 @@ func (x *Index) entryCost() int64 { return int64(entryCost + wordCost*x.words) }
 // Memory is counted by a formula that bounds what is really used, growth of
 // the table included.
 const (
-	entryCost = 96 // with its first claim
-	wordCost  = 16 // for every 64 slots
-	claimCost = 32 // of each further claim
+	entryCost = 96 // bytes of an entry with its first claim
+	wordCost  = 16 // bytes for every 64 slots
+	claimCost = 32 // bytes of each further claim
 )
 
 func (x *Index) bytes() int64 {
@@ -265,8 +264,8 @@ func (x *Index) Reset() {
 	x.lingering = nil
 }
 
-// Speculation is the claim of a probe in flight on its prompt's blocks. It is
-// ended once, by Confirm, Drop or Linger; a second end does nothing.
+// Speculation is the claim of a probe in flight on its prompt's blocks. Confirm, Drop or Linger ends it once; a
+// second end does nothing.
 type Speculation struct {
 	keys  []Key
 	slot  Slot
@@ -274,7 +273,7 @@ type Speculation struct {
 	began uint32
 }
 
-// lingering is a speculation whose probe ended without an answer we know.
+// lingering is a speculation whose probe ended without a known outcome.
 type lingering struct {
 	Speculation
 	until time.Time
@@ -290,15 +289,15 @@ var reasonNames = [reasons]string{"bytes", "capacity", "ttl", "removed", "cold",
 // The reasons.
 const (
 	ForBytes Reason = iota // the index was full
-	Capacity               // the candidate's engine was, by our count
-	TTL                    // nobody told how the probe ended
-	Removed                // the engine said so, or it is gone
-	Cold                   // its events had a gap
-	Failed                 // the probe did
+	Capacity               // the candidate's engine was full, by our count
+	TTL                    // the outcome of the probe stayed unknown
+	Removed                // the engine said so, or is gone
+	Cold                   // the engine's events had a gap
+	Failed                 // the probe failed
 	reasons
 )
 
-// widen makes the holders of an entry wide enough for all slots.
+// widen makes the holders of each entry wide enough for all slots.
 func (x *Index) widen() {
 	words := (len(x.slots) + 63) / 64
 	if words == x.words {

@@ -4,8 +4,8 @@ import (
 	"math/bits"
 )
 
-// Match appends to dst, for every slot number, how many of the prompt's blocks
-// the slot holds from the first one on. dst is cut to nothing before.
+// Match returns, for every slot number, how many of the prompt's blocks the slot holds from the first one on. It
+// overwrites dst and may return a larger slice.
 func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	dst = dst[:0]
 	for range x.slots {
@@ -17,7 +17,7 @@ func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	return dst
 }
 
-// matchWord is the walk for the 64 slots of a word.
+// matchWord walks over the keys for the 64 slots of one word.
 func (x *Index) matchWord(dst []int32, keys []Key, w int) {
 	alive := x.inUse(w)
 	for k := range keys {
@@ -36,7 +36,7 @@ func (x *Index) matchWord(dst []int32, keys []Key, w int) {
 	}
 }
 
-// inUse are the slots of word w that a candidate has.
+// inUse has a bit for each slot of word w that has a candidate.
 func (x *Index) inUse(w int) (word uint64) {
 	for i := 64 * w; i < min(64*w+64, len(x.slots)); i++ {
 		if x.slots[i].inUse {
@@ -52,15 +52,15 @@ func (x *Index) Insert(s Slot, keys []Key) {
 		return
 	}
 	keys = x.slots[s.N].fitting(keys)
-	for i := len(keys) - 1; i >= 0; i-- { // the deepest first: leaves go before what they hang on
+	for i := len(keys) - 1; i >= 0; i-- { // the deepest first, so that it is evicted before the blocks that it needs
 		c := x.claim(s.N, keys[i])
 		x.claims[c].spec |= confirmed
 	}
 	x.settleLingering(s)
 }
 
-// Remove says that the slot's engine no longer holds one block. Those behind it
-// are out of its reach, but not lost: it may come back.
+// Remove says that the slot's engine no longer holds one block. The blocks behind it cannot be used without it, but
+// they stay, because the block may come back.
 func (x *Index) Remove(s Slot, k Key) {
 	if !x.current(s) {
 		return
@@ -72,9 +72,8 @@ func (x *Index) Remove(s Slot, k Key) {
 	}
 }
 
-// Correct takes what an engine said of a probe: only so many of its blocks were
-// there. The slot's claims beyond are dropped; dropped is how many. Confirm of
-// the same probe then says what it has computed.
+// Correct takes how many of a probe's blocks the engine had in its cache. The slot's claims beyond these are dropped;
+// dropped is how many. Confirm of the same probe then says what the engine has computed.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.current(s) {
 		return 0

@@ -10,10 +10,10 @@ import (
 // Key names a block by the text from the prompt's start to the block's end.
 type Key struct {
 	Hash  uint64 // xxhash64, chained: the same in every process
-	Check uint64 // of the same bytes, with a secret of this process: who crafts a collision of Hash gains nothing
+	Check uint64 // of the same bytes, with a secret of this process, so that crafting a collision of Hash gains nothing
 }
 
-// keyVersion changes when a rendering or a chain does.
+// keyVersion must change when a rendering or the chain of hashes does.
 const keyVersion = "evenkeel-1"
 
 var secret = maphash.MakeSeed()
@@ -55,10 +55,10 @@ const (
 // shared system prompt of some hundred tokens still has several.
 const BlockBytes = 256
 
-// Hasher turns prompts into keys. It is used again and again, by one goroutine
-// at a time; what it returns does not point into it.
+// Hasher turns prompts into keys. It can be reused, by one goroutine at a time; what it returns does not point into
+// it.
 type Hasher struct {
-	buf   []byte // check and hash of the block before, then the block
+	buf   []byte // check and hash of the previous block, then the block
 	fill  int    // bytes of buf that are set
 	keys  []Key
 	total int // bytes written
@@ -128,11 +128,10 @@ func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
 	return h.end()
 }
 
-// Salts tells salts that several requests share from those made for one: a
-// request whose salt was not seen lately is not to be indexed, nobody will ever
-// hit its blocks.
+// Salts tells salts that several requests share from salts made for one request. A request whose salt was not seen
+// lately should not be indexed, because no later request will hit its blocks.
 type Salts struct {
-	seen [4096]uint64 // by a few bits of the hash; the last one stays
+	seen [4096]uint64 // by some bits of the hash; a newer salt overwrites an older one
 }
 
 // Shared reports whether salt is empty or was seen before, and remembers it.

@@ -3,8 +3,7 @@ package index
 // link is a place in a list; 0 is its end.
 type link struct{ newer, older uint32 }
 
-// order is a doubly linked list of numbers, the newest first. The links are
-// kept by who numbers.
+// order is a doubly linked list of numbers, the newest first. The owner of the numbers keeps the links.
 type order struct{ newest, oldest uint32 }
 
 func (o *order) push(links []link, n uint32) {

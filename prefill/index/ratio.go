@@ -2,8 +2,8 @@ package index
 
 import "math"
 
-// Ratio is how many bytes of rendering a model's tokens take, learned from what
-// engines count. The zero value knows nothing yet and says 4.
+// Ratio is how many bytes of rendering a model's token takes, learned from the token counts of engines. The zero
+// value has learned nothing and stands for 4.
 type Ratio struct{ learned float64 }
 
 const (
@@ -13,7 +13,7 @@ const (
 	mostRatio  = 16.0
 )
 
-// BytesPerToken is what is known so far.
+// BytesPerToken is the ratio as learned so far.
 func (r Ratio) BytesPerToken() float64 {
 	if r.learned == 0 {
 		return firstRatio
@@ -21,7 +21,7 @@ func (r Ratio) BytesPerToken() float64 {
 	return r.learned
 }
 
-// Learn takes what one prompt showed. Prompts with media must be left out.
+// Learn takes the length of one prompt in bytes and in tokens. Prompts with media must be left out.
 func (r *Ratio) Learn(bytes, tokens int) {
 	if bytes <= 0 || tokens <= 0 {
 		return
@@ -30,17 +30,17 @@ func (r *Ratio) Learn(bytes, tokens int) {
 	r.learned = min(max(next, leastRatio), mostRatio)
 }
 
-// Tokens is how many tokens so many bytes are, to the nearest.
+// Tokens is how many tokens so many bytes are, rounded to the nearest.
 func (r Ratio) Tokens(bytes int) int { return int(math.Round(float64(bytes) / r.BytesPerToken())) }
 
-// Blocks is how many blocks of so many rendered bytes an engine's cache of
-// tokens is: the capacity of a slot whose prompts are hashed as bytes.
+// Blocks is how many blocks, of so many rendered bytes each, fit into an engine's cache of so many tokens: the
+// capacity of a slot for prompts that are hashed as bytes.
 func (r Ratio) Blocks(tokens, bytes int) int {
 	return int(float64(tokens) * r.BytesPerToken() / float64(bytes))
 }
 
-// Usable is how many of matched tokens a prompt of prompt tokens can use: whole
-// blocks, and never its last token, which an engine always computes.
+// Usable is how many of the matched tokens a prompt of so many tokens can use: whole blocks, and never its last
+// token, because an engine always computes that one.
 func Usable(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0

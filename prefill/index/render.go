@@ -12,17 +12,16 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// The rendering of a chat: its tools, then its messages, each ended by a
-// separator that text seldom holds. It need not be what the engine's template
-// makes of it. It must only begin alike where that begins alike, so that a
-// conversation's next turn begins with this one's bytes.
+// separator ends each part of the rendering of a chat: its tools, then its messages. Text seldom holds it. The
+// rendering need not be what the engine's template makes. It must only begin alike where the template's text begins
+// alike, so that the next turn of a conversation begins with the bytes of this one.
 const separator = '\x1e'
 
-// Text is what a prompt was hashed as.
+// Text is the keys of a prompt that was hashed as text.
 type Text struct {
 	Keys  []Key
 	Bytes int  // of the rendering
-	Media bool // some of it is not text: its bytes say nothing about its tokens
+	Media bool // some of it is not text, so that its bytes say nothing about its tokens
 }
 
 // Chat appends the keys of a chat's rendering. messages and tools are members
@@ -41,9 +40,8 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 	return h.text()
 }
 
-// Prompt appends the keys of a completion's prompt, a member of a scanned
-// mooncake.Body. Only a string has some; token ids go to PromptTokens, and of a
-// list of prompts nobody can say where it will run.
+// Prompt appends the keys of a completion's prompt, a member of a scanned mooncake.Body. Only a string has keys here:
+// token ids go to PromptTokens, and for a list of prompts it is not known where each will run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(prompt) > 0 && prompt[0] == '"' {
@@ -54,10 +52,9 @@ func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 
 func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
 
-// message writes the message that starts at i in an order of our own, whatever the
-// order of its members, and returns where it ends, 0 if it is no object. Reasoning is
-// left out: templates drop that of earlier turns. A long text is walked once for its
-// end, not twice.
+// message writes the message that starts at i, in a fixed order whatever the order of its members. It returns where
+// the message ends, 0 if it is no object. Reasoning is left out, because templates drop that of earlier turns. The
+// walk over the members also finds the end, so that a long text is walked over once.
 func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 	var role, name, id, content, calls json.RawMessage
 	o := rawjson.ObjectAt(messages, i)
@@ -86,8 +83,7 @@ func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 	return max(0, o.Pos)
 }
 
-// scalar writes a short member and a separator, so that a missing one is not a
-// shift of the next.
+// scalar writes a short member and a separator, so that after a missing member the next one does not take its place.
 func (h *Hasher) scalar(value json.RawMessage) {
 	if len(value) > 0 && value[0] == '"' {
 		h.unquote(value)
@@ -95,8 +91,7 @@ func (h *Hasher) scalar(value json.RawMessage) {
 	h.writeByte(separator)
 }
 
-// content writes a message's text. A list of parts is written as the text that
-// engines join it to.
+// content writes a message's text. A list of parts is written as the text that engines make by joining the parts.
 func (h *Hasher) content(content json.RawMessage) {
 	if len(content) == 0 {
 		return
@@ -116,8 +111,7 @@ func (h *Hasher) content(content json.RawMessage) {
 	}
 }
 
-// part writes a part's text, or stands in for a picture or a sound with a hash
-// of all that the part says: its URL or its data.
+// part writes a part's text. A picture or a sound is replaced with a hash of the whole part: its URL or its data.
 func (h *Hasher) part(part json.RawMessage) {
 	if len(part) > 0 && part[0] == '"' {
 		h.unquote(part)
@@ -149,19 +143,19 @@ const (
 	slashes = '\\' * ones
 )
 
-// unquote writes the text of a valid JSON string, eight bytes at once: code is
-// full of escapes, and to look for each costs more than to copy what is between.
+// unquote writes the text of a valid JSON string, eight bytes at a time: code is full of escapes, and to search for
+// each escape would cost more than to copy the text between them.
 func (h *Hasher) unquote(quoted json.RawMessage) {
 	text := quoted[1 : len(quoted)-1]
 	for len(text) >= 8 {
 		word, n := binary.LittleEndian.Uint64(text), 8
 		x := word ^ slashes
-		escaped := (x - ones) &^ x & highs // the lowest mark is exact
+		escaped := (x - ones) &^ x & highs // only the lowest mark is sure to be right, and only it is used
 		if escaped != 0 {
 			n = bits.TrailingZeros64(escaped) >> 3
 		}
 		if h.fill+8 < len(h.buf) {
-			binary.LittleEndian.PutUint64(h.buf[h.fill:], word) // what is beyond n is written over
+			binary.LittleEndian.PutUint64(h.buf[h.fill:], word) // the next write overwrites what is beyond n
 			h.fill += n
 			h.total += n
 		} else {

@@ -1,8 +1,7 @@
 package index
 
-// Add returns the slot of a candidate, a new one if it has none. capacity is
-// how many of the index's blocks its engine can hold (of bytes: Ratio.Blocks);
-// 0: not known, and not bounded.
+// Add returns the slot of a candidate, a new one if it has none. capacity is how many of the index's blocks its
+// engine can hold (for blocks of bytes: Ratio.Blocks); 0: it is not known and there is no bound.
 func (x *Index) Add(id string, capacity int) Slot {
 	vacant := -1
 	for i := range x.slots {
@@ -26,8 +25,8 @@ func (x *Index) Add(id string, capacity int) Slot {
 	return Slot{vacant, s.life}
 }
 
-// SetCapacity says how many blocks the candidate's engine can hold. Beyond it
-// the least recent ones are dropped: the index promises no more than is there.
+// SetCapacity says how many blocks the candidate's engine can hold. The least recent blocks beyond it are dropped, so
+// that the index promises no more than the engine holds.
 func (x *Index) SetCapacity(s Slot, blocks int) {
 	if !x.current(s) {
 		return
@@ -39,8 +38,8 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 	}
 }
 
-// Clear drops all blocks of a slot: its engine started anew, or lost or
-// emptied its cache. Probes in flight count no more.
+// Clear drops all blocks of a slot: its engine started anew, or lost or emptied its cache. Speculations of probes in
+// flight are void from then on.
 func (x *Index) Clear(s Slot, why Reason) {
 	if !x.current(s) {
 		return
@@ -81,7 +80,7 @@ type Stats struct {
 	Evictions [reasons]uint64
 }
 
-// Stats counts nothing anew: it may be called often.
+// Stats is cheap, because nothing is counted anew.
 func (x *Index) Stats() Stats {
 	return Stats{Bytes: x.bytes(), Entries: x.entries, Claims: x.held, Evictions: x.evictions}
 }

@@ -21,8 +21,8 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	return p
 }
 
-// Confirm says that the probe's engine has computed the blocks, those too that
-// had no room meanwhile.
+// Confirm says that the probe's engine has computed the blocks, also those that were dropped meanwhile for want of
+// room.
 func (x *Index) Confirm(p *Speculation) {
 	if x.Vouches(p) {
 		for i := len(p.keys) - 1; i >= 0; i-- {
@@ -37,19 +37,19 @@ func (x *Index) Confirm(p *Speculation) {
 	*p = Speculation{}
 }
 
-// Drop says that it has not: the probe failed or was cancelled.
+// Drop says that the engine has not computed the blocks: the probe failed or was cancelled.
 func (x *Index) Drop(p *Speculation) {
 	x.end(p, Failed)
 	*p = Speculation{}
 }
 
-// linger is how long blocks stay of a probe whose outcome nobody knows. An engine's events tell it sooner, and without them a
-// session's next request comes later than this.
+// linger is how long the blocks of a probe with an unknown outcome stay. An engine's events name the blocks sooner,
+// and without events a session's next request comes later than this.
 const linger = 2 * time.Second
 
-// Linger says that nobody knows, or that the engine's events will tell: the
-// blocks count until the TTL is over, and then those that were not inserted go.
-// It vouches no more for what was, from the prompt's start: that can be removed.
+// Linger says that the outcome of the probe is not known, or that the engine's events will show it. The blocks count
+// until linger is over; those that were not inserted by then are dropped. The speculation no longer vouches for the
+// confirmed blocks at the prompt's start, so that they can be removed.
 func (x *Index) Linger(p *Speculation, now time.Time) {
 	if x.Vouches(p) {
 		x.settle(p)
@@ -60,7 +60,7 @@ func (x *Index) Linger(p *Speculation, now time.Time) {
 	*p = Speculation{}
 }
 
-// settleLingering ends what lingers of a slot and was confirmed meanwhile.
+// settleLingering takes the blocks that were confirmed meanwhile out of the slot's lingering speculations.
 func (x *Index) settleLingering(s Slot) {
 	kept := x.lingering[:0]
 	for i := range x.lingering {
@@ -72,15 +72,15 @@ func (x *Index) settleLingering(s Slot) {
 			kept = append(kept, *l)
 		}
 	}
-	clear(x.lingering[len(kept):]) // their keys may go
+	clear(x.lingering[len(kept):]) // so that their keys can be freed
 	x.lingering = kept
 }
 
-// settle ends p's part in the first blocks, as many as are confirmed.
+// settle takes the first blocks out of p, as many as are confirmed.
 func (x *Index) settle(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
-		if c.spec&confirmed == 0 { // claim 0 is nobody's
+		if c.spec&confirmed == 0 { // claim 0, which no slot has, is not confirmed
 			return
 		}
 		if p.owns(c) {
@@ -90,23 +90,24 @@ func (x *Index) settle(p *Speculation) {
 	}
 }
 
-// Sweep ends what has lingered long enough. The owner calls it before it
-// matches; it costs nothing when nothing is due.
+// Sweep ends the speculations that have lingered long enough. The owner calls it before Match; it costs nothing if
+// none is due.
 func (x *Index) Sweep(now time.Time) {
 	for len(x.lingering) > 0 && !now.Before(x.lingering[0].until) {
 		x.end(&x.lingering[0].Speculation, TTL)
-		x.lingering[0] = lingering{} // its keys may go
+		x.lingering[0] = lingering{} // so that its keys can be freed
 		x.lingering = x.lingering[1:]
 	}
 }
 
-// Vouches reports whether what p claimed may still be there.
+// Vouches reports whether blocks that p claimed may still be in the index: its slot is in use and was not cleared
+// since.
 func (x *Index) Vouches(p *Speculation) bool {
 	return len(p.keys) > 0 && x.current(p.slot) && x.slots[p.slot.N].epoch == p.epoch
 }
 
-// end takes p's part in its claims back and drops those that nobody vouches for
-// any more.
+// end takes p's part in its claims back, and drops the claims that neither a probe nor the engine vouches for any
+// more.
 func (x *Index) end(p *Speculation, why Reason) {
 	if !x.Vouches(p) {
 		return
@@ -121,8 +122,8 @@ func (x *Index) end(p *Speculation, why Reason) {
 	}
 }
 
-// owns reports whether p has a part in c. A claim born later is another's: p's
-// own was dropped meanwhile.
+// owns reports whether p has a part in c. If c was born after p, p's own claim was dropped meanwhile and c belongs to
+// others.
 func (p *Speculation) owns(c *claim) bool {
 	return int32(c.born-p.began) <= 0 && c.spec&mostSpec > 0
 }

@@ -1,8 +1,7 @@
 package index
 
-// table finds an entry's number by its key: open addressing, linear probing.
-// A cell holds 32 bits of Check, which nobody outside can choose, and the
-// number; 0 is an empty cell.
+// table finds an entry's number by its key: open addressing, linear probing. A cell holds the number and 32 bits of
+// Check, which no client can choose; 0 is an empty cell.
 type table struct {
 	cells []uint64 // a power of two, at most three quarters set
 	set   int
@@ -29,7 +28,7 @@ func (t *table) find(k Key, keys []Key) uint32 {
 	}
 }
 
-// add sets a key that is not there.
+// add adds a key that is not in the table.
 func (t *table) add(k Key, n uint32) {
 	if t.set++; t.set > len(t.cells)*3/4 {
 		t.grow()
@@ -56,7 +55,7 @@ func (t *table) grow() {
 	}
 }
 
-// remove takes out a key that is there, and moves up what was pushed on by it.
+// remove takes out a key that is in the table, and moves back the cells that it had pushed on.
 func (t *table) remove(k Key, n uint32) {
 	mask := uint32(len(t.cells) - 1)
 	hole := t.home(uint32(k.Check))
@@ -65,7 +64,7 @@ func (t *table) remove(k Key, n uint32) {
 	}
 	for i := (hole + 1) & mask; t.cells[i] != 0; i = (i + 1) & mask {
 		home := t.home(uint32(t.cells[i] >> 32))
-		if (i-home)&mask >= (i-hole)&mask { // the hole lies on its way
+		if (i-home)&mask >= (i-hole)&mask { // the hole lies between its home cell and its cell
 			t.cells[hole] = t.cells[i]
 			hole = i
 		}

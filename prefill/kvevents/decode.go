@@ -14,8 +14,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// engineHash is an engine's name for a block. Integers keep their bits, so that
-// int64 and uint64 of one hash are the same; bytes are hashed twice.
+// engineHash is an engine's name for a block. An integer keeps its bits, so that int64 and uint64 of one hash are
+// equal; bytes are hashed twice, with and without a secret.
 type engineHash [2]uint64
 
 var secret = maphash.MakeSeed()
@@ -29,7 +29,7 @@ const (
 	allCleared
 )
 
-// event is one KV event. Its slices are used again for the next.
+// event is one KV event. Its slices are reused for the next event.
 type event struct {
 	kind     kind
 	hashes   []engineHash
@@ -40,23 +40,23 @@ type event struct {
 	lora     string
 	loraID   string // decimal, empty when null
 	medium   string
-	extra    []string // of each block: "" none, the one word of it, or odd
+	extra    []string // of each block: "" none, its only word, or odd
 	group    int64
 	hasGroup bool
 	spec     string
 }
 
-// odd stands for extra keys that are more than one word: pictures, a salt.
+// odd stands for extra keys that are not one word: pictures, a salt.
 const odd = "\x00"
 
-// Fields by their place in a tagged array; later versions append.
+// The fields by their place in a tagged array; later versions of vLLM append fields.
 var (
 	storedFields = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
 		"group_idx", "kv_cache_spec_kind"}
 	removedFields = []string{"block_hashes", "medium", "group_idx"}
 )
 
-// decoder reads payloads. It is used again and again.
+// decoder reads payloads. It can be reused.
 type decoder struct {
 	*msgpack.Decoder
 	from bytes.Reader
@@ -69,8 +69,8 @@ func newDecoder() *decoder {
 	return d
 }
 
-// batch reads a payload and shows its events in order. After an error those
-// before it were shown.
+// batch reads a payload and calls visit for each event, in order. After an error, visit was called for the events
+// before it.
 func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err error) {
 	d.from.Reset(payload)
 	d.ResetReader(&d.from)
@@ -94,7 +94,7 @@ func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err err
 		}
 		visit(&d.e)
 	}
-	return ts, nil // the rank and what may follow is not needed
+	return ts, nil // the rank and what may follow are not needed
 }
 
 func (d *decoder) event() error {
@@ -149,7 +149,7 @@ func (d *decoder) event() error {
 	return nil
 }
 
-// field reads the value of a member; one we do not know is skipped.
+// field reads the value of a member; the value of an unknown member is skipped.
 func (d *decoder) field(key string) (err error) {
 	e := &d.e
 	switch key {
@@ -214,7 +214,7 @@ func (d *decoder) field(key string) (err error) {
 	return d.skip(0)
 }
 
-// orNil reads a value that may be null, which changes nothing.
+// orNil reads a value that may be null; null leaves the field as it is.
 func (d *decoder) orNil(read func() error) error {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -238,11 +238,11 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 		b, err := d.bytes()
 		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err
 	}
-	n, err := d.DecodeInt64() // of a uint64 too, with its bits
+	n, err := d.DecodeInt64() // also of a uint64, whose bits it keeps
 	return engineHash{uint64(n)}, false, err
 }
 
-// extraKeys reads what besides its tokens makes each block's hash.
+// extraKeys reads the extra keys of each block: what goes into its hash besides its tokens.
 func (d *decoder) extraKeys() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
@@ -278,8 +278,7 @@ func (d *decoder) extraKey() (string, error) {
 	return word, err
 }
 
-// skip passes over one value. The library's own would follow any nesting until
-// the stack is used up.
+// skip passes over one value. The library's Skip would follow any depth of nesting until the stack is used up.
 func (d *decoder) skip(depth int) error {
 	const deepest = 32
 	if depth > deepest {
@@ -326,13 +325,13 @@ func (d *decoder) bytes() ([]byte, error) {
 	return d.take(n)
 }
 
-// take reads n bytes. A length is held against what is left before anything is
-// made for it: the library's own strings take it at its word.
+// take reads n bytes. It compares the announced length with what is left before it allocates: the library's own
+// strings would allocate any length.
 func (d *decoder) take(n int) ([]byte, error) {
 	if n > d.from.Len() {
 		return nil, fmt.Errorf("%d bytes are announced, %d are left: %w", n, d.from.Len(), io.ErrUnexpectedEOF)
 	}
-	b := make([]byte, max(0, n)) // -1: null
+	b := make([]byte, max(0, n)) // n is -1 for null
 	_, err := io.ReadFull(&d.from, b)
 	return b, err
 }

@@ -2,11 +2,10 @@ package kvevents
 
 import "github.com/cespare/xxhash/v2"
 
-// follower keeps a publisher's batches in order. It is told of
-// live ones and asks for those that it missed.
+// follower keeps a publisher's batches in order. It is given the live batches, and asks for those that it missed.
 type follower struct {
-	// replay yields the publisher's batches from one on, in order, until its end
-	// marker or until yield says that it is enough.
+	// replay yields the publisher's batches from sequence number `from` on, in order, until the publisher's end
+	// marker or until yield returns false.
 	replay func(from uint64, yield func(seq uint64, payload []byte) bool) error
 	apply  func(payload []byte)
 	cold   func() // forget all that was applied
@@ -14,13 +13,13 @@ type follower struct {
 
 	next   uint64 // sequence number of the next batch
 	synced bool   // next is known
-	sum    uint64 // of the batch before next
-	first  uint64 // the batch that synced
+	sum    uint64 // hash of the batch before next
+	first  uint64 // number of the first batch since it was synced
 }
 
-// connected takes up a new connection. A publisher that still has the batch that was
-// applied last is the one we knew, and is asked for the rest; from any other, as
-// after a restart, comes all that it has.
+// connected takes up a new connection. If the publisher still has the batch that was applied last, it is the same
+// publisher, and is asked for the batches since. Any other publisher, as after a restart, is asked for all that it
+// has.
 func (f *follower) connected() {
 	if f.synced && f.resume() {
 		return
@@ -45,8 +44,8 @@ func (f *follower) resume() bool {
 	return known && whole && err == nil
 }
 
-// restart forgets everything and asks for all that the publisher still has.
-// Without a replay the first live batch is the beginning.
+// restart forgets everything and asks for all that the publisher still has. If there is no replay, the first live
+// batch is the beginning.
 func (f *follower) restart() {
 	if f.synced {
 		f.synced = false
@@ -55,12 +54,12 @@ func (f *follower) restart() {
 	_ = f.replay(0, f.follow)
 }
 
-// live takes a batch of the subscription.
+// live takes a batch that came by the subscription.
 func (f *follower) live(seq uint64, payload []byte) {
 	if f.synced && seq > f.next {
 		switch lost := f.fill(); {
 		case lost:
-		case seq > f.next: // it is not to be had
+		case seq > f.next: // the missing batches cannot be had
 			f.lose()
 		default:
 			f.count.replayed.Add(1)
@@ -69,8 +68,8 @@ func (f *follower) live(seq uint64, payload []byte) {
 	f.follow(seq, payload)
 }
 
-// fill asks for what lies between next and a live batch. When some of it is lost
-// it goes on with what there is.
+// fill asks for the batches between next and a live batch. If some are lost, everything before is forgotten, and it
+// goes on with the batches that come.
 func (f *follower) fill() (lost bool) {
 	err := f.replay(f.next, func(seq uint64, payload []byte) bool {
 		if seq > f.next {
@@ -92,7 +91,7 @@ func (f *follower) lose() {
 	f.cold()
 }
 
-// follow applies a batch unless it was applied already. There is never enough.
+// follow applies a batch unless it was applied already. It always returns true: a replay is to go on to its end.
 func (f *follower) follow(seq uint64, payload []byte) bool {
 	if !f.synced || seq >= f.next {
 		f.applyNext(seq, payload)

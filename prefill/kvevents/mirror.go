@@ -7,26 +7,24 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Sink is told what a candidate's engine holds, in the order of its events, from the
-// stream's goroutine and under the sink's own lock. The slices are used again afterwards.
+// Sink receives what a candidate's engine holds, in the order of its events. The stream's goroutine calls it while it
+// holds the sink's own lock. The slices are reused afterwards.
 type Sink interface {
 	sync.Locker
 	Stored(s index.Slot, keys []index.Key)
 	Removed(s index.Slot, keys []index.Key)
-	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine said so; index.Cold: we lost track
+	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine said so; index.Cold: its events have a gap
 }
 
-// mirror keeps an engine's hashes of the blocks it holds, and what they are in
-// the index: ours are made of tokens and parent, whatever the engine's are made
-// of. So several hashes may have one key. With EAGLE and no connector, vLLM from
-// 0.33 on hashes a block together with the tokens that follow it, and holds one
-// prefix as often as prompts go on from it in different ways. The index holds a
-// key until the engine has removed the last of its hashes.
+// mirror maps an engine's hashes of the blocks that it holds to their keys in the index. Keys are made of tokens and
+// parent, whatever the engine's hashes are made of, so several hashes may have one key. With EAGLE and no connector,
+// vLLM from 0.33 on hashes a block together with the tokens that follow it, and holds one prefix as often as prompts
+// go on from it in different ways. The index holds a key until the engine has removed the last of its hashes.
 type mirror struct {
 	slot  index.Slot
 	scope index.Scope
 	sink  Sink
-	most  int // blocks
+	most  int // hashes that may be known
 	count *counters
 
 	known   map[engineHash]block
@@ -41,11 +39,10 @@ type block struct {
 	group int64
 }
 
-// mostKnown bounds what a publisher that never removes a block can make us
-// remember: about 150 MiB.
+// mostKnown bounds how many blocks are remembered of a publisher that never removes one: about 150 MiB.
 const mostKnown = 1 << 20
 
-// apply passes one event on.
+// apply passes one event on to the sink.
 func (m *mirror) apply(e *event) {
 	switch e.kind {
 	case blockStored:
@@ -70,8 +67,8 @@ func (m *mirror) forget(why index.Reason) {
 
 func onGPU(medium string) bool { return medium == "" || strings.EqualFold(medium, "gpu") }
 
-// fullAttention reports whether a block of such a group is needed, and enough,
-// for a hit. The groups of other layers keep only what their window needs.
+// fullAttention reports whether a block of a group with this spec is needed for a hit, and is enough. The groups of
+// other layers keep only the blocks that their window needs.
 func fullAttention(spec string) bool {
 	return spec == "" || spec == "full_attention" || strings.HasPrefix(spec, "mla")
 }
@@ -117,8 +114,8 @@ func (m *mirror) stored(e *event) {
 	m.sink.Stored(m.slot, m.keys)
 }
 
-// hold notes that the engine holds a block under a hash. It may have said so before: vLLM stores a hash once more for each request that
-// finds it in the cache.
+// hold records that the engine holds a block under a hash. The hash may be known already: vLLM stores it again for
+// each request that finds it in the cache.
 func (m *mirror) hold(h engineHash, b block) {
 	old, again := m.known[h]
 	m.known[h] = b
@@ -140,8 +137,8 @@ func (m *mirror) release(k index.Key) {
 	m.gone = append(m.gone, k)
 }
 
-// plain is how many of the stored blocks, from the first, are made of nothing
-// but tokens and a LoRA whose name is known. Those behind have no known parent.
+// plain is how many of the stored blocks, from the first, depend on nothing but tokens and a LoRA whose name is
+// known. The blocks behind these have no known parent.
 func (m *mirror) plain(e *event) int {
 	if e.loraID != "" && e.lora == "" {
 		return 0

@@ -6,14 +6,14 @@ import (
 	"sync/atomic"
 )
 
-// message is one batch as it came.
+// message is one batch as it was received.
 type message struct {
 	seq     uint64
 	payload []byte
 }
 
-// messageOf reads a number and a payload. A topic stands before them in a live message, an empty frame in a replayed one, and
-// behind that, in the replays of newer engines, the topic too.
+// messageOf reads the sequence number and the payload. In a live message a topic comes before them. In a replayed one
+// an empty frame does, and in replays of newer engines the topic follows this frame.
 func messageOf(frames [][]byte) (m message, ok bool) {
 	n := len(frames)
 	if n < 3 || n > 4 || len(frames[n-2]) != 8 {
@@ -27,16 +27,16 @@ const (
 	mostQueuedBytes = 64 << 20
 )
 
-// queue holds live batches while a replay runs. When it is full it drops all
-// and says so, for then the stream has to begin anew.
+// queue holds live batches while a replay runs. If it is full it drops all batches and reports that, because the
+// stream must then begin anew.
 type queue struct {
-	ready chan struct{} // a token: something has changed
+	ready chan struct{} // holds a token if something has changed
 
 	mu    sync.Mutex
 	items []message
 	bytes int
 	over  bool
-	err   error // the connection's end
+	err   error // the error with which the connection ended
 }
 
 func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
@@ -63,12 +63,12 @@ func (q *queue) end(err error) {
 func nudge(ready chan<- struct{}) {
 	select {
 	case ready <- struct{}{}:
-	default: // there is one
+	default: // there is one already
 	}
 }
 
-// take returns all that is there, whether something before it was dropped, and
-// the connection's end.
+// take returns the batches in the queue, whether batches before them were dropped, and the error with which the
+// connection ended.
 func (q *queue) take() (items []message, over bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -77,11 +77,11 @@ func (q *queue) take() (items []message, over bool, err error) {
 	return items, over, q.err
 }
 
-// counters are a stream's, for as long as it lives.
+// counters count over the whole life of a stream.
 type counters struct {
 	batches, replayed, cold      atomic.Int64
 	decodeErrors, unknownTypes   atomic.Int64
 	unknownParents, skipped      atomic.Int64
 	connects, known, lagInMicros atomic.Int64
-	block                        atomic.Int64 // tokens of the last stored block
+	block                        atomic.Int64 // tokens in a block, as last stored
 }

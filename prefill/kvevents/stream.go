@@ -21,11 +21,11 @@ import (
 // Place is where a rank publishes.
 type Place struct {
 	Events string // host:port of the rank's publisher, see Endpoint
-	Replay string // of its replays; empty: none, so that any gap is a cold candidate
+	Replay string // address of its replays; empty: there are none, so that after any gap nothing is known of the candidate's cache
 }
 
-// Finder tells where a rank publishes now: the places in the order in which they are to be tried. With an error, these are what is
-// known without the engine's word.
+// Finder finds where a rank publishes now: the places in the order in which they are to be tried. With an error, they
+// are what is known without the engine's answer.
 type Finder interface {
 	Places(ctx context.Context) ([]Place, error)
 }
@@ -41,7 +41,7 @@ type Config struct {
 	ReplayTimeout time.Duration // silence after which a replay has failed, default 2 s
 }
 
-// Endpoint is where a rank publishes: each has a port of its own.
+// Endpoint is where a rank publishes: the port of rank 0 plus the rank.
 func Endpoint(host string, port, rank int) string {
 	return net.JoinHostPort(host, strconv.Itoa(port+rank))
 }
@@ -49,9 +49,8 @@ func Endpoint(host string, port, rank int) string {
 const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 5 * time.Second
-	longReplay   = 15 // times ReplayTimeout: a replay that does not end
-	// silence is how long an engine may answer without an event before its events
-	// are not believed any more.
+	longReplay   = 15 // a replay is ended after so many times ReplayTimeout
+	// silence is how long an engine may answer probes without an event before its events are not relied on any more.
 	silence = 30 * time.Second
 )
 
@@ -65,14 +64,14 @@ type Stream struct {
 
 	up       atomic.Bool  // connected and caught up
 	garbled  atomic.Bool  // the last batch could not be read
-	complete atomic.Bool  // nothing that the engine holds is unknown
-	asked    atomic.Int64 // how often it was to begin anew
-	begun    atomic.Int64 // as many of these are over
-	answered atomic.Int64 // first answer since the last batch, in Unix nanoseconds; 0: none
+	complete atomic.Bool  // all that the engine holds is known
+	asked    atomic.Int64 // how often Resync was called
+	begun    atomic.Int64 // how many of these calls are done
+	answered atomic.Int64 // time of the first answer since the last batch, in Unix nanoseconds; 0: there was none
 	failure  atomic.Pointer[string]
-	at       atomic.Pointer[Place] // that was connected to last
+	at       atomic.Pointer[Place] // the place that was connected to last
 
-	// Of the goroutine that runs.
+	// Only the goroutine of run uses these.
 	follow follower
 	mirror mirror
 	decode *decoder
@@ -95,63 +94,59 @@ func Start(cfg Config) *Stream {
 	return s
 }
 
-// only finds nothing but itself.
+// only is a Finder that finds nothing but itself.
 type only Place
 
 func (o only) Places(context.Context) ([]Place, error) { return []Place{Place(o)}, nil }
 
-// Close ends the stream. The sink is not called any more when it returns; what
-// it was told stays as it is.
+// Close ends the stream. When it returns, the sink is not called any more; what the sink has received stays as it is.
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.done
 }
 
-// Resync makes the stream forget what it has told and begin anew: the sink has
-// lost it.
+// Resync makes the stream forget what it has passed on and begin anew, because the sink has dropped it.
 func (s *Stream) Resync() {
 	s.asked.Add(1)
 	nudge(s.resync)
 }
 
-// Answered tells that the engine has answered a probe: it should say something.
+// Answered says that the engine has answered a probe for which it computed a block, so that an event should follow.
 func (s *Stream) Answered(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
 
-// Precise reports whether the events can be relied on. While they cannot, the
-// index is to learn from answers.
+// Precise reports whether the events can be relied on. While they cannot, the index should learn from answers.
 func (s *Stream) Precise(now time.Time) bool {
 	since := s.answered.Load()
 	return s.up.Load() && !s.garbled.Load() && (since == 0 || now.UnixNano()-since < int64(silence))
 }
 
-// Complete reports whether the stream has told all that the engine holds. While it
-// has not, as after a gap or until it has begun anew, an engine may have more than
-// the index says, and answers that tell of it should be believed too.
+// Complete reports whether the events have named all that the engine holds. While they have not, as after a gap or
+// until the stream has begun anew, an engine may hold more than the index says, and its answers should be believed
+// too.
 func (s *Stream) Complete() bool { return s.begun.Load() == s.asked.Load() && s.complete.Load() }
 
-// BlockTokens is how many tokens a block of the engine has, 0 before it stored
-// one.
+// BlockTokens is how many tokens a block of the engine has; 0 before it stored one.
 func (s *Stream) BlockTokens() int { return int(s.count.block.Load()) }
 
 // Status is what a candidate's KV events have told.
 type Status struct {
 	Source         string  `json:"source"`
 	Connected      bool    `json:"connected"`
-	Failure        string  `json:"failure,omitempty"` // why it is not
+	Failure        string  `json:"failure,omitempty"` // why it is not connected
 	Complete       bool    `json:"complete"`          // all that the engine holds is known
 	Batches        int64   `json:"batches"`
 	GapsReplayed   int64   `json:"gaps_replayed"`
 	GapsCold       int64   `json:"gaps_cold"`
 	DecodeErrors   int64   `json:"decode_errors"`   // batches and events that cannot be read
-	UnknownTypes   int64   `json:"unknown_types"`   // events of another type
+	UnknownTypes   int64   `json:"unknown_types"`   // events of a type that evenkeel does not know
 	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent block is not known
-	Skipped        int64   `json:"skipped_blocks"`  // made of more than tokens
-	Blocks         int64   `json:"blocks"`          // that the engine holds
+	Skipped        int64   `json:"skipped_blocks"`  // blocks that depend on more than tokens
+	Blocks         int64   `json:"blocks"`          // blocks that the engine holds
 	BlockTokens    int     `json:"block_tokens"`
 	LagMs          float64 `json:"lag_ms"`
 }
 
-// Status may be called at any time.
+// Status returns a copy; it may be called from any goroutine.
 func (s *Stream) Status() Status {
 	c := &s.count
 	status := Status{
@@ -166,7 +161,7 @@ func (s *Stream) Status() Status {
 	return status
 }
 
-// run connects again and again.
+// run connects again and again, until ctx ends.
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
 	backoff := firstBackoff
@@ -174,7 +169,7 @@ func (s *Stream) run(ctx context.Context) {
 		began := time.Now()
 		err := s.session(ctx)
 		s.up.Store(false)
-		if time.Since(began) > lastBackoff { // it was a good one
+		if time.Since(began) > lastBackoff { // the connection worked for a while
 			backoff = firstBackoff
 		}
 		if ctx.Err() != nil {
@@ -197,7 +192,7 @@ func (s *Stream) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // to every topic
+	if err := w.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // subscribe to every topic
 		w.close()
 		return fmt.Errorf("kvevents: subscribing at %s: %w", s.at.Load().Events, err)
 	}
@@ -208,7 +203,7 @@ func (s *Stream) session(ctx context.Context) error {
 	defer reader.Wait()
 	defer w.close()
 
-	s.follow.connected() // after subscribing, so that nothing falls between
+	s.follow.connected() // after subscribing, so that no batch falls between replay and subscription
 	s.failure.Store(nil)
 	s.up.Store(true)
 	for {
@@ -254,7 +249,7 @@ func (s *Stream) connect(ctx context.Context) (*wire, error) {
 
 var errNowhere = errors.New("kvevents: nothing tells where the rank publishes")
 
-// read fills the queue until the connection ends.
+// read puts batches into the queue until the connection ends.
 func (s *Stream) read(w *wire, q *queue) error {
 	for {
 		frames, err := w.frames()
@@ -269,7 +264,7 @@ func (s *Stream) read(w *wire, q *queue) error {
 	}
 }
 
-// replay asks the publisher for its batches from one on.
+// replay asks the publisher for its batches from sequence number `from` on.
 func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []byte) bool) error {
 	at := s.at.Load()
 	if at.Replay == "" {
@@ -301,7 +296,7 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 	}
 }
 
-// apply takes in one batch. What cannot be read may have been a removal.
+// apply takes in one batch. If it cannot be read, all that is known is dropped, because it may have had a removal.
 func (s *Stream) apply(payload []byte) {
 	if s.follow.next == s.follow.first+1 {
 		s.complete.Store(s.follow.first == 0)
@@ -322,13 +317,13 @@ func (s *Stream) apply(payload []byte) {
 		s.cold()
 	}
 	s.count.known.Store(int64(len(s.mirror.known)))
-	s.count.batches.Add(1) // last, so that a batch that is counted shows in the blocks
+	s.count.batches.Add(1) // last, so that the blocks of a counted batch are in the count of blocks
 	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 {
 		s.count.lagInMicros.Store(max(0, lag.Microseconds()))
 	}
 }
 
-// cold drops all that was told.
+// cold drops all that the events have named.
 func (s *Stream) cold() {
 	s.complete.Store(false)
 	s.mirror.forget(index.Cold)

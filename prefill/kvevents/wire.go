@@ -13,9 +13,8 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// The library's sockets are not used, only its connections: a socket's reader
-// waits for ever to hand over a message that nobody takes after Close, and its
-// dialler sleeps without looking at the context.
+// The library's sockets are not used, only its connections. A socket's reader waits for ever to hand over a message
+// that is not taken after Close, and a socket's dialler sleeps without looking at the context.
 
 const (
 	mostMessage = 16 << 20 // bytes
@@ -77,7 +76,7 @@ type guard struct {
 	total    uint64 // of the message so far
 }
 
-// Of ZMTP 3: a greeting, then frames of flags, length and body.
+// Frames of ZMTP 3: after a greeting each frame has flags, a length and a body.
 const (
 	greetingBytes = 64
 	flagMore      = 1

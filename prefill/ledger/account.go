@@ -9,8 +9,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Sums are what an account is charged with. Every number is an integer, so that
-// what was added can be taken away without a rest.
+// Sums are what an account is charged with. All numbers are integers, so that exactly what was added can be
+// subtracted again.
 type Sums struct {
 	Leases [Phases]int
 	Tokens [Phases]int64
@@ -19,7 +19,7 @@ type Sums struct {
 	NewTokens, PredictedUs, Attention int64
 }
 
-// book adds what a prompt weighs, once, or takes it away, -1 times.
+// book adds the weight of a prompt times times: 1 adds it, -1 takes it away.
 func (s *Sums) book(p Phase, w Weight, times int64) {
 	s.Leases[p] += int(times)
 	s.Tokens[p] += times * w.Tokens
@@ -31,17 +31,17 @@ func (s *Sums) book(p Phase, w Weight, times int64) {
 	}
 }
 
-// Live counts the prompts whose KV somebody will still fetch.
+// Live counts the prompts whose KV a decode engine may still fetch.
 func (s *Sums) Live() int { return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched] }
 
-// Held counts those whose KV the engine holds for us.
+// Held counts the prompts whose KV the engine holds for us.
 func (s *Sums) Held() int { return s.Live() + s.Leases[Orphaned] }
 
-// KVTokens is all that the prefiller's KV cache holds for us: it is given back at
-// the first decode event, never at the probe's answer.
+// KVTokens is all that the prefiller's KV cache holds for us. A prompt's tokens are given back at the first decode
+// event, and not when the probe is answered.
 func (s *Sums) KVTokens() int64 { return sum(s.Tokens) }
 
-// KVWork is the same in vllm-ascend's weight.
+// KVWork is KVTokens in vllm-ascend's weight.
 func (s *Sums) KVWork() int64 { return sum(s.Work) }
 
 func sum(v [Phases]int64) (s int64) {
@@ -53,40 +53,40 @@ func sum(v [Phases]int64) (s int64) {
 
 // Share is what one dispatcher has on a candidate that several dispatchers use.
 type Share struct {
-	Unanswered int   `json:"n"`             // probes
-	NewTokens  int64 `json:"new,omitempty"` // of their prompts, that are not cached
-	KVTokens   int64 `json:"kv,omitempty"`  // that the engine holds for them and for all that was prefilled and not fetched
+	Unanswered int   `json:"n"`             // probes that the engine has not answered
+	NewTokens  int64 `json:"new,omitempty"` // of their prompts, tokens that are predicted not to be cached
+	KVTokens   int64 `json:"kv,omitempty"`  // of their prompts, and of prefilled prompts that were not fetched yet
 }
 
-// Plus is what two dispatchers have there together.
+// Plus adds the shares that two dispatchers have of one candidate's load.
 func (s Share) Plus(o Share) Share {
 	return Share{s.Unanswered + o.Unanswered, s.NewTokens + o.NewTokens, s.KVTokens + o.KVTokens}
 }
 
-// Account is what one candidate is charged with, and what its engine says beside it.
+// Account is what one candidate is charged with, and what its engine's gauges say beside it.
 type Account struct {
 	Sums
 	Gauges
 	gate
 	Owner      string
-	Waiting    Sums      // what waits for the candidate while one round of decisions runs
-	Shared     Share     // of other dispatchers; SetShared changes it
-	AnsweredAt time.Time // the last of our probes
+	Waiting    Sums      // prompts that wait for the candidate, while one round of decisions runs
+	Shared     Share     // what other dispatchers have there; SetShared changes it
+	AnsweredAt time.Time // when the engine answered one of our probes last
 	Unfetched  int       // prompts that were left to the engine's own timeout, since the start
 
 	ledger     *Ledger
 	freed      freed
-	capacity   int64     // KV tokens it is configured to have, 0: the scrape says
+	capacity   int64     // KV tokens that it is configured to have; 0: the scrape says
 	unanswered []*Charge // probes, in the order in which they were sent
 }
 
-// Account returns that of a candidate, with nothing charged.
+// Account returns the account of a new candidate, with nothing charged.
 func (l *Ledger) Account(owner string) Account {
 	return Account{ledger: l, Owner: owner, Gauges: Gauges{usage: math.NaN()}}
 }
 
-// SetCapacity says how many KV tokens the candidate is configured to have; 0: what
-// the scrape says.
+// SetCapacity says how many KV tokens the candidate is configured to have; 0: the capacity that the scrape says
+// counts.
 func (a *Account) SetCapacity(tokens int64, now time.Time) {
 	a.capacity = tokens
 	a.UpdateGate(now)
@@ -105,10 +105,10 @@ func (a *Account) Wait(w Weight) {
 	a.Waiting.Attention += w.Attention
 }
 
-// Share is what we have there.
+// Share is what this dispatcher has on the candidate.
 func (a *Account) Share() Share { return Share{a.Leases[Probing], a.NewTokens, a.KVTokens()} }
 
-// SetShared takes what other dispatchers say that they have there.
+// SetShared takes what other dispatchers say that they have on the candidate.
 func (a *Account) SetShared(s Share, now time.Time) {
 	if a.Shared != s {
 		a.Shared = s
@@ -116,7 +116,7 @@ func (a *Account) SetShared(s Share, now time.Time) {
 	}
 }
 
-// answer takes a probe off the unanswered ones, and off the scraped queue.
+// answer takes a probe off the unanswered ones, and off the counts of the last scrape.
 func (a *Account) answer(c *Charge, now time.Time) {
 	if c.sent.IsZero() {
 		return
@@ -128,7 +128,7 @@ func (a *Account) answer(c *Charge, now time.Time) {
 	a.settleOne()
 }
 
-// OldestSent is when the oldest unanswered probe was sent; zero: all are answered.
+// OldestSent is when the oldest unanswered probe was sent; zero: all probes are answered.
 func (a *Account) OldestSent() time.Time {
 	if len(a.unanswered) == 0 {
 		return time.Time{}
@@ -136,8 +136,7 @@ func (a *Account) OldestSent() time.Time {
 	return a.unanswered[0].sent
 }
 
-// NextSent is when the oldest unanswered probe beside a charge was sent; zero: there is
-// none.
+// NextSent is when the oldest unanswered probe other than the charge's was sent; zero: there is none.
 func (a *Account) NextSent(c *Charge) time.Time {
 	for _, o := range a.unanswered[:min(2, len(a.unanswered))] {
 		if o != c {
@@ -147,8 +146,8 @@ func (a *Account) NextSent(c *Charge) time.Time {
 	return time.Time{}
 }
 
-// running is the oldest unanswered probe, and when the engine can have begun with
-// it at the latest; nil: all are answered.
+// running is the oldest unanswered probe, and the latest time at which the engine can have begun with it: it was sent
+// then, or the answer before came then. nil: all probes are answered.
 func (a *Account) running() (oldest *Charge, since time.Time) {
 	if len(a.unanswered) == 0 {
 		return nil, since
@@ -160,15 +159,15 @@ func (a *Account) running() (oldest *Charge, since time.Time) {
 	return oldest, oldest.sent
 }
 
-// A probe that takes so many times its prediction and then some is stuck, or
-// the prediction is worth nothing.
+// A probe is taken for stuck once it has taken stallFactor times its prediction and stallSlack more: either the
+// engine hangs, or the prediction is worth nothing.
 const (
 	stallFactor = 4
 	stallSlack  = time.Second
 )
 
-// StallsAt is when a candidate that does not answer is no longer waited for;
-// false while it has nothing to answer.
+// StallsAt is the time from which the candidate counts as stalled if it answers nothing until then; false: it has no
+// unanswered probe.
 func (a *Account) StallsAt() (time.Time, bool) {
 	oldest, since := a.running()
 	if oldest == nil {
@@ -186,8 +185,8 @@ func (a *Account) Stalled(now time.Time) bool {
 // Unsent is how many prompts are charged whose probe was not sent yet.
 func (a *Account) Unsent() int { return a.Leases[Probing] - len(a.unanswered) }
 
-// Backlog is our own part of the indicator backlog_ms. What waits for the candidate
-// counts like what it runs.
+// Backlog is our own part of the indicator backlog_ms. Prompts that wait for the candidate count like those that it
+// runs.
 func (a *Account) Backlog(now time.Time) float64 {
 	waiting := float64(a.Waiting.PredictedUs) / 1000
 	oldest, since := a.running()
@@ -198,8 +197,8 @@ func (a *Account) Backlog(now time.Time) float64 {
 		float64(now.Sub(since))/float64(time.Millisecond))
 }
 
-// Ends is when all that was sent is predicted to be answered; false: nobody knows. What is charged and not sent yet
-// has no end.
+// Ends is when all probes that were sent are predicted to be answered; false: this is not known. It is not known
+// either while a charged prompt was not sent yet.
 func (a *Account) Ends() (at time.Time, known bool) {
 	oldest, since := a.running()
 	if oldest == nil || a.PredictedUs == 0 || len(a.unanswered) < a.Leases[Probing] {
@@ -208,9 +207,9 @@ func (a *Account) Ends() (at time.Time, known bool) {
 	return since.Add(time.Duration(a.PredictedUs) * time.Microsecond), true
 }
 
-// Foresee is how the end of a charged prompt's prefill comes about: at a time what the engine is at ends, unless
-// that is late, and what follows up to that end takes so much more. took is what becomes of the prediction for a
-// prompt. What is not sent yet comes last.
+// Foresee splits the time until the end of a charged prompt's prefill: current is when the prompt that the engine
+// computes now ends, and rest is how long the prompts after it, up to the charged one, take. took returns how long a
+// prefill takes for its prediction. A prompt that was not sent yet comes last.
 func (a *Account) Foresee(c *Charge, took func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
 	oldest, since := a.running()
 	if oldest != nil {
@@ -230,11 +229,10 @@ func (a *Account) Foresee(c *Charge, took func(predicted time.Duration) time.Dur
 	return current, rest + took(c.Predicted())
 }
 
-// OthersBacklog is the part of backlog_ms that other dispatchers and strangers
-// sent. The other dispatchers say how much they have there; requests that a current
-// sample shows beyond that count as long as a prompt of ours usually takes. A
-// running prompt counts half, because on average half of it is done. On an engine
-// that also decodes, running requests do not count, because they may be decodes.
+// OthersBacklog is the part of backlog_ms that other dispatchers and strangers sent. The other dispatchers report how
+// much they have there. Requests that a current sample shows beyond that count as long as one of our prompts usually
+// takes. A running prompt counts half, because on average half of it is done. On an engine that also decodes, running
+// requests do not count, because they may be decodes.
 func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
 	told := float64(a.Shared.Unanswered)
 	ms := told*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
@@ -249,8 +247,8 @@ func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes b
 	return ms + (waits+max(0, runs-told)/2)*line.Ms(usualTokens, 0)
 }
 
-// Batch is the indicator bs: our unanswered probes and what others sent, as they
-// say or a sample shows, while it is current.
+// Batch is the indicator bs: our unanswered probes, and what others sent: as other dispatchers report it, or as a
+// current sample shows it if that is more.
 func (a *Account) Batch(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
 	if a.Foreign > 0 && a.Current(now) {
@@ -268,8 +266,8 @@ func (a *Account) Beside(now time.Time) float64 {
 	return a.Foreign - a.foreignQueue
 }
 
-// Crowded says whether prompts of others are there, as they say or a current sample
-// shows. On an engine that also decodes, running requests are taken for decodes.
+// Crowded says whether prompts of others are on the engine, as other dispatchers report or a current sample shows. On
+// an engine that also decodes, running requests are taken for decodes.
 func (a *Account) Crowded(decodes bool, now time.Time) bool {
 	prompts := a.Foreign
 	if decodes {
@@ -278,8 +276,8 @@ func (a *Account) Crowded(decodes bool, now time.Time) bool {
 	return a.Shared.Unanswered > 0 || prompts > 0 && a.Current(now)
 }
 
-// Ahead is how many requests would be before one more probe: our unanswered ones,
-// and what others have there or have waiting there.
+// Ahead is how many requests would come before one more probe: our unanswered ones, and what others have there, as
+// they report it or as it waits there by a current sample.
 func (a *Account) Ahead(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
 	if a.foreignQueue > 0 && a.Current(now) {
@@ -304,24 +302,23 @@ func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 	}
 	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, since: now}
 	a.book(Probing, w, 1)
-	a.freed.to(now) // its first charge begins the time
+	a.freed.to(now) // the pace is measured from the first charge on
 	a.ledger.charged++
 	a.UpdateGate(now)
 }
 
-// UpdateGate must follow every change of what moves the gate.
+// UpdateGate must be called after every change of something that the gate depends on.
 func (a *Account) UpdateGate(now time.Time) {
 	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.tellsUntil()},
 		a.ledger.cfg.KVThreshold, now)
 }
 
-// Stale says that so many scrapes in a row failed that the gauges are no longer
-// believed. The engine may be too busy to tell them, so it stays in service by our
-// own accounts, but engines that tell their gauges are preferred.
+// Stale says that so many scrapes in a row failed that the gauges are no longer relied on. The engine may be too busy
+// to answer scrapes, so it stays in service by our own accounts, but engines whose gauges can be read are preferred.
 func (a *Account) Stale() bool { return a.Misses >= staleAfter }
 
-// Current says whether the last sample still speaks of others' requests: for
-// three intervals, each as long as a scrape really takes.
+// Current says whether the last sample still holds for others' requests: for three intervals, each as long as a
+// scrape really takes.
 func (a *Account) Current(now time.Time) bool {
 	each := max(a.ledger.cfg.Interval, a.took)
 	if !a.asked.IsZero() {
@@ -330,8 +327,8 @@ func (a *Account) Current(now time.Time) bool {
 	return now.Sub(a.Sampled) <= 3*each
 }
 
-// Own is the share of the KV cache that dispatchers' accounts say is taken; 0 while
-// the capacity is unknown, so that then only the scraped share closes the gate.
+// Own is the share of the KV cache that is taken by the accounts of this and other dispatchers; 0 while the capacity
+// is unknown, so that then only the scraped share closes the gate.
 func (a *Account) Own() float64 {
 	if capacity := a.Capacity(); capacity > 0 {
 		return float64(a.KVTokens()+a.Shared.KVTokens) / float64(capacity)
@@ -339,10 +336,9 @@ func (a *Account) Own() float64 {
 	return 0
 }
 
-// tellsUntil is when the engine's own KV usage is too old to count; zero: never. By then
-// as many scrapes as make the gauges stale would have been answered, if each had taken
-// as long as the last good one. A scrape that is still under way changes nothing, because
-// it may wait for its whole timeout.
+// tellsUntil is when the engine's own KV usage becomes too old to count; zero: never. By then staleAfter scrapes
+// would have been answered, if each had taken as long as the last good one. A scrape that is still under way changes
+// nothing, because it may wait for its whole timeout.
 func (a *Account) tellsUntil() time.Time {
 	if a.Sampled.IsZero() {
 		return time.Time{}
@@ -350,7 +346,7 @@ func (a *Account) tellsUntil() time.Time {
 	return a.Sampled.Add((staleAfter + 1) * max(a.ledger.cfg.Interval, a.tookGood))
 }
 
-// Told is the engine's own KV usage, NaN where it does not tell it any more.
+// Told is the KV usage by the engine's gauge; NaN if the gauge is too old or stale.
 func (a *Account) Told(now time.Time) float64 {
 	until := a.tellsUntil()
 	if a.Stale() || !until.IsZero() && !now.Before(until) {
@@ -359,8 +355,8 @@ func (a *Account) Told(now time.Time) float64 {
 	return a.usage
 }
 
-// Usage is the larger of what we know and what the engine says, its gauge being
-// frozen while we have nothing there.
+// Usage is the larger of our own account and the engine's gauge. While we have nothing there the gauge does not
+// count, because it is frozen.
 func (a *Account) Usage() float64 {
 	usage := a.Own()
 	if a.Live() > 0 && a.usage > usage { // never true of NaN
@@ -369,18 +365,18 @@ func (a *Account) Usage() float64 {
 	return usage
 }
 
-// Queue is how many requests the engine holds back and runs, ours that came and went
-// since the scrape included.
+// Queue is how many requests the engine holds back and how many it runs. Ours that came and went since the scrape are
+// included.
 func (a *Account) Queue() (waiting, running float64) { return a.engineWaits, a.engineRuns }
 
-// Strangers is how many requests wait at the engine that are not ours, and how many
-// wait at all; false: no current sample says.
+// Strangers is how many requests that are not ours wait at the engine, and how many wait in all; false: no current
+// sample says.
 func (a *Account) Strangers(now time.Time) (foreign, all float64, ok bool) {
 	return a.foreignQueue, a.waits, a.Current(now)
 }
 
-// SinceIdle is how many requests ran when a scrape found nobody waiting, and how many
-// probes more than were sent have been answered since.
+// SinceIdle is how many requests ran when a scrape last found none waiting, and how many more of our probes were
+// answered than sent since then.
 func (a *Account) SinceIdle() (ran float64, answered int) {
 	return a.idle.ran, (a.answers - a.idle.answers) - (a.sends - a.idle.sends)
 }
@@ -394,7 +390,7 @@ func (a *Account) Ask(now time.Time) Mark {
 	}
 }
 
-// Unasked says that nobody waits for the scrape any more.
+// Unasked says that the scrape under way was given up.
 func (a *Account) Unasked() { a.asked = time.Time{} }
 
 // Miss books a scrape that failed.
@@ -405,9 +401,8 @@ func (a *Account) Miss(at Mark, now time.Time) {
 	a.UpdateGate(now)
 }
 
-// Sample books what a scrape said. What the engine counts beyond our own unanswered
-// probes came from others. It reports whether the engine has started anew since the
-// last one.
+// Sample books what a scrape said. What the engine counts beyond our own unanswered probes came from others. It
+// reports whether the engine has started anew since the last scrape.
 func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	a.asked, a.took = time.Time{}, now.Sub(at.sent)
 	if restarted = a.startTime > 0 && s.StartTime > 0 && s.StartTime != a.startTime; restarted {
@@ -427,7 +422,7 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	}
 	a.usage = s.KVUsage
 	a.sampledTokens = at.tokens
-	if at.unanswered > 0 && s.Waiting > 0 { // it has not begun with these
+	if at.unanswered > 0 && s.Waiting > 0 { // the engine has not begun with these prompts, so its gauge does not have their KV
 		a.sampledTokens -= at.probing * min(1, s.Waiting/float64(at.unanswered))
 	}
 	a.Foreign, a.foreignQueue, a.waits = 0, 0, 0
@@ -447,8 +442,8 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	return restarted
 }
 
-// settleOne takes a finished request off the running ones, or off the waiting
-// ones where the scrape had not seen it run.
+// settleOne takes an answered request off the running ones of the last scrape, or off the waiting ones if the scrape
+// counted none as running.
 func (a *Account) settleOne() {
 	if a.engineRuns >= 1 {
 		a.engineRuns--
@@ -457,9 +452,8 @@ func (a *Account) settleOne() {
 	}
 }
 
-// Room predicts when the KV cache has room, by the pace at which it was freed lately;
-// false: nobody knows its capacity or its pace. The pace is that of our own prompts: what
-// others free, others use.
+// Room predicts when the KV cache has room, by the pace at which it was freed lately; false: its capacity or its pace
+// is not known. The pace is that of our own prompts, because what others free, others use.
 func (a *Account) Room(now time.Time) (r Room, known bool) {
 	capacity, pace := float64(a.Capacity()), a.freed.perMs(now)
 	if capacity == 0 || pace == 0 {
@@ -475,7 +469,7 @@ func (a *Account) Room(now time.Time) (r Room, known bool) {
 		limit *= a.ledger.cfg.KVThreshold - Hysteresis
 	}
 	r = Room{InMs: (used - limit) / pace, TokenMs: 1 / pace}
-	if a.Closed(now) { // the engine must also say that it has
+	if a.Closed(now) { // the engine's gauge must also say that there is room, so at least until the next scrape
 		r.InMs = max(r.InMs, float64(a.ledger.cfg.Interval-now.Sub(a.Sampled))/float64(time.Millisecond), 0)
 	}
 	return r, true

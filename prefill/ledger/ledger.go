@@ -21,20 +21,20 @@ type Ledger struct {
 	unheld                              int // lost charges: they are on the accounts, but their holder has ended
 }
 
-// Config is what the accounts go by.
+// Config is the settings of the accounts.
 type Config struct {
 	KVThreshold float64       // usage of a KV cache at which its gate closes
 	Interval    time.Duration // between two scrapes
 }
 
-// staleAfter is how many scrapes in a row fail before an engine's gauges are stale: one or two are lost while a busy engine
-// computes a long prompt.
+// staleAfter is the number of failed scrapes in a row from which an engine's gauges are stale: one or two are lost
+// while a busy engine computes a long prompt.
 const staleAfter = 3
 
 // New returns a ledger without accounts.
 func New(cfg Config) *Ledger { return &Ledger{cfg: cfg} }
 
-// Configure changes what the accounts go by. Their gates must be updated then.
+// Configure changes the settings of the accounts. Their gates must be updated after that.
 func (l *Ledger) Configure(cfg Config) { l.cfg = cfg }
 
 // Audit compares what was charged and released with what the accounts hold, without
@@ -49,7 +49,7 @@ func (l *Ledger) Audit() Audit {
 	return Audit{Drift: int64(l.charged-l.released) + int64(l.unheld), Misuses: l.misuses, Expired: l.expired}
 }
 
-// NextExpiry is when the next engine frees KV by itself.
+// NextExpiry is when an engine next frees KV by its own timeout; false: no charge has such a time.
 func (l *Ledger) NextExpiry() (time.Time, bool) {
 	if len(l.expiries) == 0 {
 		return time.Time{}, false
@@ -57,8 +57,8 @@ func (l *Ledger) NextExpiry() (time.Time, bool) {
 	return l.expiries[0].expires, true
 }
 
-// Expire ends one charge whose engine has freed the KV by itself, and returns its
-// account; nil: there is none.
+// Expire ends one charge whose engine has freed the KV by its own timeout, and returns its account; nil: there is
+// none.
 func (l *Ledger) Expire(now time.Time) *Account {
 	if len(l.expiries) == 0 || now.Before(l.expiries[0].expires) {
 		return nil
@@ -69,8 +69,8 @@ func (l *Ledger) Expire(now time.Time) *Account {
 	return c.account
 }
 
-// freeOrphans ends an account's orphans from before a moment: its engine restarted
-// since, and their KV went with the old process.
+// freeOrphans ends an account's orphans from before a moment: its engine restarted since, so that their KV is gone
+// with the old process.
 func (l *Ledger) freeOrphans(a *Account, before, now time.Time) {
 	var gone []*Charge
 	for _, c := range l.expiries {
@@ -83,7 +83,7 @@ func (l *Ledger) freeOrphans(a *Account, before, now time.Time) {
 	}
 }
 
-// expiries is a heap of what is answered or orphaned, by the time it ends.
+// expiries is a heap of the answered and orphaned charges, by the time at which they expire.
 type expiries []*Charge
 
 func (e expiries) Len() int           { return len(e) }
@@ -111,12 +111,12 @@ func (e *expiries) Pop() any {
 // attempt must make the last call on the charges that name its Holder, so the audit
 // sees a charge that was lost on the way.
 type Holder struct {
-	charges int // that it has to make its last call on
+	charges int // on which it has to make the last call
 	ended   bool
 }
 
-// Ended says that a holder makes no more calls, and how many charges it still holds.
-// They stay, because the engine may hold the KV, and count as drift in the audit.
+// Ended says that a holder makes no more calls, and returns how many charges it still holds. They stay, because the
+// engine may hold the KV, and count as drift in the audit.
 func (l *Ledger) Ended(h *Holder) (lost int) {
 	if !h.ended {
 		h.ended = true
@@ -146,7 +146,7 @@ const (
 	Probing    Phase = iota // the probe is not answered yet
 	Pooled                  // answered, waits for a decode rank
 	Dispatched              // a decode rank was asked, no data event yet
-	Orphaned                // nobody will fetch it; the engine frees it at its timeout
+	Orphaned                // no decode engine will fetch it; the engine frees it at its timeout
 	Phases
 	Ended = Phases // no longer charged
 )
@@ -160,13 +160,13 @@ type Weight struct {
 	Tokens int64 // of the prompt
 	Work   int64 // vllm-ascend's weight of it, in millionths
 
-	// What its prefill computes; the account has it only while probing.
+	// These are what its prefill computes; an account counts them only while the charge is Probing.
 	NewTokens   int64
 	PredictedUs int64
 	Attention   int64 // twice policy.Attention
 }
 
-// WeightOf is what a prompt weighs on a candidate as it was measured.
+// WeightOf is the weight of a prompt on a candidate, by the candidate's indicators.
 func WeightOf(v *policy.Candidate, promptBytes int) Weight {
 	line := policy.Line{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
 	hit, fresh := int64(v.HitTokens), int64(v.NewTokens)
@@ -183,33 +183,33 @@ func WeightOf(v *policy.Candidate, promptBytes int) Weight {
 // and 120.0745 a request, in millionths.
 func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_074_500 }
 
-// Charge is one prompt on one account, from the moment a candidate was chosen for
-// it until the engine has its KV blocks back:
+// Charge is one prompt on one account, from the moment a candidate was chosen for it until the engine has its KV
+// blocks back:
 //
 //	Charge ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
 //
-// One that is Reserved is Probing, too, and its probe goes out with Send.
-// From each of them Release ends it and Orphan leaves it to the engine's own
-// timeout. Its owner settles before the last call on it. A call after that is a
-// counted bug.
+// A charge that is made by Reserve is Probing, too, and its probe goes out with Send. From each phase Release ends
+// the charge, and Orphan leaves it to the engine's own timeout. The owner calls Settle before the last call on the
+// charge. A call after that is a counted bug.
 type Charge struct {
 	Weight  Weight
 	account *Account
 	phase   Phase
 	settled bool // its owner made the last call
-	renewed bool // by the decode engine that has the request
+	renewed bool // the decode engine that has the request renews the hold
 	holder  *Holder
 	sent    time.Time // when its probe was; zero: it was not yet
 	since   time.Time // when it got into this phase
 	expires time.Time // when the engine frees the KV by itself; zero while probing
 	place   int       // in the heap of expiries
-	apart   *Apart    // that it is counted in until it is answered; nil: in none
+	apart   *Apart    // the charge is counted in it until it is answered; nil: in none
 }
 
-// Apart counts the charges of one model on an account that are not answered, where its requests are counted apart from the others'.
+// Apart counts the unanswered charges of one model on an account, where the model's requests are counted apart from
+// the others'.
 type Apart struct{ Probing, Unsent int }
 
-// CountApart counts a charge that was booked just now in a, too.
+// CountApart also counts in a a charge that was booked just now.
 func (c *Charge) CountApart(a *Apart) {
 	c.apart = a
 	if a.Probing++; c.sent.IsZero() {
@@ -217,7 +217,7 @@ func (c *Charge) CountApart(a *Apart) {
 	}
 }
 
-// Send says that the probe is sent now, once.
+// Send says that the probe is sent now. It is called once.
 func (c *Charge) Send(now time.Time) {
 	if c.settled || c.phase != Probing || !c.sent.IsZero() {
 		c.account.ledger.misuses++
@@ -236,7 +236,7 @@ func (c *Charge) Send(now time.Time) {
 // Phase is where the prompt's KV is now.
 func (c *Charge) Phase() Phase { return c.phase }
 
-// Predicted is how long its prefill takes by itself, as predicted when it was charged.
+// Predicted is how long the prefill takes by itself, as predicted when the prompt was charged.
 func (c *Charge) Predicted() time.Duration {
 	return time.Duration(c.Weight.PredictedUs) * time.Microsecond
 }
@@ -244,7 +244,7 @@ func (c *Charge) Predicted() time.Duration {
 // Sent is when the probe was sent; zero: it was not yet.
 func (c *Charge) Sent() time.Time { return c.sent }
 
-// MayAnswer reports whether the probe is not answered yet; else it counts a misuse.
+// MayAnswer reports whether the probe was sent and not answered yet; if not, it counts a misuse.
 func (c *Charge) MayAnswer() bool {
 	if c.settled || c.phase != Probing || c.sent.IsZero() {
 		c.account.ledger.misuses++
@@ -253,7 +253,7 @@ func (c *Charge) MayAnswer() bool {
 	return true
 }
 
-// Answer books that the probe came back with a hand-off of so many tokens.
+// Answer books that the probe was answered with a hand-off of so many tokens, whose KV the engine frees at expires.
 func (c *Charge) Answer(tokens int64, expires, now time.Time) {
 	c.expires = expires
 	c.move(Pooled, tokens, now)
@@ -272,7 +272,8 @@ func (c *Charge) Dispatch(now time.Time) {
 // renewedFor is longer than any request runs.
 const renewedFor = 10_000 * time.Hour
 
-// Renew books that the decode engine keeps the KV held.
+// Renew records that the decode engine renews the prefill engine's hold on the KV: the charge now expires renewedFor
+// from now.
 func (c *Charge) Renew(now time.Time) {
 	if c.settled || c.phase != Dispatched {
 		return
@@ -281,8 +282,8 @@ func (c *Charge) Renew(now time.Time) {
 	heap.Fix(&c.account.ledger.expiries, c.place)
 }
 
-// Settle admits the last call on a charge once. It reports whether that call still
-// changes anything.
+// Settle must be called before the last call on a charge. It reports whether that call still changes anything; a
+// second Settle is counted as a misuse.
 func (c *Charge) Settle() bool {
 	if c.settled {
 		c.account.ledger.misuses++
@@ -293,8 +294,8 @@ func (c *Charge) Settle() bool {
 	return c.phase != Ended
 }
 
-// Orphan leaves the KV to the engine, which frees it by itself: after hold, if it was
-// not answered yet or renewed, else when it was to end anyway.
+// Orphan leaves the KV to the engine's own timeout: the charge expires after hold if it was not answered yet or was
+// renewed, else when it would expire anyway.
 func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 	if c.phase == Probing || c.renewed {
 		c.renewed, c.expires = false, now.Add(hold)

@@ -5,18 +5,16 @@ import (
 	"time"
 )
 
-// freedHalf is the time in which what is known of the pace of an engine's memory counts
-// half.
+// freedHalf is the half-life of what is known of the pace at which an engine's KV memory is freed.
 const freedHalf = 10 * time.Second
 
-// freed is the pace at which prompts give KV tokens back: the tokens of those that
-// ended over the time in which they did, both fading.
+// freed is the pace at which prompts give KV tokens back: tokens over the time in which they were freed, both fading.
 type freed struct {
 	tokens, ms float64
 	at         time.Time
 }
 
-// to brings both to the present.
+// to fades both to the present.
 func (f *freed) to(now time.Time) {
 	if f.at.IsZero() {
 		f.at = now
@@ -28,7 +26,7 @@ func (f *freed) to(now time.Time) {
 	f.at = now
 	rest := math.Exp2(-float64(passed) / float64(freedHalf))
 	f.tokens *= rest
-	// The integral of what fades over the time that passed.
+	// The integral over the time that passed, of a weight that fades.
 	f.ms = f.ms*rest + (1-rest)*float64(freedHalf)/float64(time.Millisecond)/math.Ln2
 }
 
@@ -38,7 +36,7 @@ func (f *freed) add(tokens int64, now time.Time) {
 	f.tokens += float64(tokens)
 }
 
-// perMs is the pace; 0: nothing was given back, or not for long enough.
+// perMs is the pace in tokens per ms; 0: nothing was given back, or not for long enough.
 func (f *freed) perMs(now time.Time) float64 {
 	f.to(now)
 	if f.tokens < 1 || f.ms < 1 {
@@ -47,23 +45,23 @@ func (f *freed) perMs(now time.Time) float64 {
 	return f.tokens / f.ms
 }
 
-// Room is when an engine has KV for more prompts.
+// Room is when an engine's KV memory has room for more prompts.
 type Room struct {
-	InMs    float64 // until a prompt without tokens has room; below 0: so long ago
-	TokenMs float64 // in which a token gets free
+	InMs    float64 // until a prompt of 0 tokens has room; below 0: it has had room for so long
+	TokenMs float64 // ms in which one token is freed
 }
 
 const (
-	// Hysteresis keeps a gate closed until usage fell this far below the
-	// threshold, so that it does not flap around it.
+	// Hysteresis is how far usage must fall below the threshold before a closed gate opens, so that the gate does not
+	// flap.
 	Hysteresis = 0.02
 
-	// CanaryEvery is how long a candidate whose KV only orphans hold must
-	// rest before one probe may pass, and the least time between two.
+	// CanaryEvery is how long a candidate, whose KV cache only orphans fill, must be idle before one probe may pass
+	// as a canary. It is also the least time between two canaries.
 	CanaryEvery = 5 * time.Second
 )
 
-// kvState is what moves a gate.
+// kvState is what a gate depends on.
 type kvState struct {
 	own     float64 // share of the KV cache by our accounts
 	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
@@ -74,19 +72,17 @@ type kvState struct {
 
 // gate keeps new probes from a candidate whose KV cache is full.
 //
-// The engine's gauge moves only while the engine steps: an idle one may report
-// 0.97 for ever. It therefore counts only while we have something there, which
-// makes the engine step. An engine that does not tell its
-// gauge in time is gated by our accounts alone: a busy engine answers prompts while
-// its metrics take seconds, and a slow scrape must not stop its work. A gate that
-// the gauge alone closed therefore opens by itself when the gauge becomes too old.
+// The engine's gauge moves only while the engine steps: an idle one may report 0.97 for ever. It therefore counts
+// only while we have something there, which makes the engine step. An engine whose gauge cannot be read in time is
+// gated by our accounts alone: a busy engine answers prompts while its metrics take seconds, and a slow scrape must
+// not stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge becomes too old.
 type gate struct {
-	closed    bool      // unless opens has come
-	opens     time.Time // the gauge alone closed it, and is too old from then on; zero otherwise
-	idleSince time.Time // closed with nothing live since, a canary neither; zero otherwise
+	closed    bool      // closed, but not any more once opens has come
+	opens     time.Time // the time at which a gate that only the gauge has closed opens, because the gauge is too old; zero: none
+	idleSince time.Time // since when the gate is closed and nothing of ours is live there, no canary either; zero: it is not so
 }
 
-// update must be called after every change of s: hysteresis depends on the way.
+// update must be called after every change of s, because hysteresis depends on the order of the changes.
 func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	usage := s.own
 	if s.live > 0 && s.scraped > usage { // never true of NaN
@@ -114,10 +110,9 @@ func (g *gate) Closed(now time.Time) bool {
 	return g.closed && (g.opens.IsZero() || now.Before(g.opens))
 }
 
-// PassesAt is when time alone lets a probe pass the closed gate; false: never. That is
-// when the gauge that closed it becomes too old, or one probe passes as a canary: only
-// orphans can be what fills an idle candidate, and whether the engine still has them is
-// known only by trying.
+// PassesAt is when time alone lets a probe pass the closed gate; false: never. Either the gauge that closed it
+// becomes too old then, or one probe passes as a canary: an idle candidate can be full only of orphans, and only a
+// try shows whether the engine still has them.
 func (g *gate) PassesAt() (time.Time, bool) {
 	switch {
 	case !g.closed:
@@ -128,7 +123,7 @@ func (g *gate) PassesAt() (time.Time, bool) {
 	return g.opens, !g.opens.IsZero()
 }
 
-// Passes says whether a probe may go through now, and whether as a canary.
+// Passes says whether a probe may pass now, and whether it passes as a canary.
 func (g *gate) Passes(now time.Time) (ok, canary bool) {
 	if !g.Closed(now) {
 		return true, false

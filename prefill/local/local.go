@@ -1,7 +1,6 @@
-// Package local remembers what the prefix cache of each decode rank should hold of a
-// prompt, and so how little of it is new there: for ranks that may compute prompts
-// themselves, and for those that pull no more KV than they lack. Which rank gets the
-// request is the dispatcher's decision, for only that knows their slots.
+// Package local remembers how much of a prompt the prefix cache of each decode rank should hold, and so how little of
+// it is new there. This is for ranks that may compute prompts themselves, and for ranks that pull only the KV that
+// they lack. Which rank gets the request is the dispatcher's decision, because only the dispatcher knows the slots.
 package local
 
 import (
@@ -25,21 +24,21 @@ type Rank struct {
 	ID       int32
 	Name     string
 	Model    string // its board
-	Engine   string // API server it is part of
+	Engine   string // the API server that it is part of
 	Capacity int64  // KV tokens; 0: not known
 	Up       bool
-	Computes bool                // it may compute prompts; else it pulls what it lacks
-	Events   prefill.EventSource // that tells what its cache holds; zero: only answers do
+	Computes bool                // it may compute prompts; if not, it pulls the KV that it lacks
+	Events   prefill.EventSource // where its engine publishes what its cache holds; zero: only answers show it
 }
 
-// Prompt is one to be computed somewhere.
+// Prompt is a prompt that some engine is to compute.
 type Prompt struct {
 	prefill.Prompt
 	Model  string // board
 	Tokens int    // counted or estimated; 0: not known
 }
 
-// Offer is a rank with what it would have to do.
+// Offer is a rank with the work that the prompt would be for it.
 type Offer struct {
 	Rank int32
 	Hit  int // tokens that its prefix cache should have
@@ -49,8 +48,8 @@ type Offer struct {
 // Ranks is what is known of the ranks' prefix caches. One lock guards it,
 // held for a look-up and never for I/O.
 type Ranks struct {
-	setting   sync.Mutex // held while the ranks are changed, which waits for streams to end
-	closed    bool       // likewise: no stream begins any more
+	setting   sync.Mutex // held while Set or Close runs, which may wait for streams to end
+	closed    bool       // Close was called: no more streams begin; under setting
 	mu        sync.Mutex
 	cache     *cache.Cache
 	ranks     map[int32]*rank
@@ -61,11 +60,11 @@ type Ranks struct {
 type rank struct {
 	Rank
 	cache   cache.Holdings
-	feed    cache.Feed // zero: there is none
-	emptied time.Time  // its prefix cache was; zero: never
+	feed    cache.Feed // its stream of KV events; zero: there is none
+	emptied time.Time  // when Forget emptied its prefix cache; zero: never
 }
 
-// engineBlock is the KV block of an engine that does not say: vLLM's.
+// engineBlock is the tokens of a KV block of an engine that does not say: vLLM's default.
 const engineBlock = 16
 
 // block is how many tokens a block of the rank's engine has.
@@ -76,7 +75,7 @@ func (r *rank) block() int {
 	return cmp.Or(r.feed.BlockTokens(), engineBlock)
 }
 
-// New returns an empty one whose index has so many bytes.
+// New returns a Ranks without ranks, whose index takes so many bytes.
 func New(maxBytes int64) *Ranks {
 	return &Ranks{
 		cache: cache.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
@@ -84,7 +83,8 @@ func New(maxBytes int64) *Ranks {
 	}
 }
 
-// Set replaces the ranks. One that comes back up has an empty cache. What engines publish of their caches is followed.
+// Set replaces the ranks. A rank that comes back up has an empty cache. It follows the KV events of ranks whose
+// engines publish them.
 func (l *Ranks) Set(ranks []Rank) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -103,7 +103,7 @@ func (l *Ranks) Set(ranks []Rank) {
 	}
 }
 
-// unfollow ends the streams of some ranks.
+// unfollow ends the streams of the ranks that which selects.
 func (l *Ranks) unfollow(which func(*rank) bool) {
 	l.mu.Lock()
 	var ended []*rank
@@ -132,7 +132,8 @@ func (l *Ranks) Close() {
 	l.unfollow(func(*rank) bool { return true })
 }
 
-// BlockTokens is how large the blocks of a model's ranks are, where their KV events tell; 0: they do not.
+// BlockTokens is how many tokens a KV block of the model's ranks has, by their KV events; 0: the events have not
+// shown it.
 func (l *Ranks) BlockTokens(model string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +145,7 @@ func (l *Ranks) BlockTokens(model string) int {
 	return 0
 }
 
-// Events tells of the ranks whose KV events are followed, by name.
+// Events describes the ranks whose KV events are followed, by name.
 func (l *Ranks) Events() (all []prefill.RankEvents) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,7 +199,7 @@ func (l *Ranks) Serve(model string) bool {
 	return false
 }
 
-// Remember says whether what the model's ranks hold is remembered.
+// Remember says whether this remembers what ranks of the model hold.
 func (l *Ranks) Remember(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,8 +211,7 @@ func (l *Ranks) Remember(model string) bool {
 	return false
 }
 
-// Length is how many tokens the prompt has, by the learned ratio where it is not
-// known.
+// Length is how many tokens the prompt has; by the learned ratio if they were not counted.
 func (l *Ranks) Length(p *Prompt) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,8 +225,8 @@ func (l *Ranks) length(p *Prompt) int {
 	return l.cache.Length(&p.Prompt, p.Model, 0)
 }
 
-// Offers lists the ranks that may compute the prompt, are up and not among those to avoid, by ID. What
-// an engine's cache should hold counts only while its answers bear that out, or its events tell it.
+// Offers lists, by ID, the ranks that may compute the prompt, are up and are not in avoid. What an engine's cache
+// should hold counts only while its answers confirm it, or its events say it.
 func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,13 +247,14 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	return offers
 }
 
-// holds is how many tokens of a prompt the rank should have, by the blocks that were found.
+// holds is how many tokens of a prompt the rank should have in its cache, by the blocks that were found.
 func (r *rank) holds(found []int32, p *Prompt, tokens int) int {
 	held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
 	return index.Usable(int(held), tokens, r.block())
 }
 
-// Held lists the ranks that should have more of the prompt than all of them have, and how much more: they need not pull it. By ID.
+// Held lists, by ID, the ranks that should have more of the prompt in their cache than the rank with the least has,
+// and how much more: they need not pull it.
 func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -275,8 +276,8 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	return held
 }
 
-// Holds says that a rank has the prompt's KV: it computed it, or pulled it, for a request that
-// was sent to it at a moment. The prompt has so many tokens.
+// Holds says that a rank has the prompt's KV, because it computed or pulled it for a request that was sent at the
+// time sent. The prompt has so many tokens.
 func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -290,15 +291,14 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	}
 }
 
-// Computed takes what an engine said of a prompt that one of its ranks computed:
-// so many tokens it found in its cache, where hit were expected. -1: it did not
-// say. The request was sent at a moment. turned: from here on the engine is believed to hold what it should, or no
-// longer.
+// Computed takes what an engine said of a prompt that one of its ranks computed: it found cached tokens in its prefix
+// cache, -1 if it did not say, and hit were expected. The request was sent at the time sent. turned reports that
+// trust in the engine has changed: from here on it is believed to hold what it should (holds), or no longer.
 func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, holds bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
-	if r == nil || tokens <= 0 || !r.emptied.Before(sent) { // what was expected was of another cache
+	if r == nil || tokens <= 0 || !r.emptied.Before(sent) { // the cache was emptied since, so the expectation was about another content
 		return false, false
 	}
 	engine := l.engines[r.Engine]
@@ -315,7 +315,8 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	return held != engine.holds(), engine.holds()
 }
 
-// Forget drops what is known of the prefix caches of ranks, also what requests tell later that were sent before.
+// Forget drops what is known of the prefix caches of ranks. Results of requests that were sent before are ignored,
+// too.
 func (l *Ranks) Forget(ids []int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -335,8 +336,7 @@ func (l *Ranks) IDs() []int32 {
 	return slices.Collect(maps.Keys(l.ranks))
 }
 
-// Moved takes how long a hand-off of so many tokens took from the decode request
-// to the first event.
+// Moved takes how long a hand-off of so many tokens took, from the decode request to the first event.
 func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -348,8 +348,8 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000})
 }
 
-// BreakEven is how many tokens an idle rank computes in the time that a hand-off
-// of the prompt takes. line is that of the model's prefills.
+// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. line is the
+// line of the model's prefill times.
 func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,20 +1,20 @@
 package local
 
-// trust is whether an engine's prefix cache holds what it is thought to hold. An
-// engine without one, or that does not report cached_tokens, would compute long
-// prompts whole, and its group would wait: that happens to the first few only.
+// trust is whether an engine's prefix cache holds what it is thought to hold. An engine without a prefix cache, or
+// one that does not report cached_tokens, would compute long prompts in full, and its group would wait. With trust
+// that happens to the first few prompts only.
 type trust struct {
 	expected, found float64 // tokens, older answers counting less
 }
 
 const (
-	trustAfter = 256 // expected tokens, before anything is said
-	trustShare = 0.5 // of them, to be found
+	trustAfter = 256 // expected tokens before a verdict; until then the engine is trusted
+	trustShare = 0.5 // share of the expected tokens that must be found
 	trustDecay = 0.9
 )
 
-// learn takes one answer: so many tokens were expected in the cache, so many were
-// there, -1 if it did not say.
+// learn takes one answer: so many tokens were expected in the cache, and so many were found, -1 if the engine did not
+// say.
 func (t *trust) learn(expected, found int) {
 	if expected <= 0 {
 		return

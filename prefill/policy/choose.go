@@ -9,32 +9,32 @@ import (
 // Name is the policy's bounded name, for metrics and headers.
 func (p *Policy) Name() string { return p.name }
 
-// String is the policy as Parse takes it.
+// String is the policy in the form that Parse reads.
 func (p *Policy) String() string { return p.spec }
 
-// Rounds says that the policy goes round: its caller keeps the Order of what it
-// chose last as the next Query's Cursor.
+// Rounds says that the policy chooses candidates in turn: its caller keeps the Order of the last choice as the Cursor
+// of the next Query.
 func (p *Policy) Rounds() bool { return p.rounds }
 
-// LoadBlind says that the policy does not look at what a candidate has to do:
-// it would go on choosing one that can take no more.
+// LoadBlind says that the policy does not look at a candidate's load: it would go on choosing a candidate that can
+// take no more.
 func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
 // Choice is what a policy decided.
 type Choice struct {
-	Index         int     // of the candidate
+	Index         int     // of the chosen candidate
 	Score         float64 // as the policy gave it, smaller is better
 	Bad           int     // candidates whose score was no number
-	Fallback      bool    // all were: lmetric chose
-	FilterSkipped bool    // the policy's own filter would have left nobody
+	Fallback      bool    // no score was a number, so that lmetric chose
+	FilterSkipped bool    // the policy's own filter would have left no candidate
 }
 
-// equal is how near two scores are that count as the same, relatively.
+// equal is the relative difference below which two scores count as equal.
 const equal = 1e-9
 
-// Choose returns the candidate with the lowest score; among equal ones the
-// policy's tie-break decides, then the hash of request and candidate. A score
-// that is no finite number ranks last. There must be a candidate.
+// Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
+// hash of request and candidate. A score that is not a finite number ranks last. There must be at least one
+// candidate.
 func (p *Policy) Choose(q *Query, candidates []Candidate) Choice {
 	choice := Choice{FilterSkipped: p.filter(candidates)}
 	p.query = *q
@@ -118,12 +118,12 @@ func compare(ties []key, a, b *Candidate) int {
 // Row is one candidate in the table that explains a choice.
 type Row struct {
 	Candidate string   `json:"candidate"`
-	Score     *float64 `json:"score"` // null: no number, or filtered out
+	Score     *float64 `json:"score"` // null: it is not a number, or the candidate was filtered out
 	Chosen    bool     `json:"chosen,omitempty"`
 }
 
-// Explain is the table of the last choice, the chosen first and then by score,
-// at most so many rows. The candidates must be those that were chosen from.
+// Explain returns the scores of the last choice: the chosen candidate first, then by score, at most so many rows. The
+// candidates must be those of that choice.
 func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
 	rank := func(i int) float64 {
 		switch {
@@ -160,6 +160,5 @@ func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
 	return table
 }
 
-// ScoreOf is the score that the last choice gave a candidate, by its index;
-// not finite where there was none.
+// ScoreOf is the score that the last choice gave to the candidate of that index; not finite if it gave none.
 func (p *Policy) ScoreOf(i int) float64 { return p.scores[i] }

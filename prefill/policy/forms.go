@@ -2,14 +2,14 @@ package policy
 
 import "evenkeel/internal/namedargs"
 
-// score is what a policy wants least of; v is its parameter.
+// score is a candidate's score, of which the smallest wins; v is the policy's parameter.
 type score func(v float64, q *Query, c *Candidate) float64
 
-// key orders candidates whose scores are equal, the smaller first.
+// key orders candidates whose scores are equal: the one with the smaller key comes first.
 type key func(c *Candidate) float64
 
-// What decides between equal scores, before the hash does. Policies that do
-// not look at the cache do not look at it here either.
+// aware and blind decide between equal scores, before the hash does. Policies that do not look at the cache do not do
+// so here either.
 var (
 	aware = []key{
 		func(c *Candidate) float64 { return -c.HitTokens },
@@ -27,10 +27,10 @@ type form struct {
 	takes     []namedargs.Key[float64] // its parameter, if it has one
 	value     float64                  // the parameter's default
 	score     score
-	source    string // of the score and the default
-	rounds    bool   // remembers where it was: the caller keeps the cursor
-	loadBlind bool   // does not look at what a candidate has to do
-	instead   string // what to write in a proxy; empty: this
+	source    string // where the score and the default come from
+	rounds    bool   // it chooses in turn: the caller keeps the cursor
+	loadBlind bool   // it does not look at a candidate's load
+	instead   string // what to write instead where requests are served; empty: the form itself may be used there
 }
 
 func upTo(most float64, name string) []namedargs.Key[float64] {
@@ -43,15 +43,14 @@ func words(name string, of ...string) []namedargs.Key[float64] {
 
 func itself(v *float64) *float64 { return v }
 
-// unbounded is a limit that no parameter needs.
+// unbounded is a largest value that no parameter needs.
 const unbounded = 1e9
 
-// lap puts the candidates up to round-robin's cursor behind the others: more
-// than there are, and little enough that neighbours do not pass for equal.
+// lap is added to the score of candidates up to round-robin's cursor, so that they come after the others. It is more
+// than the number of candidates, and small enough that neighbours do not count as equal.
 const lap = 1 << 20
 
-// kvShare is how much of a prompt's weight stays while only its KV blocks are
-// there, and no prefill runs: vllm-ascend's factor.
+// kvShare is the share of a prompt's weight that counts for the KV that an engine holds: vllm-ascend's factor.
 const kvShare = 0.3
 
 // forms in the order in which they are listed to a user.
@@ -132,7 +131,6 @@ var forms = []form{
 	},
 }
 
-// lmetric is new tokens times batch, both with the request in them: with the
-// batch as it is before, every idle candidate would score 0 and the cache
-// count for nothing.
+// lmetric is new tokens times batch size, both with the request included. If the batch did not include it, every idle
+// candidate would score 0 and the cache would count for nothing.
 func lmetric(_ float64, _ *Query, c *Candidate) float64 { return c.PTokens * (c.BS + 1) }

@@ -8,30 +8,29 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Indicators are what is known of one candidate when a request is decided, as
-// it is before the request is charged there. The names in the tags are those
-// of policies that a user writes.
+// Indicators are what is known of one candidate when a request is decided, before the request is charged there. The
+// names in the tags are those that a user's policies use.
 type Indicators struct {
 	PromptTokens    float64 `expr:"prompt_tokens"`
-	HitTokens       float64 `expr:"hit_tokens"`        // of them, in the candidate's prefix cache and usable
+	HitTokens       float64 `expr:"hit_tokens"`        // of prompt_tokens, those in the candidate's prefix cache that can be used
 	HitRatio        float64 `expr:"hit_ratio"`         // hit_tokens / prompt_tokens
-	NewTokens       float64 `expr:"new_tokens"`        // to be computed there, at least 1
-	QueuedNewTokens float64 `expr:"queued_new_tokens"` // to be computed for our unanswered probes
+	NewTokens       float64 `expr:"new_tokens"`        // tokens to be computed there, at least 1
+	QueuedNewTokens float64 `expr:"queued_new_tokens"` // tokens to be computed for our unanswered probes
 	PTokens         float64 `expr:"p_tokens"`          // queued_new_tokens + new_tokens
-	BacklogMs       float64 `expr:"backlog_ms"`        // predicted rest of the unanswered probes: ours, and those of others as far as we know them
+	BacklogMs       float64 `expr:"backlog_ms"`        // predicted time left for unanswered probes: ours, and the known ones of others
 	BS              float64 `expr:"bs"`                // our unanswered probes and the requests of others
 	Waiting         float64 `expr:"waiting"`           // requests in the engine's queue, ours since the scrape included
 	Running         float64 `expr:"running"`
-	ActiveTokens    float64 `expr:"active_tokens"` // prompts of our unanswered probes
-	KVTokens        float64 `expr:"kv_tokens"`     // the same, and of hand-offs that still hold KV
-	KVUsage         float64 `expr:"kv_usage"`      // share of the KV cache, 0 to 1
-	HeldTokens      float64 `expr:"held_tokens"`   // of hand-offs that still hold KV
-	ActiveBlocks    float64 `expr:"active_blocks"` // active and held tokens in blocks of the engine
+	ActiveTokens    float64 `expr:"active_tokens"` // prompt tokens of our unanswered probes
+	KVTokens        float64 `expr:"kv_tokens"`     // active_tokens and held_tokens
+	KVUsage         float64 `expr:"kv_usage"`      // share of the KV cache in use, 0 to 1
+	HeldTokens      float64 `expr:"held_tokens"`   // tokens of hand-offs that still hold KV
+	ActiveBlocks    float64 `expr:"active_blocks"` // kv_tokens in blocks of the engine
 	RTTMs           float64 `expr:"rtt_ms"`
-	TPMs            float64 `expr:"tp_ms"` // a new token, by the fitted line
-	T0Ms            float64 `expr:"t0_ms"` // a prefill without any
+	TPMs            float64 `expr:"tp_ms"` // time for each new token, by the fitted line
+	T0Ms            float64 `expr:"t0_ms"` // time of a prefill without any new token
 
-	// Over the candidates that this request may go to.
+	// These are over the candidates that this request may go to.
 	MaxBS  float64 `expr:"max_bs"`
 	MinBS  float64 `expr:"min_bs"`
 	MeanBS float64 `expr:"mean_bs"`
@@ -46,8 +45,8 @@ type Candidate struct {
 
 	Indicators
 
-	BlockTokens     float64 // of the engine's KV blocks; 0 counts as 1
-	Beta2           float64 // ms a token²: what attention over the prompt adds
+	BlockTokens     float64 // tokens of the engine's KV blocks; 0 counts as 1
+	Beta2           float64 // ms a token pair: the time that attention over the prompt adds
 	QueuedAttention float64 // Σ N·(H + N/2) over our unanswered probes, tokens²
 	ActiveWork      float64 // active_tokens and kv_tokens as vllm-ascend's example proxy weighs prompts
 	KVWork          float64
@@ -60,9 +59,8 @@ type Query struct {
 	Cursor int    // Order of the candidate that round-robin chose last for the model, -1: none
 }
 
-// Fit sets what a prompt of so many tokens would find and cost at the
-// candidate, matched of them being in its prefix cache. An engine computes at
-// least one token again, and hits are whole blocks.
+// Fit sets what a prompt of so many tokens would find and cost at the candidate, if matched of them are in its prefix
+// cache. An engine computes at least one token again, and hits are whole blocks.
 func (c *Candidate) Fit(prompt, matched float64) {
 	block := max(1, c.BlockTokens)
 	c.PromptTokens = prompt
@@ -75,7 +73,7 @@ func (c *Candidate) Fit(prompt, matched float64) {
 	c.PTokens = c.QueuedNewTokens + c.NewTokens
 }
 
-// Aggregate sets what depends on who else is eligible.
+// Aggregate sets the indicators that depend on which candidates are eligible.
 func Aggregate(candidates []Candidate) {
 	least, most, sum := math.Inf(1), 0.0, 0.0
 	for i := range candidates {
@@ -89,11 +87,11 @@ func Aggregate(candidates []Candidate) {
 	}
 }
 
-// Line predicts how long a prefill takes: T0Ms + TPMs·N + Beta2·N·(H + N/2),
-// for N new tokens behind H that are in the cache.
+// Line predicts how long a prefill takes in ms: T0Ms + TPMs·N + Beta2·N·(H + N/2), for N new tokens after H tokens
+// that are in the cache.
 type Line struct{ T0Ms, TPMs, Beta2 float64 }
 
-// Ms is the prediction for a prefill that starts now.
+// Ms is how long a prefill is predicted to take.
 func (l Line) Ms(newTokens, hit float64) float64 {
 	return l.T0Ms + l.TPMs*newTokens + l.Beta2*Attention(newTokens, hit)
 }
@@ -101,21 +99,21 @@ func (l Line) Ms(newTokens, hit float64) float64 {
 // Attention is the number of token pairs a prefill looks at.
 func Attention(newTokens, hit float64) float64 { return newTokens * (hit + newTokens/2) }
 
-// creditFloor is what of the running prefill counts however long it runs: the
-// line may be wrong, and a place that never ends must not look free.
+// creditFloor is the share of the running prefill's prediction that still counts however long it runs: the line may
+// be wrong, and a candidate that never ends its prefill must not look free.
 const creditFloor = 0.25
 
-// Backlog is what is left of a candidate's unanswered probes: their predicted
-// total less the time that the oldest, which runs, has had to itself.
+// Backlog is the time left for a candidate's unanswered probes: their predicted total less the time for which the
+// oldest, which runs, has run alone.
 func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
 	return totalMs - oldestMs + max(creditFloor*oldestMs, oldestMs-max(0, elapsedMs))
 }
 
-// attention is the new prefill's own part of what Beta2 weighs.
+// attention is the number of token pairs of the new prefill, which Beta2 weighs.
 func (c *Candidate) attention() float64 { return Attention(c.NewTokens, c.HitTokens) }
 
-// vnodes is how many points a candidate has on the ring: with 100 the largest
-// share of 64 candidates is some 30 % above the mean.
+// vnodes is how many points a candidate has on the ring: with 100 points the largest share of 64 candidates is some
+// 30 % above the mean.
 const vnodes = 100
 
 // Vnodes are a candidate's points on the ring, in order.
@@ -128,18 +126,17 @@ func Vnodes(id string) []uint64 {
 	return ring
 }
 
-// ahead is how far clockwise from the key the first of the points is, as a
-// share of the ring.
+// ahead is the distance, clockwise from the key, to the nearest of the points, as a share of the ring.
 func ahead(ring []uint64, key uint64) float64 {
 	if len(ring) == 0 {
 		return 1
 	}
 	i, _ := slices.BinarySearch(ring, key)
-	return float64(ring[i%len(ring)]-key) / (1 << 64) // wraps with the ring
+	return float64(ring[i%len(ring)]-key) / (1 << 64) // the subtraction wraps around like the ring
 }
 
-// HRW orders candidates for a request by highest random weight: each request
-// has its own order, which stays when others come and go. The lowest is first.
+// HRW orders candidates for a request by highest random weight: each request has its own order, which does not change
+// when other candidates come and go. The lowest hash is first.
 func HRW(requestID, candidateID string) uint64 {
 	var d xxhash.Digest
 	d.Reset()

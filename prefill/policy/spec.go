@@ -7,8 +7,8 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// Policy chooses among candidates. It has scratch of its own, so one goroutine
-// at a time may use it; Parse makes as many as are needed.
+// Policy chooses among candidates. It has scratch memory, so only one goroutine at a time may use it; Parse makes as
+// many policies as are needed.
 type Policy struct {
 	name, spec string
 	ties       []key
@@ -16,9 +16,9 @@ type Policy struct {
 	param      float64
 	rounds     bool
 	loadBlind  bool
-	user       *run // what an expression runs on; nil: built in
+	user       *run // compiled expressions of a user's policy; nil: the policy is built in
 
-	query  Query     // of the last choice, with a key of its own if it had none
+	query  Query     // of the last choice; if it had no session key, one is made of its ID
 	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
 }
 
@@ -31,8 +31,7 @@ func Names() []string {
 	return names
 }
 
-// Parse makes the built-in policy or the library's that a user named, as `name` or
-// `name:key=value`.
+// Parse makes the policy that a user named, built-in or of the library, from `name` or `name:key=value`.
 func (l *Library) Parse(text string) (*Policy, error) {
 	name, set, err := namedargs.Parse(text, l.Names())
 	if err != nil {

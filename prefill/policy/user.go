@@ -24,13 +24,13 @@ type Definition struct {
 	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: eligible; ignored if it would leave no engine
 	Score     string   `yaml:"score" json:"score"`                   // a number
 	Objective string   `yaml:"objective" json:"objective,omitempty"` // min, the default, or max
-	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller first, with a - before it the larger
+	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller value first; with a - before it the larger
 }
 
 // DefinitionError is what is wrong with a Definition, and where.
 type DefinitionError struct {
 	Policy, Key  string // such as score, or tie_break[1]
-	Line, Column int    // in the key's text, from 1; 0: the whole
+	Line, Column int    // place in the key's text, from 1; 0: the whole text
 	Msg          string
 }
 
@@ -38,7 +38,7 @@ func (e *DefinitionError) Error() string {
 	return fmt.Sprintf("policy %s: %s: %s", e.Policy, e.Key, e.Where())
 }
 
-// Where is what is wrong and its place in the key's text.
+// Where is what is wrong, with its place in the key's text.
 func (e *DefinitionError) Where() string {
 	if e.Line == 0 {
 		return e.Msg
@@ -46,9 +46,9 @@ func (e *DefinitionError) Where() string {
 	return fmt.Sprintf("%s (%d:%d)", e.Msg, e.Line, e.Column)
 }
 
-// Library is the built-in policies and those of a user. Nil has the former.
+// Library is the built-in policies and those of a user. A nil Library has only the built-in ones.
 type Library struct {
-	Serves bool // requests, and not a simulation: those that are only compared with are not made
+	Serves bool // it is for real requests and not for a simulation: policies that exist only for comparison are refused
 
 	users map[string]*user
 }
@@ -61,12 +61,12 @@ type user struct {
 	ties          []key
 }
 
-// run is one policy's use of it, with a machine of its own.
+// run is one Policy's use of a user's definition, with a virtual machine of its own.
 type run struct {
 	*user
 	machine vm.VM
-	kept    []bool // by the filter
-	all     bool   // no filter, or it would leave nobody
+	kept    []bool // by candidate: whether the filter kept it
+	all     bool   // all candidates pass, because the filter would leave none
 }
 
 // NewLibrary compiles definitions by name. Every problem is a DefinitionError.
@@ -144,10 +144,10 @@ func compile(name string, d Definition) (*user, error) {
 	return u, errors.Join(errs...)
 }
 
-// functions are what an expression may call.
+// functions are the functions that an expression may call.
 var functions = []string{"abs", "ceil", "floor", "max", "min", "round"}
 
-// maxNodes bounds what an expression costs.
+// maxNodes bounds the nodes of an expression, and so what it costs to evaluate.
 const maxNodes = 64
 
 func compileExpression(text string, result expr.Option) (*vm.Program, *DefinitionError) {
@@ -183,8 +183,8 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	return program, nil
 }
 
-// guard finds what a user's expression may not have. Disabling the builtins
-// alone leaves loops over ranges.
+// guard finds what a user's expression may not have. If only the builtins were disabled, loops over ranges would
+// still be possible.
 type guard struct {
 	refused ast.Node
 	what    string
@@ -224,7 +224,7 @@ func (g *guard) Visit(node *ast.Node) {
 	}
 }
 
-// indicators are the fields of Indicators by their names.
+// indicators has the index of each field of Indicators, by its name in the tag.
 var indicators = func() map[string]int {
 	byName := map[string]int{}
 	t := reflect.TypeFor[Indicators]()
@@ -234,7 +234,7 @@ var indicators = func() map[string]int {
 	return byName
 }()
 
-// tieOn reads one item of tie_break.
+// tieOn reads one item of tie_break and returns its key.
 func tieOn(text string) (key, error) {
 	name, descending := strings.CutPrefix(text, "-")
 	field, ok := indicators[name]
@@ -255,8 +255,8 @@ func (u *user) build() *Policy {
 	return &Policy{name: u.name, spec: u.name, ties: u.ties, user: &run{user: u}}
 }
 
-// filter looks at who passes the user's own filter and reports whether it
-// would have left nobody. A candidate that it cannot judge passes.
+// filter runs the user's own filter over the candidates, and reports whether it would leave none. A candidate for
+// which the filter fails with an error passes.
 func (p *Policy) filter(candidates []Candidate) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {
 		return false
@@ -280,7 +280,7 @@ func (p *Policy) passes(i int) bool {
 	return p.user == nil || p.user.filter == nil || p.user.all || p.user.kept[i]
 }
 
-// evaluate is the user's score, smaller is better; NaN where it fails.
+// evaluate is the score of the user's expression, where smaller is better; NaN if the expression fails.
 func (r *run) evaluate(i *Indicators) float64 {
 	v, err := r.machine.Run(r.score, i)
 	if err != nil {

@@ -1,6 +1,6 @@
 package queue
 
-// ordered is a heap whose members know their places, -1 outside of it.
+// ordered is a heap whose members know their place in it, -1 if they are not in it.
 type ordered[T any] struct {
 	members []T
 	before  func(a, b T) bool

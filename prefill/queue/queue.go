@@ -1,11 +1,10 @@
-// Package queue holds the requests that wait for a prefill engine. It serves the
-// highest priority first; within one, the earliest deadline; of those without one, keys
-// in turn; of one key, the request that arrived first. A queue of one key, or of none,
-// is first come, first served.
+// Package queue holds the requests that wait for a prefill engine. It serves the highest priority first. Within a
+// priority, the earliest deadline comes first; requests without a deadline follow, and their keys take turns; within
+// a key, the request that arrived first comes first. So a queue with one key, or none, and without deadlines is first
+// come, first served.
 //
-// Each model has a line. A round looks at the requests of all lines in one order;
-// its owner says of each whether it was served, is held, or shuts its line. The
-// package has no clock and no lock.
+// Each model has a line. A round looks at the requests of all lines in one order; its owner says of each request
+// whether it was served, is held, or shuts its line. The package has no clock and no lock.
 package queue
 
 import (
@@ -15,58 +14,56 @@ import (
 	"time"
 )
 
-// Batch is the priority below all others: of requests that take only what others leave. A line has at most half of its
-// places for them, and they count in no backlog.
+// Batch is the priority below all others, for requests that take only what others leave. Batch requests have at most
+// half of the places of a line, and count in no backlog.
 const Batch = math.MinInt
 
 // Queue is the lines of all models.
 type Queue[T any] struct {
 	lines    map[string]*Line[T]
 	classes  map[int]*class[T]
-	due      ordered[*Entry[T]] // those with a deadline
+	due      ordered[*Entry[T]] // the requests with a deadline
 	waiting  int
 	arrivals uint64
 
 	round  uint64
-	places bool // in this round the pool has room
-	holds  int  // of this round
+	places bool // the pool has room in this round
+	holds  int  // requests that were held in this round
 }
 
-// Entry is one request that waits. Its owner fills in what is exported before it
-// is added, and does not change it any more.
+// Entry is one request that waits. Its owner sets the exported fields before Add, and does not change them any more.
 type Entry[T any] struct {
 	Of       T // the request
 	Key      string
 	Priority int
-	Tokens   int // of its prompt
+	Tokens   int // tokens of its prompt
 	Arrival  time.Time
-	Deadline time.Time // earlier ones first, before those without; zero: none
+	Deadline time.Time // earlier deadlines are served first, and before requests without one; zero: it has none
 	Reserved bool      // it holds a place in the pool already, as a retry does
 
-	number uint64 // breaks ties of arrival
-	heldIn uint64 // round in which it was held
-	fixed  bool   // not to be displaced
+	number uint64 // number of its arrival, for requests that arrived at the same time
+	heldIn uint64 // the round in which it was held last
+	fixed  bool   // it must not be displaced
 	line   *Line[T]
-	place  int      // among the retries, -1: not there
-	ends   int      // among those with a deadline, -1: not there
-	lane   *lane[T] // where it waits, else
+	place  int      // index in the heap of retries, -1: not there
+	ends   int      // index in the heap of deadlines, -1: not there
+	lane   *lane[T] // where it waits if it is no retry; nil: it does not wait there
 	at     *list.Element
 }
 
-// Line holds the requests for one model. Retries stand apart: they hold a place in
-// the pool, so they must not wait behind a request that waits for one, and their
-// turn has been.
+// Line holds the requests for one model. Retries are kept apart: they have a place in the pool already, so they must
+// not wait behind a request that waits for a place, and they have had their turn.
 type Line[T any] struct {
 	queue   *Queue[T]
 	retries ordered[*Entry[T]]
 	lanes   map[*flow[T]]*lane[T]
-	turns   ordered[*lane[T]] // the first is served next
-	longest ordered[*lane[T]] // the first gives way
-	fresh   int               // in all lanes
-	batch   int               // of these, of priority Batch
-	tokens  int64             // of the prompts of the others
+	turns   ordered[*lane[T]] // the first lane is served next
+	longest ordered[*lane[T]] // the first lane gives way first if the line is full
+	fresh   int               // requests in all lanes
+	batch   int               // of fresh, those of priority Batch
+	tokens  int64             // prompt tokens of the other fresh requests
 
-	settledIn, shutIn uint64 // rounds
+	settledIn, shutIn uint64 // the last rounds in which Settle and Shut were called
 }
 
 // New returns a queue in which no request waits.
@@ -78,7 +75,7 @@ func New[T any]() *Queue[T] {
 	}
 }
 
-// Line is a model's, made when it is first asked for.
+// Line returns a model's line, and makes it when it is first asked for.
 func (q *Queue[T]) Line(model string) *Line[T] {
 	l := q.lines[model]
 	if l == nil {
@@ -101,7 +98,7 @@ func (q *Queue[T]) Drop(model string) { delete(q.lines, model) }
 // Len is how many requests wait, retries included.
 func (q *Queue[T]) Len() int { return q.waiting }
 
-// ByPriority counts them by priority, without retries.
+// ByPriority counts the requests that wait by priority, without retries.
 func (q *Queue[T]) ByPriority() map[int]int {
 	n := map[int]int{}
 	for priority, c := range q.classes {
@@ -113,19 +110,18 @@ func (q *Queue[T]) ByPriority() map[int]int {
 // Fresh is how many requests wait in the line, without retries and batch.
 func (l *Line[T]) Fresh() int { return l.fresh - l.batch }
 
-// Online reports whether a request waits that is no batch.
+// Online reports whether a request waits that is not batch.
 func (l *Line[T]) Online() bool {
 	return l.Fresh() > 0 || l.retries.Len() > 0 && l.retries.members[0].Priority != Batch
 }
 
-// Tokens are those of the prompts of Fresh.
+// Tokens is the prompt tokens of the requests that Fresh counts.
 func (l *Line[T]) Tokens() int64 { return l.tokens }
 
 // Empty reports whether no request waits in the line.
 func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
 
-// Backlog is how many requests wait, retries included and batch not, and the tokens of
-// their prompts.
+// Backlog is how many requests wait, with retries and without batch, and the tokens of their prompts.
 func (l *Line[T]) Backlog() (requests int, tokens int64) {
 	requests, tokens = l.Fresh(), l.tokens
 	for _, e := range l.retries.members {
@@ -136,11 +132,11 @@ func (l *Line[T]) Backlog() (requests int, tokens int64) {
 	return requests, tokens
 }
 
-// Waits reports whether a request waits that would be served first: without a place
-// in the pool only a retry.
+// Waits reports whether a request waits that would be served before a new one. If places is false, there is no place
+// in the pool, and only retries count.
 func (l *Line[T]) Waits(places bool) bool { return l.next(places) != nil }
 
-// StartRound begins another look at who waits.
+// StartRound begins another round of looking at the requests that wait.
 func (q *Queue[T]) StartRound() {
 	q.round++
 	q.places, q.holds = true, 0
@@ -152,8 +148,7 @@ func (q *Queue[T]) Round() uint64 { return q.round }
 // roundDepth is how many held requests one round looks past.
 const roundDepth = 64
 
-// Next is the first request of this round that was not held in it; nil: the round
-// is over.
+// Next is the first request that was not held in this round; nil: the round is over.
 func (q *Queue[T]) Next() (first *Entry[T]) {
 	if q.holds >= roundDepth {
 		return nil
@@ -169,20 +164,19 @@ func (q *Queue[T]) Next() (first *Entry[T]) {
 	return first
 }
 
-// NoPlaces says that from here on the round has no place in the pool: only retries
-// may pass.
+// NoPlaces says that the pool has no place left in this round: only retries may pass.
 func (q *Queue[T]) NoPlaces() { q.places = false }
 
-// Hold lets those behind a request pass in this round.
+// Hold lets the requests behind this one pass in this round.
 func (e *Entry[T]) Hold() {
 	e.heldIn = e.line.queue.round
 	e.line.queue.holds++
 }
 
-// Settle says that in this round no first attempt of the line can pass.
+// Settle says that no first attempt of the line can pass in this round.
 func (l *Line[T]) Settle() { l.settledIn = l.queue.round }
 
-// Shut says that in this round no request of the line can pass.
+// Shut says that no request of the line can pass in this round.
 func (l *Line[T]) Shut() { l.shutIn = l.queue.round }
 
 // before says which request is served first.
@@ -200,7 +194,8 @@ func (e *Entry[T]) before(o *Entry[T]) bool {
 	return e.olderThan(o)
 }
 
-// sooner reports whether the deadline of a request is before that of another, which has another one or none.
+// sooner reports whether the deadline of a request is before that of another one, which has a different deadline or
+// none.
 func (e *Entry[T]) sooner(o *Entry[T]) bool {
 	return !e.Deadline.IsZero() && (o.Deadline.IsZero() || e.Deadline.Before(o.Deadline))
 }
@@ -232,7 +227,7 @@ func (l *Line[T]) next(places bool) (first *Entry[T]) {
 	return first
 }
 
-// nextBut is next among those that were not held in a round.
+// nextBut is next, but without the requests that were held in the round.
 func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 	first := l.next(places)
 	if first == nil || first.heldIn != round {
@@ -266,7 +261,7 @@ func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 // Add puts a request at its place among those of its key, by its deadline and its first arrival.
 func (l *Line[T]) Add(e *Entry[T]) {
 	q := l.queue
-	if e.number == 0 { // it is new, and was not displaced just now
+	if e.number == 0 { // it is new, and was not displaced a moment ago
 		q.arrivals++
 		e.number = q.arrivals
 	}
@@ -281,7 +276,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	}
 	f := q.flowOf(e.Priority, e.Key)
 	lane := l.laneOf(f)
-	at := lane.entries.Back() // nearly all are the youngest
+	at := lane.entries.Back() // nearly every new request belongs at the end
 	for at != nil && e.beforeInLane(at.Value.(*Entry[T])) {
 		at = at.Prev()
 	}
@@ -324,7 +319,7 @@ func (l *Line[T]) laneOf(f *flow[T]) *lane[T] {
 	return at
 }
 
-// Remove reports whether the request still waited.
+// Remove takes the request out of the queue. It reports whether the request still waited.
 func (e *Entry[T]) Remove() bool {
 	l := e.line
 	if e.Reserved {
@@ -364,12 +359,12 @@ func (e *Entry[T]) Remove() bool {
 	return true
 }
 
-// Waits reports whether the request waits where it can be displaced or passed: it
-// is neither a retry nor gone.
+// Waits reports whether the request waits in a lane, where it can be displaced or passed: it is no retry and has not
+// left.
 func (e *Entry[T]) Waits() bool { return e.lane != nil }
 
-// Served moves the turns of a request's key on, in the lines of all models. It
-// comes before Remove.
+// Served moves the request's key back in the turns of its lines, because it was served. It must be called before
+// Remove.
 func (e *Entry[T]) Served() {
 	if e.lane == nil {
 		return
@@ -388,7 +383,7 @@ func (e *Entry[T]) forgetDeadline() {
 	}
 }
 
-// NextDeadline is the request whose deadline is the first to pass; nil: none that waits has one.
+// NextDeadline is the request with the earliest deadline; nil: no request that waits has a deadline.
 func (q *Queue[T]) NextDeadline() *Entry[T] {
 	if q.due.Len() == 0 {
 		return nil
@@ -396,7 +391,7 @@ func (q *Queue[T]) NextDeadline() *Entry[T] {
 	return q.due.members[0]
 }
 
-// Fix keeps a request from being displaced, and its deadline from passing: it only orders from now on.
+// Fix keeps a request from being displaced, and its deadline from ending it: the deadline only orders from now on.
 func (e *Entry[T]) Fix() {
 	if e.lane == nil || e.fixed {
 		return
@@ -407,9 +402,8 @@ func (e *Entry[T]) Fix() {
 	heap.Fix(&e.line.longest, e.lane.length)
 }
 
-// MakeRoom displaces those that yield to n requests of a priority and key where the
-// line may have no more than most. It displaces none unless there is room for all
-// then.
+// MakeRoom displaces requests until the line, which may have at most most requests, has room for n more of a priority
+// and key. If that room cannot be made it displaces none.
 func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*Entry[T], ok bool) {
 	own := l.waitingOf(priority, key) + n
 	over := l.fresh + n - most
@@ -430,13 +424,12 @@ func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*
 	return displaced, true
 }
 
-// Share is how many requests of a line that has so many places may be batch.
+// Share is how many requests of a line with so many places may be batch.
 func Share(most int) int { return max(1, most/2) }
 
-// yields is the request that leaves a full line for one of that priority and key,
-// of which `own` would wait then; nil: none. It is the last of the key that has
-// most in the lowest class; within the request's own class only a key that has more
-// than the request's.
+// yields is the request that leaves a full line for a request of that priority and key, if own requests of this key
+// would wait then; nil: there is none. It is the last request of the key that has the most in the lowest class. In
+// the request's own class, only a key that has more than own yields.
 func (l *Line[T]) yields(priority int, key string, own int) *Entry[T] {
 	if l.longest.Len() == 0 {
 		return nil

@@ -5,42 +5,41 @@ import (
 	"slices"
 )
 
-// Within a priority keys take turns. Whose turn it is follows from what each key
-// was served of late, in prompt tokens (start-time fair queueing, Goyal 1996): two
-// keys that both wait never differ by more than a request of each.
+// Within a priority keys take turns. Whose turn it is depends on how many prompt tokens were served of each key
+// lately (start-time fair queueing, Goyal 1996): what two keys that both wait get never differs by more than one
+// request of each.
 
-// class is one priority over all models; it is forgotten when no request of it
-// waits.
+// class is one priority over all models. It is forgotten once no request of it waits.
 type class[T any] struct {
-	clock   int64 // the virtual time: when the request that was served last was due
+	clock   int64 // the virtual time: the due of the request that was served last
 	flows   map[string]*flow[T]
 	waiting int
-	sweepAt int // flows from which those without anything to remember are dropped
+	sweepAt int // number of flows at which flows that need not be remembered are dropped
 }
 
-// flow is a key within a class.
+// flow is one key within a class.
 type flow[T any] struct {
 	class    *class[T]
 	priority int
 	key      string
-	due      int64      // virtual time of its next request: the tokens it was served, no less than the clock when it began to wait
-	lanes    []*lane[T] // where it waits, one per model
+	due      int64      // virtual time of its next request: the tokens it was served, but no less than the clock when it began to wait
+	lanes    []*lane[T] // its lanes, one for each model for which it waits
 }
 
 // lane is a flow's requests for one model.
 type lane[T any] struct {
 	*flow[T]
 	line    *Line[T]
-	entries list.List // of *Entry[T], by deadline and arrival
-	loose   int       // of them, those that may be displaced
-	turn    int       // places in the line's heaps
+	entries list.List // its *Entry[T], by deadline and arrival
+	loose   int       // entries that may be displaced
+	turn    int       // turn and length: its indices in the line's heaps
 	length  int
 }
 
 func (l *lane[T]) first() *Entry[T] { return l.entries.Front().Value.(*Entry[T]) }
 
-// givesWayBefore puts the lowest class first and in it the key that has most:
-// a key that fills the queue gives way to those that do not.
+// givesWayBefore puts the lowest class first, and within it the key with the most requests: a key that fills the
+// queue gives way to the others.
 func (l *lane[T]) givesWayBefore(o *lane[T]) bool {
 	switch {
 	case (l.loose == 0) != (o.loose == 0):
@@ -51,8 +50,8 @@ func (l *lane[T]) givesWayBefore(o *lane[T]) bool {
 	return l.entries.Len() > o.entries.Len()
 }
 
-// flowOf is the flow of a key that is about to wait: one that did not wait yet
-// is due now, whatever it was served long ago.
+// flowOf returns the flow of a key that is about to wait. A key that did not wait is due now at the earliest, so that
+// it gains nothing from the time in which it was not served.
 func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	c := q.classes[priority]
 	if c == nil {
@@ -72,9 +71,8 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 
 const firstSweep = 64
 
-// close removes an empty lane from its flow. A flow without any is remembered
-// until the clock has passed it, so that a key that comes back at once gains no
-// turn.
+// close removes an empty lane from its flow. A flow without lanes is remembered until the clock has passed it, so
+// that a key that comes back at once gains no turn.
 func (l *lane[T]) close() {
 	f, c := l.flow, l.class
 	i := slices.Index(f.lanes, l)

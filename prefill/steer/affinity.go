@@ -8,23 +8,22 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Affinity remembers where the requests of a session went last.
-// It is bounded: a key that was not used for ttl is gone, and of more than most
-// the one used longest ago.
+// Affinity remembers where the last request of each session went. It is bounded: a session that was not used for ttl
+// is dropped, and if there are more than most, so is the one that was used longest ago.
 type Affinity struct {
 	ttl    time.Duration
 	most   int
-	factor float64 // of a candidate's share of all requests, beyond which a session moves
+	factor float64 // times its share of all requests that a candidate may have before a session moves away
 
 	byUse list.List // of *session, the newest first
 	byKey map[uint64]*list.Element
 }
 
-// AffinityConfig sends a session where it was last, while that is not loaded
-// more than its share.
+// AffinityConfig says when a session goes to the engine that had its last request: while that engine does not have
+// much more than its share of the load.
 type AffinityConfig struct {
 	Enabled    bool          `yaml:"enabled"`
-	LoadFactor float64       `yaml:"load_factor"` // of a candidate's share of all requests, beyond which the session moves
+	LoadFactor float64       `yaml:"load_factor"` // times its share of all requests that an engine may have before a session moves away
 	TTL        time.Duration `yaml:"ttl"`
 	MaxKeys    int           `yaml:"max_keys"`
 }
@@ -48,8 +47,8 @@ func NewAffinity(c AffinityConfig) *Affinity {
 	return &Affinity{ttl: c.TTL, most: c.MaxKeys, factor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
 
-// Keep finds where a session was last, by its index, if it may stay there. The
-// outcome is empty for a request without a session, or where affinity is off.
+// Keep returns the index of the candidate that had the session's last request, if the session may stay there. The
+// outcome is empty for a request without a session, or if affinity is off.
 func (a *Affinity) Keep(key uint64, eligible []policy.Candidate, now time.Time) (at int, outcome string) {
 	if a == nil || key == 0 {
 		return 0, ""
@@ -74,7 +73,7 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Candidate, now time.Time) 
 	return at, Kept
 }
 
-// last is where the key's last request went, empty where nothing is known.
+// last is where the session's last request went; empty: it is not known.
 func (a *Affinity) last(key uint64, now time.Time) string {
 	a.expire(now)
 	if e := a.byKey[key]; e != nil {
@@ -99,7 +98,7 @@ func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
 	a.byUse.MoveToFront(e)
 }
 
-// Left forgets a session, which has no further request.
+// Left forgets a session, because it has no further request.
 func (a *Affinity) Left(key uint64) {
 	if e := a.byKey[key]; e != nil {
 		a.drop(e)
@@ -116,9 +115,8 @@ func (a *Affinity) drop(e *list.Element) {
 	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }
 
-// withinLoad says whether a candidate with a batch of bs may take one more, the
-// batches of all n eligible ones being sum together: no more than factor times
-// its share.
+// withinLoad says whether a candidate with a batch of bs may take one more request. sum is the batches of all n
+// eligible candidates together. The candidate may then have no more than factor times its share.
 func withinLoad(bs, sum float64, n int, factor float64) bool {
 	return bs+1 <= math.Ceil(factor*(sum+1)/float64(n))
 }

@@ -7,31 +7,34 @@ import (
 	"time"
 )
 
-// Hotspots finds classes of requests, those that share a long prefix, that ask
-// for more than the candidates which hold their prefix can give, and keeps them
-// off these for a while, so that others come to hold it (LMetric).
+// Hotspots finds classes of requests, which share a long prefix, that ask for more than the candidates that hold this
+// prefix can give. It keeps such a class off these candidates for a while, so that other candidates come to hold the
+// prefix (LMetric).
 //
-// A class is alarmed while its share of the requests exceeds that of the
-// candidates that hold it (phase 1). While alarmed, a policy that goes on
-// choosing holders, more than twice as often in a row as there are holders, is
-// overruled: the class goes to the others (phase 2). Each then holds it too, so
-// that the alarm ends when as many hold it as its share deserves.
+// A class is alarmed while its share of the requests is larger than the share of the candidates that hold its prefix
+// (phase 1). If the policy then chooses holders more than twice as often in a row as there are holders, it is
+// overruled: the class goes to the other candidates (phase 2). Each of these then holds the prefix, too, so that the
+// alarm ends when as many candidates hold it as the share of the class deserves.
 type Hotspots struct {
-	most    int // classes at once
+	most    int // classes that are watched at most
 	all     window
 	classes map[uint64]*hotClass
-	changes []Change // since they were last asked for
+	changes []Change // since the last call of Changes
 }
 
-// What the detector goes by. Nobody has had a reason yet to change one of these for a cluster.
+// These are the detector's settings. No cluster has needed other values yet.
 const (
-	// Shares are taken over so long: a minute follows a prompt that gets popular, and a burst of a second alone is no reason.
+	// sharesOver is the time over which shares are taken: a minute follows a prompt that becomes popular, and is not
+	// moved by a burst of one second.
 	sharesOver = time.Minute
-	// In it there must be so many requests before anything is said: of fewer, chance makes shares.
+	// enough is how many requests there must be in sharesOver before a class can be alarmed: with fewer, shares are
+	// chance.
 	enough = 20
-	// So many classes are told apart. A class that matters has a large share, so the sketch needs no more places.
+	// mostClasses is how many classes are watched. A class that matters has a large share, so the sketch needs no
+	// more places.
 	mostClasses = 256
-	// A class is kept off its holders this long at most. Others hold its prefix after a few prefills.
+	// mostFilter is the longest time for which a class is kept off its holders. Other candidates hold its prefix
+	// after a few prefills.
 	mostFilter = time.Minute
 )
 
@@ -39,7 +42,7 @@ const (
 // a prompt counts: a system prompt has some hundred tokens, a document or a long list of tools some thousand.
 var ClassTokens = []int{512, 4096}
 
-// State is what a class is.
+// State is whether a class is hot.
 type State string
 
 // States of a class.
@@ -55,12 +58,12 @@ type Change struct {
 	To      State
 	Share   float64 // of the requests in the window
 	Holders int
-	K       int // requests in a row that went to holders though alarmed
+	K       int // requests in a row for which a holder scored best although the class was alarmed
 }
 
 const windowBuckets = 12
 
-// window counts what happened of late.
+// window counts what happened in the last sharesOver.
 type window struct {
 	counts [windowBuckets]int
 	last   int64 // the newest bucket's number
@@ -81,12 +84,12 @@ func (w *window) add() {
 	w.sum++
 }
 
-// hotClass is one that is watched.
+// hotClass is a class that is watched.
 type hotClass struct {
 	hash    uint64
 	seen    window
-	over    int   // what it was given credit for when it took another's place
-	since   int64 // bucket of that: the credit ends with the window
+	over    int   // count that it inherited when it took another class's place
+	since   int64 // bucket in which it did; the inherited count ends with the window
 	state   State
 	k       int
 	holders int
@@ -98,8 +101,8 @@ func NewHotspots() *Hotspots { return &Hotspots{most: mostClasses, classes: map[
 
 func number(now time.Time) int64 { return now.UnixNano() / int64(sharesOver/windowBuckets) }
 
-// Arrive counts a request. class is 0 for one that has none or whose prefix
-// hardly anybody holds: it is not watched, but counts among all.
+// Arrive counts a request. hash is 0 for a request without a class, or whose prefix no candidate holds well: it is
+// not watched, but counts among all requests.
 func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	n := number(now)
 	h.all.roll(n)
@@ -115,9 +118,9 @@ func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	c.seen.add()
 }
 
-// watch begins with a class, in the place of the least frequent if all are
-// taken. As in a space-saving sketch it inherits that one's rank, or no newcomer
-// could ever stay; the inherited count is not counted as its own.
+// watch begins to watch a class. If all places are taken it replaces the least frequent class. As in a space-saving
+// sketch, it inherits the rank of that class: else a new class could never stay. The inherited count does not count
+// as its own requests.
 func (h *Hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
 	c := &hotClass{hash: hash, since: n, state: OK}
 	if len(h.classes) >= h.most {
@@ -143,8 +146,8 @@ func (c *hotClass) rank(n int64) int {
 	return c.seen.sum
 }
 
-// Look says what a class is now that so many live candidates hold its prefix
-// and so many others do not (phase 1).
+// Look says what state a class is in, now that so many live candidates hold its prefix and so many others do not
+// (phase 1).
 func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil {
@@ -165,8 +168,8 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	return c.state
 }
 
-// Weigh compares, once for each request of an alarmed class, the best score
-// among the holders with that among the others, unfiltered (phase 2).
+// Weigh compares, once for each request of an alarmed class, the best score among the holders with the best among the
+// others, before any filter (phase 2).
 func (h *Hotspots) Weigh(now time.Time, hash uint64, best, rest float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm {
@@ -211,8 +214,8 @@ func (h *Hotspots) Changes() []Change {
 	return changes
 }
 
-// settle ends what only the next request of a class would end, and forgets
-// classes without one in the window.
+// settle ends filters whose time is over, which else only the next request of the class would do, and forgets classes
+// without a request in the window.
 func (h *Hotspots) settle(now time.Time) {
 	n := number(now)
 	h.all.roll(n)
@@ -240,7 +243,7 @@ func (h *Hotspots) States(now time.Time) map[State]int {
 // Requests is how many requests the window has.
 func (h *Hotspots) Requests() int { return h.all.sum }
 
-// HotspotClass is one that is watched, as operators see it.
+// HotspotClass is a class that is watched, as operators see it.
 type HotspotClass struct {
 	Class    string  `json:"class"` // its hash
 	State    State   `json:"state"`
@@ -250,7 +253,7 @@ type HotspotClass struct {
 	K        int     `json:"k"`
 }
 
-// List is all that is watched, the most frequent first.
+// List returns all classes that are watched, the most frequent first.
 func (h *Hotspots) List(now time.Time) []HotspotClass {
 	h.settle(now)
 	list := make([]HotspotClass, 0, len(h.classes))

@@ -6,22 +6,22 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// needsLine is the policy that predicts ends, and instead the one that needs no
-// prediction: it chooses while no line of prefill times is known.
+// needsLine is the policy that predicts when prefills end, and instead is the policy that chooses in its place while
+// no line of prefill times is known.
 const (
 	needsLine = "finish"
 	instead   = "lmetric"
 )
 
-// mostPolicies bounds the policies kept for requests that name their own.
+// mostPolicies bounds how many policies are kept that requests named.
 const mostPolicies = 64
 
-// Policies are those that choose: one for requests that name none, and those that requests named.
+// Policies are the policies that choose: the usual one, for requests that name none, and those that requests named.
 type Policies struct {
 	library *policy.Library
 	made    map[string]*policy.Policy
 	usual   *policy.Policy // of requests that name none
-	noLine  *policy.Policy // what stands in for finish while no line is known
+	noLine  *policy.Policy // chooses in place of finish while no line is known
 }
 
 // NewPolicies knows the built-in policies and those that a user defines. serves is false in a simulation.
@@ -41,7 +41,7 @@ func NewPolicies(definitions map[string]policy.Definition, usual string, serves 
 	return p, nil
 }
 
-// Names are those of all policies that there are.
+// Names are the names of all policies.
 func (p *Policies) Names() []string { return p.library.Names() }
 
 // Usual is the policy of requests that name none.
@@ -56,8 +56,7 @@ func (p *Policies) Use(spec string) error {
 	return err
 }
 
-// Named returns the policy that is written so, the usual one for none. It is made
-// when it is first named.
+// Named returns the policy of a spec, the usual one for an empty spec. It makes a policy when it is first named.
 func (p *Policies) Named(spec string) (*policy.Policy, error) {
 	if spec == "" {
 		return p.usual, nil
@@ -76,8 +75,7 @@ func (p *Policies) Named(spec string) (*policy.Policy, error) {
 	return made, nil
 }
 
-// WithoutLine is what chooses in a policy's place while no line of prefill times
-// is known.
+// WithoutLine returns the policy that chooses in place of another while no line of prefill times is known.
 func (p *Policies) WithoutLine(of *policy.Policy) *policy.Policy {
 	if of.Name() == needsLine {
 		return p.noLine

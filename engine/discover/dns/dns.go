@@ -1,9 +1,8 @@
-// Package dns finds engines by the A, AAAA or SRV records of a name. It asks at
-// intervals: Go's resolver does not tell how long an answer is good for.
+// Package dns finds engines by the A, AAAA or SRV records of a name. It asks at intervals, because Go's resolver does
+// not say how long an answer is valid.
 //
-// Resolvers fail, answer with nothing and with a part of the truth. So a lookup
-// that fails or finds nothing changes nothing, and an engine is gone only when
-// several answers in a row were without it.
+// Resolvers fail, or answer with no records or only some of them. So a lookup that fails or finds nothing changes
+// nothing, and an engine is gone only when several answers in a row were without it.
 package dns
 
 import (
@@ -41,16 +40,16 @@ type Config struct {
 	Attributes
 }
 
-// Attributes are those of every engine of the name.
+// Attributes are the attributes of every engine of the name.
 type Attributes = discover.Attributes
 
-// Resolver is what net.Resolver does.
+// Resolver has the methods of net.Resolver that a Source uses.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 	LookupSRV(ctx context.Context, service, proto, name string) (cname string, srvs []*net.SRV, err error)
 }
 
-// timeout of a lookup.
+// timeout is the time limit of a lookup.
 const timeout = 5 * time.Second
 
 var errNothing = errors.New("the name has no such records; no engine is removed for this reason; remove the entry from discovery.dns if " +
@@ -59,7 +58,7 @@ var errNothing = errors.New("the name has no such records; no engine is removed 
 // Source asks for one name. It implements discover.Source.
 type Source struct {
 	cfg  Config
-	miss map[string]int // answers in a row without a known address
+	miss map[string]int // for each known address, answers in a row without it
 }
 
 var _ discover.Source = (*Source)(nil)
@@ -72,7 +71,7 @@ func New(cfg Config) *Source {
 	return &Source{cfg: cfg, miss: map[string]int{}}
 }
 
-// Name is dns:, the name and the role.
+// Name is "dns:", the name and the role.
 func (s *Source) Name() string { return "dns:" + s.cfg.Host + " " + s.cfg.Role }
 
 // Run asks until ctx ends. Intervals vary by a tenth, so that proxies do not ask
@@ -96,13 +95,13 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	}
 }
 
-// lookup returns at least one host:port, or why there is none.
+// lookup returns at least one host:port, or an error.
 func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if s.cfg.Type == TypeSRV {
 		_, records, err := s.cfg.Resolver.LookupSRV(ctx, "", "", s.cfg.Host)
-		for _, r := range records { // also beside an error, which tells of records that were left out
+		for _, r := range records { // records are used even with an error, which only says that some were left out
 			if host := strings.ToLower(strings.TrimSuffix(r.Target, ".")); host != "" && r.Port != 0 {
 				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
 			}
@@ -123,7 +122,7 @@ func nothing(found []string, err error) error {
 	return cmp.Or(err, errNothing)
 }
 
-// present counts who is missing and lists the rest.
+// present counts the answers that each address is missing from, and lists the addresses that are not gone.
 func (s *Source) present(found []string) (list []discover.Engine) {
 	for _, address := range found {
 		s.miss[address] = -1

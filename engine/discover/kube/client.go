@@ -27,19 +27,18 @@ type Client interface {
 	Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// server is the Client of an API server. client-go's clientset would do, but it
-// registers every type that Kubernetes has when the program starts, in tens of
-// megabytes, also for those who run none of it.
+// server is the Client of an API server. client-go's clientset would do, but it registers every type of Kubernetes
+// when the program starts. That takes tens of megabytes, also for operators who do not use Kubernetes.
 type server struct {
 	core, discovery rest.Interface
 	params          runtime.ParameterCodec
 }
 
-// NewClient talks to an API server.
+// NewClient returns a client of an API server.
 func NewClient(cfg *rest.Config) (Client, error) {
 	s := &server{}
 	types := runtime.NewScheme()
-	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // Status: what a server says of a failure
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // for Status, with which a server describes a failure
 	s.params = runtime.NewParameterCodec(types)
 	for _, group := range []struct {
 		path string
@@ -68,8 +67,9 @@ func (s *server) List(ctx context.Context, kind, namespace string, o metav1.List
 	return s.get(kind, namespace, &o).Do(ctx).Get()
 }
 
-// Watch fails if no connection could be made. client-go takes this for a watch that ended at once without a fault, and
-// returns an empty watch and no error. A caller that believed it would hear of no more changes, and of no failure.
+// Watch returns an error if no connection could be made. client-go treats this like a watch that ended at once
+// without an error, and returns an empty watch and no error. The caller would then see no more changes, and no
+// failure.
 func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	var failed error
@@ -81,9 +81,9 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 	return w, err
 }
 
-// get is a request that is made once. If the server allows it, client-go would repeat the request for up to 41 s. A list may
-// not take so long, and the caller would not see the answer meanwhile, although it knows better what to ask next: a server
-// whose data were restored refuses every version that it does not have yet.
+// get makes a request that is sent only once. client-go would repeat it for up to 41 s if the server allows it. A
+// list may not take so long. Also, the caller would not see the first answer meanwhile, although it knows better what
+// to ask next: a server whose data were restored refuses every version that it does not have yet.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	of := s.core
 	if kind == Slices {
@@ -92,10 +92,11 @@ func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Reques
 	return of.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
-// telltale is a transport that tells the error of a round trip to a caller that asked for it.
+// telltale is a transport that passes the error of a round trip to a caller that asked for it.
 type telltale struct{ http.RoundTripper }
 
-// failureKey is the key of the context value with which a caller asks for the error: a pointer to which it is written.
+// failureKey is the key of the context value with which a caller asks for the error. The value is a pointer, to which
+// telltale writes the error.
 type failureKey struct{}
 
 // RoundTrip implements http.RoundTripper.

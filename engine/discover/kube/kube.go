@@ -1,12 +1,11 @@
-// Package kube finds engines among the pods of a namespace, with client-go's
-// reflectors: by label, with the role in a label. A pod is used while it is ready
-// and not leaving, by its own word and by that of every EndpointSlice it is in.
+// Package kube finds engines among the pods of a namespace, with client-go's reflectors: by label, and with the role
+// in a label. A pod is used while it is ready and not terminating, by its own status and by that of every
+// EndpointSlice that lists it.
 //
-// A pod is itself only by its UID: another with the same name, or at the same
-// address, is another engine. While the API server is away nothing changes.
+// A pod is identified only by its UID: a pod with the same name, or at the same address, but with another UID is
+// another engine. While the API server cannot be reached nothing changes.
 //
-// It needs get, list and watch on pods and on discovery.k8s.io/endpointslices in
-// that namespace, and nothing else.
+// It needs get, list and watch on pods and on discovery.k8s.io/endpointslices in that namespace, and nothing else.
 package kube
 
 import (
@@ -45,11 +44,11 @@ func New(cfg Config) *Source {
 func (s *Source) wake() {
 	select {
 	case s.signal <- struct{}{}:
-	default: // many changes are one look
+	default: // several changes are handled by one look
 	}
 }
 
-// Name is kubernetes:, the namespace, the selector and, if it is fixed, the role.
+// Name is "kubernetes:", the namespace, the selector and, if it is fixed, the role.
 func (s *Source) Name() string {
 	name := "kubernetes:" + s.cfg.Namespace + "/" + s.cfg.Selector
 	if s.cfg.Role != "" {
@@ -81,9 +80,9 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 			listed, err := m.state()
 			complete, failure = complete && listed, errors.Join(failure, err)
 		}
-		var news []discover.Engine // nil beside a failure: as before
+		var news []discover.Engine // nil with a failure: the engines are as before
 		if complete {
-			// One mirror may tell of a pod that leaves while the other is behind.
+			// One mirror may show that a pod leaves while the other one is behind.
 			if list := s.list(); failure == nil || !slices.Equal(list, last) {
 				news, last = append([]discover.Engine{}, list...), list
 			}
@@ -94,7 +93,7 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 	}
 }
 
-// list is what the mirrors hold.
+// list returns the engines of the pods that the mirrors hold.
 func (s *Source) list() (list []discover.Engine) {
 	var seen []*discoveryv1.EndpointSlice
 	if s.slices != nil {
@@ -141,10 +140,10 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			o.LabelSelector = selector
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
-				if o.SendInitialEvents == nil { // a list that is streamed: where it is refused, a plain one is asked for
+				if o.SendInitialEvents == nil { // a streamed list: if it is refused, a plain one is asked for
 					m.keepFailure(ctx, "watch", err)
 				}
-				return nil, errors.New(err.Error()) // of some kinds the reflector would try the watch again and again without a list
+				return nil, errors.New(err.Error()) // for some kinds of errors the reflector would watch again without a list
 			}
 			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
 		},

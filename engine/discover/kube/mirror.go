@@ -22,9 +22,9 @@ import (
 type Source struct {
 	cfg    Config
 	pods   *mirror
-	slices *mirror // nil: not heeded
+	slices *mirror // nil: EndpointSlices are not used
 	signal chan struct{}
-	warned map[string]string // by pod UID: why it is not used, as logged
+	warned map[string]string // by pod UID: why the pod is not used, as it was logged
 }
 
 // Config of a Source.
@@ -32,19 +32,19 @@ type Config struct {
 	Client    Client
 	Namespace string
 	Selector  string // of labels
-	Role      string // prefill, decode, both or aggregated; empty: as RoleLabel of the pod says
+	Role      string // prefill, decode, both or aggregated; empty: the pod's label RoleLabel has it
 	RoleLabel string
-	Port      string // numbers or names of container ports, with commas between them
+	Port      string // numbers or names of container ports, separated by commas
 	Scheme    string // empty: http
-	Slices    bool   // heed EndpointSlices
+	Slices    bool   // use EndpointSlices
 	Log       *zap.Logger
 	discover.Attributes
 }
 
-// mirror holds the objects of one kind as the API server last told them. The
-// reflector that fills it does not report its failures, so its calls are noted: from
-// the first call that fails the mirror is stale, until a list has come. A watch that
-// opens proves nothing, for it may go on from a version that is gone.
+// mirror holds the objects of one kind as the API server last sent them. The reflector that fills it does not report
+// its failures, so the mirror records the calls' failures itself. From the first failed call on the mirror is stale,
+// until a list has come. A watch that opens is no proof that the mirror is fresh, because it may go on from a version
+// that is gone.
 type mirror struct {
 	cache.Store
 	reflector *cache.Reflector
@@ -53,32 +53,32 @@ type mirror struct {
 	wake      func()
 
 	mu     sync.Mutex
-	listed bool  // once at least
-	failed error // since the last list; nil: the mirror is fresh
+	listed bool  // a list has come at least once
+	failed error // last failure since the last list; nil: the mirror is fresh
 }
 
-// pauses between two tries: once the server answers again it is asked for a list
-// at once, and not after the half minute of client-go's own.
+// pauses are the times between two tries. They are short, so that the mirror asks for a list soon after the server
+// answers again; client-go's own pauses go up to half a minute.
 var pauses = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 2 * time.Second}
 
-// listPatience is how long a list may take. Over a connection that is dead but
-// still open a list would never come.
+// listPatience bounds how long a list may take. Without it, a list over a connection that is dead but still open
+// would never end.
 const listPatience = 30 * time.Second
 
-// run fills the mirror until ctx ends. It drops what the reflector would log at
-// each try, because the mirror notes failures itself.
+// run fills the mirror until ctx ends. It drops what the reflector would log at each try, because the mirror records
+// failures itself.
 func (m *mirror) run(ctx context.Context) {
 	m.reflector.RunWithContext(klog.NewContext(ctx, logr.Discard()))
 }
 
-// state says whether there is a list, and what failed since it came.
+// state says whether a list has come, and returns the failure since then.
 func (m *mirror) state() (listed bool, failed error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.listed, m.failed
 }
 
-// keepFailure keeps a failure.
+// keepFailure records a failure of a call.
 func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	if err == nil || ctx.Err() != nil {
 		return
@@ -89,8 +89,8 @@ func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	m.wake()
 }
 
-// heard notes a watch that ends with an error. It is no failure that the version
-// of the watch is gone: the list that is asked for next tells everything.
+// heard records a watch that ends with an error. If the error is that the version of the watch is gone, it is no
+// failure: the list that the reflector asks for next has everything.
 func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	if e.Type != watch.Error {
 		return e
@@ -100,12 +100,12 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 		return e
 	}
 	m.keepFailure(ctx, "watch", err)
-	// without its reason, for the same reason
+	// without the error's kind, as for a failed watch in Source.mirror
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}}
 }
 
-// overheard is a watch whose events pass a function. watch.Filter would do, but its goroutine stays for ever if it holds an
-// event when the watch is stopped, like the last one of a watch whose context has ended.
+// overheard is a watch whose events pass through a function. watch.Filter would do, but its goroutine stays for ever
+// if it holds an event when the watch is stopped, such as the last event of a watch whose context has ended.
 type overheard struct {
 	watch.Interface
 	events  chan watch.Event
@@ -137,7 +137,7 @@ func (o *overheard) Stop() {
 	o.Interface.Stop()
 }
 
-// Replace takes over a list.
+// Replace takes over the objects of a list.
 func (m *mirror) Replace(all []any, version string) error {
 	for _, o := range all {
 		slim(o)
@@ -150,7 +150,7 @@ func (m *mirror) Replace(all []any, version string) error {
 	return err
 }
 
-// Add, Update and Delete take over one event of a watch.
+// Add takes over a new object.
 func (m *mirror) Add(o any) error {
 	defer m.wake()
 	return m.Store.Add(slim(o))
@@ -168,7 +168,7 @@ func (m *mirror) Delete(o any) error {
 	return m.Store.Delete(o)
 }
 
-// slim drops what makes half of a pod's weight and says nothing of an engine.
+// slim drops the managed fields, which are half of a pod's size and say nothing about an engine.
 func slim(o any) any {
 	if m, ok := o.(metav1.Object); ok {
 		m.SetManagedFields(nil)

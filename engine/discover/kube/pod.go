@@ -13,7 +13,7 @@ import (
 	"evenkeel/engine/discover"
 )
 
-// Annotations of a pod, which go before the source's own attributes.
+// These annotations of a pod override the source's own attributes.
 const (
 	prefix = "evenkeel.io/"
 
@@ -25,13 +25,13 @@ const (
 	annEventsPort, annReplayPort             = prefix + "kv-events-port", prefix + "kv-replay-port"
 )
 
-// both is a role of pods that are listed on either side.
+// both is the role of pods that are listed as prefill and as decode engines.
 const both = "both"
 
-// standing is what the EndpointSlices say of a pod, over all its services.
+// standing is what the EndpointSlices say of a pod, combined over all its services.
 type standing struct{ terminating, unserving bool }
 
-// standings reads slices, by pod UID.
+// standings reads the standing of each pod from slices, by pod UID.
 func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 	all := map[string]standing{}
 	for _, s := range slices {
@@ -48,15 +48,15 @@ func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 			}
 			all[uid] = standing{
 				terminating: was.terminating || c.Terminating != nil && *c.Terminating,
-				unserving:   was.unserving || serving != nil && !*serving, // not told is true
+				unserving:   was.unserving || serving != nil && !*serving, // if no value is given, the pod counts as serving
 			}
 		}
 	}
 	return all
 }
 
-// engines are what a pod runs: one a port and role. None while it has no address,
-// and none when it has ended, for its address may be another's by then.
+// engines returns the engines of a pod: one for each port and role. There are none while the pod has no address, and
+// none when it has ended, because its address may belong to another pod by then.
 func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error) {
 	if pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil, nil
@@ -91,7 +91,7 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 	return list, nil
 }
 
-// sided leaves out what the other side's engines have.
+// sided drops the attributes that only engines of the other roles have.
 func sided(e discover.Engine) discover.Engine {
 	if a := &e.Attributes; e.Role == discover.Prefill {
 		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
@@ -116,7 +116,7 @@ func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	}
 }
 
-// portsOf reads numbers, or names of container ports, with commas between them.
+// portsOf reads numbers, or names of container ports, separated by commas.
 func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	for name := range strings.SplitSeq(spec, ",") {
 		name = strings.TrimSpace(name)
@@ -133,7 +133,7 @@ func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 }
 
 func namedPort(pod *corev1.Pod, name string) int {
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are among the latter
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are among the init containers
 		for _, c := range list {
 			for _, p := range c.Ports {
 				if p.Name == name {

@@ -17,7 +17,7 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Derive returns what follows from the roster as the last Tick left it.
+// Derive returns the picture that follows from the roster after its last Tick.
 func Derive(r *Roster) *Published {
 	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
@@ -51,14 +51,14 @@ func Derive(r *Roster) *Published {
 	return p
 }
 
-// deriving is a picture that is being made.
+// deriving is a picture under construction.
 type deriving struct {
 	r               *Roster
 	p               *Published
-	regions, groups map[string]*reach // of ranks that decode, of ranks that do both
+	regions, groups map[string]*reach // by region: what ranks that decode list; by group: what ranks that do both list
 }
 
-// decodes publishes a rank with slots, once its board is known.
+// decodes adds a rank with slots to the picture, once its board is known.
 func (d *deriving) decodes(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
 	id := d.r.ids[e.nameOf(rank)]
@@ -90,8 +90,8 @@ func (d *deriving) decodes(e *Engine, rank int, state RankState) {
 	}
 }
 
-// joins lists the group of a rank that prefills and decodes as one candidate: it takes a request when a rank of it does, and
-// requests wait for it when a rank is awaited.
+// joins adds the group of a rank that prefills and decodes as one candidate. The candidate is live if one of the
+// ranks takes requests, and late if one of them is awaited.
 func (d *deriving) joins(e *Engine, w board.Worker) {
 	id := e.groupID()
 	at := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
@@ -164,8 +164,8 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	return w
 }
 
-// Slots are how many requests a rank may run. With enable_balance_scheduling, all ranks of vllm-ascend stop admitting while one has no
-// free slot.
+// Slots is how many requests a rank may run. With enable_balance_scheduling, all ranks of vllm-ascend stop admitting
+// requests while one has no free slot, so one slot is left out.
 func (e *Engine) Slots() int {
 	if e.Role == Aggregated && e.Profile.Ascend() && e.Conf.Slots > 1 {
 		return e.Conf.Slots - 1
@@ -173,7 +173,7 @@ func (e *Engine) Slots() int {
 	return e.Conf.Slots
 }
 
-// eventsOf is where a rank says what its prefix cache holds.
+// eventsOf is where a rank publishes what its prefix cache holds; empty if KV events are not enabled.
 func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
 	all := d.r.terms.KVEvents
 	if !all.Enabled {
@@ -186,8 +186,8 @@ func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
 	return s
 }
 
-// EventsOf is where a rank says what its prefix cache holds, by the config. Without an entry of its own an engine has the ports that
-// all have.
+// EventsOf is where a rank publishes what its prefix cache holds, by the config. An engine without ports of its own
+// has the ports that all engines have.
 func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	host, rank := e.Target.URL.Hostname(), max(0, rank)
 	p := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
@@ -208,7 +208,7 @@ func (d *deriving) route(e *Engine, up bool) {
 			r.Whole[ep] = r.Whole[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-		r.Blind = r.Blind || e.mayGiveBack() // one that is down now may be up when the request gets there
+		r.Blind = r.Blind || e.mayGiveBack() // an engine that is down now may be up when the request gets there
 		if e.Role == Decode {
 			r.Rows = r.Rows && e.computesRows()
 		} else {
@@ -228,9 +228,9 @@ func (d *deriving) route(e *Engine, up bool) {
 	}
 }
 
-// onlyWhereDecoded takes out of service the prefillers of other regions in
-// whose region nothing decodes: their KV could go nowhere. Where all decode ranks
-// are only awaited, prompts wait before their prefill, because KV is not held for so long.
+// onlyWhereDecoded takes the prefillers of other regions out of service if nothing decodes in their region: their KV
+// could go nowhere. If all decode ranks are only awaited, prompts wait before their prefill, because KV is not held
+// for so long.
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -252,8 +252,8 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	}
 }
 
-// prefer says which candidates come second where a model has engines of both kinds. Prefill engines whose KV no rank
-// would fetch always do.
+// prefer decides which candidates come second if a model has engines of both kinds. Prefill engines whose KV no rank
+// would fetch always come second.
 func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
 	mixed := func(c prefill.Candidate) bool { return c.Mixed }
 	if !slices.ContainsFunc(candidates, mixed) {
@@ -264,7 +264,7 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
 	}
 	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Mixed || decodes[c.Board]) }
-	first := func(model string) bool { // some engine of the preferred kind does
+	first := func(model string) bool { // some engine of the preferred kind serves the model
 		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
 			return c.Mixed == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
 		})
@@ -277,7 +277,7 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 	}
 }
 
-// desert finds the prefill engines that are down, or halted, while another engine serves one of their models.
+// desert marks the prefill engines that are down or halted while another engine serves one of their models.
 func desert(engines []*Engine, candidates []prefill.Candidate) {
 	live := map[string]bool{}
 	for i := range candidates {
@@ -291,7 +291,7 @@ func desert(engines []*Engine, candidates []prefill.Candidate) {
 	}
 }
 
-// count counts the engines that are meant.
+// count counts the engines for which of is true, by role.
 func count(engines []*Engine, of func(*Engine) bool) (t tally) {
 	for _, e := range engines {
 		if !of(e) {

@@ -11,11 +11,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// ErrNoSuchEngine is the answer where an operator names an engine or a rank that is unknown.
+// ErrNoSuchEngine is the error if an operator names an unknown engine or rank.
 var ErrNoSuchEngine = errors.New("no such engine")
 
-// Stop reads an id as operators write it; role may be empty where only one side
-// has the engine, and means decode where both do.
+// Stop reads an id as operators write it. role may be empty: then it is the role of the only engine with that
+// address, and decode if there are several.
 func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 	engine, number, ofRank := strings.Cut(id, "/")
 	if role == "" {
@@ -39,7 +39,7 @@ func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 	if at < 0 {
 		return Stop{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
-	if len(ranks) > 1 { // else it is the engine
+	if len(ranks) > 1 { // the only rank is the engine itself
 		s.ID, s.At.Rank = id, at
 	}
 	return s, nil
@@ -48,7 +48,7 @@ func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 // Drains says whether there is a drain of that key.
 func (p *Published) Drains(key string) bool { return p.stops[key] != nil }
 
-// Overdue says whether the deadline of a drain has passed that covers a place.
+// Overdue says whether the deadline of a drain that covers a place has passed.
 func (p *Published) Overdue(at Place) bool {
 	for _, s := range p.stops {
 		if s.Passed && s.Covers(at) {
@@ -64,9 +64,9 @@ type DrainStatus struct {
 	Role     string     `json:"role"`
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	State    string     `json:"state"`     // draining; done; deadline: past it, and something is left all the same
-	Requests int        `json:"requests"`  // that it works on
-	KVTokens int64      `json:"kv_tokens"` // that they hold
+	State    string     `json:"state"`     // draining; done; deadline: the deadline has passed, and requests are left all the same
+	Requests int        `json:"requests"`  // that it still works on
+	KVTokens int64      `json:"kv_tokens"` // KV tokens that these hold
 	Handoffs int        `json:"handoffs"`  // finished prefills that wait here for decode
 }
 

@@ -15,39 +15,39 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Engine is an engine's API server. One that was published does not change any more.
+// Engine is an engine's API server. A published Engine does not change any more.
 type Engine struct {
 	ID      string // host:port
 	Role    string
-	Target  *engine.Target // without a rank
+	Target  *engine.Target // its API server, without a rank
 	Conf    config.Engine
 	Profile *mooncake.Profile
-	Hosts   []string // that its hand-offs or callbacks may name; never changed
+	Hosts   []string // hosts that its hand-offs or callbacks may name; never changed
 	Found
-	Own     bool                           // stands in the config, and is discovery's no more
-	Traffic *engine.Traffic                `json:"-"` // its streams
-	Finder  func(rank int) kvevents.Finder `json:"-"` // knows where a rank publishes what its cache holds; nil: nobody does
+	Own     bool                           // it is in the config, so that discovery leaves it alone
+	Traffic *engine.Traffic                `json:"-"` // reports of its streams
+	Finder  func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes what its cache holds; nil: only the config says
 
 	Status   engine.Status
-	Scope    string // whose owner admits to it: its decode group, or its region
-	Deserted bool   // it is down or halted, and another engine serves one of its models: probes leave it
+	Scope    string // its decode group or its region; the owner of this scope admits to it
+	Deserted bool   // it is down or halted while another engine serves one of its models: probes leave it
 	standing
 	held      *Pause         // nil: it is not paused
-	abroad    string         // its region, where that is not ours
-	fence     *owner.Scope   // who admits to it; nil: this proxy, which is alone
-	board     string         // of its models, as last known; empty: never
-	lists     *board.Names   // what its status has of models; nil: it is not known
-	named     []engine.Model // what lists follows from
-	number    int            // in the order of arrival
-	processes *Processes     // seen at its address
-	gaveBack  *float64       // start of the process that gave an answer back in spite of its profile; 0: not known; nil: none did
+	abroad    string         // its region, if that is not ours; else empty
+	fence     *owner.Scope   // which proxy admits to it; nil: this proxy, which is alone
+	board     string         // board of its models, as last known; empty: never known
+	lists     *board.Names   // the models in its status; nil: not known
+	named     []engine.Model // the models from which lists was made
+	number    int            // number in the order of arrival
+	processes *Processes     // processes that were seen at its address
+	gaveBack  *float64       // start of the process that gave an answer back against its profile; 0: not known; nil: none did
 }
 
-// Found is what discovery says of an engine; the zero value: it found none.
+// Found is what discovery says of an engine; its zero value: discovery did not find it.
 type Found struct {
 	Source      string
-	Incarnation string // empty: host:port is all the identity there is
-	Away        string // why it gets no new work: not ready, leaving; empty: it does
+	Incarnation string // empty: only host:port identifies the engine
+	Away        string // why it gets no new work: not ready, leaving; empty: it gets work
 }
 
 // Roles of an engine.
@@ -57,11 +57,11 @@ const (
 	Aggregated = "aggregated" // it prefills and decodes
 )
 
-// RegionMark stands between a board and its region, where that is not ours.
+// RegionMark stands between a board and its region, if that is not ours.
 const RegionMark = "@"
 
-// BoardIn is where the ranks of another region are while they are ours: KV does
-// not cross regions, so what was prefilled there is decoded there.
+// BoardIn is the board of the ranks of another region while this proxy owns them. KV does not cross regions, so what
+// was prefilled there is decoded there.
 func BoardIn(board, region string) string {
 	if region == "" {
 		return board
@@ -69,17 +69,17 @@ func BoardIn(board, region string) string {
 	return board + RegionMark + region
 }
 
-// AggregatedMark follows a model in the name of the board of its ranks that prefill and decode. A request is on
-// the one kind of ranks or on the other from its turn on, so each kind has a board.
+// AggregatedMark follows the model in the name of the board of its ranks that prefill and decode. From its turn on, a
+// request is on ranks of one kind only, so each kind has a board.
 const AggregatedMark = "+aggregated"
 
-// Key is the engine's role and address: the monitor's id.
+// Key is the engine's role and address. The monitor knows the engine by it.
 func (e *Engine) Key() string { return e.Role + " " + e.ID }
 
-// rankKey is a rank's role and name, as drains know it.
+// rankKey is a rank's role and name, by which drains know it.
 func (e *Engine) rankKey(rank int) string { return e.Key() + "/" + strconv.Itoa(max(0, rank)) }
 
-// At addresses one rank of the engine, -1 the engine itself.
+// At returns the target of one rank of the engine; -1: of the engine itself.
 func (e *Engine) At(rank int) *engine.Target {
 	t := *e.Target
 	if rank >= 0 {
@@ -91,11 +91,11 @@ func (e *Engine) At(rank int) *engine.Target {
 // Decodes says whether requests have slots on the engine's ranks.
 func (e *Engine) Decodes() bool { return e.Role != Prefill }
 
-// Ranks are the numbers of its ranks; -1 is an engine that has one and does not number it.
+// Ranks are the numbers of its ranks; -1 stands for the only rank of an engine that does not number it.
 func (e *Engine) Ranks() []int {
 	if e.Conf.Ranks == 0 {
 		if e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake {
-			return []int{0} // it wants the header even for its only rank
+			return []int{0} // the engine needs the rank header even for its only rank
 		}
 		return []int{-1}
 	}
@@ -106,8 +106,8 @@ func (e *Engine) Ranks() []int {
 	return ranks
 }
 
-// Capacity is how many KV tokens the engine reports for the rank; the only series of a
-// single-rank server counts whatever its label.
+// Capacity is how many KV tokens the engine reports for the rank. If a server has a single rank, its only series
+// counts whatever its label.
 func (e *Engine) Capacity(r int) int64 {
 	if n, ok := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
 		return n
@@ -120,7 +120,7 @@ func (e *Engine) Capacity(r int) int64 {
 	return 0
 }
 
-// kind is what engines that can stand in for each other have in common.
+// kind is equal for engines that can stand in for each other.
 func (e *Engine) kind() string {
 	if len(e.Status.Models) == 0 {
 		return e.Role
@@ -128,7 +128,8 @@ func (e *Engine) kind() string {
 	return e.Role + " " + e.base()
 }
 
-// base is the base model that it serves; its LoRAs share the ranks. Empty: it has not named its models.
+// base is the base model that the engine serves; its LoRAs share the ranks. Empty: the engine has not named its
+// models.
 func (e *Engine) base() string {
 	for _, m := range e.Status.Models {
 		if m.Parent == "" {
@@ -141,27 +142,29 @@ func (e *Engine) base() string {
 	return ""
 }
 
-// decodesFor says whether some proxy may own it, and it decodes on a board for requests for a model; model empty: for some model.
+// decodesFor says whether the engine is in a scope with an owner, and decodes on a board for requests for a model; an
+// empty model stands for any model.
 func (e *Engine) decodesFor(board, model string) bool {
 	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.onBoard() == board) &&
 		(model == "" || e.has(model))
 }
 
-// Serves says whether it takes requests now, or is about to.
+// Serves says whether the engine takes requests now, or is about to.
 func (e *Engine) Serves() bool { return e.state.serves() }
 
-// Learns says whether a start time that was asked for at a moment, and read just now, shows something new about its processes.
+// Learns says whether a start time shows something new about the engine's processes. It was asked for at the time
+// asked, and read just now.
 func (e *Engine) Learns(start float64, asked time.Time) bool {
 	next, _ := e.processes.Lives(start, asked)
 	return e.Role == Prefill && next != e.processes
 }
 
-// has says whether an engine lists a model, as far as is known.
+// has says whether the engine lists a model, as far as is known.
 func (e *Engine) has(model string) bool {
 	return slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return m.ID == model })
 }
 
-// onBoard is the board that its model is on in its own region.
+// onBoard is the board of its model in its own region.
 func (e *Engine) onBoard() string {
 	if e.Role == Aggregated {
 		return e.base() + AggregatedMark
@@ -169,10 +172,11 @@ func (e *Engine) onBoard() string {
 	return e.base()
 }
 
-// groupID names the candidate that its group is.
+// groupID is the ID of the candidate that its group is.
 func (e *Engine) groupID() string { return e.Conf.Group + " of " + e.board }
 
-// together names the group whose ranks step together with those of an engine that prefills and decodes; empty: it has none.
+// together names the group whose ranks step together with those of an engine that prefills and decodes; empty: there
+// is none.
 func (e *Engine) together() string {
 	if e.Role != Aggregated || e.Conf.Barrier != config.BarrierDP {
 		return ""
@@ -180,13 +184,12 @@ func (e *Engine) together() string {
 	return e.Conf.Region + "/" + e.Conf.Group
 }
 
-// CallsBack says whether a decode engine tells where the KV of a request goes.
+// CallsBack says whether a decode engine calls back to say where the KV of a request goes.
 func (e *Engine) CallsBack() bool {
 	return e.Role == Decode && e.Profile.Connector == mooncake.AscendLayerwise
 }
 
-// reaches says whether an engine's version is 0.minor or a later one; unread is the answer
-// for a version that cannot be read.
+// reaches says whether an engine's version is 0.minor or later. If the version cannot be read, it returns unread.
 func (e *Engine) reaches(minor int, unread bool) bool {
 	first, rest, _ := strings.Cut(strings.TrimPrefix(e.Status.Version, "v"), ".")
 	second, _, _ := strings.Cut(rest, ".")
@@ -198,18 +201,19 @@ func (e *Engine) reaches(minor int, unread bool) bool {
 	return major > 0 || number >= minor
 }
 
-// roomsEverywhere says whether an engine of SGLang reads the room of a response and of a message, too. A version that
-// cannot be read does not.
+// roomsEverywhere says whether an engine of SGLang also reads the room of a response and of a message. It is false if
+// the version cannot be read.
 func (e *Engine) roomsEverywhere() bool {
 	var v [3]int
 	n, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
 	return n >= 2 && slices.Compare(v[:], firstRooms[:]) >= 0
 }
 
-// computesRows says whether a decode engine computes a prompt whose logprobs are asked for by itself, although it is given its KV.
-// From 0.31 on the scheduler of vLLM loads nothing for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache). Before, an
-// engine ended with an OverflowError there (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and a decode engine of
-// SGLang tells no logprobs of a prompt (0.5.23, disaggregation/utils.py).
+// computesRows says whether a decode engine itself computes a prompt whose logprobs are asked for, although the
+// request has a hand-off. From 0.31 on the scheduler of vLLM loads nothing for such a request
+// (v1/core/sched/scheduler.py, skip_reading_prefix_cache). Before, an engine ended with an OverflowError there (vLLM
+// issue 50792, of 0.23). vllm-ascend has schedulers of its own, and a decode engine of SGLang returns no logprobs of
+// a prompt (0.5.23, disaggregation/utils.py).
 func (e *Engine) computesRows() bool {
 	switch e.Profile.Connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
@@ -221,8 +225,8 @@ func (e *Engine) computesRows() bool {
 // rowsMinor is the first 0.x of vLLM whose decode engines compute such prompts.
 const rowsMinor = 31
 
-// clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
-// be read, the answer is yes: the engine then decides.
+// clamps says whether a decode engine cuts max_tokens to what fits. It is true if its version cannot be read: then
+// the engine decides.
 func (e *Engine) clamps() bool {
 	if says := e.Profile.ClampsMaxTokens; says != nil {
 		return *says
@@ -230,8 +234,8 @@ func (e *Engine) clamps() bool {
 	return e.reaches(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. vLLM does not call a response
-// by its X-Request-Id, by which an engine that pushes finds where its KV goes.
+// takesHandOff says whether an engine takes hand-offs at an endpoint. vLLM does not name a response by its
+// X-Request-Id. But by this id an engine that pushes KV finds where it goes.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
 		return ep.Common() || ep == mooncake.Generate || e.roomsEverywhere()
@@ -240,18 +244,18 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 		e.reaches(handOffMinor[ep], false)
 }
 
-// mayGiveBack says whether a decode engine may give an answer back, which responses and messages do not show.
+// mayGiveBack says whether a decode engine may give an answer back. Responses and messages do not show that.
 func (e *Engine) mayGiveBack() bool {
 	same := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
 	return e.Role == Decode && (e.Profile.MayGiveBack() || same)
 }
 
-// MustNotGiveBack says whether it must not give an answer back, by its profile and by what is known.
+// MustNotGiveBack says whether the engine must not give an answer back, by its profile and by what is known.
 func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }
 
-// context is the longest of its models' contexts, 0 where one is unknown.
+// context is the longest context of its models, in tokens; 0 if one is unknown.
 func (e *Engine) context() (longest int) {
 	for _, m := range e.Status.Models {
 		n := e.maxLen(m)
@@ -263,7 +267,7 @@ func (e *Engine) context() (longest int) {
 	return longest
 }
 
-// maxLen is the context length of a model, the profile's word first.
+// maxLen is the context length of a model in tokens: that of the profile if it has one.
 func (e *Engine) maxLen(m engine.Model) int {
 	if e.Profile.MaxModelLen > 0 {
 		return e.Profile.MaxModelLen
@@ -279,21 +283,21 @@ const pinsMinor = 33
 // leaves of the context; 0.31 answers 400.
 const clampsMinor = 32
 
-// firstRooms is the first version of SGLang of which it is sure that it reads rooms at every endpoint: PDRoutingFields in its
-// entrypoints/openai/protocol.py. An earlier one may drop them, and refuse the request for want of a room.
+// firstRooms is the first version of SGLang that is known to read rooms at every endpoint: PDRoutingFields in its
+// entrypoints/openai/protocol.py. An earlier version may drop them, and refuse the request because it has no room.
 var firstRooms = [3]int{0, 5, 23}
 
-// handOffMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at an endpoint,
-// where not every one does. An earlier one would drop them without a word. Responses have them
-// since PR 37424, of March 2026. Messages have them since PR 37535, of the same month, but
-// cache_salt, by which a discard keeps its KV apart, since PR 49498, of July 2026: it is in 0.27.0
-// and not in 0.26.0 (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py). Token ids were read and run with 0.32.0.
+// handOffMinor is the first 0.x of vLLM that is known to take hand-offs at an endpoint, for endpoints where not every
+// version does. An earlier version would drop them without an error. Responses have them since PR 37424, of March
+// 2026. Messages have them since PR 37535, of the same month, but cache_salt, by which a discard keeps its KV apart,
+// since PR 49498, of July 2026: it is in 0.27.0 and not in 0.26.0 (AnthropicMessagesRequest in
+// entrypoints/anthropic/protocol.py). Token ids were read and run with 0.32.0.
 var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 27, mooncake.Tokens: 32}
 
 // rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a
 // rejected decode request (vLLM PR 41269, May 2026).
 const rejectReleasesMinor = 25
 
-// requestIDsMinor is the first 0.x of vllm-ascend, which reports the version of
-// vLLM that it is made for, whose hand-offs have a remote_request_id.
+// requestIDsMinor is the first 0.x of vllm-ascend whose hand-offs have a remote_request_id. vllm-ascend reports the
+// version of vLLM that it is made for.
 const requestIDsMinor = 14

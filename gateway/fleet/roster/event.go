@@ -9,7 +9,7 @@ import (
 // Event is something that happens to engines, or around them.
 type Event interface{ apply(r *Roster, a *applying) }
 
-// applying is the work on one event.
+// applying collects the effects of one event.
 type applying struct {
 	now time.Time
 	do  []Effect
@@ -29,15 +29,15 @@ type What uint8
 
 // Effects.
 const (
-	Restarted        What = iota // report that a prefill engine has another process, and forget what was learned of the one before
-	MayHaveRestarted             // report that it may have, and forget that, too
-	Forgotten                    // forget it, because the engine left
-	Watched                      // have the monitor watch the engines that there are now
+	Restarted        What = iota // report that a prefill engine has another process, and forget what was learned of the process before
+	MayHaveRestarted             // report that a prefill engine may have another process, and forget the same
+	Forgotten                    // forget the same, because the engine has left
+	Watched                      // make the monitor watch the present engines
 	StartsSlowly                 // report that an engine's share of the load grows step by step
-	GroupBroke                   // report that the ranks of a group get nothing because of an engine that is down
+	GroupBroke                   // report that the ranks of a group get no requests because an engine of the group is down
 	Refused                      // report that an engine is refused because of its connector
-	GaveBackAnyway               // report that an engine gave an answer back although its profile says that none does
-	DrainOverdue                 // end the calls that a drain is of: its deadline has passed
+	GaveBackAnyway               // report that an engine gave an answer back although its profile says that it never does
+	DrainOverdue                 // end the calls that a drain covers, because its deadline has passed
 )
 
 func (w What) String() string {
@@ -51,14 +51,15 @@ type Effect struct {
 	What   What
 	Engine *Engine
 	Text   string // the sign of another process, or why an engine is refused
-	Beside string // the engine that it cannot serve beside
+	Beside string // the engine beside which it cannot serve
 	Stop   *Stop
 }
 
 func (t Terms) apply(r *Roster, _ *applying)  { r.terms = t }
 func (o Owners) apply(r *Roster, _ *applying) { r.owners = o }
 
-// Entered has an engine come in, in the place of the one that it was before. Anew: an operator wants it, so that it drains no more.
+// Entered says that an engine comes in, or replaces the engine with its key. Anew: an operator added it, so that its
+// drains end.
 type Entered struct {
 	Engine *Engine
 	Anew   bool
@@ -67,7 +68,7 @@ type Entered struct {
 func (v Entered) apply(r *Roster, a *applying) {
 	key := v.Engine.Key()
 	if known := r.engines[key] != nil; !known || v.Anew {
-		r.resume(func(s *Stop) bool { return s.At.Instance == key }) // a drain was of another
+		r.resume(func(s *Stop) bool { return s.At.Instance == key }) // a drain before this does not hold for it
 		if !known {
 			r.order = append(r.order, key)
 		}
@@ -76,7 +77,7 @@ func (v Entered) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// Removed has an operator take an engine out: its requests finish, and it gets no new ones.
+// Removed says that an operator takes an engine out: its requests finish, and it gets no new ones.
 type Removed struct{ Key string }
 
 func (v Removed) apply(r *Roster, a *applying) {
@@ -86,7 +87,8 @@ func (v Removed) apply(r *Roster, a *applying) {
 	}
 }
 
-// Left is the word of a source of discovery that an engine is not there any more. If another one is in its place by now, it stays.
+// Left says that an engine is not there any more, by a source of discovery. If another engine has its place by now,
+// that one stays.
 type Left struct{ Key, Incarnation string }
 
 func (v Left) apply(r *Roster, a *applying) {
@@ -97,7 +99,7 @@ func (v Left) apply(r *Roster, a *applying) {
 	}
 }
 
-// Turned is another word of a source about an engine.
+// Turned says that a source has changed whether an engine gets new work.
 type Turned struct {
 	Key string
 	Found
@@ -109,7 +111,7 @@ func (v Turned) apply(r *Roster, _ *applying) {
 	}
 }
 
-// Health is how an engine is. IsRefused: the last connection to it was refused.
+// Health is the state of an engine by its checks. IsRefused: the last connection to it was refused.
 type Health struct {
 	Key       string
 	Status    engine.Status
@@ -130,7 +132,7 @@ func (v Health) apply(r *Roster, a *applying) {
 	e.Status = v.Status
 }
 
-// Lived is a start time of a prefill engine's process that was asked for at a moment and read just now.
+// Lived is a start time of a prefill engine's process. It was asked for at the time Asked, and read just now.
 type Lived struct {
 	Key   string
 	Start float64
@@ -144,7 +146,7 @@ func (v Lived) apply(r *Roster, a *applying) {
 	}
 }
 
-// Handed is a hand-off: the engine id that it names, and the process that was the newest when its probe was sent.
+// Handed is a hand-off: the engine id in it, and the process that was the newest when its probe was sent.
 type Handed struct {
 	Birth
 	Candidate, ID string
@@ -157,8 +159,8 @@ func (v Handed) apply(r *Roster, a *applying) {
 	}
 }
 
-// learn keeps what is known of an engine's processes. sign is not empty if there is a new one, or may be. Of an engine whose process was
-// never seen, no restart is reported.
+// learn stores what is known of an engine's processes. If sign is not empty, there is a new process, or may be. It reports no restart of
+// an engine whose process was never seen.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
 	if !e.processes.seen() {
 		what = Forgotten
@@ -168,8 +170,9 @@ func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
 	}
 }
 
-// GaveBack is an answer that a decode engine gave back. If its profile says that it never does, responses and messages that it gave
-// back were taken for whole. It gets none of them any more, until it starts anew, which its metrics tell.
+// GaveBack says that a decode engine gave an answer back. If its profile says that it never does, responses and
+// messages that it gave back before were taken for complete. It gets none of these any more until it restarts, which
+// its metrics show.
 type GaveBack struct{ Key string }
 
 func (v GaveBack) apply(r *Roster, a *applying) {
@@ -179,7 +182,7 @@ func (v GaveBack) apply(r *Roster, a *applying) {
 	}
 }
 
-// Stopped begins a drain, or gives it another deadline.
+// Stopped begins a drain, or changes its deadline.
 type Stopped struct{ Stop }
 
 func (v Stopped) apply(r *Roster, _ *applying) {

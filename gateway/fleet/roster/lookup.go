@@ -12,8 +12,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// Lookup finds a model's route. known is false while no engine has told which
-// models it serves, when an unknown name proves nothing. Of one that no engine has told, the route says what engines there are.
+// Lookup finds a model's route. known is false while no engine has named its models: then an unknown name proves
+// nothing. For a model that no engine has named, the route only says which kinds of engines there are.
 func (p *Published) Lookup(model string) (r Route, ok, known bool) {
 	if r, ok = p.routes[model]; !ok {
 		r.Alone = len(p.order) > 0
@@ -24,7 +24,7 @@ func (p *Published) Lookup(model string) (r Route, ok, known bool) {
 	return r, ok, len(p.routes) > 0
 }
 
-// Models are the names that some healthy engine serves.
+// Models returns the routes of the models that some healthy engine serves.
 func (p *Published) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
@@ -36,7 +36,7 @@ func (p *Published) Models() []Route {
 	return list
 }
 
-// Sole is the base model that all engines have, those that are down included; empty: there are several, or none is known.
+// Sole is the base model that all engines have, also those that are down; empty: there are several, or none is known.
 func (p *Published) Sole() (name string) {
 	for _, r := range p.routes {
 		if name != "" && r.Board != name {
@@ -47,11 +47,10 @@ func (p *Published) Sole() (name string) {
 	return name
 }
 
-// Rank finds where a worker is. Assignments name only workers the fleet has
-// published.
+// Rank finds the rank of a worker. Assignments name only workers that the fleet has published.
 func (p *Published) Rank(worker int32) *Rank { return p.ranks[worker] }
 
-// Named finds the decode rank of a name, and the board that it serves; nil: there is none that serves one.
+// Named finds a decode rank by its name, and the board that it serves; nil: no such rank serves a board.
 func (p *Published) Named(name string) (r *Rank, board string) {
 	id, ok := p.workers[name]
 	if r = p.ranks[id]; !ok || r == nil {
@@ -64,7 +63,7 @@ func (p *Published) Named(name string) (r *Rank, board string) {
 	return r, e.board
 }
 
-// RankOf finds the decode rank of a name that serves a board and lists a model.
+// RankOf finds the decode rank of that name, if it serves the board and lists the model.
 func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 	r, _ := p.Named(name)
 	if r == nil {
@@ -74,12 +73,12 @@ func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 	return r.Worker, e.has(model) && e.base() == board
 }
 
-// Beside adds to list the workers that may fail as one of them did, itself included: those behind the same API server. host:
-// those on the same host, too, while another host has a rank that takes requests. A host with a broken driver or disk has
-// many ranks, all of them free because they fail at once.
+// Beside adds to list the workers that may fail together with a worker, itself included: those behind the same API
+// server. If host is true, it also adds those on the same host, as long as another host has a rank that takes
+// requests. A host with a broken driver or disk has many ranks, and all of them are free because they fail at once.
 func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 	one := p.ranks[worker]
-	if one == nil { // gone, and nobody is sent there
+	if one == nil { // the worker is gone, and no request is sent there
 		return list
 	}
 	besides := func(r *Rank) bool { return r.Instance == one.Instance }
@@ -100,12 +99,13 @@ func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 	return list
 }
 
-// Around returns the ranks that may refuse requests when one of them does, because one limit or one proxy stands in front of them all:
-// those of its group, or if no rank of another group takes requests, those of its engine. It returns none if no rank takes requests
-// but these. others says that one does that is not in list either.
+// Around returns the ranks that may refuse requests when a worker does, because one limit or one proxy is in front of
+// all of them: the ranks of its group, or, if no rank of another group takes requests, those of its engine. It
+// returns none if no other rank than these takes requests. others says that a rank takes requests which is neither
+// among these nor in list.
 func (p *Published) Around(worker int32, list []int32) (around []int32, others bool) {
 	one := p.ranks[worker]
-	if one == nil { // gone, and nobody is sent there
+	if one == nil { // the worker is gone, and no request is sent there
 		return nil, false
 	}
 	for _, beside := range [...]func(*Rank) bool{
@@ -130,7 +130,7 @@ func (p *Published) Around(worker int32, list []int32) (around []int32, others b
 	return nil, false
 }
 
-// host is where its engine runs; empty: nobody knows.
+// host is the host of its engine; empty: not known.
 func (r *Rank) host() string {
 	if r.Target == nil || r.Target.URL == nil {
 		return ""
@@ -138,9 +138,8 @@ func (r *Rank) host() string {
 	return r.Target.URL.Hostname()
 }
 
-// RejectionFrees tells whether a decode engine that answers a request with an
-// error status is known to tell the prefiller to free the hand-off: the profile
-// says so, or its version does it.
+// RejectionFrees says whether a decode engine that answers a request with an error status is known to make the
+// prefiller free the hand-off: by its profile, else by its version.
 func (p *Published) RejectionFrees(r *Rank) bool {
 	if says := r.Profile.RejectReleases; says != nil {
 		return *says
@@ -148,23 +147,23 @@ func (p *Published) RejectionFrees(r *Rank) bool {
 	return p.at(r.Instance).reaches(rejectReleasesMinor, false)
 }
 
-// NamesRequests tells whether hand-offs of an engine's version name the request
-// that made them. A hand-off of such a version that lacks the name is faulty, and a
-// decode engine would wait for its KV for ever.
+// NamesRequests says whether hand-offs of an engine's version name the request that made them. A hand-off of such a
+// version without the name is faulty: a decode engine would wait for its KV for ever.
 func (p *Published) NamesRequests(c prefill.Candidate) bool {
 	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.at(c.Instance).reaches(requestIDsMinor, false)
 }
 
-// Up counts the engines that take requests now, and of which tier and dispatcher know it.
+// Up counts the engines that take requests now and that the tier and the dispatcher know.
 func (p *Published) Up() (prefills, decodes int) { return p.ready.prefills, p.ready.decodes }
 
-// Count counts the engines that there are.
+// Count counts all engines.
 func (p *Published) Count() (prefills, decodes int) {
 	t := count(p.order, func(*Engine) bool { return true })
 	return t.prefills, t.decodes
 }
 
-// Kind is a role as people read it in what they lack: engines that prefill and decode may stand in for one that has it.
+// Kind is the name of a role in messages about missing engines. If there are engines that prefill and decode, they
+// can stand in for the role and are named, too.
 func (p *Published) Kind(role string) string {
 	both, apart := false, len(p.order) == 0
 	for _, e := range p.order {
@@ -179,7 +178,7 @@ func (p *Published) Kind(role string) string {
 	return role + " or " + Aggregated
 }
 
-// AnyPrefill is a prefill engine that serves a model, nil if none is up. Another turn returns another one.
+// AnyPrefill is a prefill engine that serves a model; nil: none is up. Different turns return different engines.
 func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
 	for i := range p.order {
 		e := p.order[(i+turn)%len(p.order)]
@@ -190,18 +189,18 @@ func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
 	return nil
 }
 
-// Whole is an engine that may serve a request of a model alone.
+// Whole is an engine that may serve a request for a model alone.
 type Whole struct {
 	Instance string // the monitor's id
 	ID       string // host:port
-	Group    string // of ranks that prefill and decode; empty: it has none
+	Group    string // its group of ranks that prefill and decode; empty: it has none
 	Target   *engine.Target
 	Traffic  *engine.Traffic
 }
 
-// Wholes returns the engines of this region, of either side, that serve a model now. computes
-// says that the model runs for the request; paired says that all engines of the model work in
-// pairs, so that no engine may serve such a request, now or later.
+// Wholes returns the engines of this region, of any role, that serve a model now. computes says that the model runs
+// for the request. paired says that all engines of the model work only in pairs, so that no engine may serve such a
+// request, now or later.
 func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bool) {
 	known, may := false, false
 	for _, e := range p.order {
@@ -224,10 +223,9 @@ func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bo
 	return list, known && !may
 }
 
-// computesAlone says whether an engine may compute a request of a model without another one. An
-// engine that is half of a pair may not, unless its profile says so: it was started for its
-// half, and some wait for their counterpart. One of SGLang never may: its server ends when its
-// DP controller gets a request without a room.
+// computesAlone says whether an engine may compute a request for a model without another engine. An engine that is
+// half of a pair may not, unless its profile says so: it was started for its half, and some wait for their
+// counterpart. An engine of SGLang never may: its server ends when its DP controller gets a request without a room.
 func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	switch {
 	case e.Role == Aggregated:
@@ -242,11 +240,11 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	return !slices.ContainsFunc(engines, func(other *Engine) bool { return other.Role == Prefill && other.has(model) })
 }
 
-// Scopes counts the engines of every scope, and those that answer.
+// Scopes counts the engines of every scope, and those that are up.
 func (p *Published) Scopes() map[string]owner.Reach {
 	all := map[string]owner.Reach{}
 	for _, e := range p.order {
-		if !e.Decodes() && p.owners.Kind != owner.Regions { // a group is one of engines that decode, a region is all that is there
+		if !e.Decodes() && p.owners.Kind != owner.Regions { // a decode group has only engines that decode; a region has all of its engines
 			continue
 		}
 		r := all[e.Scope]
@@ -258,7 +256,7 @@ func (p *Published) Scopes() map[string]owner.Reach {
 	return all
 }
 
-// BoardsOf are the boards with a group's ranks.
+// BoardsOf returns the boards of a group's ranks.
 func (p *Published) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
@@ -271,37 +269,38 @@ func (p *Published) BoardsOf(name string) (boards []string) {
 	return boards
 }
 
-// Owned says whether some decode group with a board's ranks that list a model is ours.
+// Owned says whether this proxy owns a decode group with ranks of a board that list a model.
 func (p *Published) Owned(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
 }
 
-// Begins says whether requests for a model may begin here that a board's ranks will decode; model empty: for some model.
+// Begins says whether this proxy may begin requests for a model that ranks of a board will decode; an empty model
+// stands for any model.
 func (p *Published) Begins(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
 }
 
-// Admits says whether the owner of a worker's region is this proxy.
+// Admits says whether this proxy is the owner of a worker's region.
 func (p *Published) Admits(worker int32) bool {
 	r := p.Rank(worker)
 	return r == nil || p.owners.Kind != owner.Regions || r.Scope.Admits()
 }
 
-// RegionFor is where a hand-off of a prefill engine is decoded, empty for ours.
+// RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: ours.
 func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).abroad }
 
-// Context is the longest context of an engine's models, by its key; 0 where one is unknown.
+// Context is the longest context of an engine's models in tokens, by the engine's key; 0 if one is unknown.
 func (p *Published) Context(key string) int { return p.at(key).context() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
 func (p *Published) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
 
-// nowhere stands for an engine that is not there.
+// nowhere stands for an engine that does not exist.
 var nowhere = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
 
-// at finds an engine, or nowhere.
+// at finds an engine by its key; nowhere if there is none.
 func (p *Published) at(key string) *Engine {
 	if e := p.engines[key]; e != nil {
 		return e
@@ -312,17 +311,18 @@ func (p *Published) at(key string) *Engine {
 // Engine finds an engine by its key; nil: there is none.
 func (p *Published) Engine(key string) *Engine { return p.engines[key] }
 
-// Engines are all engines, in order.
+// Engines are all engines, in the order of the config and then of arrival.
 func (p *Published) Engines() []*Engine { return p.order }
 
-// Born names the engine and the process that have an address now.
+// Born returns the engine and the process that are at an address now.
 func (p *Published) Born(key string) Birth {
 	e := p.at(key)
 	return Birth{e.Incarnation, key, e.processes.Newest()}
 }
 
-// Made is the birth of a hand-off with that engine id, from a candidate that was born when its probe was sent. known is false where the
-// hand-off shows something that the roster does not know. The runner then applies Handed.
+// Made is the birth of a hand-off that names that engine id, from a candidate whose birth was b when its probe was
+// sent. known is false if the hand-off shows something that the roster does not know. The runner must then apply
+// Handed.
 func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation || id == "" {
@@ -333,8 +333,8 @@ func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool)
 	return b, next == e.processes
 }
 
-// Outlived says whether the process that made a hand-off is gone, or may be: sure tells which. The process that has its address now would
-// be asked for blocks that it never made.
+// Outlived says whether the process that made a hand-off is gone, or may be; sure says which. If it is gone, a decode
+// engine would ask the process at its address for blocks that this process never made.
 func (p *Published) Outlived(b Birth) (gone, sure bool) {
 	if _, dead := p.dead[b.Incarnation]; dead && b.Incarnation != "" {
 		return true, true
@@ -347,13 +347,14 @@ func (p *Published) Outlived(b Birth) (gone, sure bool) {
 	return fate != Known, fate == Gone
 }
 
-// HostsOf returns which hosts are those of an engine: what it calls back may name no other.
+// HostsOf returns a function that says whether a host is one of an engine's: the engine's callback may name no other
+// host.
 func (p *Published) HostsOf(key string) func(host string) bool {
 	hosts := p.at(key).Hosts
 	return func(host string) bool { return slices.Contains(hosts, host) }
 }
 
-// CallsBack says whether a decode engine that calls back has an address.
+// CallsBack says whether an address is that of a decode engine that calls back.
 func (p *Published) CallsBack(a netip.Addr) bool {
 	address := a.Unmap().WithZone("").String()
 	return slices.ContainsFunc(p.order, func(e *Engine) bool { return e.CallsBack() && slices.Contains(e.Hosts, address) })

@@ -8,17 +8,18 @@ import (
 	"evenkeel/prefill"
 )
 
-// Names. An engine lists its base model, perhaps by several names, and the LoRA adapters that it has loaded. Adapters come and go engine
-// by engine, so lists that differ are a normal state. A request goes only to engines that list the name that it asks for. Here it
-// is decided which these are: for boards, for the prefill tier, and for requests that one engine serves alone.
+// Names of models. An engine lists its base model, perhaps by several names, and the LoRA adapters that it has
+// loaded. Adapters are loaded engine by engine, so lists that differ are a normal state. A request goes only to
+// engines that list the name that it asks for. This file decides which engines these are: for boards, for the prefill
+// tier, and for requests that one engine serves alone.
 
-// reach is what the ranks list that requests can go to from a candidate.
+// reach is what the ranks list to which requests can go from a candidate.
 type reach struct {
-	all, open []*board.Names // open: of those that take requests, or are waited for
-	unknown   bool           // an engine has not told what it lists
+	all, open []*board.Names // open: the lists of ranks that take requests, or that requests wait for
+	unknown   bool           // an engine has not named its models yet
 }
 
-// reachIn is the reach of a key.
+// reachIn returns the reach of a key, and makes it if there is none.
 func reachIn(all map[string]*reach, key string) *reach {
 	if all[key] == nil {
 		all[key] = &reach{}
@@ -39,8 +40,9 @@ func listed(by []*board.Names, name string) bool {
 	return slices.ContainsFunc(by, func(n *board.Names) bool { return n.Has(name) })
 }
 
-// onlyWhereListed leaves candidates the models that ranks list, too, which are reached from there: in the candidate's region, or in the
-// group that it is. It comes second for those that no rank lists which takes requests now.
+// onlyWhereListed leaves a candidate only the models that reachable ranks list, too: ranks in the candidate's region,
+// or in the group that the candidate is. The candidate comes second for models that are listed only by ranks that
+// take no requests now.
 func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]*reach) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -55,7 +57,7 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reached(m) })
 		}
 		if len(r.open) == 0 {
-			continue // as for every model of ranks that are down
+			continue // all ranks are down, so no model is behind the others
 		}
 		for _, m := range c.Models {
 			if !listed(r.open, m) {
@@ -65,11 +67,11 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 	}
 }
 
-// halves marks the routes of models that engines of one side list and none of the other side has, although that side has engines of
-// their base model, and all of its engines have told what they list. A model whose base no engine of the other side has, such as
-// one for embeddings, is no half: one engine alone may serve it.
+// halves marks the routes of models that only engines of one side list, if the other side has engines of their base
+// model and all of its engines have named their models. A model whose base model the other side does not have, such
+// as one for embeddings, is not marked: one engine alone may serve it.
 func halves(routes map[string]Route, engines []*Engine) {
-	there := map[string][2]bool{} // by base model: engines that prefill, engines that decode
+	there := map[string][2]bool{} // by base model: whether engines that prefill have it, and whether engines that decode do
 	var unknown [2]bool
 	for _, e := range engines {
 		for side, of := range [2]bool{e.Role != Decode, e.Decodes()} {
@@ -91,8 +93,8 @@ func halves(routes map[string]Route, engines []*Engine) {
 	}
 }
 
-// BoardFor is the one whose ranks decode for a model what a prefill engine of a region computed: that of its own base
-// model, if ranks of it list the model.
+// BoardFor is the board whose ranks decode, for a model, what a prefill engine of a region computed: the board of the
+// engine's own base model, if ranks of that board list the model.
 func (p *Published) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Mixed { // the candidate is the ranks themselves
 		return c.Board

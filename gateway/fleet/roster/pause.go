@@ -12,17 +12,17 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause has the engines of a group get nothing new, because a call to all of them has paused them. Requests wait for them. It is not
-// changed any more once it is in force.
+// Pause stops new requests to the engines of a group, because a call to all of them has paused them. Requests wait
+// for these engines. A Pause is not changed any more once it is in force.
 type Pause struct {
-	Group string             `json:"group"` // of engines that decode; empty: all engines
-	Path  string             `json:"path"`  // of the call that began it
+	Group string             `json:"group"` // group of engines that decode; empty: all engines
+	Path  string             `json:"path"`  // path of the call that began it
 	Since time.Time          `json:"since"`
-	Began map[string]float64 `json:"-"` // the start times of the processes that there were then, by engine
-	Left  map[string]float64 `json:"-"` // engines that did not resume with their group, with the start times of their processes; nil: the group did not
+	Began map[string]float64 `json:"-"` // start times of the processes at that time, by engine
+	Left  map[string]float64 `json:"-"` // engines that did not resume with their group, with start times; nil: the group has not resumed
 }
 
-// Restarted says that an engine which is paused has a process that began after the pause, as far as start times tell.
+// Restarted says that a paused engine has a process that began after the pause, as far as start times show.
 func (p *Pause) Restarted(e *Engine) bool {
 	if e == nil || !p.Covers(e) {
 		return false
@@ -31,7 +31,7 @@ func (p *Pause) Restarted(e *Engine) bool {
 	return e.Status.Up && (!there || e.Status.StartTime != began)
 }
 
-// Covers says whether an engine is paused.
+// Covers says whether an engine is paused by it.
 func (p *Pause) Covers(e *Engine) bool {
 	if p.Left != nil {
 		_, left := p.Left[e.Key()]
@@ -40,13 +40,13 @@ func (p *Pause) Covers(e *Engine) bool {
 	return p.Group == "" || e.InGroup(p.Group)
 }
 
-// InGroup says whether ranks of the engine decode in a group.
+// InGroup says whether the engine's ranks decode in a group.
 func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
 
-// Foreign says that another proxy owns the engine's region, so that what all engines are called for is not meant for it.
+// Foreign says that another proxy owns the engine's region, so that a call to all engines does not include it.
 func (e *Engine) Foreign() bool { return e.kept == Unowned }
 
-// Text says what is paused, by what and since when.
+// Text says that something is paused, by which call and since when.
 func (p *Pause) Text() string {
 	what := "paused"
 	if p.Left != nil {
@@ -55,7 +55,7 @@ func (p *Pause) Text() string {
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
 }
 
-// String also says of whom.
+// String says also what is paused.
 func (p *Pause) String() string {
 	if p.Group == "" {
 		return "all engines: " + p.Text()
@@ -63,7 +63,8 @@ func (p *Pause) String() string {
 	return "group " + p.Group + ": " + p.Text()
 }
 
-// PauseBegun has a group be paused. One that is paused already stays so since then, also those of it that had not resumed.
+// PauseBegun says that a group is paused. A group that is paused already stays paused since then, with its engines
+// that had not resumed.
 type PauseBegun struct{ Group, Path string }
 
 func (v PauseBegun) apply(r *Roster, a *applying) {
@@ -78,11 +79,11 @@ func (v PauseBegun) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// PauseEnded ends the pause of a group, and of all groups if it names none, but for the engines that did not resume. What had not resumed
-// with all engines may do so with its group.
+// PauseEnded ends the pause of a group, or of all groups if it names none, except for the engines that did not
+// resume. Engines that did not resume with all engines may do so with their group.
 type PauseEnded struct {
 	Group string
-	Left  []string // keys
+	Left  []string // keys of the engines that did not resume
 }
 
 func (v PauseEnded) apply(r *Roster, a *applying) {
@@ -105,8 +106,8 @@ func (v PauseEnded) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// forgetLeft drops the engines that did not resume and are not there any more, or not as the process that was paused: that is gone while
-// its engine is down, unless its start time tells.
+// forgetLeft drops engines that did not resume and are gone, or whose paused process is gone. If an engine has no
+// start time, its process counts as gone while the engine is down.
 func (r *Roster) forgetLeft(a *applying) {
 	for group, p := range r.pauses {
 		next := *p
@@ -125,7 +126,7 @@ func (r *Roster) forgetLeft(a *applying) {
 	}
 }
 
-// pause has an engine that is alive be halted while it is paused.
+// pause makes an engine that is alive halted while it is paused.
 func (r *Roster) pause(e *Engine) {
 	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) {
 		e.Status.Halt = nil
@@ -141,7 +142,7 @@ func (r *Roster) pause(e *Engine) {
 	}
 }
 
-// Held is why nothing is sent to the engine although it is alive; nil: it may be.
+// Held is why nothing is sent to the engine although it is alive; nil: it gets requests.
 func (e *Engine) Held() *engine.Held {
 	if e.held == nil {
 		return nil
@@ -149,7 +150,7 @@ func (e *Engine) Held() *engine.Held {
 	return &engine.Held{Why: e.held.Text()}
 }
 
-// Pauses are those in force, the oldest first.
+// Pauses returns the pauses in force, the oldest first.
 func (p *Published) Pauses() []Pause {
 	all := make([]Pause, 0, len(p.pauses))
 	for _, one := range p.pauses {
@@ -159,14 +160,14 @@ func (p *Published) Pauses() []Pause {
 	return all
 }
 
-// Paused says whether an engine is.
+// Paused says whether an engine is paused.
 func (p *Published) Paused(instance string) bool {
 	e := p.engines[instance]
 	return e != nil && e.held != nil
 }
 
-// Emptied says that engines have dropped their prefix caches, or compute with other weights: what their processes made before is worth
-// nothing any more.
+// Emptied says that engines have dropped their prefix caches, or compute with other weights: what their processes
+// made before is worth nothing any more.
 type Emptied struct{ Keys []string }
 
 func (v Emptied) apply(r *Roster, _ *applying) {
@@ -177,7 +178,8 @@ func (v Emptied) apply(r *Roster, _ *applying) {
 	}
 }
 
-// Caches are the names under which the prefix caches of engines are known: of candidates that prefill, and of ranks that decode.
+// Caches returns the names of the prefix caches of engines: candidates for those that prefill, and workers for those
+// that decode.
 func (p *Published) Caches(keys []string) (candidates []string, workers []int32) {
 	for _, key := range keys {
 		e := p.at(key)

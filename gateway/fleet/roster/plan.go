@@ -10,25 +10,25 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A reload speaks of the engines whose entry, or whose profile, it changes, and
-// of no other: what an operator added, described anew, removed or drained since
-// stays so. About one engine the last word counts, whoever said it.
+// A reload decides only about the engines whose entry or profile it changes. What an operator added, described anew,
+// removed or drained since stays so. The last word about an engine counts, whoever said it.
 
-// Listed is an engine as a config has it.
+// Listed is an engine as a config lists it.
 type Listed struct {
 	Role string
 	Conf config.Engine
 }
 
-// Changes is what a reload means for the engines that there are.
+// Changes is what a reload changes about the present engines.
 type Changes struct {
-	Listed  []Listed  // entries that are new, or others than before
-	Again   []*Engine // engines that keep their entry, and whose profile is another one
-	Removed []string  // keys
+	Listed  []Listed  // entries that are new or have changed
+	Again   []*Engine // engines whose entry is the same, but whose profile has changed
+	Removed []string  // keys of engines that are not listed any more
 }
 
-// Compare finds what the engines of one config, by key, are in the next one. order is that of the next config's keys, and profile returns
-// the profile that it has for an engine; nil: none.
+// Compare finds what a reload changes. before and after have the engines of the two configs, by key. order is the
+// keys of the next config in its order, and profile returns the profile that the next config has for an engine; nil:
+// none.
 func (p *Published) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
 	err error) {
 	spoken := map[string]bool{}
@@ -58,11 +58,11 @@ func (p *Published) Compare(before, after map[string]Listed, order []string, pro
 	return c, err
 }
 
-// Planned is what a reload does.
+// Planned says what a reload does.
 type Planned struct {
 	Set    []*Engine
-	Remove []string // keys
-	Order  []string // keys of the file
+	Remove []string // keys of the engines to remove
+	Order  []string // keys of the engines in the order of the file
 }
 
 func (v Planned) apply(r *Roster, a *applying) {

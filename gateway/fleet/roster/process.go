@@ -7,68 +7,69 @@ import (
 	"time"
 )
 
-// An engine whose process starts again at its address has lost the KV that the process before held. A decode engine that
-// still asks there for this KV would pull blocks of another prompt, or wait. So hand-offs remember which of the processes at
-// an address made them.
+// If the process of an engine starts again at its address, the KV of the process before is lost. A decode engine that
+// still asks there for this KV would pull blocks of another prompt, or wait. So each hand-off remembers which of the
+// processes at an address made it.
 
 // Fate is what is known of a process.
 type Fate uint8
 
-// Fates of a process. A process that is known may be doubted, and one that is doubted may be known again. One that is gone stays gone.
+// Fates of a process. A known process may be doubted, and a doubted one may be known again. A process that is gone
+// stays gone.
 const (
 	Known   Fate = iota // it is there, as far as is known
-	Doubted             // another process may have taken its place: what it made is neither used nor taken for free
+	Doubted             // another process may have taken its place: hand-offs of it are not used, and their KV does not count as free
 	Gone
 )
 
-// Birth is what made a hand-off: an engine, and one of its processes.
+// Birth identifies what made a hand-off: an engine, and one of its processes.
 type Birth struct {
-	Incarnation string // of the engine, where a source of discovery tells
+	Incarnation string // incarnation of the engine, if a source of discovery gives one
 	Key         string // the engine's role and address
 	Process     int
 }
 
-// Processes are those that were seen at an engine's address, numbered from 0. The engine's start time tells of a new one, and
-// a refused connection does, because then no process listens there. A new engine id in its hand-offs may also be that of another
-// engine behind the same address, so that it raises no more than a doubt. A value does not change: a method returns the next one,
-// which is the same pointer if it has learned nothing.
+// Processes are the processes that were seen at an engine's address, numbered from 0. A new start time shows a new
+// process. So does a refused connection, because then no process listens there. A new engine id in hand-offs may also
+// be the id of another engine behind the same address, so it is only a reason for doubt. A value does not change: a
+// method returns the next value, which is the same pointer if nothing was learned.
 type Processes struct {
-	first int    // those before it are gone
-	fates []Fate // of the others; the newest one is known. None: first is the newest
+	first int    // processes with smaller numbers are gone
+	fates []Fate // fates of the processes from first on; the newest is known. Empty: first is the newest
 	since time.Time
-	start float64 // of the newest, in Unix seconds, as its metrics say; 0: not told
+	start float64 // start time of the newest, in Unix seconds, by its metrics; 0: not known
 	line  line
 	names map[string]names // by candidate
 }
 
-// line is how connections to an engine went, and whether the start time is that of the process that they lead to.
+// line is how connections to an engine went, and whether the start time belongs to the process to which they lead.
 type line uint8
 
 const (
-	settled  line = iota // connections are taken by the process whose start time is known
-	refused              // the last one was refused, and the start time of the next process is not known
-	expected             // one was refused or led to another host, and the start time of the process that is there now is not known
-	crossed              // the last one was refused, and the start time was read at the same time
+	settled  line = iota // the process with the known start time accepts connections
+	refused              // the last connection was refused, and the start time of the next process is not known
+	expected             // a connection was refused or led to another host, and the start time of the present process is not known
+	crossed              // the last connection was refused, while the start time was read at the same time
 )
 
 // names are the engine ids in a candidate's hand-offs.
 type names struct {
 	ids     []name // in the order in which they came first
-	several bool   // ids come back: several engines answer there, so that they tell of no restart
+	several bool   // ids come back, so several engines answer there, and ids show no restart
 }
 
 // name is one engine id.
 type name struct {
 	id    string
-	first int     // process that it was seen of
-	last  int     // process that was known to have it
-	start float64 // that was known when it came last
+	first int     // the process of which it was first seen
+	last  int     // the last process that is known to have it
+	start float64 // the start time that was known when it came last
 }
 
-// mostNames bounds the ids that are remembered of one candidate.
+// mostNames bounds how many ids of one candidate are remembered.
 const mostNames = 16
 
-// Signs that another process is there.
+// Signs that there is another process.
 const (
 	signStart   = "its process has another start time"
 	signAddress = "its name has another address"
@@ -93,8 +94,8 @@ func (p *Processes) Fate(process int) Fate {
 	return Known
 }
 
-// Reached takes the outcome of a connection: whether it was refused, and whether the engine's name leads to another address than before.
-// sign says why another process must be there; it is empty if none must.
+// Reached takes the outcome of a connection: whether it was refused, and whether the engine's name leads to another
+// address than before. sign says why there must be another process; it is empty if there need not be one.
 func (p *Processes) Reached(moved, isRefused bool) (next *Processes, sign string) {
 	to := p.line
 	switch {
@@ -121,8 +122,8 @@ func (p *Processes) Reached(moved, isRefused bool) (next *Processes, sign string
 	return next, sign
 }
 
-// Started takes a start time of the process that is there. One that is older than the known one was read before. read: it was read just
-// now, so that the same time as before means that no other process came.
+// Started takes a start time of the present process. A start time that is older than the known one was read earlier,
+// and is ignored. read: it was read just now, so that an unchanged time means that no other process came.
 func (p *Processes) Started(start float64, read bool) (next *Processes, sign string) {
 	to := [...]line{settled, crossed, settled, crossed}[p.line]
 	if start == 0 || start < p.start || start == p.start && (!read || to == p.line) {
@@ -139,8 +140,8 @@ func (p *Processes) Started(start float64, read bool) (next *Processes, sign str
 	return next, sign
 }
 
-// Lives takes a start time that was asked for at a moment and was read just now. The ids that were seen after the same time was read
-// before are those of the process that is there.
+// Lives takes a start time that was asked for at the time asked and was read just now. Engine ids that came while
+// this start time was known are ids of the present process.
 func (p *Processes) Lives(start float64, asked time.Time) (next *Processes, sign string) {
 	next, sign = p.Started(start, true)
 	if start == 0 || start != next.start || !asked.After(next.since) {
@@ -156,8 +157,8 @@ func (p *Processes) Lives(start float64, asked time.Time) (next *Processes, sign
 	return next, sign
 }
 
-// Made takes the engine id of a candidate's hand-off, whose probe was sent when process was the newest. by is the process that made it.
-// sign says why another process may be there; it is empty if none may.
+// Made takes the engine id of a candidate's hand-off, whose probe was sent when process was the newest. by is the
+// process that made the hand-off. sign says why there may be another process; it is empty if there cannot be.
 func (p *Processes) Made(process int, candidate, id string, now time.Time) (next *Processes, by int, sign string) {
 	id = withoutRank(id)
 	n := p.names[candidate]
@@ -169,21 +170,21 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 	x.start = p.start
 	several, full, doubt := n.several, at < 0 && len(n.ids) == mostNames, false
 	switch {
-	case n.several: // it tells nothing
-	case full: // so it is not one process after another
+	case n.several: // the ids show nothing
+	case full: // too many ids, so they are not of one process after another
 		several = true
-	case at < 0 && newest < 0: // the first one that is seen
-	case at < 0: // a process that was not known
+	case at < 0 && newest < 0: // the first id that is seen
+	case at < 0: // the id of a process that was not known
 		if process, doubt = p.Newest(), n.ids[newest].last == p.Newest(); doubt {
 			process++
 		}
 		x.first, x.last = process, process
-	case at == newest: // the newest process, which the probe perhaps met before it was known
+	case at == newest: // the id of the newest process, which the probe may have met before the process was known
 		process = max(process, x.last)
 		x.last = process
-	case process >= n.ids[newest].last: // an older process, asked after a newer one was seen: so it is there still
+	case process >= n.ids[newest].last: // of an older process, asked after a newer one was seen: so the older one is still there
 		several = true
-	default: // an older process, asked before a newer one was seen
+	default: // the id of an older process, and the probe was sent before a newer one was seen
 		return p, process, ""
 	}
 	if several == n.several && (at < 0 && n.several || at >= 0 && x == n.ids[at]) {
@@ -210,8 +211,8 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 	return next, process, sign
 }
 
-// withoutRank is the id of the process that has an engine: vLLM gives the engines of
-// its data parallel ranks one id, and adds _dp and the rank (0.32.0, v1/engine/core.py).
+// withoutRank is the id of the process of an engine: vLLM gives the engines of its data parallel ranks one id, and
+// adds _dp and the rank (0.32.0, v1/engine/core.py).
 func withoutRank(id string) string {
 	base := strings.TrimRight(id, "0123456789")
 	if before, ok := strings.CutSuffix(base, "_dp"); ok && base != id {
@@ -220,7 +221,7 @@ func withoutRank(id string) string {
 	return id
 }
 
-// replaced adds a process: those before it are gone, but for the last of them where that is only a doubt.
+// replaced adds a process. The processes before it are gone; if doubt is true, the last of them is only doubted.
 func (p *Processes) replaced(doubt bool) {
 	next := p.Newest() + 1
 	p.first, p.fates = next, []Fate{Known}
@@ -229,14 +230,14 @@ func (p *Processes) replaced(doubt bool) {
 	}
 }
 
-// emptied is after a process has lost what it held, as one that has started anew has.
+// emptied returns the state after a process has lost what it held, which counts like a restart.
 func (p *Processes) emptied() *Processes {
 	next := new(*p)
 	next.replaced(false)
 	return next
 }
 
-// doubt adds a process of which only the engine id of a hand-off is a sign.
+// doubt adds a process that is known only from the engine id of a hand-off.
 func (p *Processes) doubt(now time.Time) {
 	fates := make([]Fate, max(1, len(p.fates))+1)
 	for i := range fates[:len(fates)-1] {
@@ -245,7 +246,7 @@ func (p *Processes) doubt(now time.Time) {
 	p.fates, p.since = fates, now
 }
 
-// livesSince ends the doubt about the processes from that one on.
+// livesSince ends the doubt about a process and those after it.
 func (p *Processes) livesSince(process int) *Processes {
 	from := max(0, process-p.first)
 	if from >= len(p.fates) || !slices.Contains(p.fates[from:], Doubted) {

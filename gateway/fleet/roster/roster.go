@@ -1,6 +1,6 @@
-// Package roster is the fleet as a value: which engines, ranks and models there are, and which of them take requests. It has no
-// clock, no lock and no log. The runner beside it, gateway/fleet, applies an Event for each thing that happens, then a Tick, and
-// publishes what Derive returns.
+// Package roster is the fleet as a value: which engines, ranks and models there are, and which of them take requests.
+// It has no clock, no lock and no log. The runner in gateway/fleet applies an Event for each thing that happens, then
+// a Tick, and publishes what Derive returns.
 package roster
 
 import (
@@ -14,50 +14,52 @@ import (
 	"evenkeel/prefill"
 )
 
-// A Roster is the engines: who they are, which models and ranks they have, whether they are up. Identities outlive health: a rank that
-// comes back finds its load. Events change it, and after a Tick Derive returns what follows.
+// A Roster has the engines: their identities, models and ranks, and whether they are up. Identities outlive health: a
+// rank that comes back finds its load. Events change the roster, and after a Tick Derive returns the picture that
+// follows.
 type Roster struct {
 	terms   Terms
 	owners  Owners
 	engines map[string]*Engine   // by role and host:port
-	order   []string             // as configured, then as added
-	stops   map[string]*Stop     // engines and ranks that drain, by role and id
+	order   []string             // keys in the order of the config, then of arrival
+	stops   map[string]*Stop     // drains of engines and ranks, by role and id
 	pauses  map[string]*Pause    // by group
-	broken  map[string]bool      // groups of ranks that prefill and decode of which an engine is down
-	hosts   map[string]trust     // from which a prefiller's KV may be pulled
-	ids     map[string]int32     // role and rank name → worker id, never reused: engines of two roles may share an address
-	numbers int32                // given out
-	bygone  map[string]bygone    // ids of ranks whose engine may come back, by incarnation and name
-	left    map[int32]leftRank   // ranks of engines that are gone for a while: assignments may be on their way
-	dead    map[string]time.Time // incarnations that will not come back, until when a hand-off of theirs may turn up
-	added   int                  // engines that ever were
+	broken  map[string]bool      // groups of ranks that prefill and decode in which an engine is down
+	hosts   map[string]trust     // hosts from which a prefiller's KV may be pulled
+	ids     map[string]int32     // worker id by a rank's role and name (two roles may share an address); never reused
+	numbers int32                // how many worker ids were given out
+	bygone  map[string]bygone    // worker ids of ranks whose engine may come back, by incarnation and name
+	left    map[int32]leftRank   // ranks of engines that left a short time ago, because assignments may still name them
+	dead    map[string]time.Time // incarnations that will not come back, with the time until which a hand-off of theirs may turn up
+	added   int                  // how many engines there have been
 }
 
-// Terms are the settings that the roster goes by.
+// Terms are the settings on which the roster depends.
 type Terms struct {
-	Region       string // ours
+	Region       string // our own region
 	Started      time.Time
 	SlowStart    time.Duration
 	ProbeTimeout time.Duration
 	KVEvents     prefill.KVEventsConfig
 	Beyond       int    // see board.Worker
-	Prefer       string // which kind of engines, where a model has both
+	Prefer       string // which kind of engine is preferred if a model has both
 }
 
 // Owners says which proxy may admit requests to scopes of engines.
 type Owners struct {
-	Kind   owner.Kind       // of scopes; empty: this proxy is alone
+	Kind   owner.Kind       // kind of the scopes; empty: this proxy is alone
 	Scopes map[string]Owned // by name
-	Rooms  map[string]Room  // of ranks where another proxy's requests may run, by name
+	Rooms  map[string]Room  // room on ranks where requests of another proxy may run, by the rank's name
 }
 
-// Room is what a rank has for us: of its slots as many as may be used, 0 being all, and the KV tokens of others' requests.
+// Room is what this proxy may use of a rank: Limit of its slots, 0 being all. Others is the KV tokens of other
+// proxies' requests there.
 type Room struct {
 	Limit  int
 	Others int64
 }
 
-// Owned is a region or a decode group.
+// Owned is a region or a decode group with its owner.
 type Owned struct {
 	Admits bool
 	Fence  *owner.Scope `json:"-"`
@@ -65,7 +67,7 @@ type Owned struct {
 
 func (o *Owners) admits(scope string) bool { return o.Kind == "" || o.Scopes[scope].Admits }
 
-// Place is where a call to an engine runs: the monitor's id, and the rank or -1.
+// Place is where a call to an engine runs: the engine's key, and the rank, -1 if it names none.
 type Place struct {
 	Instance string
 	Rank     int
@@ -73,28 +75,28 @@ type Place struct {
 
 // Stop is a drain: an engine, or one rank of it, that gets no new work.
 type Stop struct {
-	Role, ID string // host:port, of a rank with /rank behind it
-	At       Place  // rank -1: all of the engine
+	Role, ID string // host:port; for a rank, with /rank behind it
+	At       Place  // rank -1: the whole engine
 	Since    time.Time
-	Deadline time.Time // zero: what runs may take any time
-	Passed   bool      // the deadline has; what comes late goes on elsewhere at once
+	Deadline time.Time // zero: requests that run may take any time
+	Passed   bool      // the deadline has passed; requests that come later go on elsewhere at once
 }
 
 // Key is the role and the id.
 func (s *Stop) Key() string { return s.Role + " " + s.ID }
 
-// Covers says whether a call at a place runs on what drains.
+// Covers says whether a call at a place runs on the engine or rank that drains.
 func (s *Stop) Covers(at Place) bool {
 	return s.At.Instance == at.Instance && (s.At.Rank < 0 || s.At.Rank == max(0, at.Rank))
 }
 
 // trust is why a hand-off may point decode engines at a host.
 type trust struct {
-	by    int       // prefill engines that stand for it
-	until time.Time // and after the last of them
+	by    int       // number of prefill engines with this host
+	until time.Time // after the last of these has left, the host is trusted until then
 }
 
-// bygone is a rank's number that waits for its engine.
+// bygone is the worker id of a rank whose engine may come back.
 type bygone struct {
 	id int32
 	at time.Time
@@ -107,8 +109,8 @@ type leftRank struct {
 	at   time.Time
 }
 
-// rankMemory is how long a rank is known after its engine: far longer than an
-// assignment takes to become a call. Calls hold the rank themselves.
+// rankMemory is how long a rank is remembered after its engine has left: far longer than an assignment takes to
+// become a call. Calls hold the rank themselves.
 const rankMemory = 10 * time.Minute
 
 // New returns a roster without engines.
@@ -119,7 +121,7 @@ func New() *Roster {
 	}
 }
 
-// put takes an engine in, in the place of the one it was before.
+// put takes an engine in. It replaces the engine with the same key, if there is one.
 func (r *Roster) put(e *Engine, now time.Time) {
 	for _, h := range e.trusted() {
 		t := r.hosts[h]
@@ -133,11 +135,11 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		e.Status, e.standing, e.number = old.Status, old.standing, old.number
 		e.board, e.lists, e.named = old.board, old.lists, old.named
 		e.processes, e.gaveBack = old.processes, old.gaveBack
-		if e.Found == (Found{}) && !e.Own { // an operator describes it anew
+		if e.Found == (Found{}) && !e.Own { // an operator describes the engine anew
 			e.Found = old.Found
 		}
 		r.distrust(old, false, now)
-		r.leave(old, now) // it may have had more ranks
+		r.leave(old, now) // the engine may have had more ranks before
 		r.fitDrains(e)
 	} else {
 		r.added++
@@ -145,13 +147,14 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	}
 	r.engines[e.Key()] = e
 	if e.Decodes() {
-		for _, rank := range e.Ranks() { // numbered as configured, whoever comes up first
+		for _, rank := range e.Ranks() { // numbered in the order of the config, not in that in which they come up
 			delete(r.left, r.numberOf(e, rank))
 		}
 	}
 }
 
-// fitDrains has the drains of an engine's ranks fit the ranks that it has now: the only rank is the engine itself.
+// fitDrains changes the drains of an engine's ranks to fit the ranks that it has now: a drain of the only rank
+// becomes a drain of the engine.
 func (r *Roster) fitDrains(e *Engine) {
 	ranks := len(e.Ranks())
 	for key, s := range r.stops {
@@ -166,13 +169,12 @@ func (r *Roster) fitDrains(e *Engine) {
 	}
 }
 
-// An engine is who answers at its host:port, and a process that comes back there
-// is the same engine: its ranks keep their numbers and find their load. Only a
-// source that knows better, as Kubernetes does, tells two engines apart that had
-// one address after the other: by their incarnation. Then nothing of the first is
-// the second's, least of all its KV.
+// An engine is identified by its host:port, and a process that comes back there is the same engine: its ranks keep
+// their numbers and find their load. Only a source that knows more, as Kubernetes does, can tell two engines apart
+// that had one address one after the other: by their incarnation. Then nothing of the first belongs to the second,
+// and above all not its KV.
 
-// drop takes an engine out; its requests finish. dead: there is no such engine any more, and no KV of it.
+// drop takes an engine out; its requests finish. dead: the engine does not exist any more, and neither does its KV.
 func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	delete(r.engines, e.Key())
 	r.order = slices.DeleteFunc(r.order, func(key string) bool { return key == e.Key() })
@@ -193,7 +195,7 @@ func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	maps.DeleteFunc(r.dead, func(_ string, until time.Time) bool { return now.After(until) })
 }
 
-// leave keeps the ranks of an engine for the assignments that are on their way.
+// leave keeps the ranks of an engine for assignments that still name them.
 func (r *Roster) leave(e *Engine, now time.Time) {
 	for _, rank := range e.Ranks() {
 		if id, ok := r.ids[e.nameOf(rank)]; ok {
@@ -202,7 +204,7 @@ func (r *Roster) leave(e *Engine, now time.Time) {
 	}
 }
 
-// numberOf is a rank's identity on the board.
+// numberOf is a rank's worker id on the board.
 func (r *Roster) numberOf(e *Engine, rank int) int32 {
 	name := e.nameOf(rank)
 	id, ok := r.ids[name]
@@ -222,7 +224,7 @@ func (r *Roster) numberOf(e *Engine, rank int) int32 {
 // nameOf is a rank's role and name.
 func (e *Engine) nameOf(rank int) string { return e.Role + " " + e.At(rank).ID }
 
-// trusted are the hosts from which decode engines may pull because of an engine.
+// trusted are the hosts from which decode engines may pull KV because of an engine.
 func (e *Engine) trusted() []string {
 	if e.Decodes() {
 		return nil
@@ -230,8 +232,8 @@ func (e *Engine) trusted() []string {
 	return e.Hosts
 }
 
-// distrust forgets the hosts that only this engine stood for: at once where the
-// engine is known to be no more, else once its last probe can have answered.
+// distrust forgets the hosts that only this engine had: at once if the engine does not exist any more, else once its
+// last probe must have been answered.
 func (r *Roster) distrust(e *Engine, dead bool, now time.Time) {
 	for _, h := range e.trusted() {
 		t := r.hosts[h]
@@ -252,19 +254,19 @@ func (r *Roster) scopeOf(e *Engine, kind owner.Kind) string {
 	return cmp.Or(e.Conf.Region, r.terms.Region)
 }
 
-// Scopes calls f with the scope of each engine, and with the engine. kind is what scopes there are.
+// Scopes calls f with the scope of each engine, and with the engine. kind is the kind of the scopes.
 func (r *Roster) Scopes(kind owner.Kind, f func(scope string, e *Engine)) {
 	for _, e := range r.engines {
 		f(r.scopeOf(e, kind), e)
 	}
 }
 
-// stopped says whether each rank of an engine drains by itself.
+// stopped says whether every rank of an engine drains, each by a drain of its own.
 func (r *Roster) stopped(e *Engine) bool {
 	return len(r.stops) > 0 && !slices.ContainsFunc(e.Ranks(), func(rank int) bool { return rank < 0 || r.stops[e.rankKey(rank)] == nil })
 }
 
-// resume forgets the drains that are meant.
+// resume forgets the drains for which meant is true.
 func (r *Roster) resume(meant func(*Stop) bool) {
 	for key, s := range r.stops {
 		if meant(s) {
@@ -273,8 +275,8 @@ func (r *Roster) resume(meant func(*Stop) bool) {
 	}
 }
 
-// abandon forgets the drains of an engine that is gone, but for those whose
-// deadline will end what still runs there.
+// abandon forgets the drains of an engine that is gone. It keeps drains whose deadline will end requests that still
+// run there.
 func (r *Roster) abandon(key string) {
 	r.resume(func(s *Stop) bool { return s.At.Instance == key && (s.Deadline.IsZero() || s.Passed) })
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// RankState is whether a rank takes requests, and if not, the one reason that counts. An engine has a state, too: what holds for all of
-// its ranks, whoever admits to their group.
+// RankState says whether a rank takes requests, and if not, the one reason that counts. An engine has a state, too:
+// the state that holds for all of its ranks, whichever proxy admits to their group.
 type RankState uint8
 
 // States. Where several reasons hold, the one further down in this list counts, but no reason of a single rank or of its group counts
@@ -28,21 +28,21 @@ type RankState uint8
 //	this proxy admits      Unowned -> any but Draining, Odd, Down         the same
 const (
 	Absent   RankState = iota // its engine is not there any more
-	Late                      // its engine's answers do not come just now, and requests wait for it
+	Late                      // its engine's answers do not come just now; requests wait for it
 	Out                       // its engine answers, but requests failed there, and other engines serve its model
 	Starting                  // its engine has not named its models yet
 	Up                        // it takes requests
 	Paused                    // requests failed there, and whether that is its engine's fault is open; another engine serves meanwhile
-	Halted                    // it is paused, or its group re-forms or waits for its recovery, and requests wait for it
-	Unowned                   // another proxy admits to it
+	Halted                    // it is paused, or its group re-forms or waits for its recovery; requests wait for it
+	Unowned                   // another proxy admits to it, as its owner
 	Broken                    // an engine of its group is down, and its ranks step together
-	Lost                      // it is out of its group, as its engine says
-	Draining                  // an operator or a source of discovery wants it to get nothing new
+	Lost                      // it is out of its group, by its engine's own answer
+	Draining                  // an operator or a source of discovery stopped new requests to it
 	Odd                       // its engine has another connector than the others of its model
 	Down                      // its engine does not answer
 )
 
-// states has a state's name, and why a rank in it takes nothing.
+// states has the name of each state, and why a rank in it takes no requests.
 var states = [...]struct{ name, why string }{
 	Absent:   {"absent", "its engine is not there any more"},
 	Late:     {"late", "its engine's answers do not come just now, and requests wait for it"},
@@ -61,31 +61,32 @@ var states = [...]struct{ name, why string }{
 
 func (s RankState) String() string { return states[s].name }
 
-// Why says why a rank in that state takes nothing; empty: it does.
+// Why says why a rank in that state takes no requests; empty: it takes them.
 func (s RankState) Why() string { return states[s].why }
 
-// in says whether it is one of these.
+// in says whether the state is one of these.
 func (s RankState) in(all ...RankState) bool { return slices.Contains(all, s) }
 
-// serves says whether an engine in that state is in service, if perhaps for nothing new at this moment.
+// serves says whether an engine in that state is in service, although it may get no new requests at this moment.
 func (s RankState) serves() bool { return s.in(Starting, Up, Paused, Halted) }
 
 // awaited says whether requests wait for a rank in that state.
 func (s RankState) awaited() bool { return s.in(Late, Halted) }
 
-// standing is an engine's place in the service. What runs on it and what is charged for that depends on none of it.
+// standing is an engine's place in the service. Requests that run on it, and what is charged for them, do not depend
+// on it.
 type standing struct {
-	healthy RankState // as its answers say
-	kept    RankState // Draining or Unowned, if something else keeps new work from it; else Up
-	state   RankState // with that
-	served  bool      // it was in service once
-	start   float64   // of the process that serves
-	fresh   time.Time // when it came into service, while its share grows; else zero
-	share   float64   // of its slots that may be used now; below 1 while it is fresh
-	odd     string    // why it cannot serve beside the others of its model; empty: it can
+	healthy RankState // its state by its answers
+	kept    RankState // Draining or Unowned if one of these keeps new requests from it; else Up
+	state   RankState // the state that follows from both
+	served  bool      // it was in service before
+	start   float64   // start time of the process that serves
+	fresh   time.Time // when it came into service, while its share grows; zero: its share does not grow
+	share   float64   // share of its slots that may be used now; below 1 while it is fresh
+	odd     string    // why it cannot serve beside the other engines of its model; empty: it can
 }
 
-// limit is how much of n the engine gets now; 0: all.
+// limit is how many of n the engine may use now; 0: all.
 func (s *standing) limit(n int) int {
 	if s.share >= 1 {
 		return 0
@@ -93,13 +94,13 @@ func (s *standing) limit(n int) int {
 	return max(1, int(math.Ceil(s.share*float64(n))))
 }
 
-// shareAt is the share of an engine that is in service for so long.
+// shareAt is the share of an engine that has been in service for a time of age.
 func shareAt(age, slow time.Duration) float64 {
 	return min(1, firstShare+(1-firstShare)*max(0, age.Seconds())/slow.Seconds())
 }
 
 const (
-	firstShare = 0.1 // of its slots an engine gets at once
-	slowSteps  = 30  // of a slow start
-	slowProbes = 8   // unanswered probes a prefill engine may have at the end of one
+	firstShare = 0.1 // the share of its slots that an engine gets at once
+	slowSteps  = 30  // steps of a slow start
+	slowProbes = 8   // unanswered probes that a prefill engine may have at the end of a slow start
 )

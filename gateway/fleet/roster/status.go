@@ -11,7 +11,7 @@ import (
 	"evenkeel/engine"
 )
 
-// mostWhy is how many engines are named that take no requests.
+// mostWhy is how many engines that take no requests are named.
 const mostWhy = 8
 
 // EngineStatus is what is known of one engine.
@@ -21,12 +21,12 @@ type EngineStatus struct {
 	URL      string        `json:"url"`
 	Group    string        `json:"group,omitempty"`
 	Profile  string        `json:"profile"`
-	Up       bool          `json:"up"`    // answers its health check
+	Up       bool          `json:"up"`    // it answers its health check
 	State    string        `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (it is paused, or its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
 	Share    float64       `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
 	Draining bool          `json:"draining"`
-	Source   string        `json:"source,omitempty"` // that discovered it
-	Away     string        `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
+	Source   string        `json:"source,omitempty"` // the source that discovered it
+	Away     string        `json:"away,omitempty"`   // why it gets no new work, by its source: not ready, leaving
 	Since    time.Time     `json:"since"`
 	Error    string        `json:"error,omitempty"`
 	Paused   bool          `json:"paused,omitempty"` // by POST /admin/fleet/call; error says since when
@@ -38,7 +38,7 @@ type EngineStatus struct {
 	Slots    int           `json:"slots,omitempty"` // per rank
 }
 
-// Statuses tells how every engine is.
+// Statuses returns the status of every engine.
 func (p *Published) Statuses() []EngineStatus {
 	list := make([]EngineStatus, 0, len(p.order))
 	for _, e := range p.order {
@@ -62,13 +62,13 @@ func (p *Published) Statuses() []EngineStatus {
 	return list
 }
 
-// why is the reason of an engine's state, as far as there is more to say than the state; empty: there is not.
+// why is the reason of an engine's state, if there is more to say than the state; empty: there is not.
 func (e *Engine) why() string {
 	if e.odd != "" && e.Status.Up {
 		return e.odd
 	}
 	why := cmp.Or(e.Status.Halt, e.Status.Out, e.Status.Accused, e.Status.LostRanks(), e.Status.Err)
-	if !e.Status.Up || e.Status.Hangs { // that it cannot be reached says more than what failed because of it
+	if !e.Status.Up || e.Status.Hangs { // that it cannot be reached says more than the failures that follow from that
 		why = cmp.Or(e.Status.Err, why)
 	}
 	if why == nil {
@@ -77,7 +77,7 @@ func (e *Engine) why() string {
 	return why.Error()
 }
 
-// Missing are the engines that take no requests, each with its reason.
+// Missing lists the engines that take no requests, each with its reason.
 func (p *Published) Missing() []string {
 	var all []string
 	for _, e := range p.order {
@@ -99,7 +99,7 @@ func (p *Published) Missing() []string {
 	return all
 }
 
-// Lack names the states of the engines of one side that list a model, or where none does, of all of that side.
+// Lack names the states of the engines of one side that list a model; if none lists it, of all engines of that side.
 func (p *Published) Lack(model string, decodes bool) string {
 	listed, all := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Text writes the lists that are published, a line for each prefill candidate, rank that decodes, local rank and model.
+// Text writes the published lists, with a line for each prefill candidate, rank that decodes, local rank and model.
 func (p *Published) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]

@@ -14,7 +14,8 @@ import (
 	"evenkeel/gateway/owner"
 )
 
-// Tick comes after the events of a moment, and whenever Next is over. It decides in which state each engine is.
+// Tick must be applied after the events of a moment, and whenever the time of Next is over. It decides the state of
+// each engine.
 type Tick struct{}
 
 func (Tick) apply(r *Roster, a *applying) {
@@ -39,7 +40,7 @@ func (Tick) apply(r *Roster, a *applying) {
 	maps.DeleteFunc(r.left, func(_ int32, l leftRank) bool { return a.now.Sub(l.at) > rankMemory })
 }
 
-// Next is how long it is until a drain's deadline or the next step of a slow start; 0: there is none.
+// Next is the time until a drain's deadline or the next step of a slow start; 0: there is none.
 func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	for _, e := range r.engines {
 		if e.share < 1 && !e.fresh.IsZero() {
@@ -56,7 +57,8 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// locate keeps where an engine stands, and what it lists. Engines that list the same share the value.
+// locate stores the region, scope and board of an engine, and the models that it lists. Engines that list the same
+// models share the value.
 func (r *Roster) locate(e *Engine) {
 	e.abroad, e.Scope = e.Conf.Region, r.scopeOf(e, r.owners.Kind)
 	if e.abroad == r.terms.Region {
@@ -85,10 +87,9 @@ func (r *Roster) locate(e *Engine) {
 	}
 }
 
-// refuseOdd finds engines whose connector is another one than that of the other engines of
-// their model: no KV could get from one to the other, or the decode rank would be chosen too
-// late. Those that serve already say which connector a model has, and after them the first
-// that is up.
+// refuseOdd finds engines whose connector differs from that of the other engines of their model: no KV could get from
+// one to the other, or the decode rank would be chosen too late. The connector of a model is that of an engine that
+// serves already, else that of the first engine that is up.
 func (r *Roster) refuseOdd(a *applying) {
 	first := map[string]*Engine{} // by board
 	find := func(is func(*Engine) bool) {
@@ -115,9 +116,9 @@ func (r *Roster) refuseOdd(a *applying) {
 	}
 }
 
-// appraise decides for every engine in which state it is and how many requests it takes.
+// appraise decides the state of every engine, and the share of its slots that it may use.
 func (r *Roster) appraise(a *applying) {
-	others := map[string]int{} // engines in full service by role and model
+	others := map[string]int{} // engines in full service, by role and model
 	for _, e := range r.engines {
 		if e.odd == "" && e.Status.Up && e.Status.Out == nil && e.Status.Accused == nil && !e.Status.Halted() && len(e.Status.Models) > 0 {
 			others[e.kind()]++
@@ -152,8 +153,8 @@ func (r *Roster) appraise(a *applying) {
 	}
 }
 
-// relieved says whether another engine carries the load meanwhile: without one
-// a slow start would only be slow.
+// relieved says whether another engine can carry the load meanwhile. Without one, a slow start would only make
+// requests wait.
 func (r *Roster) relieved(e *Engine) bool {
 	for _, o := range r.engines {
 		if o != e && o.kind() == e.kind() && o.healthy.serves() && o.fresh.IsZero() {
@@ -163,13 +164,14 @@ func (r *Roster) relieved(e *Engine) bool {
 	return false
 }
 
-// breakGroups finds the groups of which an engine has served and is down now. The other engines of such a group say that
-// they are well, and their ranks wait in vain for its ranks. They do not wait for one that was taken out of the group.
+// breakGroups finds the groups in which an engine has served and is down now. The other engines of such a group
+// report that they are well, but their ranks wait in vain for the ranks of the engine that is down. They do not wait
+// for an engine that was taken out of the group.
 func (r *Roster) breakGroups(a *applying) {
 	now := map[string]bool{}
 	for _, k := range r.order {
 		e := r.engines[k]
-		if errors.Is(e.Status.Err, engine.ErrRetired) { // nobody waits for it, even once its process has ended
+		if errors.Is(e.Status.Err, engine.ErrRetired) { // the other ranks do not wait for it, even once its process has ended
 			e.served = false
 		}
 		group := e.together()
@@ -183,11 +185,12 @@ func (r *Roster) breakGroups(a *applying) {
 	r.broken = now
 }
 
-// health is the state of an engine as far as it follows from its answers. others is how many other engines are in full service for its
-// model and role.
+// health is the state of an engine as far as it follows from its answers. others is how many engines are in full
+// service for its model and role.
 //
-// An engine that is out only because requests failed there stays where no other serves its model: a request that may fail beats one
-// that must, and the canary will tell which it is. One that is halted is in service, and gets nothing until it goes on.
+// An engine that is out only because requests failed there stays in service if no other engine serves its model: a
+// request that may fail is better than one that must, and the canary will show which it is. A halted engine is in
+// service, and gets nothing until it goes on.
 func (e *Engine) health(others int) RankState {
 	s := &e.Status
 	switch {
@@ -209,7 +212,8 @@ func (e *Engine) health(others int) RankState {
 	return Up
 }
 
-// keptFrom says what but its health keeps new work from an engine: Draining, Unowned, or Up if nothing does.
+// keptFrom is what, other than its health, keeps new requests from an engine: Draining or Unowned; Up if nothing
+// does.
 func (r *Roster) keptFrom(e *Engine) RankState {
 	switch {
 	case e.Away != "" || r.stops[e.Key()] != nil || r.stopped(e):
@@ -220,7 +224,7 @@ func (r *Roster) keptFrom(e *Engine) RankState {
 	return Up
 }
 
-// stateOfRank is the state of one rank of an engine, -1 being its only one.
+// stateOfRank is the state of one rank of an engine; -1 is its only rank.
 func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
 	switch {
 	case !e.state.serves() && e.state != Late:

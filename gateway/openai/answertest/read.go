@@ -1,4 +1,4 @@
-// Package answertest reads answers of the APIs beside chats and completions as clients do, for the tests of other packages.
+// Package answertest reads answers of /v1/messages and /v1/responses as clients do, for the tests of other packages.
 package answertest
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Spent is what an answer of Anthropic's API cost.
+// Spent is the usage of an answer of Anthropic's API, in tokens.
 type Spent struct {
 	Input  int `json:"input_tokens"`
 	Output int `json:"output_tokens"`
@@ -26,13 +26,13 @@ type Message struct {
 		Type, Text, Thinking, Name, ID string
 		Input                          json.RawMessage
 	}
-	First Spent    `json:"-"` // of message_start
-	Args  string   `json:"-"` // of tools
+	First Spent    `json:"-"` // the usage in message_start
+	Args  string   `json:"-"` // the arguments of all tool calls
 	Kinds []string `json:"-"`
 	Fail  string   `json:"-"` // type of its error event
 }
 
-// Text is all of its text.
+// Text joins the text of all blocks.
 func (m Message) Text() (text string) {
 	for _, block := range m.Content {
 		text += block.Text
@@ -58,7 +58,7 @@ func blocks(t *testing.T, body string) (all []string) {
 	return all
 }
 
-// ReadMessage reads a stream, and holds it to what Anthropic's clients rest on.
+// ReadMessage reads a stream, and checks what Anthropic's clients rely on.
 func ReadMessage(t *testing.T, body string) (got Message) {
 	t.Helper()
 	for _, block := range blocks(t, body) {
@@ -131,7 +131,7 @@ func Refused(t *testing.T, body string) (kind, says string) {
 	return got.Error.Type, got.Error.Message
 }
 
-// Response is what came of a stream of /v1/responses.
+// Response is the sum of the events of a stream of /v1/responses.
 type Response struct {
 	Text, Args string
 	Kinds      []string
@@ -154,7 +154,7 @@ type Response struct {
 	Fail string // code of its error event
 }
 
-// ReadResponse reads a stream, and holds it to what clients rest on.
+// ReadResponse reads a stream, and checks what clients rely on.
 func ReadResponse(t *testing.T, body string) (got Response) {
 	t.Helper()
 	for _, block := range blocks(t, body) {
