@@ -25,7 +25,9 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 		case "do_remote_decode":
 			decode = string(v) == "true"
 		case "remote_num_tokens":
-			tokens, _ = strconv.Atoi(string(v)) // not a number: 0, which is refused below; too large: the largest int
+			if tokens, err = strconv.Atoi(string(v)); err != nil {
+				tokens = 0 // which is refused below
+			}
 		}
 	}
 	if string(h.doPrefill) == "true" || !decode || tokens <= 0 || h.requestID == nil {
