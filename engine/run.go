@@ -183,7 +183,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	odd := err
 	if err == nil {
 		w.countExpired(s)
-		w.feel(s, began)
+		w.crossCheck(s, began)
 	}
 	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
 		full, f.start, f.version = true, s.StartTime, ""

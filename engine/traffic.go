@@ -166,13 +166,13 @@ func vitalsOf(s *Sample, rank int) vitals {
 
 // scrapes is what the scrapes of an instance showed; only run's goroutine uses it.
 type scrapes struct {
-	at     time.Time // when the last scrape began
-	ranks  map[int]vitals
-	last   vitals
-	busy   bool // streams of ours ran at the last scrape
-	alike  int  // scrapes in a row that did not differ from the one before while our streams ran
-	frozen bool
-	over   bool
+	at        time.Time // when the last scrape began
+	ranks     map[int]vitals
+	last      vitals
+	busy      bool // streams of ours ran at the last scrape
+	unchanged int  // scrapes in a row that did not differ from the one before while our streams ran
+	frozen    bool
+	overfull  bool
 
 	pulls pulls
 

@@ -26,14 +26,14 @@ func (l *Lag) Ended(bound, first, last uint32) {
 	if !told(bound, first) {
 		return
 	}
-	steps, stay := int32(first-bound-1), float64(last-first)+1 // the lag is 0 if the next step brought its first token
+	lag, stay := int32(first-bound-1), float64(last-first)+1 // the lag is 0 if the next step brought its first token
 	if l.seen == 0 {
 		l.stay = stay
 	}
 	if l.seen%stretch == 0 {
-		l.least, l.latest = l.latest, steps
+		l.least, l.latest = l.latest, lag // the minimum of a stretch that is over, and of the next one
 	}
-	l.latest = min(l.latest, steps)
+	l.latest = min(l.latest, lag)
 	l.stay += stayWeight * (stay - l.stay)
 	l.seen++
 }

@@ -112,7 +112,7 @@ func (e *Engines) pull(r *Rank, step int64) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Pulled {
-			if !r.fits(int64(l.Prompt)) || r.Runs > 0 && l.Since > step {
+			if late := r.Runs > 0 && l.Since > step; late || !r.fits(int64(l.Prompt)) { // a rank that runs takes in what came before the step
 				return
 			}
 			l.Pulled, l.Ready = true, e.Now

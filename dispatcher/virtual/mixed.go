@@ -86,7 +86,7 @@ func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never {
 		return
 	}
-	begins := g.begins()
+	begins := g.mayBegin()
 	some := false
 	g.Prefilling, g.Does = 0, g.Does[:0]
 	for i := range g.Ranks {
@@ -112,22 +112,22 @@ func (g *Mixed) aligned(r *MixedRank) bool {
 	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.behind || !r.decodes()
 }
 
-// begins says whether ranks may begin new prompts in this step; prompts that were begun go on. While only some ranks have a prompt to
+// mayBegin says whether ranks may begin new prompts in this step; prompts that were begun go on. While only some ranks have a prompt to
 // compute and a rank decodes, it holds prompts back for at most Delay-1 steps in a row. It counts these steps, so it is called once a step.
-func (g *Mixed) begins() bool {
+func (g *Mixed) mayBegin() bool {
 	if g.Delay == 0 {
 		return true
 	}
-	can := 0
+	ready := 0
 	for i := range g.Ranks {
 		if g.wanting(i) {
-			can++
+			ready++
 		}
 	}
-	if can == 0 {
+	if ready == 0 {
 		return true
 	}
-	if can < len(g.Ranks) && g.held < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+	if ready < len(g.Ranks) && g.held < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
 		g.held++
 		return false
 	}

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"evenkeel/internal/namedargs"
 )
@@ -31,8 +32,19 @@ func Names() []string {
 	return names
 }
 
+// insteadOf says what to write in place of a policy that serves no requests; empty: the policy serves requests, or is none.
+func insteadOf(name string) string {
+	if i := slices.IndexFunc(forms, func(f form) bool { return f.name == name }); i >= 0 {
+		return forms[i].instead
+	}
+	return ""
+}
+
 // Parse makes the policy that a user named, built-in or of the library, from `name` or `name:key=value`.
 func (l *Library) Parse(text string) (*Policy, error) {
+	if name, _, _ := strings.Cut(text, ":"); l != nil && l.Serves && insteadOf(name) != "" {
+		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, insteadOf(name))
+	}
 	name, set, err := namedargs.Parse(text, l.Names())
 	if err != nil {
 		return nil, err
@@ -44,9 +56,6 @@ func (l *Library) Parse(text string) (*Policy, error) {
 		return u.build(), nil
 	}
 	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })]
-	if l != nil && l.Serves && f.instead != "" {
-		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, f.instead)
-	}
 	p := &Policy{name: f.name, ties: f.ties, score: f.score, param: f.value, rounds: f.rounds, loadBlind: f.loadBlind}
 	if err := namedargs.Apply(name, f.takes, &p.param, set...); err != nil {
 		return nil, err

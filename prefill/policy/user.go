@@ -84,12 +84,13 @@ func NewLibrary(definitions map[string]Definition) (*Library, error) {
 	return l, nil
 }
 
-// Names lists the built-in policies and then the user's.
+// Names lists the built-in policies, of a proxy those that serve requests, and then the user's.
 func (l *Library) Names() []string {
 	if l == nil {
 		return Names()
 	}
-	return append(Names(), slices.Sorted(maps.Keys(l.users))...)
+	builtin := slices.DeleteFunc(Names(), func(name string) bool { return l.Serves && insteadOf(name) != "" })
+	return append(builtin, slices.Sorted(maps.Keys(l.users))...)
 }
 
 func (l *Library) user(name string) *user {
