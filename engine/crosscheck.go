@@ -45,9 +45,9 @@ func checkFrozen(w *watch, s *Sample) {
 	if !frozen {
 		return
 	}
-	w.m.cfg.Log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell whether "+
-		"it computes", zap.String("engine", w.in.ID))
-	if w.suspect.circuit.In() { // requests go there
+	w.m.cfg.Log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell "+
+		"whether it computes", zap.String("engine", w.in.ID))
+	if w.suspect.circuit.In() { // one that is out of service is tried anyway
 		w.suspect.doubted = true
 		w.judged()
 	}
@@ -68,8 +68,8 @@ func checkOverfull(w *watch, s *Sample) {
 	}
 	w.m.metrics.over.WithLabelValues(w.in.ID).Set(excess)
 	if excess > 0 && !p.overfull {
-		w.m.cfg.Log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the engine",
-			zap.String("engine", w.in.ID), zap.Int("slots", p.slots), zap.Float64("running", running))
+		w.m.cfg.Log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the "+
+			"engine", zap.String("engine", w.in.ID), zap.Int("slots", p.slots), zap.Float64("running", running))
 	}
 	p.overfull = excess > 0
 }

@@ -38,7 +38,7 @@ func (n *Node) stopProbing(p *peer) {
 	}
 }
 
-// ended closes the link of a prober that has ended.
+// ended is the last act of a peer's prober: Close waits for all of them.
 func (n *Node) ended(p *peer) {
 	p.link.Close()
 	n.running.Done()

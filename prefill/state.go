@@ -19,8 +19,8 @@ import (
 // gates and circuits, and the requests that wait for one. All of it is behind
 // one lock, which is held for a decision but never for I/O.
 //
-// What is known are values without a clock and a lock (queue, ledger, cache, fit,
-// steer). On top of them chooser decides about one request, and arrivals about all
+// What the tier knows is kept in plain values that have neither a clock nor a lock: queue, ledger, cache, fit and
+// steer. On top of them chooser decides about one request, and arrivals about all
 // that wait.
 type Tier struct {
 	changed chan struct{} // wakes Run when the candidates or the settings have changed

@@ -113,7 +113,7 @@ type Config struct {
 
 	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
 	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline
-	Predictor   PredictorConfig `yaml:"-"` // predicts output lengths; zero: the predictors that policies ask for, learned from nothing
+	Predictor   PredictorConfig `yaml:"-"` // predicts output lengths; zero: the predictors that policies ask for, which begin untrained
 	Explain     bool            `yaml:"-"` // each bound entry gets a trace that says why its rank was chosen
 
 	// Seed seeds the random numbers of policies that use some and whose spec names no seed; 0: each has its default seed.

@@ -18,8 +18,8 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
 }
 
-// Weigh writes how many KV tokens of cost the entry would save on each rank, like the
-// score of an assignment.
+// Weigh sets dst of each rank to the cost, in KV tokens, that binding the entry there would save, which is what assignments are scored
+// by. less says that a lower value is better. ok is false for an entry that was not placed.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (less, ok bool) {
 	if i >= len(p.placed) {
 		return false, false

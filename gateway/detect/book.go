@@ -272,24 +272,24 @@ func markEffects(members []member) {
 	}
 }
 
-// withResting adds to the found members those that come and go and were found lately. It leaves out those that
-// another incident has now, and those of engines that are away.
-func (o *open) withResting(members []member, now time.Time, seen map[subject]bool, away map[string]bool) []member {
+// withResting adds members of kinds that come and go: such a member stays in the incident until it was not found for as long as its kind
+// says. It leaves out those that another incident has now, and those of engines that are away.
+func (o *open) withResting(members []member, now time.Time, elsewhere map[subject]bool, away map[string]bool) []member {
 	if !o.lasts() {
 		return members
 	}
-	is, rested := map[subject]bool{}, false
+	has, added := map[subject]bool{}, false
 	for i := range members {
-		is[members[i].subject()] = true
+		has[members[i].subject()] = true
 	}
 	for i := range o.members {
 		m := &o.members[i]
-		s, rests := m.subject(), kinds[m.Kind].rests
-		if now.Sub(m.found) < rests && !is[s] && !seen[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
-			members, is[s], rested = append(members, *m), true, true
+		s, keptFor := m.subject(), kinds[m.Kind].rests
+		if now.Sub(m.found) < keptFor && !has[s] && !elsewhere[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
+			members, has[s], added = append(members, *m), true, true
 		}
 	}
-	if rested { // so that the first member stays the same
+	if added { // the first member, which the incident is named by, stays the same
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
 		})

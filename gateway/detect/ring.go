@@ -248,17 +248,19 @@ func (r *Ring) rates() (t Rates) {
 }
 
 const (
-	surely = 5               // so many requests would have failed since the last failure if the fault still lasted
-	calmly = 3 * time.Second // and none has failed for so long: at high rates, some requests may go well between two failures
+	enoughFailures = 5               // so many requests would have failed since the last failure if the fault still lasted
+	calmFor        = 3 * time.Second // and none has failed for so long: at high rates, some requests may go well between two failures
 )
 
-// recovered says that the failures in a window are over, because rates over ten seconds would show them for ten
-// seconds more. How many requests must have gone well since then depends on the share that failed before.
+// recovered says whether the failures in a window have stopped. It looks at single samples, because rates over ten seconds would show the
+// failures for ten seconds more. They have stopped if the last one is at least calmFor ago, and so many requests have ended since that
+// enoughFailures of them would have failed if as large a share still did.
 func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
 		if at := &window[i]; at.Failed > window[i-1].Failed {
-			return last.At.Sub(at.At) >= calmly && (last.Ended-at.Ended)*(at.Failed-first.Failed) >= surely*(at.Ended-first.Ended)
+			since, failed, of := last.Ended-at.Ended, at.Failed-first.Failed, at.Ended-first.Ended
+			return last.At.Sub(at.At) >= calmFor && since*failed >= enoughFailures*of // since * failed/of would have failed
 		}
 	}
 	return false

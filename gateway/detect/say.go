@@ -159,8 +159,8 @@ func whichOf(same []*member, host string) string {
 	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
-// named lists the names of these members by what they are. all is the number of all members, with those that are not
-// listed.
+// named lists the names of members, grouped by what they are, such as engines or ranks. all is the number of all members: where it is
+// larger than the list, the text ends with how many more there are.
 func named(told []*member, all int) string {
 	var nouns []string
 	by := map[string][]string{}

@@ -259,7 +259,7 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
 			Held: in.Held(),
 		}
-		if in.Decodes() { // the prefill tier tries prefill engines with requests
+		if in.Decodes() { // only decode engines need a canary: the prefill tier tries prefill engines with clients' requests
 			watched.Slots = in.Conf.Slots
 			watched.Canary = in.Profile.Canary()
 			for _, r := range in.Ranks() {

@@ -252,9 +252,9 @@ func (r *Receipt) end() time.Time {
 	return r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))
 }
 
-// FailedOn looks at the requests that failed in the last minute: all is how many there were, and host is where most of them had an
-// attempt that failed. most is how many these are. host is empty if half as many requests had one on another host: a request that fails
-// on one host is tried on others, so failures on all hosts are not the fault of one host.
+// FailedOn looks at the requests that failed in the last minute. all is their number. host is where most of them had a failed attempt,
+// and most is the number of those. If another host has at least half of most, host is empty: a request that fails on one host is tried
+// on others, so that then no single host is at fault.
 func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0

@@ -141,9 +141,8 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 	}
 }
 
-// enter has the legs that decode ranks do not serve whole enter the arrival
-// queue together. The whole request may go to another region: the decision about its
-// first leg counts for all legs, as long as no leg was served here.
+// enter puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request may
+// go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
 func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
 	if !f.srv.Settings().Geo.Follows() {

@@ -28,8 +28,8 @@ type Gauges struct {
 	scraped       int64   // capacity in KV tokens
 	foreignQueue  float64 // of Foreign, the requests that certainly wait
 	waits         float64 // requests that waited at the last scrape, ours included
-	engineWaits   float64 // requests the engine holds back and runs, ours that
-	engineRuns    float64 // came and went since the scrape included
+	engineWaits   float64 // requests that wait in the engine: those of the last scrape, with ours that came and went since
+	engineRuns    float64 // requests that run there, counted likewise
 	sends         int     // of our probes, since the start
 	answers       int
 	startTime     float64
