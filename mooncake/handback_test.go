@@ -21,7 +21,7 @@ func TestReadHandBack(t *testing.T) {
 		`"remote_num_tokens":40|"remote_num_tokens":0`:                                      "how many tokens",
 		`"remote_num_tokens":40|"remote_num_tokens":-1`:                                     "how many tokens",
 		`"remote_num_tokens":40|"remote_num_tokens":"40"`:                                   "how many tokens",
-		`"remote_num_tokens":40|"remote_num_tokens":99999999999999999999`:                  "how many tokens",
+		`"remote_num_tokens":40|"remote_num_tokens":99999999999999999999`:                   "how many tokens",
 		`"do_remote_decode":true|"do_remote_decode":false`:                                  "whose KV",
 		`"do_remote_prefill":false|"do_remote_prefill":true`:                                "whose KV",
 		`"remote_request_id":"cmpl-x",|`:                                                    "whose KV",
