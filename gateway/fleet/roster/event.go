@@ -162,7 +162,7 @@ func (v Handed) apply(r *Roster, a *applying) {
 // learn stores what is known of an engine's processes. If sign is not empty, there is a new process, or may be. It reports no restart of
 // an engine whose process was never seen.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
-	if !e.processes.seen() {
+	if !e.processes.seen() && len(e.Status.Models) == 0 { // an engine of SGLang tells neither a start nor an id, but models
 		what = Forgotten
 	}
 	if e.processes = next; sign != "" {
