@@ -15,7 +15,7 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	if f := w.m.sampled; f != nil {
 		f(w.in.ID, s)
 	}
-	w.feelRanks(s, at)
+	w.noteSigns(s, at)
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	w.keep(s, at)
@@ -74,9 +74,9 @@ func checkOverfull(w *watch, s *Sample) {
 	p.overfull = excess > 0
 }
 
-// feelRanks looks for gauges that have changed since the scrape before. The core then made a step at some time after
+// noteSigns looks for gauges that have changed since the scrape before. The core then made a step at some time after
 // that scrape, so its time counts as a sign of life of the rank's core. at is when this scrape began.
-func (w *watch) feelRanks(s *Sample, at time.Time) {
+func (w *watch) noteSigns(s *Sample, at time.Time) {
 	p := &w.scrapes
 	before := p.ranks
 	p.ranks = make(map[int]vitals, len(w.in.Canaries))

@@ -239,6 +239,6 @@ func (w *watch) tellOdd(err error) {
 func (w *watch) lookForSigns(ctx context.Context) {
 	began := time.Now()
 	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {
-		w.feelRanks(s, began)
+		w.noteSigns(s, began)
 	}
 }

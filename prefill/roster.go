@@ -49,7 +49,11 @@ func (s *state) replace(candidates []Candidate) {
 }
 
 func (s *state) newCandidate(id string) *candidate {
-	return &candidate{ring: policy.Vnodes(id), account: s.ledger.Account(id), cache: s.cache.Holdings(id)}
+	c := &candidate{account: s.ledger.Account(id), cache: s.cache.Holdings(id)}
+	if s.cfg.Clock != nil { // only simulations have a policy that looks at it
+		c.ring = policy.Vnodes(id)
+	}
+	return c
 }
 
 // configure takes over what the caller says about a candidate.

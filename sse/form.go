@@ -95,7 +95,7 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 		return false // b is not one JSON object
 	}
 	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
-		m.usage, m.usageSeen = u, true
+		m.usage, m.usageSeen, m.told = u, true, true
 	}
 	return failed
 }

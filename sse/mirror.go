@@ -269,7 +269,7 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
 		return nil, Drop // the client has the opening event already, from an earlier leg
 	}
-	m.final = m.final || f.choices == 0 && f.hasUsage
+	m.told = m.told || f.hasUsage && (f.choices == 0 || m.continuous)
 	return m.edit(e, dst), Forward
 }
 
@@ -314,14 +314,12 @@ func (m *Mirror) Owed(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and that the engine has not sent the final one, in an answer that does not go on
-// with one of another leg. The usage of a chunk before the last is no final one: the client does not see it, because only evenkeel asked.
+// LacksUsage says that the client asked for the usage and has not got it, in an answer that does not go on with one of another leg. The
+// usage of a chunk before the last is no final one: the client does not see it, because only evenkeel asked. With DropFinalUsage, the code
+// that merges the legs reads the usage, and that of any chunk will do.
 func (m *Mirror) LacksUsage() bool {
-	gets := m.final || len(m.owed) > 0
-	if m.continuous || m.ask.DropFinalUsage || m.ask.Form != Chunks {
-		gets = m.usageSeen
-	}
-	return m.ask.Usage && !gets && m.ask.Seam == nil
+	told := m.told || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
+	return m.ask.Usage && !told && m.ask.Seam == nil
 }
 
 // Untrack stops adding events to Ask.Trail.

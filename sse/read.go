@@ -24,7 +24,7 @@ type Mirror struct {
 	chunks     int  // chunks with content
 	idsSeen    bool
 	usageSeen  bool
-	final      bool // the client has the final usage
+	told       bool // the client has the usage that it asked for
 	idsThen    int  // ids and chunks when the last usage came, which has counted them
 	chunksThen int
 	started    bool

@@ -23,6 +23,12 @@ const unsteady = 0.01
 // same random numbers. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	were, begun := w.Stretches[0].Boards, w.begun(model, spec)
+	switch groups, dense := were.Groups(model); {
+	case dense || len(groups) == 0:
+		return nil, fmt.Errorf("%s has ranks that do not step together", model)
+	case isMixed(groups):
+		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
+	}
 	b := were.Clone()
 	if begun != nil {
 		b = begun.boards.Clone()
@@ -33,13 +39,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 			return nil, err
 		}
 	}
-	groups, dense := b.Groups(model)
-	if dense || len(groups) == 0 {
-		return nil, fmt.Errorf("%s has ranks that do not step together", model)
-	}
-	if isMixed(groups) {
-		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
-	}
+	groups, _ := b.Groups(model)
 	b.Only(model)
 	r := &Replay{
 		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{},

@@ -34,6 +34,24 @@ func request(id uint64, slot int32) *one {
 	}
 }
 
+// Of ranks that prefill and decode a tape keeps no requests, and no replay is made.
+func TestRanksThatPrefillAreNotForetold(t *testing.T) {
+	b := empty(t)
+	b.Apply(board.SetWorkers{Workers: []board.Worker{{Model: "m", Group: "main", Barrier: true, Mixed: true, Slots: 4, Up: true}}}, noon)
+	var tape Tape
+	tape.Cut(noon, b)
+	r := request(1, 3)
+	r.come.Entry.Mixed = true
+	tape.Record(r.come, noon)
+	tape.Done(&r.bind, noon)
+	tape.Record(&r.leave, noon.Add(time.Second))
+	s := tape.Cut(noon.Add(15*time.Second), b)
+	require.Empty(t, s.came)
+	require.Empty(t, s.left)
+	_, err := NewReplay(&Window{Stretches: []*Stretch{s}, End: b}, "m", "", 0)
+	require.ErrorContains(t, err, "m has ranks that prefill and decode")
+}
+
 func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
 	var tape Tape
 	first, second := request(1, 3), request(2, 3) // one after the other in the same slot

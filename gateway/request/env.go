@@ -219,9 +219,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		handBacks: counters("evenkeel_hand_backs_total",
 			"First prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode engine "+
 				"(hand_back: fetched). fetched: the prefill went well. failed: the KV could not be fetched, and the prompt was computed. none: no "+
-				"turn "+
-				"is known that the prompt begins with.",
-			"outcome", []string{"fetched", "failed", "none"}),
+				"turn is known that the prompt begins with.", "outcome", []string{"fetched", "failed", "none"}),
 		localRequests: counters("evenkeel_local_prefill_requests_total",
 			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. "+
 				"ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",
