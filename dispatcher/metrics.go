@@ -7,7 +7,7 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// metrics are the counters and histograms that the loop updates when events happen. States are
+// metrics are the counters and histograms that are updated when events happen. States are
 // not among them: gauges reads those from a Status at each scrape.
 type metrics struct {
 	all *prometheus.Registry // the metrics below, and the gauges

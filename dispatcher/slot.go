@@ -15,7 +15,7 @@ import (
 // change.
 type Slot struct {
 	board.Bound
-	Decide time.Duration   // the part of Wait that the deciding round took
+	Decide time.Duration   // how long the round took that chose the rank; Wait ends when its turn begins
 	Trace  *decision.Trace // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32

@@ -219,8 +219,8 @@ func (k *Call) Abort() {
 	}
 }
 
-// Expire ends a wait for bytes at once, as if its time were over. It may be called from any goroutine, and does
-// nothing if the call waits for nothing.
+// Expire ends a wait for bytes at once, as if its time were over; between two reads, the next read fails. It may be
+// called from any goroutine, and does nothing while the call has no connection.
 func (k *Call) Expire() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -62,8 +62,8 @@ type conn struct {
 	touched func() // called when the call is touched while an event loop reads the socket
 
 	mu   sync.Mutex
-	by   time.Time     // the time until which the response head may come
-	last bool          // leave was called: by now bounds all that is still read
+	by   time.Time     // the time until which reads may wait, such as those for the response head; zero: only idle bounds them
+	last bool          // leave was called: the field by bounds all that is still read
 	idle time.Duration // after the head, how long each read may wait
 	set  time.Time     // the deadline that the socket has; zero: it must be set again
 }

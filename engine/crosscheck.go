@@ -75,7 +75,7 @@ func checkOverfull(w *watch, s *Sample) {
 }
 
 // noteSigns looks for gauges that have changed since the scrape before. The core then made a step at some time after
-// that scrape, so its time counts as a sign of life of the rank's core. at is when this scrape began.
+// that scrape, so the time of that scrape counts as a sign of life of the rank's core. at is when this scrape began.
 func (w *watch) noteSigns(s *Sample, at time.Time) {
 	p := &w.scrapes
 	before := p.ranks

@@ -6,7 +6,7 @@ import (
 	"net/http"
 )
 
-// Get reads a whole small answer (health, models, metrics), bounded by ctx. A GET is idempotent, so that a stale
+// Get reads a whole small answer (health, models, metrics), bounded by ctx. A GET is idempotent, so a stale
 // connection is replaced once, without an error.
 func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	return c.NewCall(t).ask(ctx, http.MethodGet, path, limit, hdr...)

@@ -90,8 +90,8 @@ func (m *Monitor) Status(id string) Status {
 	return Status{}
 }
 
-// OnChange sets the function that is called after every change, one call at a time. Changes that come while it runs
-// are reported in one call. Set it before Start.
+// OnChange sets the function that is called after every change, one call at a time. Changes of one instance that come
+// while it runs are reported in one call. Set it before Start.
 func (m *Monitor) OnChange(f func(id string, s Status)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,7 +103,7 @@ func (m *Monitor) OnChange(f func(id string, s Status)) {
 func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 
 // Report says how a call to an instance failed. If no connection could be made, the instance is down from now on
-// until its next good check, which is made at once. If a connection broke, a check is made at once, too, and the
+// until its next good check, and a check is made at once. If a connection broke, a check is made at once, too, and the
 // instance is down if that check cannot connect either. If a connection could not be made in time, a check is made at
 // once over a new connection. Any other failure (a timeout, bytes that are no answer) may be the request's own fault,
 // and the checks find out in their time. An engine or a rank that says itself that it takes no requests gets none

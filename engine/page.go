@@ -14,7 +14,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// PageError says that a number on an engine's page cannot be right, so that the page is not used.
+// PageError says that a number on an engine's page cannot be right, so that the page, or at least the number, is not
+// used.
 type PageError struct {
 	Name string // name of the number
 	Says string // text that stands for it on the page
@@ -119,7 +120,7 @@ func (n *Number) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// Whole is the number, 0 if it is not known. A number that is not whole, negative or above most is a PageError with
+// Whole is the number, 0 if it is not known. A number that is negative, above most or not whole is a PageError with
 // the number's name.
 func (n Number) Whole(name string, most int64) (int, error) {
 	v, _, err := Whole(name, string(n), most)
@@ -127,7 +128,7 @@ func (n Number) Whole(name string, most int64) (int, error) {
 }
 
 // Whole reads a whole number from text on an engine's page; name is for the error. For text that is not a number,
-// known is false. A number that is not whole, negative or above most is a PageError.
+// known is false. A number that is negative, above most or not whole is a PageError.
 func Whole(name, text string, most int64) (n int64, known bool, err error) {
 	v, err := strconv.ParseFloat(text, 64)
 	switch {
@@ -139,7 +140,7 @@ func Whole(name, text string, most int64) (n int64, known bool, err error) {
 	return int64(v), true, nil
 }
 
-// shown quotes text of a page, in at most some 40 characters.
+// shown quotes text of a page, cut after 40 bytes.
 func shown(text string) string {
 	const most = 40
 	if len(text) > most {

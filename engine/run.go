@@ -78,7 +78,7 @@ func (w *watch) check(ctx context.Context) {
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
-		w.facts.err = ErrRetired // as below, where facts.err is ErrRetired
+		w.facts.err = ErrRetired // the engine has told a request so: that counts like a list of models that is refused so
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the pause is the operator's, and Held has its reason
@@ -106,7 +106,7 @@ func (w *watch) check(ctx context.Context) {
 		w.become(next)
 	case w.holdsBack(err) && !refused:
 		w.failed = 0
-	case err == nil && reports != w.reports: // a caller met a failure meanwhile: the next check decides
+	case err == nil && reports != w.reports: // meanwhile a caller could not reach it, or it took no requests: the next check decides
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
@@ -121,7 +121,7 @@ func (w *watch) check(ctx context.Context) {
 		w.show(next)
 		w.lookForMore()
 		w.judged()
-	case late(err) && w.traffic.events.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else they may be another host's
+	case late(err) && w.traffic.events.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else the events may be of another host
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
 		if reports != w.reports { // a caller could not reach it meanwhile
 			return
@@ -170,8 +170,8 @@ func (w *watch) learned(up bool) Status {
 }
 
 // readFacts reads what /health does not say. Version and capacity are read again after a restart, which shows as
-// another start time. If an engine has no /version or /metrics (404, or any answer that is none), they stay unknown:
-// such an engine serves as well as others.
+// another start time. If an engine has no /version or /metrics (404, or no usable answer), they stay unknown: such
+// an engine serves as well as others.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	f, patience := w.facts, w.m.cfg.Timeout
 	if hurry { // the engine could serve already, so it must not wait for facts that only help

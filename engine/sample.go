@@ -43,8 +43,9 @@ type MetricNames struct{ KVUsage, Running, Waiting string }
 // never averaged. A series that is absent or NaN is unknown: the second result is false. A page with a number that
 // cannot be right is an error.
 //
-// Rank -1 stands for the instance as a whole: the KV usage of the fullest rank, and for the others the sum. Gauges
-// freeze while an engine is idle: a sample is a hint about the load of others, and never the only gate.
+// Rank -1 stands for the instance as a whole: the KV usage of the fullest rank, and of all other values the sum over
+// the ranks. Gauges freeze while an engine is idle: a sample is a hint about load that others cause, and never the only
+// gate.
 type Sample struct {
 	// StartTime is the start of the engine's process in Unix seconds, 0 if unknown.
 	StartTime float64

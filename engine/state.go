@@ -15,13 +15,13 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Monitor watches engines: it checks each of them, with one request in flight for each instance, and takes what
+// Monitor watches engines: it checks each of them, with one health check at a time for each instance, and takes what
 // callers Report. Its methods may be called from any goroutine, before and after Start.
 type Monitor struct {
 	cfg     MonitorConfig
 	metrics *metrics
 	wg      sync.WaitGroup
-	signal  chan struct{}              // holds a token if changed is not empty
+	signal  chan struct{}              // gets a token when an id is put into changed
 	sampled func(id string, s *Sample) // called with each reading; nil: none
 
 	mu       sync.Mutex
@@ -58,7 +58,7 @@ type watch struct {
 	suspect  suspicion
 	absent   absent // all but its reports, which only run's goroutine uses
 	rtt      time.Duration
-	sample   *Sample // the last reading that feel has used; nil: there was none
+	sample   *Sample // the last reading that crossCheck has kept; nil: there was none
 	readAt   time.Time
 	gauges   map[int]Gauges // of that reading, by rank
 	failed   int            // failed checks in a row
@@ -93,7 +93,7 @@ type Instance struct {
 	// the header.
 	Canary func(model string, rank int) []byte
 	// Held is why nothing is sent to it for now; nil: it gets requests. While it is held, its answers, or their lack,
-	// are not counted against it.
+	// are not counted against it, unless no connection can be made or the engine refuses our API key.
 	Held *Held
 }
 
@@ -114,7 +114,7 @@ type Model struct {
 // down.
 type Status struct {
 	Up             bool
-	Late           bool      // it is down for less than Standstill, and only because its answers do not come: requests wait for it
+	Late           bool      // down only because its answers do not come, for less than Standstill since its last good check: requests wait
 	Hangs          bool      // its port takes connections, its last health check got no answer, and nothing else came from it meanwhile
 	Err            error     // why it is down, or what is wrong although it is up
 	Since          time.Time // when Up last changed

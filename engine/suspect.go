@@ -21,7 +21,7 @@ type Verdict uint8
 const (
 	Served  Verdict = iota // the whole answer came
 	Faulted                // the engine failed the request
-	Silent                 // no answer came in time: the engine may be wedged
+	Silent                 // nothing came in time, at first or within the answer: the engine may be wedged
 	Unclear                // the request failed by the engine's fault or by its own: only the canary can show which
 )
 

@@ -145,7 +145,7 @@ func (m *Monitor) trafficOf(id string) *Traffic {
 	return t
 }
 
-// frozenScrapes is how many scrapes in a row must not differ for gauges to count as frozen.
+// frozenScrapes is how many scrapes in a row must not differ from the one before for gauges to count as frozen.
 const frozenScrapes = 3
 
 // vitals are the gauges of which at least one changes while an engine computes.

@@ -63,8 +63,9 @@ var noRank = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 })
 
-// Withheld reads a refusal that is about the engine and not about the request. It returns one of the errors above, or
-// nil. If the target has a rank, the request named it in a header. The engine counts its ranks as the header does.
+// Withheld reads a refusal that is about the engine and not about the request. It returns ErrReforming, ErrPaused,
+// ErrRetired or a RankError; nil: it is another refusal. If the target has a rank, the request named it in a header.
+// The engine counts its ranks as the header does.
 func Withheld(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
@@ -496,7 +497,7 @@ func lacks(err error) bool {
 }
 
 // loads asks a server of SGLang when each rank's scheduler last sent its load. Nothing is sent to the schedulers for
-// that (entrypoints/v1_loads.py of 0.5.23). GET /server_info would be: it waits for the answer of lost ranks, too.
+// that (entrypoints/v1_loads.py of 0.5.23). GET /server_info does ask them, and waits for the answer of lost ranks, too.
 func (w *watch) loads(ctx context.Context) (map[int]float64, error) {
 	body, err := w.get(ctx, "/v1/loads?include=core", w.m.cfg.Timeout, versionLimit)
 	if err != nil {

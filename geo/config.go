@@ -42,7 +42,7 @@ type Config struct {
 		Misses   int           `yaml:"misses"`   // after so many missed probes in a row a peer counts as down
 	} `yaml:"probe"`
 	Snapshot struct {
-		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // of memory for the prompts sent to a peer: a number, or one with KiB, MiB or GiB
+		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // memory for the prompts sent to a peer: a number, or one with KiB, MiB or GiB
 	} `yaml:"snapshot"`
 	MaxHops   int       `yaml:"max_hops"`
 	Ownership Ownership `yaml:"ownership"`

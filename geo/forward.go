@@ -122,6 +122,6 @@ var errLate = errors.New("no first event came in time")
 
 // Carrier carries a forward to its peer: a call over HTTP, or a simulated call.
 type Carrier interface {
-	Abort() // ends the call to the peer at once
+	Abort() // ends the call to the peer at once; the forward fails if the client has nothing of it yet
 	Bytes() (out, in int64)
 }

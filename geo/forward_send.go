@@ -103,7 +103,7 @@ func (f *Forward) refusal(status int) error {
 	body, err := f.resp.ReadAll(1 << 20)
 	// the client's own deadline cannot be met; our own limit is not the reason
 	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
-	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling has tried the same engines
+	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling tried the same engines
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e

@@ -19,7 +19,7 @@ type Ownership struct {
 	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher that was not seen for so long counts as dead
 	Kubernetes    struct {
 		Namespace  string            `yaml:"namespace"`  // empty: this pod's own
-		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region: the file for the cluster with its engines; no entry: this pod's own cluster
+		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region: the file for the cluster with its engines; no entry: this pod's own
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
 }

@@ -12,7 +12,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Question asks for its arrival queue where one request is to go.
+// Question is asked by an arrival queue: where is one request to go?
 type Question struct {
 	node   *Node
 	ask    Ask

@@ -96,7 +96,7 @@ type peer struct {
 	distrust policy.Distrust
 	residual fit.Residual
 	trust    policy.Trust
-	open     int // requests that have no first event yet
+	open     int // requests that have no first event yet; see awaitsWhole for those that are not streamed
 	spent    spending
 	inflight map[*Forward]struct{}
 	sent     *index.Index // the prompts that were forwarded there

@@ -23,7 +23,7 @@ type Claim struct {
 	machine *Machine
 	told    View // the view of the last OnChange; under mu
 
-	said logOnce              // what was logged
+	said logOnce              // what was logged; only Run's goroutine changes it
 	sure atomic.Pointer[sure] // until when the dispatcher admits, for readers without the lock; nil: it does not admit
 
 	origin time.Time
@@ -218,7 +218,7 @@ func (c *Claim) learn(r result) {
 	r.tell(now, r.err)
 }
 
-// errStoodStill replaces an answer that came during a suspension of the computer: the
+// errStoodStill replaces the answer of a call during which the computer was suspended: the
 // answer may be too old to be believed.
 var errStoodStill = errors.New("the machine stood still while this was under way")
 
@@ -289,7 +289,7 @@ func (c *Claim) ObserveEpoch(epoch int64) {
 	c.machine.ObserveEpoch(epoch)
 }
 
-// Seen is the highest epoch that was read from the store, held here, or named by a dispatcher.
+// Seen is the highest epoch that was read from the store, held here, or named by a dispatcher or by a guard in front of an engine.
 func (c *Claim) Seen() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -316,8 +316,8 @@ func (c *Claim) View() View {
 	return c.machine.View(time.Now())
 }
 
-// Admits is View.Admits for a caller that is about to act: after a pause of the process it
-// is false although OnChange was not called yet. It takes no lock.
+// Admits is View.Admits for a caller that is about to act: if the time of the last renewal ran out during a pause
+// of the process, it is false although OnChange was not called yet. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
 	s := c.sure.Load()
 	if s == nil || !now.Before(s.until) {

@@ -84,7 +84,7 @@ type Machine struct {
 
 	held    bool
 	epoch   int64     // the epoch with which we hold the lease, while held
-	seen    int64     // highest epoch that was read, held or named by any dispatcher
+	seen    int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
 	renewed time.Time // when the last acquisition or renewal that succeeded was sent
 	lasts   time.Time // until when the last renewal or the votes last: nothing is admitted afterwards
 	start   time.Time // nothing is admitted before this time

@@ -81,7 +81,7 @@ func (m *Members) Yields(scope, asker string, now time.Time, lists ...[]string) 
 	if ours < 0 {
 		return theirs >= 0
 	}
-	return theirs >= 0 && theirs < ours && m.here(asker, m.settle/2, now) // half of settle, because the asker began to count before we saw it
+	return theirs >= 0 && theirs < ours && m.here(asker, m.settle/2, now) // half of settle: the asker began to count before we saw it
 }
 
 // weight is the weight of a dispatcher for a scope in a rendezvous hash: when a dispatcher

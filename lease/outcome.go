@@ -153,7 +153,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 		m.looked = looked // what the last look found still counts
 	}
 	if m.held && m.leaving && now.Before(m.admitsFrom()) {
-		m.lose(now) // it is not released: the next holder of a released lease admits at once, and the owner before us may not have stopped yet
+		m.lose(now) // without a release: the next holder of a released lease admits at once, and the owner before us may still run
 	}
 	switch {
 	case m.held && (m.leaving || now.Before(m.giveBy)):

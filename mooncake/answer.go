@@ -281,7 +281,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	if p.Connector == Opaque {
 		return false, nil
 	}
-	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // else decode waits for ever
+	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // decode would never end
 		is, use := "NixlConnector", NIXLPull
 		if pushes {
 			is, use = "NixlPushConnector", NIXLPush

@@ -59,8 +59,7 @@ func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, salt string, stream
 }
 
 // decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
-// vllm-ascend
-// 182b75ea, load_balance_proxy_layerwise_server_example.py; those of nixl-push are from vLLM 0316d25a,
+// vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py; those of nixl-push are from vLLM 0316d25a,
 // nixl/push_scheduler.py, and were run with 0.32.0.
 func (p *Profile) decodeParams(m *Meeting) []byte {
 	if p.Connector == AscendLayerwise {

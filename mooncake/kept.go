@@ -21,8 +21,9 @@ type Kept struct {
 	lost  bool
 }
 
-// Kept returns the Kept of a hand-off that is sent to a decode engine now. The prefill engine keeps its KV up
-// to until if no heartbeat renews the hold. A quarter of the hold's margin is left for clocks that differ and for the way of a heartbeat.
+// Kept returns the Kept of a hand-off that is sent to a decode engine now. If no heartbeat
+// renews the hold, the prefill engine keeps the KV until the time until. A quarter of the hold's margin is left for clocks that
+// differ and for the way of a heartbeat.
 func (p *Profile) Kept(now, until time.Time) Kept {
 	k := Kept{until: until, begin: now}
 	if p.Renews() {

@@ -158,7 +158,8 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 	}
 	// output_mode stays, so that the prefill engine refuses a value that does not exist. Otherwise the decode engine would refuse it when
 	// it reads the body, and the prefill engine would not learn that, and would keep the KV until its hold ends (vLLM 0.32.0,
-	// GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). With derender, it would parse its one token as an answer.
+	// GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). With derender, the prefill engine would parse its one
+	// token as an answer.
 	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` {
 		inner := drop
 		drop = func(key string) bool { return key != "output_mode" && inner(key) }

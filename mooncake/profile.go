@@ -146,7 +146,7 @@ type Profile struct {
 	CertFile          string        `yaml:"cert_file"`         // PEM; shown to engines that ask for a certificate
 	KeyFile           string        `yaml:"key_file"`          // PEM; the key of CertFile
 	ServerName        string        `yaml:"server_name"`       // name in the engines' certificates; empty: the URL's host
-	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine's queue renews holds; nil: only of nixl, below 480 s
+	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine renews the holds in its queue; nil: nixl below 480 s
 	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
 	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
 	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
@@ -389,7 +389,8 @@ func (p *Profile) NamedRank(rank int) int {
 	return rank
 }
 
-// WithDefaults turns the switches below on, unless the operator turned them off; Renews is on with nixl connectors only.
+// WithDefaults turns the switches below on, unless the operator turned them off. But it turns Renews on only for nixl-pull
+// and nixl-push, and only if kv_hold_timeout is below 480 s: then the hold is a lease.
 
 // Renews tells whether a decode engine's own queue renews the hold of a hand-off
 // that waits in it, by heartbeats to the prefill engine.

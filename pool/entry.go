@@ -72,7 +72,7 @@ type Entry struct {
 	seq      uint64
 	expires  time.Time // zero: never
 	urgentAt time.Time // zero: never
-	why      error     // the error that says why, at expires
+	why      error     // the error of an entry that is not admitted before expires
 }
 
 // discardPatience is how long a policy may look for a rank where a discarded hand-off fits in

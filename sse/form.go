@@ -100,7 +100,8 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 	return failed
 }
 
-// mostCounted is the largest number of tokens that an engine is believed to count: a request may have many prompts, but not so many tokens.
+// mostCounted is the largest number of tokens that an engine is believed to count: a request may have many prompts, but not so
+// many tokens.
 const mostCounted = 64 << 20
 
 // maxHeld is how many events may come before the answer begins.

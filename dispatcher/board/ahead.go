@@ -8,7 +8,8 @@ package board
 
 // admits returns how many more requests a policy may send to the rank: the free slots and, if the
 // policy sends requests ahead, those. No request is sent ahead to a rank with a Limit, to a rank whose early
-// entries must have a slot when their prefill ends (AtOnce), or to a mixed rank.
+// entries must have a slot when their prefill ends (AtOnce), or to a mixed rank, whose engine could compute the
+// prompt of such a request in any step, and not with its round.
 func (r *rank) admits(p *decider) int {
 	free := r.free()
 	switch {

@@ -10,7 +10,7 @@ import (
 )
 
 // Check calls bad for every setting of the config file that cannot work, with its key. It looks at
-// the sections dispatch and predictor, and at pool.ttl. New reports the errors that need
+// the sections dispatch and predictor, at pool.ttl and at bind.ahead. New reports the errors that need
 // the contents of the fit file.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkNumbers(bad)

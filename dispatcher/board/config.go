@@ -68,7 +68,7 @@ type Worker struct {
 	// Beyond is how many requests may wait in the engine's own queue, without a slot or KV room: they are bound there at their hand-offs'
 	// deadlines, if Limit is 0. 0: none, because the engine does not renew the hold on their KV
 	Beyond   int
-	Limit    int           // how many of the slots may be used now, while the engine is fresh in service; 0: all
+	Limit    int           // how many of the slots may be used now, while the engine is fresh in service or may run others' requests; 0: all
 	Capacity int64         // KV tokens, 0 = unlimited
 	Cost     float32       // what a KV token costs here, 1 = the group's mean; 0 reads as 1
 	Others   int64         // KV tokens on the rank of requests that are not ours: they count as load, and take room

@@ -50,8 +50,8 @@ func (b *board) outlive(now time.Time) {
 }
 
 // gaugedKept gives up kept KV that the engine cannot have, because our decoding requests and the kept KV together would need more
-// than the gauge shows in use. Reasons are that the engine has a prefix that several answers share only once, and that other
-// clients may have fetched some KV.
+// than the gauge shows in use. Reasons are that the engine has a prefix that several answers share only once, and that prefill
+// engines may have fetched some KV.
 func (b *board) gaugedKept(r *rank, e Gauged) {
 	b.refresh(r)
 	fewer := r.kept.Before(e.At) - e.KVTokens

@@ -19,7 +19,7 @@ type student struct {
 }
 
 // Follow begins to learn a subject, from a fit if there is one. If the fit does not suit the subject, err says why,
-// and the subject is learned from nothing.
+// and the subject is learned from nothing. No error is expected, because predictor.ParseFit has checked the fit before.
 func (l *Learner) Follow(key Subject, fit *predictor.Fit) (err error) {
 	s := &student{Subject: key}
 	l.students = append(l.students, s)

@@ -121,7 +121,7 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 	return 0, false
 }
 
-// computing returns how many prompt tokens the rank has yet to compute. A prompt counts whole until its first event.
+// computing returns how many prompt tokens the rank has yet to compute. Those of a request all count until its first event.
 func (b *board) computing(r *rank) (tokens int) {
 	for _, slot := range r.slots {
 		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {

@@ -39,7 +39,7 @@ type board struct {
 	windowEnds time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
 	stepped    bool      // a group that holds entries for a round began a step
 	pairs      pairs
-	heldUntil  time.Time           // when to look at held entries even if nothing happens; zero: no entry is held
+	heldUntil  time.Time           // when to look at held entries even if nothing happens; zero: no policy has set a time
 	avoiding   int                 // waiting entries that are particular: they cannot go to just any rank
 	discarding int                 // waiting entries that are discarded hand-offs
 	holders    int                 // waiting entries of whose prompt a rank holds something
@@ -211,7 +211,7 @@ type entrant struct {
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
 
-// pairs has the pairs of a prefill and a decode engine between which KV may not arrive although both
+// pairs has the pairs of a prefill and a decode engine whose hand-offs fail, perhaps although both
 // work with other engines: one of them may have kept a connection from before a
 // restart of the other, or a route may be gone. For a second, a quarantined pair gets
 // no hand-off that another rank can take. Then one hand-off tries the pair. If it fails,
@@ -266,7 +266,7 @@ type Bound struct {
 	Score      float64
 	Wait       time.Duration // in the pool
 	Beyond     bool          // the rank has no slot or no KV room for the entry yet, so it waits in the engine's queue
-	Full       bool          // the rank has no slot or no KV room for the entry; also set under an immediate policy, where Beyond is not
+	Full       bool          // the rank has no slot or no KV room for the entry; unlike Beyond, also set if an immediate policy chose the rank
 	NewTokens  int32         // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
 	Held       time.Duration // the part of Wait in which the entry was held for a round
 	Step       uint32        // number of the group's step that was reported last; 0: none was

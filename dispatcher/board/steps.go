@@ -196,7 +196,7 @@ func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
 // request returns the weight of a request in the group's steps, in KV tokens. It may be an assumed weight.
 func (g *group) request() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// known returns the weight of a request in KV tokens without what is only assumed. The loads in the status use it.
+// known returns the weight of a request in KV tokens without what is only assumed. The status and estimates of a step's length use it.
 func (g *group) known() int64 { return int64(math.Round(g.steps.Known())) }
 
 // ownMs returns how many ms of a step a prompt token takes on its own rank: step.UsualOwnMs until the steps or the config show it.

@@ -8,8 +8,8 @@ import (
 )
 
 // A rank whose engine preempts requests has less KV room than its capacity
-// says. After two preemptions within preemptWithin, the rank is kept emptier for tightFor: by twice
-// the policy's watermark, at most tightMost (a share of the capacity).
+// says. After two preemptions within preemptWithin, the rank is kept emptier for tightFor: twice the policy's
+// watermark, but at most tightMost, is then the share of its room that stays empty.
 const (
 	preemptWithin = 10 * time.Second
 	tightFor      = time.Minute

@@ -11,7 +11,7 @@ import (
 // right for steps that bring several tokens, and for groups without a barrier.
 
 const (
-	// paceEvery is the least time between two looks at the streams of a group. It is longer than some steps, so that looks cost little.
+	// paceEvery is the least time between two looks at the streams of a group. It is as long as several steps, so that looks cost little.
 	paceEvery = 100 * time.Millisecond
 	// paceMemory is how fast old looks fade: a look that is this old weighs about a third (1/e).
 	paceMemory = 10 * time.Second

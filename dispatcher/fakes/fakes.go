@@ -31,7 +31,7 @@ func (f *Policy) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.As
 }
 
 // LeastKV returns a Decides that admits the entries, oldest first, to the rank with the fewest KV tokens. If immediate is
-// false, only to ranks with a free slot and room for the prompt.
+// false, it admits entries only to ranks with a free slot and room for the prompt.
 func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
 	var kv []int64
 	var free []int32

@@ -3,7 +3,7 @@ package policy
 import "math"
 
 // candidates are the entries that a round chooses from: the overdue ones, then the
-// oldest others. There are more of them than can be placed.
+// oldest others. If enough entries wait, there are more candidates than can be placed.
 type candidates struct {
 	all   []candidate
 	late  int    // how many of all are overdue; these come first

@@ -31,7 +31,7 @@ type loads struct {
 	top  [3]end    // the largest of x, the largest first
 	cost []float32 // what a KV token costs on each rank, 1 = the group's mean
 	held []int64   // KV tokens of each rank when the round began, unscaled
-	now  []int64   // load of each rank when the round began, without growth: tokens and requests, scaled by its cost
+	now  []int64   // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
 
 	// growth is how many KV tokens a request counts as beyond those it holds: a rank with many short
 	// requests grows faster than a rank with a few long ones.

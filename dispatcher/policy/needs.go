@@ -12,7 +12,7 @@ type Needs struct {
 	Horizon         int     // horizon H of Rhat, in steps; when it changes, every running request is predicted anew
 	Tau             float64 // if a request ends within the horizon with a smaller probability, Rhat is H (see predictor.Rules)
 	Every           int     // tokens between two predictions for a request
-	DecrementAnchor bool    // see predictor.Rules.DecrementAnchor
+	DecrementAnchor bool    // an Rhat that is H because of Tau counts down, too, as in the paper; see predictor.Rules
 
 	MeanOutput bool // the policy reads Snapshot.MeanOutput
 	Hits       bool // the policy reads Snapshot.Waits, for what ranks hold of prompts

@@ -32,9 +32,9 @@ type Weights struct {
 	Row     float64 // in addition, on the rank with most requests, whatever the KV of that rank
 }
 
-// Halves divides a weight equally between Request and Row. This is used if the engine pads all ranks to the rank with most requests
-// (Unmasked) or if that is not known, because it loses least if it is wrong. A search that moves one request at a time needs Request to
-// level the numbers of requests: by the largest number alone it would not find the way.
+// Halves divides a weight equally between Request and Row, as if the engine padded all ranks to the rank with most requests (Unmasked).
+// Boards without a Law event always do so, because it loses least if the engine does not pad. A search that moves one request at a time
+// needs Request to level the numbers of requests: by the largest number alone it would not find the way.
 func Halves(weight float64) Weights { return Weights{weight / 2, weight / 2} }
 
 // Ms returns how long a step of these ranks takes, in ms.

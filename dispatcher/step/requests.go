@@ -129,7 +129,8 @@ func (q *requests) judge() (changed bool) {
 	return q.inUse() != was
 }
 
-// use changes the weight to the geometric mean of what the two last windows found, if they agree on the way.
+// use changes the weight to what the window before has found or, if the last window agrees on the way, to the geometric mean of what both
+// have found. If the new weight differs by no more than changes, and the way is the same, the old weight stays.
 func (q *requests) use(before *trial) {
 	found := before.best
 	if q.tried.arm > 0 && q.tried.best.fullest == found.fullest {

@@ -194,7 +194,7 @@ func (s *Solver) considerChecked(x choice) {
 }
 
 // probe sets low and high from the table of reachable sums, and reports whether
-// the table counted single tokens. If it counted blocks, the masks are right but the sums are not, and the
+// the table counted single tokens. If it counted blocks, only the masks can be used: their sums are in blocks, and the
 // caller recomputes them.
 func (s *Solver) probe(limit int64) bool {
 	sizes, knee := s.sizes[:s.n], s.knee

@@ -22,7 +22,7 @@ type answer struct {
 	first  int32         // tokens before its first leg
 	leg    int32         // tokens before its last leg
 	tokens int32         // in all, as far as they were seen; below 0: it left before it had a slot
-	lag    int32         // steps from its bind to its first token; below 0: not known
+	lag    int32         // steps between its bind and the step of its first token, 0 if that is the next step; below 0: not known
 }
 
 // hasNotLeft is the value of answer.left for a request that has not left.

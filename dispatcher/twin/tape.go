@@ -1,6 +1,6 @@
 // Package twin computes what the last minutes would have cost under another policy. It records what really
 // happened, and replays it from a copy of the real boards: the same requests with the lengths that they
-// really had, on engines in virtual time whose steps are as long as the step model that the real steps taught.
+// really had, on engines in virtual time. The step model that the real steps taught says how long their steps are.
 package twin
 
 import (

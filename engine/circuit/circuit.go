@@ -4,7 +4,6 @@
 // It is our own because other packages do not fit: sony/gobreaker's open time is fixed, and it and failsafe-go read a
 // clock and take a lock of their own. A Circuit is a value beside the account that it belongs to, under its owner's
 // lock and in its owner's time, and a trial that says nothing lets the next request be the trial.
-// in its owner's time, and a trial that says nothing gives its turn back.
 package circuit
 
 import (

@@ -28,7 +28,7 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	page := d.endpoint.last.Load()
-	// other requests get the page before
+	// other requests get the last page meanwhile
 	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
 		d.look()
 		page = d.endpoint.last.Load()

@@ -258,7 +258,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		if fail := req.Split(m.Rows); fail != nil {
 			return req, m, fail
 		}
-		if m.SGLang && req.PrefillOnly { // SGLang's server would end on it, because the request has no room
+		if m.SGLang && req.PrefillOnly { // SGLang's server ends when it gets a request without a bootstrap room
 			return req, m, noRows
 		}
 	}

@@ -30,11 +30,11 @@ type Incident struct {
 	Where    []string `json:"where"`           // names of engines, ranks, groups or models, the first ones; empty: the proxy
 	Named    string   `json:"named"`           // the same names with what they are, as sentences; empty: What has them
 	Ranks    []string `json:"ranks,omitempty"` // ranks that What names beside Where, the first ones
-	Count    int      `json:"count"`           // number of all names of Where
+	Count    int      `json:"count"`           // how many names there are, with those that Where leaves out
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is away now; 0: it is found now
-	Times    int      `json:"times"`             // how often it was: equal ones that are over and only warnings are shown as one
+	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is away; 0: it is found now, or is over
+	Times    int      `json:"times"`             // how often it was: equal warnings that are over are shown as one, the last of them
 	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
 	Clients  string   `json:"clients"`           // what clients notice of it
 	Next     string   `json:"next"`              // what to do
@@ -127,7 +127,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	b.away = len(away) > 0
-	ends := map[*open]bool{} // incidents whose causes lasted until now and are not found any more
+	ends := map[*open]bool{} // incidents of which no cause is found now or may come back: see goesOn
 	for _, o := range b.list {
 		ends[o] = !o.goesOn(now, seen)
 		members := o.members

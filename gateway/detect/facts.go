@@ -113,11 +113,12 @@ type Failed struct {
 // Model is one board: the ranks that serve a model, and the pool in front of them. A model has one board for its
 // decode ranks, and one for its ranks that prefill and decode.
 type Model struct {
-	Name       string  `json:"name"`                 // followed by (aggregated) if its ranks prefill and decode
-	Aggregated bool    `json:"aggregated,omitempty"` // its ranks prefill and decode
-	CrowdedS   float64 `json:"-"`                    // (found) for how long it has had no free slot or KV memory, while each waiting request waits for about one answer
-	Pool       Pool    `json:"pool"`
-	Groups     []Group `json:"groups"`
+	Name       string `json:"name"`                 // followed by (aggregated) if its ranks prefill and decode
+	Aggregated bool   `json:"aggregated,omitempty"` // its ranks prefill and decode
+	// (found) for how long it has had no free slot or KV memory, while each waiting request waits for about one answer
+	CrowdedS float64 `json:"-"`
+	Pool     Pool    `json:"pool"`
+	Groups   []Group `json:"groups"`
 }
 
 // Pool has the finished prefills that wait for a decode rank, or the requests that wait for a rank that does both.
@@ -132,27 +133,31 @@ type Pool struct {
 // Group has the ranks that step together, or all ranks of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held        int                `json:"held_entries"`                // held by the last decision for a round, although they had a slot
-	StepMs      float64            `json:"step_ms"`                     // mean of the last steps, as measured; 0: unknown
-	TokenMs     float64            `json:"token_ms,omitempty"`          // (found) median of the ranks' token_ms; 0: no rank has one
-	UsualMs     float64            `json:"usual_ms,omitempty"`          // (found) only while steps are much longer than in the last hour: what a step at these loads took then
-	SlowS       float64            `json:"slow_s,omitempty"`            // (found) for how long steps have been slow
-	Differ      []Differs          `json:"differ,omitempty"`            // (found) gauges of ranks far above the others, the farthest first
-	StepTokens  float64            `json:"step_tokens,omitempty"`       // (found) of a step for an answer: above 1 with speculative decoding
-	UsualTokens float64            `json:"usual_step_tokens,omitempty"` // (found) step_tokens in the last hour, while they are far fewer now
-	FewS        float64            `json:"few_s,omitempty"`             // (found) for how long steps have given few tokens
-	ModelMs     float64            `json:"model_ms"`                    // a step at the present loads by the step model; 0: there is no model
-	ModelWhy    string             `json:"model_why,omitempty"`         // why there is no model
-	LostShare   float64            `json:"lost_share"`                  // the part of model_ms that imbalance costs
-	LostMs      float64            `json:"lost_ms"`                     // the part of model_ms that imbalance costs
-	SyncWaitMs  float64            `json:"sync_wait_ms,omitempty"`      // mean wait of a rank for the others before a step, by its engine's clock, between the last two readings; 0: not known, or no step
-	Law         Law                `json:"-"`
-	Rounds      *board.RoundStatus `json:"-"` // nil if the ranks do not prefill
-	Twin        *verdict.Twin      `json:"-"`
-	Source      string             `json:"-"` // source of the step model; empty: there is none
-	OwnMs       float64            `json:"-"` // time for a prompt token that the slowest rank computes, by the step model; 0: unknown
-	Ranks       []Rank             `json:"ranks"`
-	Said        []*Gauges          `json:"-"` // for each of Ranks, by its engine; nil if not known
+	Held    int     `json:"held_entries"`       // held by the last decision for a round, although they had a slot
+	StepMs  float64 `json:"step_ms"`            // mean of the last steps, as measured; 0: unknown
+	TokenMs float64 `json:"token_ms,omitempty"` // (found) median of the ranks' token_ms; 0: no rank has one
+	// (found) only while steps are much longer than in the last hour: what a step at these loads took then
+	UsualMs float64 `json:"usual_ms,omitempty"`
+	SlowS   float64 `json:"slow_s,omitempty"` // (found) for how long steps have been slow
+	// (found) while steps are slow: gauges of ranks far above the others, the farthest first
+	Differ      []Differs `json:"differ,omitempty"`
+	StepTokens  float64   `json:"step_tokens,omitempty"`       // (found) tokens that a step gives to an answer: above 1 if it speculates
+	UsualTokens float64   `json:"usual_step_tokens,omitempty"` // (found) step_tokens in the last hour, while they are far fewer now
+	FewS        float64   `json:"few_s,omitempty"`             // (found) for how long steps have given few tokens
+	ModelMs     float64   `json:"model_ms"`                    // a step at the present loads by the step model; 0: there is no model
+	ModelWhy    string    `json:"model_why,omitempty"`         // why there is no model
+	LostShare   float64   `json:"lost_share"`                  // the part of model_ms that imbalance costs
+	LostMs      float64   `json:"lost_ms"`                     // the part of model_ms that imbalance costs
+	// mean wait of a rank for the others before a step, by its engine's clock, between the last two readings; 0: not
+	// known, or no step
+	SyncWaitMs float64            `json:"sync_wait_ms,omitempty"`
+	Law        Law                `json:"-"`
+	Rounds     *board.RoundStatus `json:"-"` // nil if the ranks do not prefill
+	Twin       *verdict.Twin      `json:"-"`
+	Source     string             `json:"-"` // source of the step model; empty: there is none
+	OwnMs      float64            `json:"-"` // time for a prompt token that the slowest rank computes, by the step model; 0: unknown
+	Ranks      []Rank             `json:"ranks"`
+	Said       []*Gauges          `json:"-"` // for each of Ranks, by its engine; nil if not known
 }
 
 // Law is how long a step takes in ms: a fixed part, a part for each KV token and a part for each request of the
@@ -209,22 +214,26 @@ const (
 
 // Rank is one data-parallel worker. It takes requests while it is up.
 type Rank struct {
-	ID       int32   `json:"id"`   // unique while the process lives; the history of the live page uses it
-	Name     string  `json:"name"` // host:port; if there are several ranks, with /rank behind it
-	State    string  `json:"state"`
-	Why      string  `json:"why,omitempty"` // why it takes no requests
-	Steps    bool    `json:"steps"`         // it steps with its group; false: its engine is down or it is removed, and no sum counts it
-	KVTokens int64   `json:"kv_tokens"`
-	Unread   int64   `json:"unread_kv_tokens,omitempty"` // part of kv_tokens: prompts not computed yet, which no step reads; of the group's loads only the sum has them
-	Capacity int64   `json:"capacity_tokens"`            // 0: not known, or not limited
-	Used     int     `json:"slots_used"`
-	Slots    int     `json:"slots"`                    // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
-	Running  int     `json:"running"`                  // the other used slots wait for their KV
-	Output   int64   `json:"output_tokens"`            // of all its answers since the start
-	Answers  uint64  `json:"answers"`                  // its whole answers since the start
-	Empty    uint64  `json:"empty_answers"`            // of these, answers that the engine ended without any text
-	TokenMs  float64 `json:"token_ms,omitempty"`       // (found) mean time between two tokens of an answer in the last 20 s; 0: too few came
-	SlowMs   float64 `json:"-"`                        // (found) the same in those spans of the last minute in which it was much slower than the others; 0: few were
+	ID    int32  `json:"id"`   // unique while the process lives; the history of the live page uses it
+	Name  string `json:"name"` // host:port; if there are several ranks, with /rank behind it
+	State string `json:"state"`
+	Why   string `json:"why,omitempty"` // why it takes no requests
+	// it steps with its group; false: its engine is down or it is removed, and no sum or mean counts it
+	Steps    bool  `json:"steps"`
+	KVTokens int64 `json:"kv_tokens"`
+	// part of kv_tokens: prompts not computed yet, which no step reads; of the group's loads only the sum has them
+	Unread   int64 `json:"unread_kv_tokens,omitempty"`
+	Capacity int64 `json:"capacity_tokens"` // 0: not known, or not limited
+	Used     int   `json:"slots_used"`
+	// slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
+	Slots   int     `json:"slots"`
+	Running int     `json:"running"`            // the other used slots wait for their KV
+	Output  int64   `json:"output_tokens"`      // of all its answers since the start
+	Answers uint64  `json:"answers"`            // its whole answers since the start
+	Empty   uint64  `json:"empty_answers"`      // of these, answers that the engine ended without any text
+	TokenMs float64 `json:"token_ms,omitempty"` // (found) mean time between two tokens of an answer in the last 20 s; 0: too few came
+	// (found) the same in those spans of the last minute in which it was much slower than the others; 0: few were
+	SlowMs   float64 `json:"-"`
 	OthersMs float64 `json:"-"`                        // (found) what the median rank of its group took in these spans
 	Tight    bool    `json:"tight,omitempty"`          // its engine preempted requests, so it is kept emptier for a while
 	Lately   Lately  `json:"lately"`                   // (found)
@@ -241,7 +250,7 @@ type Prefill struct {
 	QueueMax      int             `json:"queue_max"`
 	ScrapeEveryMs float64         `json:"scrape_every_ms"`  // interval in which engines are asked for their load; 0: never
 	HitShare      float64         `json:"hit_share"`        // share of all prompt tokens since the start that were found in a prefix cache
-	BacklogS      float64         `json:"backlog_s"`        // time until a prompt that comes now would begin, longest over models; 0: unknown
+	BacklogS      float64         `json:"backlog_s"`        // until a prompt that comes now would begin, longest over models; 0: unknown
 	BusyS         float64         `json:"busy_s,omitempty"` // (found) for how long the backlog has been long
 	Hits          *Hits           `json:"hits,omitempty"`   // of the key with the most requests that wait, while the backlog is long
 	Heaviest      *Heaviest       `json:"-"`                // nil: the waiting requests have no prompt, or no receipts are kept
@@ -291,7 +300,7 @@ type PrefillEngine struct {
 	Waiting     float64 `json:"waiting"`           // requests in the engine's own queue, as scraped
 	Pooled      int     `json:"pooled"`            // finished prompts that have no rank yet
 	Dispatched  int     `json:"dispatched"`        // finished prompts on their way to a rank
-	HitShare    float64 `json:"hit_share"`         // share of recent prompt tokens
+	HitShare    float64 `json:"hit_share"`         // share of recent prompt tokens that were in its prefix cache
 	ScrapeAgeMs float64 `json:"scrape_age_ms"`     // -1: never scraped
 }
 

@@ -128,7 +128,7 @@ func findPolicySlow(v *view, say say) {
 
 func findImbalance(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
-		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // it gets emptier, as somebody wants it
+		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // an operator empties it
 		if g.LostShare > lostShare && !drains {
 			say(where, "", "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}

@@ -142,7 +142,7 @@ func findPrefillOut(v *view, say say) {
 }
 
 func findMetricsOld(v *view, say say) {
-	up := map[string]float64{} // s since when it is up, by engine
+	up := map[string]float64{} // for how many s it is up, by engine
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
 			up[e.ID] = e.SinceS

@@ -30,7 +30,7 @@ type Sample struct {
 	Engines map[EngineName]string // up, drain, or the state of an engine that gets no requests; also ranks that drain without their engine
 	Drains  bool                  // the proxy drains
 	Policy  string
-	Reload  time.Time // when another config last came into force; zero: never
+	Reload  time.Time // when another config last came into force; Unix time 0: never
 	Started time.Time // start of the proxy
 	Page    []byte    // what was shown, compressed; nil: nothing was shown
 	PageAt  time.Time

@@ -10,8 +10,8 @@ import (
 type spell struct {
 	least time.Duration // how long it must last until it is reported; 0: spellLasts
 	state spellState
-	since time.Time // since when it is wrong; zero: it is not
-	away  time.Time // in spellEnding: since when it is not wrong any more
+	since time.Time // since when it is wrong; zero in spellWell
+	away  time.Time // in spellBegun and spellEnding: since when it is not wrong
 }
 
 type spellState int
@@ -25,7 +25,9 @@ const (
 
 const (
 	spellLasts = 20 * time.Second
-	spellGap   = 4 * time.Second // how long it may be away before it is reported: less than a bin, so that one look does not count
+	// spellGap ends a spell that is away for so long before it is reported. It is less than a bin, so that one look in
+	// between does not count.
+	spellGap = 4 * time.Second
 )
 
 // look takes in whether it is wrong now, and returns for how long it has been wrong; 0: it is not, or not for long

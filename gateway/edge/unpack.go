@@ -69,7 +69,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) 
 		room = int(min(says.bytes, math.MaxInt32))
 	}
 	plain, err := unpackAll(r, charge, min(room, most), most)
-	_ = r.Close() // all was read, so that Close has no error to report
+	_ = r.Close() // the Close of neither decoder returns an error
 	switch {
 	case errors.Is(err, errBodyTooLarge):
 		return nil, &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",

@@ -35,7 +35,7 @@ var (
 	Broken   = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
 	NotOurs  = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 	Leaving  = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	Deadline = openai.Unavailable("deadline_unmet", // refused before a prefill would be in vain
+	Deadline = openai.Unavailable("deadline_unmet", // the request is refused so that no prefill is made in vain
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
 	// Late is the error if a decode engine began its answer after its KV may have become another prompt's.
 	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
@@ -294,7 +294,7 @@ type Fault struct {
 	Answer     *openai.Error // what the client sees if it is not tried again
 	Status     int           // the status of the engine's answer; 0: there was none
 	Err        error         // what failed, for the log
-	Engine     string        // its id, if the monitor must learn of it: a call broke, or the engine said something of itself; else empty
+	Engine     string        // the engine's id, if the monitor must learn that a call broke, or what the engine said of itself; else empty
 	RetryAfter time.Duration
 	Rooms      int // how often engines may give the request back because they have no KV memory left
 }

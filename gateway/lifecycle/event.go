@@ -2,7 +2,7 @@ package lifecycle
 
 import "time"
 
-// An Event is what has happened, and what is known at that moment. A field "of X" is only set in the event X.
+// An Event is what has happened, and what is known at that moment. A field "of X" only counts in the event X.
 type Event struct {
 	What   What
 	End    Ended  // of Fell
@@ -165,7 +165,7 @@ type Effect struct {
 	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
 	Group   bool    // of Offer: true if its decode group is another proxy's now, false if every attempt here failed
 	Error   Error   // of Fail
-	Until   Limit   // of an effect that is waited for: how long at most
+	Until   Limit   // how long the wait that the effect begins may last
 	Pair    int     // of SendBoth, and of each effect that a pair's event has: the number of the pair; 0: the effect is not of a pair
 }
 
@@ -251,7 +251,7 @@ type Budget uint8
 // The budgets.
 const (
 	NoMore   Budget = iota // there is no other attempt
-	Freely                 // no budget: there is another attempt in any case
+	Freely                 // no budget is asked for the attempt
 	OfUnsent               // the budget of attempts that reached no engine
 	Counted                // the budget of all other attempts
 )
@@ -260,7 +260,7 @@ const (
 type Retry struct {
 	Budget  Budget
 	N       int  // which attempt of its kind it is
-	Pause   int  // the upper bound of the random pause is the base pause, doubled so often; 0: the budget says how long the pause is
+	Pause   int  // the upper bound of the random pause is the base pause, doubled so often; 0: as the budget says, or none
 	Despite bool // the client has a part of the answer, so an empty budget does not end the request if no engine answered this attempt
 }
 

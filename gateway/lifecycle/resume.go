@@ -73,7 +73,7 @@ func (l *Loss) Plan() Plan {
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}
-	case l.Keeping == KeepNothing || !l.May: // the request was not kept in memory, or may not go on again
+	case l.Keeping == KeepNothing || !l.May: // the request is not in memory any more, or never was, or may not go on again
 		return Plan{Tier: Broken}
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen):
 		return l.behind(nothing, Repeated, nil)

@@ -27,7 +27,7 @@ const (
 // Why is why a leg ended without its result.
 type Why uint8
 
-// The reasons. In the first ones, the leg's engine is not why the leg ended.
+// The reasons. The first ones do not count as a failure of the leg's engine (see OfEngine).
 const (
 	Left        Why = iota // the client left
 	Leaving                // the proxy has no time for it any more

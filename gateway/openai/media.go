@@ -57,7 +57,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if !isString(v) {
 				return wrong(key, v, isString, "a string")
 			}
-			if kind = rawjson.Unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // each of repeated keys: a parser may take any
+			if kind = rawjson.Unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // of repeated keys, a parser may take any
 				strange = bad(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":

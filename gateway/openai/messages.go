@@ -200,7 +200,7 @@ func (e *Error) Typed(path string) (body []byte, contentType string) {
 	return body, "application/json"
 }
 
-// Words is the error in one line: the engine's message if there is one, and the key at fault.
+// Words is the error as one text: the engine's message if there is one, and the key at fault.
 func (e *Error) Words() string {
 	message := e.Message
 	if said, _ := saidIn(e.Raw); said != "" {

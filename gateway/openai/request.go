@@ -14,7 +14,7 @@ type Limits struct {
 	MediaHosts   []string // host or host:port, as a media URL must write it; empty: only data: URLs are allowed
 	ChatTemplate bool     // clients may send their own chat_template
 
-	Sole func() string // returns the model for a request that names none, if there is only one; empty, or nil: the request must name a model
+	Sole func() string // the model of a request that names none, if there is only one; empty, or nil: the request must name one
 
 	// 0: no limit.
 	Answers          int // that a request may ask for: each answer takes a place in the pool
@@ -52,13 +52,13 @@ type Request struct {
 	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
 	Limit        int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
 	Passthrough  bool              // the engine must answer in one piece, because its stream would have less, or have it in another form
-	PromptRows   bool              // the answer has logprobs of the prompt's tokens, which an engine of vLLM must compute
+	PromptRows   bool              // an engine of vLLM must compute logprobs of the prompt's tokens for it, even if the answer has none
 	Beams        int               // beams of a beam search; 0: there is none
 	PrefillOnly  bool              // a prefill engine alone answers it, because the answer has at most one token
 	PromptBytes  int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
 	Listed       bool              // of /generate: the answer is a list
 	Names        [][]byte          // ids of its answers, if the client has named each; nil: they are named after the request
-	PromptTokens int               // exact if the prompts are token ids; 0: they are not
+	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
 
 // Leg is one of the requests for a single answer into which a client's request is split.

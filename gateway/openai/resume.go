@@ -42,7 +42,7 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 			if HasMedia(b, ep) {
 				return true
 			}
-		case "content_parts", "trace_decode_token_ids": // the engine replaces media by other tokens, and a trace begins with the first token
+		case "content_parts", "trace_decode_token_ids": // the engine replaces media by other tokens; a trace begins with the first token
 			return true
 		default:
 			if strings.HasPrefix(key, "guided_") {
@@ -62,7 +62,7 @@ func HasTools(b *mooncake.Body) bool {
 }
 
 // asksBeside says whether a request asks for something beside the tokens of its answer, such as return_meta_info or
-// return_routed_experts. Engines return all of it in an answer in one piece, but not in a stream, and SGLang refuses some of it
+// return_routed_experts. Engines return all of it in an answer in one piece, but only a part in a stream, and SGLang refuses some of it
 // in a stream (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both, so they do not count here.
 func asksBeside(b *mooncake.Body) bool {
 	for key, v := range b.All() {

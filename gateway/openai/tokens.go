@@ -31,7 +31,7 @@ var tokensRules = map[string]rule{
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"logprobs":           logprobs,
-	"prompt_logprobs":    rules["prompt_logprobs"], // in a stream, which has no place for them: see tokensTogether
+	"prompt_logprobs":    rules["prompt_logprobs"], // engines compute them for a stream, too, which has no place for them: see tokensTogether
 	"stop":               rules["stop"],
 	"bad_words":          rules["bad_words"],
 	"stop_token_ids":     rules["stop_token_ids"],

@@ -183,7 +183,8 @@ func Bytes(req *openai.Request, leg *mooncake.Leg) int {
 	return req.PromptBytes
 }
 
-// Tokens is a prompt's length in tokens before an engine has counted it: exact for token ids, else an estimate.
+// Tokens is a prompt's length in tokens before an engine has counted it: exact if the request has one prompt of token ids,
+// else an estimate.
 func Tokens(req *openai.Request, leg *mooncake.Leg) int {
 	if (leg == nil || leg.Prompt == nil) && req.PromptTokens > 0 {
 		return req.PromptTokens

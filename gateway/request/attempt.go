@@ -26,7 +26,7 @@ func othersTake(j *job, f *failure.Fault) bool {
 }
 
 // again asks for another attempt and waits the pause before it. It returns false if the
-// client has left, or will have left by then.
+// budget grants none, or if the client has left, or will have left by then.
 func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
 	wait, ok := j.backoff(retry, f)
 	if !othersTake(j, f) { // the other ranks have not asked for a wait

@@ -117,7 +117,8 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		silence = min(silence, h.PulledBy().Sub(s.began))
 	}
 	pulled := s.began.Add(silence)
-	if s.slot.Beyond && h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, even from the rank's queue
+	// If nothing renews the hold on the KV, the KV must be pulled in time, even if the request waits in the engine's own queue.
+	if s.slot.Beyond && h != nil && !s.whole && profile.Renews() {
 		defer handoff.LimitFromSlot(s.slot, s.call, silence)()
 		silence = handoff.Forever
 	}

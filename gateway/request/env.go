@@ -52,7 +52,7 @@ type Env struct {
 	Places     *pool.Places
 	Dispatcher Dispatcher
 	Journal    *journal.Journal
-	Owner      *owner.Set // nil: every scope is this proxy's
+	Owner      *owner.Set // nil: this proxy is alone, and sends to every engine
 	Node       *geo.Node  // nil: there are no other regions
 	Meta       *metaserver.Server
 	Running    *abort.Running
@@ -96,8 +96,8 @@ type Fleet interface {
 // Dispatcher gives slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
-	Blocked(board string) (prefillers []string)       // prefill engines whose KV lately did not arrive at some rank of the board
-	Shunned(s *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the rank of the slot
+	Blocked(board string) (prefillers []string)       // prefill engines whose KV lately did not arrive at some decode engine of the board
+	Shunned(s *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
 	Rerouted(s *dispatcher.Slot, prefiller string)    // another prefill engine computes the prompt of a slot
 	EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(e *pool.Entry, l *board.Local) <-chan dispatcher.Result

@@ -17,7 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// This file has how a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back: fetched).
+// This file has the code by which a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back:
+// fetched).
 
 // ownTurns returns the scope of the turns that a request may go on from, and the token ids of its prompt. ok is false if the token ids are
 // not given, if the engine changes the prompt, or if the engine must compute it.

@@ -142,7 +142,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	srv.Fail(ctx, e)
 }
 
-// Broken ends the record of a request whose handler panics. The code that recovers writes the answer.
+// Broken accounts for a request whose handler panics, as Account does. The code that recovers the panic writes the answer.
 func (srv *Server) Broken(in *Incoming) {
 	srv.Account(in, failure.Broken)
 }
@@ -246,8 +246,8 @@ func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	}
 }
 
-// explain marks an answer to another dispatcher: with its count of cached tokens, or with the
-// code of a refusal after which the other dispatcher may go on with the request.
+// explain marks an answer to another dispatcher: with its count of cached tokens, or with a
+// code of the refusal, by which the other dispatcher decides whether the request goes on elsewhere.
 func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {

@@ -49,7 +49,7 @@ type job struct {
 
 	process int             // the decode engine's process at the time of the decode call
 	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached  int             // prompt tokens that were found in its prefix cache; -1: unknown
+	cached  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
 	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
 	holder  *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 

@@ -29,7 +29,7 @@ var (
 	errTold   = errors.New("the engine sent an event that says it failed")
 )
 
-// pass carries out the effects that only a request has which is passed through.
+// pass carries out the effects that occur only for a request that is passed through.
 func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
 	p := r.job.passed
 	switch x.Do {
@@ -237,7 +237,8 @@ func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
 	}
 }
 
-// accountFor takes note of how many tokens the engine has computed. If the engine did not count them, the estimate counts.
+// accountFor takes note of how many tokens the engine has computed. If it did not count them, but may have computed them (Spent), the
+// estimate counts.
 func accountFor(s *stream, how lifecycle.How) {
 	told, p := s.job.record, s.job.passed
 	u, counted := s.answer.Mirror.Usage()

@@ -189,7 +189,7 @@ var (
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// notAnswered is what the client of a request reads whose engine was taken out of service.
+// notAnswered is what a client reads if the engine of its request was taken out of service before the end of the answer.
 const notAnswered = "its engine was taken out of service; send the request again"
 
 // event takes in one event that comes from no socket.

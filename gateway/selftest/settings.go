@@ -26,7 +26,7 @@ func (t *tester) settings(ctx context.Context, role string, s subject, e config.
 	}
 }
 
-// serverInfo reads the settings that an engine reports into into; false: it reports none.
+// serverInfo reads the settings that an engine reports, and stores them in into; false: it reports none.
 func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()

@@ -64,7 +64,7 @@ func (d *Drain) Began(nowAt float64) {
 	}
 }
 
-// Ms is the average in ms; 0: there was no departure yet.
+// Ms is the average in ms; 0: no departure came yet while requests waited.
 func (d *Drain) Ms() float64 { return d.ms }
 
 // Distrust is by how many ms a peer's predicted costs were too small: the median of the actual less the

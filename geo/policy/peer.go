@@ -15,9 +15,10 @@ type Offer struct {
 	Load         float64 `json:"load"`
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
-	FitN         int     `json:"fit_n"`                 // prefills that tp and t0 were learned from
-	RoomMs       float64 `json:"room_ms,omitempty"`     // ms until its KV has room for a prompt of 0 tokens; below 0: since when it has
-	TokenMs      float64 `json:"kv_token_ms,omitempty"` // time until the region's KV gets room for one more token; 0: unknown
+	FitN         int     `json:"fit_n"` // prefills that tp and t0 were learned from
+	// ms until a replica's KV has room for a prompt of 0 tokens; below 0: for how long it has had room
+	RoomMs  float64 `json:"room_ms,omitempty"`
+	TokenMs float64 `json:"kv_token_ms,omitempty"` // time until the region's KV gets room for one more token; 0: unknown
 }
 
 // NewOffer sums up the local replicas. waiting requests with waitingTokens new tokens wait in the

@@ -34,7 +34,7 @@ type Request struct {
 	Key    uint64  // its place on a ring: RingKey
 	Tokens int     // tokens of the prompt
 	Hits   []int32 // cached tokens by place; a place beyond its end has none
-	Stay   bool    // the request may not be forwarded: it used up its hops, a forward failed, the client asked for it, or residency forbids it
+	Stay   bool    // the request may not be forwarded: its hops are used up, a forward failed, the client asked so, or residency forbids it
 	Barred []bool  // by place: residency forbids it; a place beyond its end is allowed
 	Waited float64 // ms since it could have gone somewhere, for patience
 }

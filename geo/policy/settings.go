@@ -66,7 +66,7 @@ type Push uint8
 
 // The modes.
 const (
-	SPE   Push = iota // while fewer than MaxUnanswered of our requests have no first token
+	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token: ours, and Foreign
 	SPP               // while no request waited in the engine at the last scrape, and the credit since then is not used up
 	SPO               // while fewer than MaxOutstanding of our requests are not finished
 	Blind             // always

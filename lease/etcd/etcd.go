@@ -28,7 +28,7 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 		Endpoints: endpoints, TLS: t, DialTimeout: 5 * time.Second,
 		// the client would warn of every call that fails; a claim logs that once
 		Logger:            log.WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)),
-		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // so that the client soon leaves an etcd member that is gone
+		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // so that the client soon leaves a member that is gone
 	})
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)

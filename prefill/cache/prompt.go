@@ -6,7 +6,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Prompt is by what a prompt is recognised in prefix caches. A zero Prompt is not looked up.
+// Prompt has what a prompt is recognised by in prefix caches. A zero Prompt is not looked up.
 type Prompt struct {
 	Keys        []index.Key // of its blocks; must not change any more
 	BlockTokens int         // token ids of each block; 0: the blocks are of bytes
@@ -34,8 +34,8 @@ func (p *Prompt) unit() int {
 // because a class would change with a learned ratio.
 const classBytes = 4
 
-// ClassDepth is how many of the prompt's blocks make up its class: those of the largest number in tokens that the
-// prompt reaches, else all.
+// ClassDepth is how many of the prompt's blocks make up its class. tokens are depths, ascending: the blocks of the
+// largest one that the prompt reaches count, and all blocks if it reaches none.
 func (p *Prompt) ClassDepth(tokens []int) int {
 	depth := len(p.Keys)
 	for _, n := range slices.Backward(tokens) { // ascending

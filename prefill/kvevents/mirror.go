@@ -7,8 +7,8 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Sink receives what a candidate's engine holds, in the order of its events. The stream's goroutine calls it while it
-// holds the sink's own lock. The slices are reused afterwards.
+// Sink receives what a candidate's engine holds, in the order of its events. The stream's goroutine takes the
+// sink's lock before each call. The slices are reused afterwards.
 type Sink interface {
 	sync.Locker
 	Stored(s index.Slot, keys []index.Key)

@@ -19,7 +19,7 @@ type Sums struct {
 	NewTokens, PredictedUs, Attention int64
 }
 
-// book adds the weight of a prompt times times: 1 adds it, -1 takes it away.
+// book adds the weight of a prompt if times is 1, and takes it away if times is -1.
 func (s *Sums) book(p Phase, w Weight, times int64) {
 	s.Leases[p] += int(times)
 	s.Tokens[p] += times * w.Tokens

@@ -103,7 +103,7 @@ func (l *Ranks) Set(ranks []Rank) {
 	}
 }
 
-// unfollow ends the streams of the ranks that which selects.
+// unfollow ends the streams of the ranks for which the function which returns true.
 func (l *Ranks) unfollow(which func(*rank) bool) {
 	l.mu.Lock()
 	var ended []*rank

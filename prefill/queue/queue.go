@@ -402,8 +402,8 @@ func (e *Entry[T]) Fix() {
 	heap.Fix(&e.line.longest, e.lane.length)
 }
 
-// MakeRoom displaces requests until the line, which may have at most most requests, has room for n more of a priority
-// and key. If that room cannot be made it displaces none.
+// MakeRoom displaces requests until the line has room for n more of a priority and key; most is how many it may have.
+// If that room cannot be made it displaces none.
 func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*Entry[T], ok bool) {
 	own := l.waitingOf(priority, key) + n
 	over := l.fresh + n - most

@@ -13,7 +13,7 @@ import (
 type Affinity struct {
 	ttl    time.Duration
 	most   int
-	factor float64 // times its share of all requests that a candidate may have before a session moves away
+	factor float64 // a session leaves a candidate that would have more than so many times its share of all requests
 
 	byUse list.List // of *session, the newest first
 	byKey map[uint64]*list.Element
@@ -23,7 +23,7 @@ type Affinity struct {
 // much more than its share of the load.
 type AffinityConfig struct {
 	Enabled    bool          `yaml:"enabled"`
-	LoadFactor float64       `yaml:"load_factor"` // times its share of all requests that an engine may have before a session moves away
+	LoadFactor float64       `yaml:"load_factor"` // a session leaves an engine that would have more than so many times its share
 	TTL        time.Duration `yaml:"ttl"`
 	MaxKeys    int           `yaml:"max_keys"`
 }

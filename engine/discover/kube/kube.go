@@ -140,7 +140,7 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			o.LabelSelector = selector
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
-				if o.SendInitialEvents == nil { // a streamed list: if it is refused, a plain one is asked for
+				if o.SendInitialEvents == nil { // else this asked for a streamed list: if that is refused, a plain one is asked for
 					m.keepFailure(ctx, "watch", err)
 				}
 				return nil, errors.New(err.Error()) // for some kinds of errors the reflector would watch again without a list

@@ -142,8 +142,8 @@ func (e *Engine) base() string {
 	return ""
 }
 
-// decodesFor says whether the engine is in a scope with an owner, and decodes on a board for requests for a model; an
-// empty model stands for any model.
+// decodesFor says whether some proxy may own the engine's scope, and the engine decodes on a board for requests for a
+// model; an empty model stands for any model.
 func (e *Engine) decodesFor(board, model string) bool {
 	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.onBoard() == board) &&
 		(model == "" || e.has(model))
@@ -255,7 +255,7 @@ func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }
 
-// context is the longest context of its models, in tokens; 0 if one is unknown.
+// context is the longest context of its models, in tokens; 0 if that of a base model is unknown.
 func (e *Engine) context() (longest int) {
 	for _, m := range e.Status.Models {
 		n := e.maxLen(m)

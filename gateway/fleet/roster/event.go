@@ -31,7 +31,7 @@ type What uint8
 const (
 	Restarted        What = iota // report that a prefill engine has another process, and forget what was learned of the process before
 	MayHaveRestarted             // report that a prefill engine may have another process, and forget the same
-	Forgotten                    // forget the same, because the engine has left
+	Forgotten                    // forget the same without a report, because the engine has left, or its process was never seen before
 	Watched                      // make the monitor watch the present engines
 	StartsSlowly                 // report that an engine's share of the load grows step by step
 	GroupBroke                   // report that the ranks of a group get no requests because an engine of the group is down

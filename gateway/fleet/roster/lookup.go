@@ -291,7 +291,8 @@ func (p *Published) Admits(worker int32) bool {
 // RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: ours.
 func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).abroad }
 
-// Context is the longest context of an engine's models in tokens, by the engine's key; 0 if one is unknown.
+// Context is the longest context of an engine's models in tokens, by the engine's key; 0 if that of a base model is
+// unknown.
 func (p *Published) Context(key string) int { return p.at(key).context() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.

@@ -63,8 +63,8 @@ func (p *Pause) String() string {
 	return "group " + p.Group + ": " + p.Text()
 }
 
-// PauseBegun says that a group is paused. A group that is paused already stays paused since then, with its engines
-// that had not resumed.
+// PauseBegun says that a group is paused. If the group is paused already, or some of its engines did not resume, the
+// pause keeps the path and the time with which it began.
 type PauseBegun struct{ Group, Path string }
 
 func (v PauseBegun) apply(r *Roster, a *applying) {

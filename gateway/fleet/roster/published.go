@@ -91,7 +91,7 @@ type Route struct {
 	Prefill bool   // some prefill engine that is up lists it
 	Decode  bool   // some decode rank that is up lists it
 	Alone   bool   // all engines that list it, also those that are down, prefill and decode
-	Rows    bool   // each decode engine that takes hand-offs itself computes a prompt whose logprobs are asked for
+	Rows    bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
 	SGLang  bool   // some engine accepts keys that only SGLang knows
 	Half    bool   // only engines that prefill list it, or only engines that decode, so that no request for it can be completed
 	Blind   bool   // some engine could give an answer back without a sign of it, on an endpoint that is not common

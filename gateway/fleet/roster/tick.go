@@ -164,9 +164,9 @@ func (r *Roster) relieved(e *Engine) bool {
 	return false
 }
 
-// breakGroups finds the groups in which an engine has served and is down now. The other engines of such a group
-// report that they are well, but their ranks wait in vain for the ranks of the engine that is down. They do not wait
-// for an engine that was taken out of the group.
+// breakGroups finds the groups in which an engine has served and is down or wedged now. The other engines of such a
+// group report that they are well, but their ranks wait in vain for the ranks of that engine. They do not wait for an
+// engine that was taken out of the group.
 func (r *Roster) breakGroups(a *applying) {
 	now := map[string]bool{}
 	for _, k := range r.order {
