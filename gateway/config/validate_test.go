@@ -1,6 +1,7 @@
 package config
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -236,23 +237,24 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 
 // An engine whose connector the other side lacks hands nothing over, and one whose connector says nothing is not judged.
 func TestAConnectorOfOneSideIsDoubtful(t *testing.T) {
-	for engines, doubtful := range map[string]string{
-		"prefill: [{url: \"http://a:1\", profile: nixl}], decode: [{url: \"http://b:1\", profile: nixl}]":                                      "",
-		"prefill: [{url: \"http://a:1\", profile: nixl}], decode: [{url: \"http://b:1\", profile: nixl}, {url: \"http://c:1\"}]":               "engines.decode[1].profile",
-		"prefill: [{url: \"http://a:1\"}, {url: \"http://c:1\", profile: nixl}], decode: [{url: \"http://b:1\", profile: nixl}]":               "engines.prefill[0].profile",
-		"prefill: [{url: \"http://a:1\", profile: any}], decode: [{url: \"http://b:1\", profile: nixl}]":                                       "",
-		"prefill: [{url: \"http://a:1\", profile: nixl}], decode: [{url: \"http://b:1\", profile: nixl}], aggregated: [{url: \"http://d:1\"}]": "",
+	for name, row := range map[string]struct{ prefill, decode, doubtful string }{
+		"both have it":        {"{url: p, profile: nixl}", "{url: d, profile: nixl}", ""},
+		"one forgot it":       {"{url: p, profile: nixl}", "{url: d, profile: nixl}, {url: e}", "engines.decode[1].profile"},
+		"the other side did":  {"{url: p}, {url: q, profile: nixl}", "{url: d, profile: nixl}", "engines.prefill[0].profile"},
+		"one hands all on":    {"{url: p, profile: any}", "{url: d, profile: nixl}", ""},
+		"nobody says another": {"{url: p}", "{url: d}", ""},
 	} {
+		engines := regexp.MustCompile(`url: (\w)`).ReplaceAllString("prefill: ["+row.prefill+"], decode: ["+row.decode+"]", `url: "http://$1:1"`)
 		c, err := Parse("f.yaml", []byte("profiles: {nixl: {connector: nixl-pull}, any: {connector: opaque}}\nengines: {"+engines+"}\n"))
 		require.NoError(t, err)
-		require.NoError(t, c.Validate(), engines)
+		require.NoError(t, c.Validate(), name)
 		paths := ""
 		for _, d := range c.Doubts() {
 			if strings.HasPrefix(d.Path, "engines.") {
 				paths += d.Path
 			}
 		}
-		require.Equal(t, doubtful, paths, engines)
+		require.Equal(t, row.doubtful, paths, name)
 	}
 }
 
