@@ -168,7 +168,7 @@ func (b *bound) keepUntilAsked(r *request, k *pins.Pin, cached int) {
 			p.Begins = true
 			_ = bind.Post(b.ctx, b.pull, to.Address, bind.PushPath, p) // one that is gone does not answer, and is told in vain below
 			p.Begins = false
-			switch state, _ := b.pins.Pull(k.ID, to.Engine, nil, false); state {
+			switch b.pins.Written(k.ID, to.Engine) {
 			case pins.OK:
 			case pins.Expired: // while it was written: the rest of it is another prompt's, and nothing shows it
 				p.Key, p.Answer = ^p.Key, p.Answer^badKV

@@ -183,7 +183,8 @@ func (e *Engine) Revive() error {
 	l.backs.all = map[string]*back{}
 	l.pins = pins.New(e.cfg.KVHoldTimeout, !e.cfg.namesRequests(),
 		pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
-			Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks})
+			Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks,
+			OutlivedWrites: &c.OutlivedWrites})
 	caches := make([]*cache.Cache, e.cfg.DPSize)
 	decodes, computes := e.cfg.group(), e.cfg.prompts()
 	decodes.Core, computes.Core = &e.core, &e.core

@@ -52,6 +52,7 @@ const (
 type Counts struct {
 	Leaks, Pulls, Releases, Renewals                *atomic.Int64
 	Replays, ExpiredPulls, SpentDrains, WrongBlocks *atomic.Int64
+	OutlivedWrites                                  *atomic.Int64
 }
 
 // New keeps pins for the time of hold. unnamed: hand-offs do not name their request.
@@ -96,6 +97,17 @@ func (p *Pins) end(k *Pin, as State) {
 // A late or second pull of a drain does no harm: its text is thrown away, and its
 // cache_salt keeps the blocks from every other request.
 func (p *Pins) Pull(id, engine string, ids []int, drain bool) (State, uint64) {
+	return p.read(id, engine, ids, drain, p.count.ExpiredPulls)
+}
+
+// Written is the end of a write that began while the pin was kept. engine is as for Pull.
+func (p *Pins) Written(id, engine string) State {
+	state, _ := p.read(id, engine, nil, false, p.count.OutlivedWrites)
+	return state
+}
+
+// read counts in expired that the pin has timed out.
+func (p *Pins) read(id, engine string, ids []int, drain bool, expired *atomic.Int64) (State, uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if k := p.live[id]; k != nil {
@@ -124,7 +136,7 @@ func (p *Pins) Pull(id, engine string, ids []int, drain bool) (State, uint64) {
 	case drain:
 		p.count.SpentDrains.Add(1)
 	case state == Expired:
-		p.count.ExpiredPulls.Add(1)
+		expired.Add(1)
 	default:
 		p.count.Replays.Add(1)
 	}
