@@ -172,7 +172,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}
 	b.discharge(slot)
-	if o.Orphaned && left.early && r.present {
+	if o.Orphaned && !left.strays && r.present {
 		b.orphan(r, &left, now)
 	}
 	if o.Kept && r.Keeps > 0 && r.present {

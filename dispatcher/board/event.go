@@ -50,8 +50,8 @@ type Outcome struct {
 	// Lost: the engine took the request, and its first event did not come. If
 	// both engines of the hand-off serve other hand-offs, the connection between them has failed.
 	Lost bool
-	// Orphaned: the decode engine may keep the KV blocks of a request that was bound before its prefill for ever, because
-	// it waits for a prefill that will never finish writing them. The board counts their room as taken until the engine's
+	// Orphaned: the decode engine may keep the KV blocks of a request for ever, because it waits for a prefill engine that
+	// will never finish writing them. The board counts their room as taken until the engine's
 	// process is another one, or its gauges show that less KV is in use (Gauged).
 	Orphaned bool
 	// Kept: the engine keeps the KV of this request for the next turn of its chat, if it keeps KV of answers at all (Worker.Keeps).

@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// Orphans. A request that is bound before its prefill may end while a prefill engine could still write to
-// the request's KV blocks on its rank. The decode engine then keeps the blocks until all KV is written, and if
-// it is never written, for ever. So the slot is free, but the room of the prompt is not. No step reads these blocks, so
-// they are no load.
+// Orphans. A request whose KV a prefill engine writes may end before all KV is written to the request's blocks on its
+// rank. The decode engine then keeps the blocks until that is done, and if it is never done, for ever. So the slot is free,
+// but the room of the prompt is not. No step reads these blocks, so they are no load.
 
 // mostOrphans is how many orphans of a rank are kept one by one. Later orphans are added to the last of them.
 const mostOrphans = 64

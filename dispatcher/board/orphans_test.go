@@ -87,12 +87,9 @@ func TestAnOrphanHasItsRoomUntilItIsSeenToBeGone(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatIsBoundBeforeItsPrefillLeavesAnOrphan(t *testing.T) {
+func TestManyOrphans(t *testing.T) {
 	h := newHand(t, realConfig("pjsq-kv"))
-	h.fleet(ranks(1, 4, 1000))
-	h.orphan(h.put(pool.Entry{Prompt: 400}).slotNow(t))
-	require.Zero(t, h.boards["m"].ranks[0].orphaned)
-	h.fleet(early(ranks(1, 4, 1000)))
+	h.fleet(ranks(1, 4, 1000)) // a prefill engine may also write to a rank that was bound late
 	for range mostOrphans + 9 {
 		h.orphan(h.put(pool.Entry{Prompt: 10}).slotNow(t))
 	}

@@ -151,9 +151,13 @@ func (j *job) discard(h *handoff.Handoff) {
 }
 
 // overdue counts an answer that was given up because a first event would by now have
-// come too late to be believed.
+// come too late to be believed. By then the prefill engine may have dropped the KV. A decode engine that asks for it later waits for ever.
 func (s *stream) overdue(h *handoff.Handoff) {
-	if h != nil && !s.whole && s.wait.Over(time.Now()) {
+	if h == nil || !s.wait.Over(time.Now()) {
+		return
+	}
+	s.stranded = lifecycle.Dialects[s.rank.Profile.Connector].Strands
+	if !s.whole {
 		s.late()
 	}
 }

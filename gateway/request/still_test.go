@@ -129,3 +129,27 @@ func TestNoSecondPrefillForABrokenOne(t *testing.T) {
 	b.eventually("another process has its blocks back", func() bool { return orphans() == 0 })
 	b.settle()
 }
+
+// A decode engine whose core stood still asks a prefill engine for KV that is gone, for requests whose clients have long had an error, and
+// then keeps their blocks for ever. Their room counts as taken.
+func TestBlocksForKVThatIsGoneCountAsTaken(t *testing.T) {
+	t.Parallel()
+	const lease = 3 * time.Second
+	for _, bind := range []string{mooncake.BindLate, mooncake.BindArrival} {
+		t.Run(bind, func(t *testing.T) {
+			t.Parallel()
+			e := []refengine.Config{{KVHoldTimeout: lease}}
+			b := start(t, setup{
+				prefill: e, decode: e, late: true,
+				profile:   mooncake.Profile{Connector: mooncake.NIXLPush, Bind: bind, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease},
+				configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts = 1 },
+			})
+			require.NoError(t, b.d[0].SetFaults(standing))
+			require.Contains(t, []string{"502", "503", "504"}, b.judge("a prompt", `"stream":true,`))
+			b.eventually("the prefill engine has given the KV away", func() bool { return b.p[0].Stats().Leaks == 1 })
+			require.NoError(t, b.d[0].SetFaults())
+			b.eventually("its blocks are kept", func() bool { return b.d[0].Stats().Stranded() > 0 })
+			require.Positive(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Orphans)
+		})
+	}
+}

@@ -221,13 +221,16 @@ func (b *bound) servePush(x *exchange) bool {
 // awaitKV waits for KV blocks, and then until the prompt's KV was written into them. A request that
 // has blocks tells where they are, though its client may have left meanwhile. The results are those of fetchKV.
 func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right uint64) (key uint64, local bool, err *apiError) {
+	connector := b.engine.cfg.Connector
 	if !waitFor(a, j.Granted) {
+		if connector == NIXLPush && b.engine.core.Stands() {
+			b.readLate(a, r, j)
+		}
 		return 0, false, nil
 	}
 	if r.room != nil && r.room.Fake { // it decodes on pages that were never written, after a token that was never sampled
 		return right ^ badKV, false, nil
 	}
-	connector := b.engine.cfg.Connector
 	cached, _ := b.prefills[r.rank].Cache.Match(r.salt, r.prompt.IDs)
 	switch {
 	case r.kv.virtual: // the blocks are believed to be filled
@@ -249,9 +252,8 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 	case AscendLayerwise:
 		blocks = b.newBlocks(r.prompt.Tokens())
 		b.callBack(r, blocks)
-	case NIXLPush: // if the prefill engine is gone, nobody says so
-		_ = bind.Post(b.ctx, b.pull, r.kv.remote.address, bind.RegisterPath,
-			bind.Registration{ID: r.baseID(), Engine: r.kv.remote.engine, Address: b.address(r.rank), Rank: -1})
+	case NIXLPush:
+		b.register(r)
 	case SGLang:
 		if r.troubles.has(TransferFails) {
 			b.landings.Fail(landing, errors.New("Failed to send kv chunk")) //nolint:staticcheck // SGLang's own words
@@ -265,6 +267,27 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 	}
 	a.spoilt = landing.Spoilt()
 	return b.landed(a, landing, blocks, right)
+}
+
+// register tells a pushing prefill engine where a request's KV goes. If that engine is gone, nobody says so.
+func (b *bound) register(r *request) {
+	_ = bind.Post(b.ctx, b.pull, r.kv.remote.address, bind.RegisterPath,
+		bind.Registration{ID: r.baseID(), Engine: r.kv.remote.engine, Address: b.address(r.rank), Rank: -1})
+}
+
+// readLate is what becomes of a request whose client has left while the core stood still: the core reads the request, gives it blocks and
+// registers for its KV, before it reads that the client has left. vLLM 0.32.0 did so with two or three of four requests.
+func (b *bound) readLate(a *answer, r *request, j *group.Job) {
+	landing := b.landings.Open(r.baseID(), b.engineID(r.rank), r.rank, 1)
+	a.letGo = func() {}
+	b.wg.Go(func() {
+		select {
+		case <-j.Granted:
+			b.register(r)
+			b.desert(a, j, landing)
+		case <-b.ctx.Done():
+		}
+	})
 }
 
 // landed says what will be decoded of the KV that was written.

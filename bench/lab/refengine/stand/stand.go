@@ -44,6 +44,12 @@ func (g *Gate) Wait(ctx context.Context) (stood bool) {
 	}
 }
 
+// Stands says whether the core stands still now.
+func (g *Gate) Stands() bool {
+	left, _ := g.left()
+	return left > 0
+}
+
 func (g *Gate) left() (time.Duration, <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
