@@ -218,13 +218,15 @@ const (
 	Lease                // of a prompt: on a prefill engine that has not handed its KV over, or on a group whose ranks prefill and decode
 	KV                   // a hand-off that may be sent to a decode engine
 	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
-	Slot                 // a slot on a decode rank, and the call to its engine; until the call is over, its tokens count as expected there
+	Slot                 // a slot on a decode rank
 	Holder               // what the audit of leases knows the request by
 	Kept                 // the bytes that are kept, on an account, so that a lost answer can go on
 	Seat                 // a seat among the requests that are passed through at once
 	Body                 // the body of such a request; if the request gets an error, the code that answers with the error settles the body
-	Call                 // a call to an engine, which counts there with the tokens to compute; it is settled as Free or Spent
-	Memory               // memory for an answer in one piece, until the answer is written
+	// A call to an engine, which counts there with the tokens to compute, and which a drain may end. A call to a decode rank is settled as
+	// its slot is, and that of a request that is passed through as Free or Spent.
+	Call
+	Memory // memory for an answer in one piece, until the answer is written
 	things
 )
 

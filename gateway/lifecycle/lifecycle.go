@@ -114,7 +114,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		switch {
 		case e.What == RankTakes:
 			l.history.moves(turned)
-			l.owed.take(Slot)
+			l.owed.bind()
 			l.keep(&e)
 			return l.sendDecode(&e, dst)
 		case l.Alone:
@@ -148,7 +148,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		}
 	case Pooled:
 		if e.What == Bound {
-			l.owed.take(Slot)
+			l.owed.bind()
 			l.keep(&e)
 			if l.script == Early {
 				l.owed.has[Lease] = false // from now on the pair settles the lease
@@ -164,7 +164,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	case Opening, Coupled: // only a mixed attempt still has its lease here
 		switch e.What {
 		case Ends: // the whole answer came at once. The slot is free, whatever the prefill engine reports
-			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+			return l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
 		case First:
 			l.keep(&e)
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
@@ -301,7 +301,7 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	if idle || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
 		how = Cancelled
 	}
-	dst = l.owed.settle(dst, Slot, how)
+	dst = l.owed.unbind(dst, how)
 	if !l.Resumed() { // else the kept bytes belong to the whole answer, not to this attempt
 		dst = l.owed.settle(dst, Kept, Back)
 	}
@@ -337,7 +337,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 		return l.begin(dst)
 	case e.What == Ends && l.state == Answering:
 		if l.owed.has[Slot] { // else the answer ended with its first event, and the prefill engine's answer was already waited for
-			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+			dst = l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
 			if l.script == Early { // the prefill engine may still report that the KV was not complete
 				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
 			}
@@ -357,7 +357,7 @@ func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
 	if e.Left || e.End.Why == Left {
 		v, how = Verdict{Next: Over}, Cancelled
 	}
-	dst = l.owed.settle(l.condemn(&e, v.Blame, dst), Slot, how)
+	dst = l.owed.unbind(l.condemn(&e, v.Blame, dst), how)
 	if v.Next == Over || l.tries.breaks(&e) {
 		return append(l.conclude(dst), Effect{Do: BreakOff})
 	}
@@ -397,7 +397,7 @@ func (l *Lifecycle) conclude(dst []Effect) []Effect {
 
 func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	l.state = Done
-	dst = l.owed.settle(dst, Slot, Failing)
+	dst = l.owed.unbind(dst, Failing)
 	dst = l.owed.settle(dst, Lease, Orphan)
 	dst = l.owed.settle(dst, KV, Orphan)
 	for i := range l.pairs {

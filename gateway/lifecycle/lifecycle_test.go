@@ -40,7 +40,7 @@ var settles = [things][]How{
 	Kept:    {Back},
 	Seat:    {Back},
 	Body:    {Back, Pass},
-	Call:    {Free, Spent},
+	Call:    {Failing, Cancelled, Finish, Free, Spent},
 	Memory:  {Back, Pass},
 }
 
@@ -142,6 +142,7 @@ func (w *engines) happens(state State, alone bool, e Event) {
 	switch e.What {
 	case RankTakes, Bound:
 		w.held[Slot]++
+		w.held[Call]++
 	case Turn:
 		if w.held[Place] == 0 {
 			w.held[Place]++
@@ -233,11 +234,12 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			require.Zero(t, w.ends, "after %v", events)
 			if l.state == Answering {
 				require.LessOrEqual(t, w.held[Slot], 1, "after %v", events)
+				require.Equal(t, w.held[Slot], w.held[Call], "after %v", events)
 				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Holder], "after %v", events)
 			}
 			if e.What == Ends && state < Answering { // all of it came at once, and the wait goes on
 				require.Equal(t, state, l.state, "after %v", events)
-				require.Zero(t, w.held[Slot]+w.awaited, "after %v", events)
+				require.Zero(t, w.held[Slot]+w.held[Call]+w.awaited, "after %v", events)
 				e = drawn(t, &l)
 				continue
 			}
@@ -339,7 +341,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 		var how []How
 		for _, x := range l.Step(Event{What: Fell, End: e}, nil) {
 			if x.Do == Settle {
-				require.Contains(t, []Thing{Lease, Slot, Holder}, x.Thing, "%+v", e)
+				require.Contains(t, []Thing{Lease, Slot, Call, Holder}, x.Thing, "%+v", e)
 				if x.Thing == Lease {
 					how = append(how, x.How)
 				}
@@ -367,10 +369,11 @@ func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	l := coupled()
 	again := Effect{Do: Pause, Retry: Retry{Budget: Counted, N: 1}}
 	got := l.Step(Event{What: Fell, Faulty: true, End: Ended{Leg: Prefill, Far: Headed, Why: Failed}}, nil)
-	require.Equal(t, []Effect{{Do: Condemn, Leg: Prefill, Blame: Disputed}, {Do: Settle, Thing: Slot, How: Failing}, again}, got)
+	leaves := []Effect{{Do: Settle, Thing: Slot, How: Failing}, {Do: Settle, Thing: Call, How: Failing}}
+	require.Equal(t, slices.Concat([]Effect{{Do: Condemn, Leg: Prefill, Blame: Disputed}}, leaves, []Effect{again}), got)
 	l = coupled()
 	got = l.Step(Event{What: Fell, Faulty: true, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil)
-	require.Equal(t, []Effect{{Do: Condemn, Leg: Decode, Blame: Disputed}, {Do: Settle, Thing: Slot, How: Failing}, {Do: Shun}, again}, got)
+	require.Equal(t, slices.Concat([]Effect{{Do: Condemn, Leg: Decode, Blame: Disputed}}, leaves, []Effect{{Do: Shun}, again}), got)
 	l = coupled()
 	got = l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil) // its KV did not arrive
 	require.Equal(t, Effect{Do: Condemn, Leg: Decode, Blame: Engine}, got[0])

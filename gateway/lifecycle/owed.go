@@ -15,6 +15,17 @@ type owed struct {
 
 func (o *owed) take(t Thing) { o.has[t] = true }
 
+// bind takes the slot of a decode rank, and the call to its engine.
+func (o *owed) bind() { o.take(Slot); o.take(Call) }
+
+// unbind gives back what bind has taken, if the request still holds it.
+func (o *owed) unbind(dst []Effect, how How) []Effect {
+	if !o.has[Slot] {
+		return dst
+	}
+	return o.settle(o.settle(dst, Slot, how), Call, how)
+}
+
 // settle ends the hold of a thing. It does nothing if the request does not hold that thing.
 func (o *owed) settle(dst []Effect, t Thing, how How) []Effect {
 	if !o.has[t] {

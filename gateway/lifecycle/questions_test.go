@@ -23,13 +23,15 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the decode engine resets after its 200, and the client is leaving",
 			opening + "Fell End.Leg=Decode End.Far=Headed End.Why=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Discard, " +
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Settle Thing=Doubted How=Discard, " +
 				"Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"the same, where a second request for the hand-off would have the id of the first",
 			probing + "HandedOver Named; Bound; Fell End.Leg=Decode End.Far=Headed End.Why=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Orphan, " +
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Settle Thing=Doubted How=Orphan, " +
 				"Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
@@ -45,7 +47,8 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"a decode engine answers 503",
 			opening + "Fell End.Leg=Decode End.Far=Headed End.Why=Busy",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=Doubt, Settle Thing=Slot How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=Doubt, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the hand-off is not offered again then: the prompt is prefilled anew",
@@ -55,12 +58,13 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"it answers 503 where a rejection has the prefill engine free the KV",
 			opening + "Fell End.Leg=Decode End.Far=Headed End.Why=Busy End.Frees",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=Free, Settle Thing=Slot How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=Free, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the prefill engine refuses a request whose decode leg is under way",
 			both + "Fell End.Leg=Prefill End.Far=Headed End.Why=Rejected",
-			"Settle Thing=Slot How=Failing, Settle Thing=Holder How=Back, Fail Error=OfAttempt",
+			"Settle Thing=Slot How=Failing, Settle Thing=Call How=Failing, Settle Thing=Holder How=Back, Fail Error=OfAttempt",
 		},
 		{
 			"the prefill engine is declared down during the probe, which is as if its connection broke",
@@ -75,7 +79,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the scope is handed over between the slot and the first byte",
 			opening + "Fell End.Leg=Decode End.Far=Unsent End.Why=NotOurs",
-			"Settle Thing=Slot How=Cancelled, Shun, Pause Retry.Budget=Freely",
+			"Settle Thing=Slot How=Cancelled, Settle Thing=Call How=Cancelled, Shun, Pause Retry.Budget=Freely",
 		},
 		{
 			"the same hand-off then waits for another slot",
@@ -90,7 +94,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the connection breaks in the middle of an answer",
 			opening + "First; Fell End.Leg=Decode End.Far=Through End.Why=Broke End.Open",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=Slot How=Failing, Shun, GoOn",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=Slot How=Failing, Settle Thing=Call How=Failing, Shun, GoOn",
 		},
 		{
 			"the answer can go on: the prompt is prefilled anew, and no other dispatcher is asked",
@@ -105,12 +109,12 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the client left, and that is why it broke",
 			opening + "First; Fell End.Leg=Decode End.Far=Through End.Why=Left End.Open Left",
-			"Settle Thing=Slot How=Cancelled, BreakOff",
+			"Settle Thing=Slot How=Cancelled, Settle Thing=Call How=Cancelled, BreakOff",
 		},
 		{
 			"SGLang's answer is whole, and its prefill engine has not answered: the slot is given back first",
 			both + "First; Ends",
-			"Acclaim, Settle Thing=Slot How=Finish, Confirm",
+			"Acclaim, Settle Thing=Slot How=Finish, Settle Thing=Call How=Finish, Confirm",
 		},
 		{
 			"it does not confirm the answer in time, goes down, or the client leaves",
@@ -125,17 +129,20 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"its slot comes after its deadline",
 			opening + "Fell End.Leg=Decode End.Far=Unsent End.Why=Expired",
-			"Settle Thing=KV How=Orphan, Settle Thing=Slot How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			"Settle Thing=KV How=Orphan, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"it is not certain that the KV was kept until the first event",
 			opening + "Fell End.Leg=Decode End.Far=Through End.Why=Disbelieved",
-			"Settle Thing=KV How=Free, Settle Thing=Slot How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			"Settle Thing=KV How=Free, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 		{
 			"the callback never comes",
 			both + "Fell End.Leg=Decode End.Far=Sent End.Why=Uncalled",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=Slot How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=Slot How=Failing, " +
+				"Settle Thing=Call How=Failing, Shun, Pause Retry.Budget=Counted Retry.N=1",
 		},
 	} {
 		var l Lifecycle

@@ -173,17 +173,19 @@ func (s *source) computes() {
 }
 
 // computed settles what computes has reported, once: the engine has counted the prompt
-// by its first event, or the request is over.
-func (s *source) computed() {
+// by its first event, or the request is over. none: the engine has computed nothing.
+func (s *source) computed(none bool) {
 	if s.may == 0 {
 		return
 	}
 	computed := s.may
-	if s.local {
+	switch u, _ := s.answer.Mirror.Usage(); {
+	case none:
+		computed = 0
+	case (s.local || s.job.passed != nil) && u.Prompt > 0:
+		computed = int64(u.Prompt)
+	case s.local:
 		computed = int64(prompt.Bytes(s.job.req, s.job.leg)) + handoff.BlockTokens
-		if u, ok := s.answer.Mirror.Usage(); ok {
-			computed = int64(u.Prompt)
-		}
 	}
 	s.rank.Traffic.Settles(s.may, computed)
 	s.may = 0

@@ -29,9 +29,6 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 	j.enter(next, "decode")
 	s.computes()
 	if f := s.open(h, until); f != nil {
-		if h == nil {
-			j.client.OnGone(nil)
-		}
 		if f.Verdict().KV == lifecycle.DoubtOn {
 			s.overdue(h)
 		}
@@ -53,9 +50,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 		return f, false
 	}
 	j.client.OnGone(s.partner.clientLeft)
-	f = s.openBeside()
-	j.client.OnGone(nil)
-	if f != nil {
+	if f = s.openBeside(); f != nil {
 		s.hear()
 		if quit = f.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
 			s.stranded = s.partner.outlived() || s.stranded

@@ -219,6 +219,7 @@ func (s *stream) settle(kind board.Kind) {
 	}
 	s.stage = settled
 	s.release(kind)
+	s.hangUp(lifecycle.Spent)
 	s.detach()
 }
 
@@ -263,7 +264,12 @@ func (s *stream) release(kind board.Kind) {
 	}
 	s.job.srv.Dispatcher.Release(s.slot, how)
 	s.slot = nil
-	s.computed()
+}
+
+// hangUp takes the call, once it is over, out of what its engine is to do, and out of what a drain may end. Free: the engine has computed
+// nothing.
+func (s *source) hangUp(how lifecycle.How) {
+	s.computed(how == lifecycle.Free)
 	if s.heard {
 		s.heard = false
 		s.rank.Traffic.End()
@@ -273,9 +279,6 @@ func (s *stream) release(kind board.Kind) {
 		s.rank.Traffic.Beyond(-1)
 	}
 	s.job.srv.Fleet.Untrack(s.run)
-	if kind == board.Cancelled {
-		s.job.freed()
-	}
 }
 
 // Account gives back what a finished request holds of its caller's limits, and has

@@ -2,7 +2,6 @@ package request
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -11,7 +10,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
@@ -215,9 +213,9 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 	}
 }
 
-// giveUp settles a thing of a request that is passed through.
+// giveUp settles a thing that only a request has that is passed through.
 func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
-	j, p, s := r.job, r.job.passed, r.stream
+	j, p := r.job, r.job.passed
 	switch {
 	case t == lifecycle.Seat:
 		p.Seat.Give()
@@ -226,36 +224,21 @@ func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
 		j.in.Body.Give()
 	case t == lifecycle.Memory && how == lifecycle.Back:
 		p.Memory.Give()
-	case t == lifecycle.Call:
-		j.client.OnGone(nil)
-		if p.Engines.Count(p.to.Instance, -1); s != nil { // else something panicked before
-			accountFor(s, how)
-		}
-		if j.freed(); s != nil && !r.answers {
-			s.settle(board.Failed)
-		}
 	}
 }
 
-// accountFor takes note of how many tokens the engine has computed. If it did not count them, but may have computed them (Spent), the
-// estimate counts.
-func accountFor(s *stream, how lifecycle.How) {
-	told, p := s.job.record, s.job.passed
-	u, counted := s.answer.Mirror.Usage()
-	if counted {
+// count takes a call out of what its engine has, and notes how many tokens the engine has computed. If it did not count them, but may
+// have computed them (Spent), the estimate counts.
+func (r *runner) count(how lifecycle.How) {
+	p, told := r.job.passed, r.job.record
+	p.Engines.Count(p.to.Instance, -1)
+	if r.stream == nil { // a panic came before there was one
+		return
+	}
+	if u, counted := r.stream.answer.Mirror.Usage(); counted {
 		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
 	}
 	if how == lifecycle.Spent && told.PromptTokens+told.OutputTokens == 0 {
 		told.PromptTokens = p.Estimate
-	}
-	s.job.srv.Fleet.Untrack(s.run)
-	if s.beyond {
-		computed := cmp.Or(int64(u.Prompt), s.may)
-		if how == lifecycle.Free {
-			computed = 0
-		}
-		s.rank.Traffic.Settles(s.may, computed)
-		s.rank.Traffic.Beyond(-1)
-		s.beyond = false
 	}
 }

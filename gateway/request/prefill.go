@@ -331,7 +331,6 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 		lease.Send()
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
-	defer j.client.OnGone(nil)
 	body := c.Profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, nil, "", j.req.Stream, nil)
 	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body)
 	var answer []byte

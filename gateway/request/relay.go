@@ -76,7 +76,7 @@ func (j *job) muffled(p *mooncake.Profile) bool {
 // opened notes that the first data event is here.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
-	s.computed()
+	s.computed(false)
 	if s.slot != nil { // else all of it came at once
 		s.heard = true
 		s.rank.Traffic.Begin()
@@ -90,7 +90,6 @@ func (s *stream) opened() {
 	}
 	s.run.Settle()
 	j.enter(journal.Streaming, "")
-	j.client.OnGone(func() { s.call.Leave(upstream.Notice) }) // from here a close aborts cleanly on the engine
 }
 
 // fill reads one arrival and turns its complete events into bytes for the

@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/upstream"
 	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -71,6 +72,7 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 	var room [8]lifecycle.Effect
 	todo := room[:0]
 	defer onPanic(func() { // give back what the remaining effects were to give back, and what is still held
+		j.client.OnGone(nil)
 		if r.stream != nil { // the stream has the slot
 			defer r.stream.settle(board.Failed)
 		}
@@ -102,7 +104,9 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 			case lifecycle.Fail:
 				return nil, r.error(x.Error)
 			}
-			e = r.do(x)
+			if e = r.do(x); x.Do > lifecycle.Forward { // the wait is over, and with it what the client's leaving was to end
+				j.client.OnGone(nil)
+			}
 		}
 	}
 }
@@ -338,12 +342,15 @@ func (r *runner) answer() *stream {
 	if s == nil {
 		return nil
 	}
-	if s.shed(); s.stage == ended { // all of it came at once
+	switch s.shed(); {
+	case s.stage == ended: // all of it came at once
 		e := lifecycle.Event{What: lifecycle.Ends}
 		if s.fault != nil {
 			e = r.job.fell(s.fault)
 		}
 		s.step(e)
+	case s.call != nil: // from here on a close has the engine abort the request
+		r.job.client.OnGone(func() { s.call.Leave(upstream.Notice) })
 	}
 	return s
 }
@@ -405,22 +412,31 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			handoff.Settle(h.Lease, how, nil)
 		}
 	case lifecycle.Slot:
-		kind, s := kinds[how], r.stream
-		if r.answers {
-			s.release(kind)
-			return
-		}
+		s := r.stream
 		if s == nil { // a panic came before there was a stream
-			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
+			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})
 			return
 		}
-		if s.local && how == lifecycle.Failing && r.fault != nil && !r.mixed() {
+		if s.local && how == lifecycle.Failing && r.fault != nil && !r.answers && !r.mixed() {
 			j.srv.metrics.localFailures.Inc()
 			j.record.Route = ""
 			j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
 				zap.String("engine", s.rank.Target.ID), zap.Error(r.fault.Err))
 		}
-		s.settle(kind)
+		s.release(kinds[how])
+	case lifecycle.Call:
+		if j.passed != nil {
+			r.count(how)
+		}
+		if r.stream != nil { // else a panic came before there was one
+			r.stream.hangUp(how)
+		}
+		if how == lifecycle.Cancelled || j.passed != nil {
+			j.freed()
+		}
+		if r.stream != nil && !r.answers {
+			r.stream.settle(kinds[how])
+		}
 	case lifecycle.Holder:
 		if j.holder != nil { // the audit hears that no lease has to come back any more
 			j.srv.Tier.Ended(j.holder)
@@ -428,7 +444,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Kept:
 		j.forget()
-	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
+	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
 		r.giveUp(t, how)
 	}
 }
