@@ -29,8 +29,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 	j.enter(next, "decode")
 	s.computes()
 	if f := s.open(h, until); f != nil {
-		if f.Verdict().KV == lifecycle.DoubtOn {
-			s.overdue(h)
+		if f.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) { // an engine that asks for the KV only now may wait for it for ever
+			s.stranded = lifecycle.Dialects[s.rank.Profile.Connector].Strands
 		}
 		return f, (h == nil || s.whole) && j.client.Left()
 	}

@@ -150,16 +150,13 @@ func (j *job) discard(h *handoff.Handoff) {
 	}
 }
 
-// overdue counts an answer that was given up because a first event would by now have
-// come too late to be believed. By then the prefill engine may have dropped the KV. A decode engine that asks for it later waits for ever.
-func (s *stream) overdue(h *handoff.Handoff) {
-	if h == nil || !s.wait.Over(time.Now()) {
-		return
-	}
-	s.stranded = lifecycle.Dialects[s.rank.Profile.Connector].Strands
-	if !s.whole {
+// overdue says whether a first event would by now come too late to be believed, and counts the answer that was given up then.
+func (s *stream) overdue(h *handoff.Handoff) bool {
+	over := h != nil && s.wait.Over(time.Now())
+	if over && !s.whole {
 		s.late()
 	}
+	return over
 }
 
 // late counts an answer whose KV may have been another prompt's.
