@@ -140,25 +140,25 @@ func (j *job) fell(f *failure.Fault) lifecycle.Event {
 
 // judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
 func (s *stream) judge(x lifecycle.Effect) {
-	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Blame
-	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
+	monitor, id, whom := s.job.srv.Monitor, s.from.rank.Instance, x.Blame
+	full := s.from.rank.Group != "" && s.from.fault != nil && s.from.fault.Refused()
 	switch {
 	case full && x.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
-		around, others := s.job.srv.Engines().Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
-		s.job.avoid.refuse(s.rank.Worker, around, others)
-	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // avoid also the ranks that step with it
+		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
+		s.job.avoid.refuse(s.from.rank.Worker, around, others)
+	case x.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // avoid also the ranks that step with it
 		engines := s.job.srv.Engines()
-		around, _ := engines.Around(s.rank.Worker, nil)
-		s.job.avoid.decode = append(engines.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
+		around, _ := engines.Around(s.from.rank.Worker, nil)
+		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.halted++
 	case full:
 	case x.Do == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
 	case x.Do == lifecycle.Shun:
-		answered := s.fault != nil && s.fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
-		s.job.avoid.decode = s.job.srv.Engines().Beside(s.rank.Worker, answered, s.job.avoid.decode)
+		answered := s.from.fault != nil && s.from.fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
+		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case whom == lifecycle.Disputed:
-		err, settle := s.fault.Err, monitor.Accuse(id)
+		err, settle := s.from.fault.Err, monitor.Accuse(id)
 		s.job.charges = append(s.job.charges, func(f lifecycle.Finding) {
 			settle()
 			switch f {
@@ -170,9 +170,9 @@ func (s *stream) judge(x lifecycle.Effect) {
 			}
 		})
 	case whom == lifecycle.Wedged:
-		monitor.Judge(id, engine.Silent, s.fault.Err)
+		monitor.Judge(id, engine.Silent, s.from.fault.Err)
 	case whom == lifecycle.Engine:
-		monitor.Judge(id, engine.Faulted, s.fault.Err)
+		monitor.Judge(id, engine.Faulted, s.from.fault.Err)
 	}
 }
 
@@ -196,13 +196,14 @@ func (j *job) find(f lifecycle.Finding) {
 }
 
 func (s *stream) outcome(kind board.Kind) board.Outcome {
-	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
-	empty := kind == board.Finished && s.answer.Mirror.Empty() && s.answer.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
-	refused := s.fault != nil && s.firstAt.IsZero() && s.fault.Refused()
-	_, told := s.answer.Mirror.Usage()
-	unsaid := kind == board.Finished && (s.untold || !told)
-	return board.Outcome{Kind: kind, Generated: s.answer.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard,
-		Orphaned: s.stranded, Kept: kind == board.Finished && !s.local && s.answer.Mirror.Kept()}
+	unheard := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Unheard()
+	said := &s.from.answer.Mirror
+	empty := kind == board.Finished && said.Empty() && said.FinishReason() == "stop" && !s.job.life.Resumed()
+	refused := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Refused()
+	_, told := said.Usage()
+	unsaid := kind == board.Finished && (s.from.untold || !told)
+	return board.Outcome{Kind: kind, Generated: said.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard,
+		Orphaned: s.from.stranded, Kept: kind == board.Finished && !s.from.local && said.Kept()}
 }
 
 // avoided are the engines that a request avoids, because they failed at it, or refused it.

@@ -125,19 +125,19 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // them at one moment. And a prompt that makes cores stand still can only reach as many cores as it has attempts.
 // limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.slot.ComputeMs <= 0 || s.whole || s.muffled || s.job.in.ToDecode != nil {
+	if s.from.slot.ComputeMs <= 0 || s.from.whole || s.from.muffled || s.job.in.ToDecode != nil {
 		return func() {} // the prompt's time was not predicted, or nothing comes before the whole answer, or no other rank may have it
 	}
-	quiet := s.rank.Profile.FirstEventTimeout
-	most := quiet + time.Duration(manyTimes*float64(s.slot.ComputeMs)*float64(time.Millisecond))
+	quiet := s.from.rank.Profile.FirstEventTimeout
+	most := quiet + time.Duration(manyTimes*float64(s.from.slot.ComputeMs)*float64(time.Millisecond))
 	j, avoided, moves := s.job, s.job.avoid.ranks(), s.job.avoid.halted+1
 	halted := &atomic.Bool{}
-	s.halted = halted
+	s.from.halted = halted
 	return handoff.Watch(most, func() (again time.Duration) {
-		if heard := s.rank.Signs.Last(); heard.After(s.began) && time.Since(heard) < quiet {
+		if heard := s.from.rank.Signs.Last(); heard.After(s.from.began) && time.Since(heard) < quiet {
 			return quiet - time.Since(heard)
 		}
-		if _, others := j.srv.Engines().Around(s.rank.Worker, avoided); !others {
+		if _, others := j.srv.Engines().Around(s.from.rank.Worker, avoided); !others {
 			return quiet
 		}
 		if !halted.Load() {
@@ -146,14 +146,14 @@ func watchCore(s *stream) (stop func()) {
 			}
 		}
 		halted.Store(true)
-		s.call.Expire()
+		s.from.call.Expire()
 		return quiet / 4 // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
 }
 
 // stuck corrects the reason of a call that watchCore has ended: Stuck, not Silent.
 func stuck(s *stream, f *failure.Fault) *failure.Fault {
-	if f != nil && f.Why == lifecycle.Silent && s.halted != nil && s.halted.Load() {
+	if f != nil && f.Why == lifecycle.Silent && s.from.halted != nil && s.from.halted.Load() {
 		f.Why, f.Err = lifecycle.Stuck, errStuck
 	}
 	return f

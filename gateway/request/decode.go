@@ -22,17 +22,17 @@ import (
 // engine has the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no
 // engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
-	j, slot, next := s.job, s.slot, journal.Transfer
+	j, slot, next := s.job, s.from.slot, journal.Transfer
 	if h == nil {
 		next = journal.Prefill
 	}
 	j.enter(next, "decode")
-	s.computes()
+	s.from.computes()
 	if f := s.open(h, until); f != nil {
 		if f.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) { // an engine that asks for the KV only now may wait for it for ever
-			s.stranded = lifecycle.Dialects[s.rank.Profile.Connector].Strands
+			s.from.stranded = lifecycle.Dialects[s.from.rank.Profile.Connector].Strands
 		}
-		return f, (h == nil || s.whole) && j.client.Left()
+		return f, (h == nil || s.from.whole) && j.client.Left()
 	}
 	slot.Started()
 	j.arrived(h, s)
@@ -43,26 +43,26 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 // decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
 // of one leg ends the other one. quit: the client has left, and the prefill leg has ended, or the engine keeps blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (f *failure.Fault, quit bool) {
-	j, slot := s.job, s.slot
+	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
-	s.computes()
-	if f = s.meet(lease, pair, until); f != nil {
+	s.from.computes()
+	if f = s.from.meet(lease, pair, until); f != nil {
 		return f, false
 	}
-	j.client.OnGone(s.partner.clientLeft)
+	j.client.OnGone(s.from.partner.clientLeft)
 	if f = s.openBeside(); f != nil {
-		s.hear()
+		s.from.hear()
 		if quit = f.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
-			s.stranded = s.partner.outlived() || s.stranded
+			s.from.stranded = s.from.partner.outlived() || s.from.stranded
 		}
 		return f, quit
 	}
 	slot.Started()
 	j.arrived(nil, s)
-	j.record.Report(journal.Event{What: journal.Coupled, Took: s.hear(), Slot: slot})
+	j.record.Report(journal.Event{What: journal.Coupled, Took: s.from.hear(), Slot: slot})
 	s.opened()
-	if s.slot == nil { // all of it came at once
-		s.partner.close(false)
+	if s.from.slot == nil { // all of it came at once
+		s.from.partner.close(false)
 	}
 	return nil, false
 }
@@ -72,11 +72,11 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 // leaks blocks on both sides.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault {
 	j := s.job
-	s.wait = h.Await(s.rank, s.began, s.whole)
-	defer s.wait.End()
+	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.whole)
+	defer s.from.wait.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.call.Leave(upstream.Notice) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.from.call.Leave(upstream.Notice) }) // no pull of KV is under way
 	} else {
 		if gone, sure := j.srv.Engines().Outlived(h.Born); gone {
 			why := lifecycle.MayOutlive
@@ -87,17 +87,17 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 				failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 		}
 		var err error
-		if kv, err = h.Params(s.began); err != nil {
+		if kv, err = h.Params(s.from.began); err != nil {
 			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired},
 				failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 		}
 		h.Lease.Dispatched()
 	}
-	profile := s.rank.Profile
+	profile := s.from.rank.Profile
 	if profile.HandBack == mooncake.HandBackFetched {
-		j.process = j.srv.Engines().Born(s.rank.Instance).Process
+		j.process = j.srv.Engines().Born(s.from.rank.Instance).Process
 	}
-	if s.whole { // the pull is over when a first event would have come; after that, LimitWhole bounds the call
+	if s.from.whole { // the pull is over when a first event would have come; after that, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence := waitAtMost(until, j.srv.Settings(), profile)
@@ -105,23 +105,23 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
 		h.Witness(j.srv.Monitor)
-		if !s.whole { // an answer in one piece has no first event that shows when its pull was over
-			s.wait.Limit(s.call.Expire)
+		if !s.from.whole { // an answer in one piece has no first event that shows when its pull was over
+			s.from.wait.Limit(s.from.call.Expire)
 		}
 	case h != nil:
-		silence = min(silence, h.PulledBy().Sub(s.began))
+		silence = min(silence, h.PulledBy().Sub(s.from.began))
 	}
-	pulled := s.began.Add(silence)
+	pulled := s.from.began.Add(silence)
 	// If nothing renews the hold on the KV, the KV must be pulled in time, even if the request waits in the engine's own queue.
-	if s.slot.Beyond && h != nil && !s.whole && profile.Renews() {
-		defer handoff.LimitFromSlot(s.slot, s.call, silence)()
+	if s.from.slot.Beyond && h != nil && !s.from.whole && profile.Renews() {
+		defer handoff.LimitFromSlot(s.from.slot, s.from.call, silence)()
 		silence = handoff.Forever
 	}
-	if s.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
+	if s.from.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
 		if h != nil { // no first event shows that its pull is over, so the call outlives its client until a first event would have come
-			defer j.client.leaveAfter(s.call, 0, pulled).stop()
+			defer j.client.leaveAfter(s.from.call, 0, pulled).stop()
 		}
-		defer handoff.LimitWhole(s.rank, s.call, j.srv.Settings(), s.mayHave)()
+		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.mayHave)()
 		silence = handoff.Forever
 	}
 	if h == nil && profile.Aggregated() {
@@ -134,22 +134,23 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		named.RID = j.legID("d", j.record.Attempts)
 		leg = &named
 	}
-	if f := stuck(s, s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
+	body := profile.DecodeBody(&j.body, j.req.Endpoint, leg, kv, s.from.wait.Salt(), !s.from.whole, nil)
+	if f := stuck(s, s.from.send(headers, body, silence)); f != nil {
 		if f.Engine != "" {
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}
-		if s.whole && f.Why == lifecycle.HungUp && f.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
+		if s.from.whole && f.Why == lifecycle.HungUp && f.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
 			f.Far = lifecycle.Through // only the answer was given up: its pull was over
 		}
 		return f
 	}
-	if err := s.first(s.began.Add(silence)); err != nil {
+	if err := s.first(s.from.began.Add(silence)); err != nil {
 		return stuck(s, s.failure(err))
 	}
 	if !s.believed(h) {
 		return disbelieved()
 	}
-	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.answer.Mirror.Prompt()))
+	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.from.answer.Mirror.Prompt()))
 }
 
 func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (f *failure.Fault) {
@@ -182,11 +183,11 @@ func disbelieved() *failure.Fault {
 // openBeside sends the decode leg of a request whose prefill leg runs beside it, and reads up to its first data event.
 func (s *stream) openBeside() *failure.Fault {
 	j := s.job
-	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // its partner limits this wait
-	defer s.wait.End()
+	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // its partner limits this wait
+	defer s.from.wait.End()
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
-	body := s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.meeting, s.wait.Salt(), !s.whole, nil)
-	if f := s.send(upstream.Headers(s.partner.id, j.req.Endpoint, s.rank.Profile), body, handoff.Forever); f != nil {
+	body := s.from.rank.Profile.EarlyDecode(&j.body, j.leg, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
+	if f := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); f != nil {
 		how := lifecycle.Died
 		switch {
 		case f.Status != 0 && f.Verdict().Next == lifecycle.Over:
@@ -194,7 +195,7 @@ func (s *stream) openBeside() *failure.Fault {
 		case f.Status != 0 || f.Why == lifecycle.NotOurs || f.Why == lifecycle.Unreachable:
 			how = lifecycle.Refused
 		}
-		return s.lostBeside(how, f)
+		return s.from.lostBeside(how, f)
 	}
 	if err := s.firstBeside(); err != nil {
 		f := s.failure(err)
@@ -202,20 +203,20 @@ func (s *stream) openBeside() *failure.Fault {
 		if next := f.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.Room) {
 			how = lifecycle.Declined
 		}
-		return s.lostBeside(how, f)
+		return s.from.lostBeside(how, f)
 	}
 	if !s.believed(nil) {
-		return s.lostBeside(lifecycle.Died, disbelieved())
+		return s.from.lostBeside(lifecycle.Died, disbelieved())
 	}
-	f := s.partner.started(s.answer.Mirror.Prompt())
+	f := s.from.partner.started(s.from.answer.Mirror.Prompt())
 	if s.stage == ended {
-		f = s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone())
+		f = s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
-		return s.lostBeside(lifecycle.Died, f)
+		return s.from.lostBeside(lifecycle.Died, f)
 	}
-	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.answer.Mirror.Prompt())); f != nil {
-		s.partner.close(false)
+	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.from.answer.Mirror.Prompt())); f != nil {
+		s.from.partner.close(false)
 	}
 	return f
 }
@@ -224,7 +225,7 @@ func (s *stream) openBeside() *failure.Fault {
 // may lack: an aborted transfer shows when this count is compared with the prefill engine's.
 func (s *stream) firstBeside() error {
 	err := s.first(time.Now().Add(handoff.Forever))
-	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.answer.Mirror.Prompt() == 0 &&
+	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
 		s.stage == flows {
 		err = s.fill()
 	}

@@ -35,18 +35,19 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // it refuses our own credential
 		why = lifecycle.Erred
 	}
-	s.fault = failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
-	s.fault.Status, s.fault.Engine = s.answer.Mirror.Failure().Status, s.rank.Instance
+	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.from.run.Moved()}
+	s.from.fault = failure.Of(end, answer, err)
+	s.from.fault.Status, s.from.fault.Engine = s.from.answer.Mirror.Failure().Status, s.from.rank.Instance
 	switch {
-	case !begun && leg == lifecycle.Sole && s.answer.Mirror.Started(): // its first event came with the end, and is for the client
+	case !begun && leg == lifecycle.Sole && s.from.answer.Mirror.Started(): // its first event came with the end, and is for the client
 		s.finish(answer)
 		return
 	case !begun:
 		s.stage, s.broken = ended, answer
 		return
 	}
-	e := s.job.fell(s.fault)
-	e.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.fault.Moved
+	e := s.job.fell(s.from.fault)
+	e.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.from.fault.Moved
 	s.step(e)
 }
 
@@ -62,8 +63,8 @@ func (s *stream) ends() {
 
 // step reports to the life what became of an answer that has begun, and carries out the effects.
 func (s *stream) step(e lifecycle.Event) {
-	r := runner{job: s.job, stream: s, fault: s.fault, answers: true}
-	e.Left, e.Engine = s.job.client.Left(), s.rank.Instance
+	r := runner{job: s.job, stream: s, fault: s.from.fault, answers: true}
+	e.Left, e.Engine = s.job.client.Left(), s.from.rank.Instance
 	var room [6]lifecycle.Effect
 	todo := s.job.tell(e, room[:0])
 	defer onPanic(func() { // give back what the remaining effects were to give back
@@ -94,29 +95,30 @@ func (s *stream) finish(fail *openai.Error) {
 		fail = failure.Gone
 	}
 	if s.stage, s.broken = ended, fail; fail != nil {
-		s.answer.out = s.answer.Unend(s.answer.out)
+		s.from.answer.out = s.from.answer.Unend(s.from.answer.out)
 	}
 	switch {
 	case fail == nil:
-		s.answer.out = s.answer.Owed(s.answer.out)
+		s.from.answer.out = s.from.answer.Owed(s.from.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
 	case s.job.passed != nil: // the request's receipt says it
 	default:
-		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
+		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
-	if s.answer.Assembler != nil || s.whole || s.job.client.isLeg() {
+	if s.from.answer.Assembler != nil || s.from.whole || s.job.client.isLeg() {
 		return // the code that puts the answer together writes how it ended
 	}
 	fail = cmp.Or(fail, failure.None)
-	s.answer.out = s.answer.Ending(s.answer.out, s.broken != nil, fail.Message, fail.TypeIn(s.job.req.Endpoint.Path()), fail.Code)
+	kind := fail.TypeIn(s.job.req.Endpoint.Path())
+	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, kind, fail.Code)
 }
 
 // forLog is why a stream failed, without the words of the engine. Only the client
 // may get those, because many engines repeat what they were sent.
 func (s *stream) forLog(fail *openai.Error) string {
-	if said := s.answer.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
+	if said := s.from.answer.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
@@ -165,12 +167,12 @@ func (s *stream) account() {
 		return
 	}
 	j.record.Report(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
-	if tokens > 1 && s.broken == nil && !s.whole && !s.muffled {
+	if tokens > 1 && s.broken == nil && !s.from.whole && !s.from.muffled {
 		j.record.Report(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
 	}
 	reconcile(s)
 	s.reportLocal()
-	if on := s.failedOn(); s.broken != nil && on != "" {
+	if on := s.from.failedOn(); s.broken != nil && on != "" {
 		j.record.Report(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: on, Answer: s.broken})
 	}
 	j.record.EndAttempt(s.broken)
@@ -182,12 +184,12 @@ func (s *stream) account() {
 // reconcile learns from a whole answer how well its tokens were counted while they
 // came: that count is the load of the ranks.
 func reconcile(s *stream) {
-	if s.broken != nil || s.whole || s.muffled {
+	if s.broken != nil || s.from.whole || s.from.muffled {
 		return
 	}
-	s.rank.Traffic.Learn(s.answer.Mirror.TokensPerChunk)
-	u, _ := s.answer.Mirror.Usage()
-	if drift, ok := s.answer.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
+	s.from.rank.Traffic.Learn(s.from.answer.Mirror.TokensPerChunk)
+	u, _ := s.from.answer.Mirror.Usage()
+	if drift, ok := s.from.answer.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
@@ -202,10 +204,10 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	switch {
 	case s.broken != nil:
 		return nil, s.broken
-	case s.whole: // as readWhole framed it
-		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.answer.out), []byte("data:"))), nil
+	case s.from.whole: // as readWhole framed it
+		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.from.answer.out), []byte("data:"))), nil
 	}
-	body, err := s.answer.Assembler.JSON(nil)
+	body, err := s.from.answer.Assembler.JSON(nil)
 	if err != nil {
 		s.broken = failure.Stream("upstream_broken", err)
 		return nil, s.broken
@@ -219,15 +221,15 @@ func (s *stream) settle(kind board.Kind) {
 	}
 	s.stage = settled
 	s.release(kind)
-	s.hangUp(lifecycle.Spent)
+	s.from.hangUp(lifecycle.Spent)
 	s.detach()
 }
 
 // detach gives back the source's connection and buffers. If the end of the body has
 // not come yet, another goroutine waits for it, so that the client does not.
 func (s *stream) detach() {
-	resp, b := s.resp, s.answer
-	s.answer = nil
+	resp, b := s.from.resp, s.from.answer
+	s.from.answer = nil
 	if resp != nil && b.Reader.Done() && !resp.Ended() {
 		finish := func() {
 			finishBody(resp, b)
@@ -246,24 +248,24 @@ func (s *stream) detach() {
 // release gives the slot back, once. If the answer is not whole, it first waits
 // until the engine has dropped the request.
 func (s *stream) release(kind board.Kind) {
-	if s.slot == nil {
+	if s.from.slot == nil {
 		return
 	}
 	if kind != board.Finished {
-		s.part()
-		if s.call.Heedless() {
+		s.from.part()
+		if s.from.call.Heedless() {
 			s.job.srv.metrics.heedless.Inc()
 		}
 	}
-	if s.partner != nil && !s.firstAt.IsZero() {
-		s.partner.close(kind == board.Cancelled)
+	if s.from.partner != nil && !s.firstAt.IsZero() {
+		s.from.partner.close(kind == board.Cancelled)
 	}
 	how := s.outcome(kind)
 	if how.Kept {
 		s.keepTurn()
 	}
-	s.job.srv.Dispatcher.Release(s.slot, how)
-	s.slot = nil
+	s.job.srv.Dispatcher.Release(s.from.slot, how)
+	s.from.slot = nil
 }
 
 // hangUp takes the call, once it is over, out of what its engine is to do, and out of what a drain may end. Free: the engine has computed

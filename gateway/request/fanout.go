@@ -299,15 +299,15 @@ func (f *fanned) relay(l *branch) *openai.Error {
 		return fail
 	}
 	defer s.Close()
-	contentType := bytes.Clone(s.contentType())
+	contentType := bytes.Clone(s.from.contentType())
 	for {
 		events, err := s.Next()
 		if len(events) > 0 && !f.send(piece{contentType: contentType, events: bytes.Clone(events)}) {
 			return nil
 		}
 		if err != nil {
-			l.usage, _ = s.answer.Mirror.Usage()
-			l.details = s.answer.Mirror.PromptDetails()
+			l.usage, _ = s.from.answer.Mirror.Usage()
+			l.details = s.from.answer.Mirror.PromptDetails()
 			f.send(piece{contentType: contentType, fail: s.broken, done: true})
 			return nil
 		}

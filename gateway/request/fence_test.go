@@ -48,7 +48,7 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())},
 		in: &Incoming{}}
 	j.record = new(journal.Journal).Request(journal.Facts{})
-	s := &stream{source: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
+	s := &stream{job: j, from: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
 	return s.open(nil, lifecycle.ByFirstEvent)
 }
 

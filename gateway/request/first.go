@@ -17,12 +17,12 @@ import (
 )
 
 func (s *stream) first(deadline time.Time) error {
-	if s.whole {
-		s.resp.SetDeadline(deadline)
+	if s.from.whole {
+		s.from.resp.SetDeadline(deadline)
 		return s.readWhole()
 	}
-	if ct := s.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
-		s.resp.SetDeadline(deadline)
+	if ct := s.from.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
+		s.from.resp.SetDeadline(deadline)
 		if bytes.HasPrefix(ct, []byte("application/json")) { // some routes answer so with an error
 			if err := s.readWhole(); err != nil {
 				return err
@@ -30,8 +30,8 @@ func (s *stream) first(deadline time.Time) error {
 		}
 		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(ct))
 	}
-	s.answer.Reader.Reset(s.limits(time.Until(deadline)))
-	for !s.answer.Mirror.Started() && s.stage == flows {
+	s.from.answer.Reader.Reset(s.from.limits(time.Until(deadline)))
+	for !s.from.answer.Mirror.Started() && s.stage == flows {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -48,7 +48,7 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
 // failure.
 func (s *stream) readWhole() error {
-	body, err := s.resp.ReadAll(mostBytes(s.job.srv.Settings(), s.whole))
+	body, err := s.from.resp.ReadAll(mostBytes(s.job.srv.Settings(), s.from.whole))
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func takeWhole(s *stream, body []byte) error {
 	for e := range sse.Events(line.Bytes()) {
 		s.event(e)
 	}
-	if s.broken == nil && s.answer.Mirror.Finished() {
+	if s.broken == nil && s.from.answer.Mirror.Finished() {
 		s.ends()
 	}
 	return complete(s)
@@ -108,36 +108,36 @@ func (s *source) side() string {
 // failure is the fault of a decode that forwarded nothing. The client gets a refusal that
 // came late. All else counts as the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
-	f := s.fault
-	if f == nil || s.tooLong(err) || errors.Is(s.answer.Err(), sse.ErrLargeEvent) {
-		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.rank.Instance, Alone: s.rank.Group != ""}).Broke(err)
+	f := s.from.fault
+	if f == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
+		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Alone: s.from.rank.Group != ""}).Broke(err)
 	}
-	if f.Far, f.Open = lifecycle.Headed, true; s.answer.Mirror.Started() || s.tooLong(err) {
+	if f.Far, f.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
 		f.Far = lifecycle.Through // the KV had been read when it broke
 	}
 	switch {
-	case s.tooLong(err) || errors.Is(s.answer.Err(), sse.ErrLargeEvent):
+	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
 		f.Why, f.Engine = lifecycle.TooLarge, ""
-		f.Answer = failure.BadGateway(s.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
-		if s.whole {
-			f.Answer = failure.BadGateway(s.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
+		f.Answer = failure.BadGateway(s.from.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
+		if s.from.whole {
+			f.Answer = failure.BadGateway(s.from.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
 		}
 		return f
-	case f != s.fault:
+	case f != s.from.fault:
 		return f
 	case f.Why == lifecycle.Unusable: // the client has nothing of what came so far
 		f.Why = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
-		err = fmt.Errorf("engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
+		err = fmt.Errorf("engine %s: %w: %s", s.from.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f.Err, f.Rooms = failure.Undelivered(err, s.answer.Mirror.Failure().Message), recomputeMax(s.rank.Profile)
+	f.Err, f.Rooms = failure.Undelivered(err, s.from.answer.Mirror.Failure().Message), recomputeMax(s.from.rank.Profile)
 	switch {
 	case f.Answer.Status/100 == 4:
 	case f.Why == lifecycle.Silent:
-		f.Answer = failure.Transport(s.side(), err)
+		f.Answer = failure.Transport(s.from.side(), err)
 	default:
-		f.Answer = failure.BadGateway(s.side(), f.Answer.Message)
+		f.Answer = failure.BadGateway(s.from.side(), f.Answer.Message)
 	}
 	return f
 }
@@ -152,9 +152,9 @@ func (j *job) discard(h *handoff.Handoff) {
 
 // overdue says whether a first event would by now come too late to be believed, and counts the answer that was given up then.
 func (s *stream) overdue(h *handoff.Handoff) bool {
-	over := h != nil && s.wait.Over(time.Now())
-	if over && !s.whole {
-		s.late()
+	over := h != nil && s.from.wait.Over(time.Now())
+	if over && !s.from.whole {
+		s.from.late()
 	}
 	return over
 }
@@ -167,9 +167,9 @@ func (s *source) late() {
 
 // believed says whether the KV of an answer whose first event has come was certainly kept until it was read.
 func (s *stream) believed(h *handoff.Handoff) bool {
-	if s.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.wait, s.now) {
+	if s.from.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
 		return true
 	}
-	s.late()
+	s.from.late()
 	return false
 }

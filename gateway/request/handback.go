@@ -74,20 +74,22 @@ func (j *job) fetched(t *handback.Turn, f *failure.Fault) {
 
 // keepTurn remembers the KV of an answer that is whole.
 func (s *stream) keepTurn() {
-	j, p, said := s.job, s.rank.Profile, &s.answer.Trail
-	if p.HandBack != mooncake.HandBackFetched || len(said.HandBack) == 0 || j.life.Resumed() || !said.Exact() || s.local || s.partner != nil {
+	j, p, said := s.job, s.from.rank.Profile, &s.from.answer.Trail
+	if p.HandBack != mooncake.HandBackFetched || len(said.HandBack) == 0 || j.life.Resumed() || !said.Exact() || s.from.local ||
+		s.from.partner != nil {
 		return
 	}
 	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
-	made := engines.Born(s.rank.Instance)
+	made := engines.Born(s.from.rank.Instance)
 	if !ok || made.Process != j.process { // its KV is of a process or of weights that are gone
 		return
 	}
 	tokens, err := p.ReadHandBack(said.HandBack, j.srv.Fleet.KnownHost)
 	all := slices.Concat(prompt, said.IDs)
 	if err != nil || tokens > len(all) {
-		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j), zap.String("engine", s.rank.Target.ID),
+		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j),
+			zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", tokens), zap.Error(err))
 		return
 	}

@@ -83,11 +83,11 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.explain(ctx, in, nil)
 	}
 	if req.Stream {
-		tokens := s.mayHave
+		tokens := s.from.mayHave
 		if s.stage == ended {
 			tokens = 0
 		}
-		srv.Stream(ctx, s.contentType(), s, tokens)
+		srv.Stream(ctx, s.from.contentType(), s, tokens)
 		return nil
 	}
 	answer, fail := s.collect()
@@ -117,14 +117,14 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		h.Set("X-Evenkeel-Engine", in.Record.Engine)
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
-	if !s.whole {
-		srv.Stream(ctx, s.resp.ContentType(), s, 0)
+	if !s.from.whole {
+		srv.Stream(ctx, s.from.resp.ContentType(), s, 0)
 		return nil
 	}
-	if meta := s.resp.Header(metadataHeader); len(meta) > 0 {
+	if meta := s.from.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
-	Piece(ctx, string(s.resp.ContentType()), p.piece, p.Memory)
+	Piece(ctx, string(s.from.resp.ContentType()), p.piece, p.Memory)
 	s.Close()
 	return nil
 }

@@ -160,53 +160,53 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	if known == nil {
 		return
 	}
-	p := local.Prompt{Prompt: *known, Model: s.rank.Board}
+	p := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
 	if j.in.Ends {
 		p.Keys = nil // no further turn will ask for them, but the prompt's length is still learned from
 	}
-	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt, s.began)
-	if !s.local {
+	j.srv.Locals.Holds(s.from.rank.Worker, &p, j.prompt, s.from.began)
+	if !s.from.local {
 		j.local.known = nil // a long prompt has thousands of keys
 	}
-	if h != nil && !s.whole { // an answer in one piece does not show when the KV was there
-		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.began))
+	if h != nil && !s.from.whole { // an answer in one piece does not show when the KV was there
+		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.from.began))
 	}
 }
 
 // countLocal takes the prompt's length, and its token ids, from the rank that
 // computed it.
 func (j *job) countLocal(s *stream) {
-	j.prompt = cmp.Or(s.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.leg))
-	if s.slot != nil { // else all of the answer came at once
-		j.srv.Dispatcher.Counted(s.slot, j.prompt)
+	j.prompt = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.leg))
+	if s.from.slot != nil { // else all of the answer came at once
+		j.srv.Dispatcher.Counted(s.from.slot, j.prompt)
 	}
 	j.resume.alone, j.cached = j.prompt, -1
 	j.record.PromptTokens = j.prompt
-	if !s.whole {
-		if wantsIDs(j.req, s.rank.Profile) && len(s.answer.Trail.PromptIDs) > 0 {
-			j.resume.ids = slices.Clone(s.answer.Trail.PromptIDs)
+	if !s.from.whole {
+		if wantsIDs(j.req, s.from.rank.Profile) && len(s.from.answer.Trail.PromptIDs) > 0 {
+			j.resume.ids = slices.Clone(s.from.answer.Trail.PromptIDs)
 		}
-		j.keep(s.rank) // again, now that the prompt's length and token ids are known
+		j.keep(s.from.rank) // again, now that the prompt's length and token ids are known
 	}
 }
 
 // reportLocal takes what the engine's final usage says about hits in its prefix cache.
 func (s *stream) reportLocal() {
 	j := s.job
-	if !s.local || s.broken != nil {
+	if !s.from.local || s.broken != nil {
 		return
 	}
-	u, ok := s.answer.Mirror.Usage()
+	u, ok := s.from.answer.Mirror.Usage()
 	if !ok {
 		u.Cached = -1
 	}
 	j.record.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
-		p := local.Prompt{Prompt: *known, Model: s.rank.Board}
-		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached, s.began); turned {
+		p := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
+		if turned, holds := j.srv.Locals.Computed(s.from.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached, s.from.began); turned {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+
 				"more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
-				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
+				zap.String("engine", s.from.rank.Target.ID), zap.Bool("as_expected", holds))
 		}
 	}
 }

@@ -201,7 +201,7 @@ func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 			_, r := early(t, edge.NewDisconnect(zap.NewNop()))
 			j, s := r.job, r.stream
 			j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
-			p := &partner{job: j, pair: 9, rank: s.rank, slot: s.slot, last: r.lease} // no such pair
+			p := &partner{job: j, pair: 9, rank: s.from.rank, slot: s.from.slot, last: r.lease} // no such pair
 			require.Panics(t, func() { told(p) })
 			j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
 			r.lease.Release()
@@ -230,7 +230,7 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 		j.tell(e, nil)
 	}
 	s := slotless(j, &fleet.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Ask{Form: sse.Verbatim})
-	s.firstAt = s.began
+	s.firstAt = s.from.began
 	require.PanicsWithValue(t, "on purpose", s.ends)
 	s.Panicked("on purpose")
 	require.Zero(t, seats.Held())

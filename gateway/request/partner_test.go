@@ -108,17 +108,17 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		todo := j.tell(e, nil)
 		until = todo[len(todo)-1].Until
 	}
-	s := &stream{source: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile},
+	s := &stream{job: j, from: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile},
 		call: c.srv.Client.NewCall(d)}}
-	require.Nil(t, s.meet(lease, 1, until))
-	c.partner = s.partner
+	require.Nil(t, s.from.meet(lease, 1, until))
+	c.partner = s.from.partner
 	go func() {
 		defer close(c.ended)
-		if resp, err := s.call.Do(http.MethodPost, "/v1/chat/completions", engine.JSONHeaders("d"), nil, engine.Deadlines{}); err == nil {
+		if resp, err := s.from.call.Do(http.MethodPost, "/v1/chat/completions", engine.JSONHeaders("d"), nil, engine.Deadlines{}); err == nil {
 			resp.Close()
 		}
 	}()
-	t.Cleanup(func() { s.call.Abort(); <-c.ended })
+	t.Cleanup(func() { s.from.call.Abort(); <-c.ended })
 	return c
 }
 

@@ -68,7 +68,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	if f == nil {
 		return lifecycle.Event{What: lifecycle.First}
 	}
-	if r.stream.run.Moved() && !j.client.Left() {
+	if r.stream.from.run.Moved() && !j.client.Left() {
 		f = failure.Of(f.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
 		f.Moved = true
 	}
@@ -84,21 +84,21 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (f *failure.Fault) 
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
 			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
-	if s.call = call.Call; anew {
+	if s.from.call = call.Call; anew {
 		call.Fresh()
 	}
-	s.run = j.srv.Fleet.Track(fleet.Place{Instance: p.to.Instance, Rank: -1}, call.Call, true)
+	s.from.run = j.srv.Fleet.Track(fleet.Place{Instance: p.to.Instance, Rank: -1}, call.Call, true)
 	if p.Most > 0 {
-		s.may, s.beyond = p.Most, true
-		s.rank.Traffic.Beyond(1)
-		s.rank.Traffic.Sends(s.may)
+		s.from.may, s.from.beyond = p.Most, true
+		s.from.rank.Traffic.Beyond(1)
+		s.from.rank.Traffic.Sends(s.from.may)
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
-	switch s.resp, f = call.Open(j.record.Carry(headers), p.Body); {
+	switch s.from.resp, f = call.Open(j.record.Carry(headers), p.Body); {
 	case f != nil && f.Status > 0 && f.Engine == "":
-		return p.refused(s.resp, call, f)
+		return p.refused(s.from.resp, call, f)
 	case f == nil:
 		f = beginsPassed(s, call)
 	}
@@ -133,32 +133,32 @@ func lacksRoute(status int, body []byte) bool {
 // beginsPassed reads an answer that comes in one piece, or the first event of a stream. Until then the client gets nothing.
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
-	if !bytes.HasPrefix(s.resp.ContentType(), []byte("text/event-stream")) {
-		s.whole = true
-		s.resp.SetDeadline(s.began.Add(call.Limits.FirstByte))
+	if !bytes.HasPrefix(s.from.resp.ContentType(), []byte("text/event-stream")) {
+		s.from.whole = true
+		s.from.resp.SetDeadline(s.from.began.Add(call.Limits.FirstByte))
 		return takePiece(s, call, limits.AnswerBytes)
 	}
-	s.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
+	s.from.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
-	for !s.answer.Mirror.Started() && s.stage == flows {
+	for !s.from.answer.Mirror.Started() && s.stage == flows {
 		_ = s.fill() // its error is in s.fault, too
 	}
 	switch {
-	case s.answer.Mirror.Started():
+	case s.from.answer.Mirror.Started():
 		s.firstAt = time.Now()
 		s.job.enter(journal.Streaming, "")
 		return nil
-	case s.answer.Mirror.Failure().Status > 0:
-		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.fault.Answer, errTold)
+	case s.from.answer.Mirror.Failure().Status > 0:
+		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.from.fault.Answer, errTold)
 	}
-	return call.Broke(s.fault.Err)
+	return call.Broke(s.from.fault.Err)
 }
 
 // takePiece reads an answer in one piece, of any content type.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passed
-	isJSON := bytes.HasPrefix(s.resp.ContentType(), []byte("application/json"))
-	whole, err := p.readAll(s.resp, limit)
+	isJSON := bytes.HasPrefix(s.from.resp.ContentType(), []byte("application/json"))
+	whole, err := p.readAll(s.from.resp, limit)
 	switch {
 	case errors.Is(err, errNoRoom):
 		full := openai.Unavailable("overloaded",
@@ -173,11 +173,11 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	}
 	says := whole // the JSON that says how many tokens the answer has
 	if !isJSON {
-		says = s.resp.Header(metadataHeader)
+		says = s.from.resp.Header(metadataHeader)
 	}
 	switch _, err = mooncake.ScanBody(says, 0); {
 	case err == nil:
-		s.answer.Mirror.ReadUsage(says)
+		s.from.answer.Mirror.ReadUsage(says)
 	case isJSON && !json.Valid(whole):
 		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
@@ -235,7 +235,7 @@ func (r *runner) count(how lifecycle.How) {
 	if r.stream == nil { // a panic came before there was one
 		return
 	}
-	if u, counted := r.stream.answer.Mirror.Usage(); counted {
+	if u, counted := r.stream.from.answer.Mirror.Usage(); counted {
 		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
 	}
 	if how == lifecycle.Spent && told.PromptTokens+told.OutputTokens == 0 {

@@ -355,7 +355,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
 			fmt.Errorf("prefill %s: %w", c.ID, err))
 	}
-	u, _ := s.answer.Mirror.Usage()
+	u, _ := s.from.answer.Mirror.Usage()
 	j.prompt = u.Prompt
 	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: u.Prompt, Cached: u.Cached})
 	lease.Answered(prefill.Usage{PromptTokens: u.Prompt, CachedTokens: u.Cached}, time.Time{})
@@ -367,16 +367,16 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 
 // takeAll takes an answer that has come in full.
 func takeAll(s *stream, answer []byte) error {
-	if s.whole {
+	if s.from.whole {
 		return takeWhole(s, answer)
 	}
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
 		return errNotJSON
 	}
-	s.answer.Reader.Reset(s.limits(time.Hour))
+	s.from.answer.Reader.Reset(s.from.limits(time.Hour))
 	var fx sse.Effects
 	s.now = time.Now()
-	s.answer.out, fx = s.answer.Feed(s.answer.out, answer, s.now)
+	s.from.answer.out, fx = s.from.answer.Feed(s.from.answer.out, answer, s.now)
 	s.effect(fx)
 	return complete(s)
 }

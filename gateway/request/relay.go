@@ -28,37 +28,37 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	if j.life.Dials() {
 		call.Fresh()
 	}
-	s := &stream{source: source{job: j,
+	s := &stream{job: j, from: source{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
 		answer: buffersPool.Get().(*buffers),
 	}}
 	resumed := j.life.Resumed()
-	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
-	s.muffled = j.muffled(rank.Profile)
+	s.from.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
+	s.from.muffled = j.muffled(rank.Profile)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
-	if ask.MaxTokens, ask.Context = s.mayHave, prompt.Longest(rank.Context); j.req.Beams > 0 {
+	if ask.MaxTokens, ask.Context = s.from.mayHave, prompt.Longest(rank.Context); j.req.Beams > 0 {
 		ask.Context = 0 // all beams together may have more
 	}
-	if ask.Cached = j.cached; s.local || rank.Profile.Connector == mooncake.SGLang {
+	if ask.Cached = j.cached; s.from.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}
 	var assembler *sse.Assembler
-	if s.whole { // its one piece has choices and usage
+	if s.from.whole { // its one piece has choices and usage
 		ask.ContinuousUsage, ask.Whole = true, true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		assembler = newAssembler(j)
 	}
 	// the first event of a whole answer is its last
-	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local
-	s.run = j.srv.Fleet.Track(at, call, safe)
-	if s.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != lifecycle.KeepNothing {
-		s.answer.Trail.KeepPrompt = s.local || rank.Profile.Early()
-		ask.Trail = &s.answer.Trail
+	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.from.whole || s.from.local
+	s.from.run = j.srv.Fleet.Track(at, call, safe)
+	if s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
+		s.from.answer.Trail.KeepPrompt = s.from.local || rank.Profile.Early()
+		ask.Trail = &s.from.answer.Trail
 	}
-	s.answer.Answer.Reset(ask)
-	s.answer.Assembler = assembler
-	s.answer.out = s.answer.out[:0]
+	s.from.answer.Answer.Reset(ask)
+	s.from.answer.Assembler = assembler
+	s.from.answer.out = s.from.answer.out[:0]
 	return s
 }
 
@@ -76,19 +76,19 @@ func (j *job) muffled(p *mooncake.Profile) bool {
 // opened notes that the first data event is here.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
-	s.computed(false)
-	if s.slot != nil { // else all of it came at once
-		s.heard = true
-		s.rank.Traffic.Begin()
+	s.from.computed(false)
+	if s.from.slot != nil { // else all of it came at once
+		s.from.heard = true
+		s.from.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() && !s.whole { // else the client has had its first event, or the time of the first token is not known
-		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
+	if !j.life.Resumed() && !s.from.whole { // else the client has had its first event, or the time of the first token is not known
+		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.from.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
-	s.run.Settle()
+	s.from.run.Settle()
 	j.enter(journal.Streaming, "")
 }
 
@@ -100,21 +100,21 @@ func (s *stream) fill() error {
 		s.goOn()
 		return nil
 	}
-	if wait := s.answer.Reader.Wait(time.Now()); wait != s.idle {
-		s.idle = max(wait, 1)
-		s.resp.SetIdle(s.idle)
+	if wait := s.from.answer.Reader.Wait(time.Now()); wait != s.from.idle {
+		s.from.idle = max(wait, 1)
+		s.from.resp.SetIdle(s.from.idle)
 	}
 	read := readPool.Get().(*[4 << 10]byte)
-	n, err := s.resp.Read(read[:])
+	n, err := s.from.resp.Read(read[:])
 	s.arrived(read[:n], time.Now())
 	readPool.Put(read)
 	if err == nil {
-		err = s.answer.Err()
+		err = s.from.answer.Err()
 	}
 	if err == nil || s.stage != flows {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	if s.broke(err); s.fault == nil || s.fault.Why == lifecycle.Unusable || s.answer.Mirror.Started() {
+	if s.broke(err); s.from.fault == nil || s.from.fault.Why == lifecycle.Unusable || s.from.answer.Mirror.Started() {
 		return nil
 	}
 	return err
@@ -123,33 +123,33 @@ func (s *stream) fill() error {
 func (s *stream) arrived(p []byte, now time.Time) {
 	var fx sse.Effects
 	s.now = now
-	s.answer.out, fx = s.answer.Feed(s.answer.out, p, now)
-	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(p), s.resp.Arrived(), fx.Events > 0, now)
+	s.from.answer.out, fx = s.from.answer.Feed(s.from.answer.out, p, now)
+	s.from.rank.Vouch(&s.from.came, s.job.req.Endpoint, len(p), s.from.resp.Arrived(), fx.Events > 0, now)
 	s.effect(fx)
 }
 
 // broke ends the source, whose body ended with err or is not read any further.
 func (s *stream) broke(err error) {
-	s.answer.out = s.answer.Mend(s.answer.out) // the error or the end must be an event of its own
-	whole := errors.Is(err, io.EOF) && s.answer.Closed() == sse.Whole
-	switch wrong := s.partner.lost(); {
+	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // the error or the end must be an event of its own
+	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Whole
+	switch wrong := s.from.partner.lost(); {
 	case s.job.passed != nil:
 		cutPassed(s, err)
-	case s.answer.TooMuch():
+	case s.from.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.answer.Mirror.LacksUsage() && s.answer.Trail.Head.ID != nil && max(s.answer.Mirror.Prompt(), s.job.prompt) > 0 {
-			s.conclude(s.answer.Trail.Head, "")
+		if s.from.answer.Mirror.LacksUsage() && s.from.answer.Trail.Head.ID != nil && max(s.from.answer.Mirror.Prompt(), s.job.prompt) > 0 {
+			s.conclude(s.from.answer.Trail.Head, "")
 		}
 		s.ends()
 	case wrong != nil:
 		s.fails(lifecycle.Unusable, wrong.Answer, errors.New(wrong.Answer.Code))
-	case s.run.Moved():
+	case s.from.run.Moved():
 		s.fails(lifecycle.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
-		s.job.srv.Monitor.Report(s.rank.Instance, err)
+		s.job.srv.Monitor.Report(s.from.rank.Instance, err)
 		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Why
 		if why == lifecycle.HungUp { // the cause is not a drain; fails looks whether the client has left
 			why = lifecycle.Broke
@@ -161,23 +161,23 @@ func (s *stream) broke(err error) {
 // cutPassed ends an answer that is passed on, whose body ended with err or is not read any further. beginsPassed says what that means
 // before the first event.
 func cutPassed(s *stream, err error) {
-	err = cmp.Or(s.answer.Err(), err) // whatever else came, not all of it was read
-	begun, over := s.answer.Mirror.Started(), errors.Is(err, io.EOF)
+	err = cmp.Or(s.from.answer.Err(), err) // whatever else came, not all of it was read
+	begun, over := s.from.answer.Mirror.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.answer.Closed() == sse.Whole: // engines differ in whether they send [DONE]
+	case over && s.from.answer.Closed() == sse.Whole: // engines differ in whether they send [DONE]
 		s.ends()
 		return
-	case over && s.answer.Reader.Buffered() > 0:
+	case over && s.from.answer.Reader.Buffered() > 0:
 		err = errCut
 	case over:
 		err = errNoData
 	}
 	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.Transport(failure.Engine, err).Message)
 	switch {
-	case begun && s.run.Moved():
+	case begun && s.from.run.Moved():
 		answer = s.job.srv.drained(notAnswered)
 	case begun && !s.job.client.Left():
-		s.job.srv.Monitor.Report(s.rank.Instance, err)
+		s.job.srv.Monitor.Report(s.from.rank.Instance, err)
 	}
 	s.fails(lifecycle.Broke, answer, err)
 }
@@ -194,7 +194,7 @@ const notAnswered = "its engine was taken out of service; send the request again
 // event takes in one event that comes from no socket.
 func (s *stream) event(e sse.Event) {
 	var fx sse.Effects
-	s.answer.out, fx = s.answer.Event(s.answer.out, e)
+	s.from.answer.out, fx = s.from.answer.Event(s.from.answer.out, e)
 	s.effect(fx)
 }
 
@@ -209,14 +209,14 @@ func (s *stream) effect(fx sse.Effects) {
 	case sse.Short:
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	case sse.Garbled:
-		s.fails(lifecycle.Garbled, failure.Stream("upstream_broken", s.answer.Err()), s.answer.Err())
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_broken", s.from.answer.Err()), s.from.answer.Err())
 	case sse.Broken:
-		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.answer.Err()), s.answer.Err())
+		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.from.answer.Err()), s.from.answer.Err())
 	case sse.Refused:
-		said := s.answer.Mirror.Failure()
+		said := s.from.answer.Mirror.Failure()
 		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM has begun the stream before its core refuses the request
-			s.job.srv.Monitor.Report(s.rank.Instance, engine.ErrPaused)
-			s.fails(lifecycle.Withheld, failure.Withheld(s.side(), engine.ErrPaused), engine.ErrPaused)
+			s.job.srv.Monitor.Report(s.from.rank.Instance, engine.ErrPaused)
+			s.fails(lifecycle.Withheld, failure.Withheld(s.from.side(), engine.ErrPaused), engine.ErrPaused)
 			return
 		}
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
@@ -224,8 +224,8 @@ func (s *stream) effect(fx sse.Effects) {
 		if s.firstAt.IsZero() { // serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
-		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
-		s.job.srv.Fleet.GaveBack(s.rank.Instance)
+		s.job.srv.Dispatcher.Preempted(s.from.slot.Worker)
+		s.job.srv.Fleet.GaveBack(s.from.rank.Instance)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the engine ran out of KV memory and gave the request back; it cannot be resumed")
 		s.fails(lifecycle.GivenBack, answer, errRefusal)
@@ -235,14 +235,14 @@ func (s *stream) effect(fx sse.Effects) {
 // progress notes in the slot how far the request is after so many more events with
 // tokens; the next round reads it.
 func (s *stream) progress(tokens, events int) {
-	if s.slot != nil { // else a prefill engine answers
-		if s.whole { // the partner says so when the prefill engine has answered, which may come later than this answer
-			s.slot.Unheard(s.mayHave)
+	if s.from.slot != nil { // else a prefill engine answers
+		if s.from.whole { // the partner says so when the prefill engine has answered, which may come later than this answer
+			s.from.slot.Unheard(s.from.mayHave)
 		}
-		s.slot.Progress(tokens)
+		s.from.slot.Progress(tokens)
 	}
-	if s.heard {
-		s.rank.Traffic.OnEvent()
+	if s.from.heard {
+		s.from.rank.Traffic.OnEvent()
 	}
 	s.shed()
 	if s.tokenFrom.IsZero() {
@@ -271,7 +271,7 @@ func (s *stream) Read(p []byte) (int, error) {
 }
 
 // Pending is how much more Read has without waiting.
-func (s *stream) Pending() int { return len(s.unread) + len(s.answer.out) }
+func (s *stream) Pending() int { return len(s.unread) + len(s.from.answer.out) }
 
 // Ended says that nothing comes after what Read has.
 func (s *stream) Ended() bool { return s.stage >= ended }
@@ -279,7 +279,7 @@ func (s *stream) Ended() bool { return s.stage >= ended }
 // Next returns the whole events that have arrived, waiting for the first; they
 // are valid until the next call. io.EOF ends the answer, whole or not.
 func (s *stream) Next() ([]byte, error) {
-	for len(s.answer.out) == 0 || s.more() {
+	for len(s.from.answer.out) == 0 || s.more() {
 		if s.stage >= ended {
 			return nil, io.EOF
 		}
@@ -287,14 +287,14 @@ func (s *stream) Next() ([]byte, error) {
 			return nil, err
 		}
 	}
-	events := s.answer.out
-	s.answer.out = s.answer.out[:0]
+	events := s.from.answer.out
+	s.from.answer.out = s.from.answer.out[:0]
 	return events, nil
 }
 
 // more says that more bytes have arrived, which the client must get at once, too.
 func (s *stream) more() bool {
-	return s.stage == flows && len(s.answer.out) < mostAtOnce && s.resp.Arrived()
+	return s.stage == flows && len(s.from.answer.out) < mostAtOnce && s.from.resp.Arrived()
 }
 
 const mostAtOnce = 64 << 10

@@ -23,17 +23,18 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // goOn continues the answer where it was lost. The request is served again, with what
 // the client has as a part of the prompt, and the parts are joined to one answer.
 func (s *stream) goOn() {
-	j, f, moved := s.job, s.fault, s.run.Moved()
+	j, f, moved := s.job, s.from.fault, s.from.run.Moved()
 	if !j.client.Left() {
-		if wrong := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil { // an answer must not go on from wrong text
-			s.fault, f = wrong, nil
+		// an answer must not go on from wrong text
+		if wrong := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil {
+			s.from.fault, f = wrong, nil
 		}
 	}
 	if f == nil || j.client.Left() {
 		s.step(lifecycle.Event{What: lifecycle.GivenUp})
 		return
 	}
-	j.record.Report(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, On: s.failedOn(), Answer: f.Answer})
+	j.record.Report(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, On: s.from.failedOn(), Answer: f.Answer})
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {
@@ -61,7 +62,7 @@ func (s *stream) goOn() {
 	case tier != lifecycle.Broken:
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code),
 			zap.String("tier", tier),
-			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.from.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone)
 	case cause != nil:
@@ -78,12 +79,12 @@ func (s *stream) plan() lifecycle.Tier {
 		s.sofar = &sse.Trail{}
 	}
 	if s.sofar.Head.ID == nil { // of the first source that is part of the answer
-		s.sofar.Head, s.sofar.Prompt = s.answer.Trail.Head, s.answer.Trail.Prompt
+		s.sofar.Head, s.sofar.Prompt = s.from.answer.Trail.Head, s.from.answer.Trail.Prompt
 	}
-	s.sofar.Join(&s.answer.Trail)
+	s.sofar.Join(&s.from.answer.Trail)
 	loss := lifecycle.Loss{
-		Said: s.sofar, Finished: s.answer.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
-		May: j.life.Losses() < recomputeMax(s.rank.Profile) && j.req.Endpoint.GoesOn(),
+		Said: s.sofar, Finished: s.from.answer.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
+		May: j.life.Losses() < recomputeMax(s.from.rank.Profile) && j.req.Endpoint.GoesOn(),
 		How: r.how, IDs: r.ids, Alone: r.alone, Most: j.most(), Limit: j.req.Limit, LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
 	if r.keeping == lifecycle.KeepAll {
@@ -105,7 +106,7 @@ func (s *stream) plan() lifecycle.Tier {
 		s.conclude(p.Said.Head, "")
 		return p.Tier
 	case p.Unseen:
-		s.answer.Assembler = newAssembler(j)
+		s.from.answer.Assembler = newAssembler(j)
 	}
 	s.sofar, j.ask.Seam = p.Said, p.Seam
 	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
@@ -134,24 +135,24 @@ func (j *job) most() int {
 
 // adopt goes on reading from next, whose first events are here.
 func (s *stream) adopt(next *stream) {
-	assembler := s.answer.Assembler
+	assembler := s.from.answer.Assembler
 	s.detach()
-	s.source = next.source
-	s.answer.Assembler = assembler
+	s.from = next.from
+	s.from.answer.Assembler = assembler
 	s.stage, s.broken, next.stage = next.stage, next.broken, settled // s holds now what next held
 	s.earlier = s.job.resume.before
 	if !next.tokenAt.IsZero() {
 		s.tokenAt = next.tokenAt
 	}
-	if s.answer.Assembler == nil {
+	if s.from.answer.Assembler == nil {
 		return
 	}
-	for e := range sse.Events(s.answer.out) {
-		if err := s.answer.Assembler.Add(e.Raw); err != nil {
+	for e := range sse.Events(s.from.answer.out) {
+		if err := s.from.answer.Assembler.Add(e.Raw); err != nil {
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 		}
 	}
-	s.answer.out = s.answer.out[:0]
+	s.from.answer.out = s.from.answer.out[:0]
 }
 
 // before makes the mirror ready for the end of an answer that has so many tokens already.
@@ -159,24 +160,25 @@ func (s *stream) before(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cached
 	s.earlier = tokens
-	s.answer.Mirror.Reset(ask)
-	s.answer.Trail.Reset(false)
+	s.from.answer.Mirror.Reset(ask)
+	s.from.answer.Trail.Reset(false)
 }
 
 // conclude ends an answer in the engine's place: with its usage, and before
 // that with the finish_reason if none came. The count of tokens may be an estimate, so the usage has no more than the answer may have.
 func (s *stream) conclude(head sse.Head, finish string) {
 	j := s.job
-	u := sse.Usage{Prompt: cmp.Or(s.answer.Mirror.Prompt(), j.prompt), Completion: min(s.answer.Mirror.Tokens(), s.mayHave), Cached: j.cached}
-	if s.rank.Context > 0 {
-		u.Completion = min(u.Completion, max(0, s.rank.Context-u.Prompt))
+	said := &s.from.answer.Mirror
+	u := sse.Usage{Prompt: cmp.Or(said.Prompt(), j.prompt), Completion: min(said.Tokens(), s.from.mayHave), Cached: j.cached}
+	if s.from.rank.Context > 0 {
+		u.Completion = min(u.Completion, max(0, s.from.rank.Context-u.Prompt))
 	}
-	if s.local || s.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows how many tokens were cached
+	if s.from.local || s.from.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows how many tokens were cached
 		u.Cached = -1
 	}
 	u.Total = u.Prompt + u.Completion
-	_, told := s.answer.Mirror.Usage()
-	s.untold = !told
+	_, told := s.from.answer.Mirror.Usage()
+	s.from.untold = !told
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, u)) {
 		if s.stage < ended {
 			s.event(e)
@@ -231,10 +233,10 @@ func (j *job) forget() {
 func (s *stream) shed() {
 	j := s.job
 	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart &&
-		s.answer.Mirror.Tokens() == 0 {
+		s.from.answer.Mirror.Tokens() == 0 {
 		return
 	}
-	s.answer.Mirror.Untrack()
+	s.from.answer.Mirror.Untrack()
 	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 

@@ -79,12 +79,12 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 		if !j.life.Resumed() { // bytes may be kept of which the life does not know yet
 			j.forget()
 		}
-		met := r.stream != nil && r.stream.partner != nil
+		met := r.stream != nil && r.stream.from.partner != nil
 		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !met}, nil)) {
 			switch {
 			case x.Do == lifecycle.SendBoth:
 			case x.Pair > 0 && met:
-				r.stream.partner.carryOut(x)
+				r.stream.from.partner.carryOut(x)
 			case x.Do == lifecycle.Settle || x.Do == lifecycle.Find:
 				r.do(x)
 			}
@@ -137,7 +137,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{What: lifecycle.NoRankTakes}
 		}
 		r.begin()
-		return lifecycle.Event{What: lifecycle.RankTakes, Kept: j.resume.charged > 0, Whole: r.stream.whole}
+		return lifecycle.Event{What: lifecycle.RankTakes, Kept: j.resume.charged > 0, Whole: r.stream.from.whole}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -182,8 +182,8 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		return r.pass(x)
 	case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
 		s := r.stream
-		if f := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
-			s.fault = f
+		if f := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
+			s.from.fault = f
 			return lifecycle.Event{What: lifecycle.Fell}
 		}
 		return lifecycle.Event{What: lifecycle.Believed}
@@ -192,7 +192,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.EndWhole:
 		r.stream.finish(nil)
 	case lifecycle.BreakOff:
-		r.stream.finish(r.stream.fault.Answer)
+		r.stream.finish(r.stream.from.fault.Answer)
 	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
 	}
 	return lifecycle.Event{}
@@ -240,10 +240,10 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 	}
 	r.begin()
 	s := r.stream
-	silent := s.whole || s.muffled // the answer may have no event before its end
+	silent := s.from.whole || s.from.muffled // the answer may have no event before its end
 	return lifecycle.Event{
 		What: lifecycle.Bound, Kept: j.resume.charged > 0,
-		Whole: s.whole || x.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.rank.Profile, j.req.Endpoint),
+		Whole: s.from.whole || x.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
 	}
 }
 
@@ -258,10 +258,10 @@ func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed
 
 func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
 	if f != nil {
-		f.Moved = r.stream.run.Moved()
+		f.Moved = r.stream.from.run.Moved()
 		e := r.fell(f)
 		e.Quit = quit
-		if r.stream.slot == nil { // all of its answer had come, so that its slot is free
+		if r.stream.from.slot == nil { // all of its answer had come, so that its slot is free
 			r.stream.settle(board.Failed)
 		}
 		return e
@@ -277,8 +277,8 @@ func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 	on := ""
 	switch {
 	case r.stream != nil:
-		r.stream.fault = f
-		on = r.stream.failedOn()
+		r.stream.from.fault = f
+		on = r.stream.from.failedOn()
 	case r.lease != nil && f.OfEngine():
 		on = r.lease.Candidate.ID
 	}
@@ -288,7 +288,7 @@ func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 	r.job.record.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	e := r.job.fell(f)
 	if r.stream != nil {
-		e.Engine = r.stream.rank.Instance
+		e.Engine = r.stream.from.rank.Instance
 	}
 	if f.Leg == lifecycle.Prefill && r.lease != nil {
 		e.Engine = r.prefiller().Instance
@@ -298,8 +298,8 @@ func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 
 // prefiller is the engine that was to prefill last.
 func (r *runner) prefiller() prefill.Candidate {
-	if r.stream != nil && r.stream.partner != nil {
-		return r.stream.partner.prefiller()
+	if r.stream != nil && r.stream.from.partner != nil {
+		return r.stream.from.partner.prefiller()
 	}
 	return r.lease.Candidate
 }
@@ -345,12 +345,12 @@ func (r *runner) answer() *stream {
 	switch s.shed(); {
 	case s.stage == ended: // all of it came at once
 		e := lifecycle.Event{What: lifecycle.Ends}
-		if s.fault != nil {
-			e = r.job.fell(s.fault)
+		if s.from.fault != nil {
+			e = r.job.fell(s.from.fault)
 		}
 		s.step(e)
-	case s.call != nil: // from here on a close has the engine abort the request
-		r.job.client.OnGone(func() { s.call.Leave(upstream.Notice) })
+	case s.from.call != nil: // from here on a close has the engine abort the request
+		r.job.client.OnGone(func() { s.from.call.Leave(upstream.Notice) })
 	}
 	return s
 }
@@ -417,11 +417,11 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})
 			return
 		}
-		if s.local && how == lifecycle.Failing && r.fault != nil && !r.answers && !r.mixed() {
+		if s.from.local && how == lifecycle.Failing && r.fault != nil && !r.answers && !r.mixed() {
 			j.srv.metrics.localFailures.Inc()
 			j.record.Route = ""
 			j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
-				zap.String("engine", s.rank.Target.ID), zap.Error(r.fault.Err))
+				zap.String("engine", s.from.rank.Target.ID), zap.Error(r.fault.Err))
 		}
 		s.release(kinds[how])
 	case lifecycle.Call:
@@ -429,7 +429,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			r.count(how)
 		}
 		if r.stream != nil { // else a panic came before there was one
-			r.stream.hangUp(how)
+			r.stream.from.hangUp(how)
 		}
 		if how == lifecycle.Cancelled || j.passed != nil {
 			j.freed()

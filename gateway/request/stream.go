@@ -22,7 +22,8 @@ import (
 // the bytes on. The connection's own goroutine reads it: one Read is one
 // arrival, so a slow client slows its engine down.
 type stream struct {
-	source
+	job  *job
+	from source
 
 	unread    []byte     // events the client has not taken yet
 	now       time.Time  // of the last arrival
@@ -49,17 +50,14 @@ const (
 // lost in the middle, another source may follow.
 type source struct {
 	job   *job
-	whole bool             // the engine's own answer in one piece, no events
 	slot  *dispatcher.Slot // nil once released
 	rank  *fleet.Rank
 	call  *engine.Call
 	run   *fleet.Run // among those a drain may end, while there is a slot
 	resp  *engine.Response
 	began time.Time
-	local bool // the rank computes the prompt itself
 
-	partner  *partner // the prefill leg that runs beside the decode leg; nil: no prefill leg does
-	stranded bool     // its engine may keep blocks for ever
+	partner *partner // the prefill leg that runs beside the decode leg; nil: no prefill leg does
 
 	wait *engine.Wait   // for the first event
 	came engine.Arrival // the last arrival of bytes
@@ -68,12 +66,16 @@ type source struct {
 	idle    time.Duration  // how long the engine may be silent, as the connection has it
 	halted  *atomic.Bool   // its engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
 	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
-	muffled bool           // the engine may send nothing of a text before it has all of it
-	beyond  bool           // the engine's traffic expects it beyond the slots until release
-	untold  bool           // the engine sent no usage, and evenkeel writes it in the engine's place
-	heard   bool           // its first event came; the engine's traffic counts it until release
 	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
 	answer  *buffers
+
+	whole    bool // the engine's own answer in one piece, no events
+	local    bool // the rank computes the prompt itself
+	stranded bool // its engine may keep blocks for ever
+	muffled  bool // the engine may send nothing of a text before it has all of it
+	beyond   bool // the engine's traffic expects it beyond the slots until release
+	untold   bool // the engine sent no usage, and evenkeel writes it in the engine's place
+	heard    bool // its first event came; the engine's traffic counts it until release
 }
 
 // buffers are what a stream needs while it runs, reused by the next one.
@@ -88,7 +90,7 @@ var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
 // tokens is how many tokens the answer has, from all its sources.
 func (s *stream) tokens() int {
-	return s.earlier + s.answer.Mirror.Tokens()
+	return s.earlier + s.from.answer.Mirror.Tokens()
 }
 
 func (b *buffers) putBack() {
@@ -111,11 +113,11 @@ func (s *source) contentType() []byte {
 // slotless is the stream of an answer whose engine has no slot for it.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
-	s := &stream{source: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens,
+	s := &stream{job: j, from: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens,
 		answer: buffersPool.Get().(*buffers)}}
-	s.answer.Trail.Reset(false)
-	s.answer.Answer.Reset(ask)
-	s.answer.out = s.answer.out[:0]
+	s.from.answer.Trail.Reset(false)
+	s.from.answer.Answer.Reset(ask)
+	s.from.answer.out = s.from.answer.out[:0]
 	return s
 }
 
@@ -125,22 +127,22 @@ const shortAnswer = 8
 
 var _ pump.Stream = (*stream)(nil) // else no loop would carry an answer, and nothing would say so
 
-func (s *stream) Wait(now time.Time) time.Duration { return s.answer.Reader.Wait(now) }
+func (s *stream) Wait(now time.Time) time.Duration { return s.from.answer.Reader.Wait(now) }
 
-func (s *stream) Err() error { return s.answer.Err() }
+func (s *stream) Err() error { return s.from.answer.Err() }
 
 func (s *stream) Flow() *engine.Response {
-	if s.stage != flows || s.slot == nil || s.answer.Assembler != nil || s.resp.Arrived() {
+	if s.stage != flows || s.from.slot == nil || s.from.answer.Assembler != nil || s.from.resp.Arrived() {
 		return nil
 	}
-	s.answer.out = nil
-	return s.resp
+	s.from.answer.out = nil
+	return s.from.resp
 }
 
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
-	dst, fx := s.answer.Feed(dst, data, now)
-	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(data), false, fx.Events > 0, now)
+	dst, fx := s.from.answer.Feed(dst, data, now)
+	s.from.rank.Vouch(&s.from.came, s.job.req.Endpoint, len(data), false, fx.Events > 0, now)
 	if fx.Events > 0 {
 		s.progress(fx.Tokens, fx.Events)
 	}
@@ -148,8 +150,8 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 }
 
 func (s *stream) GoBack(events []byte, end sse.End) {
-	s.answer.out = events
-	switch err := s.answer.Err(); {
+	s.from.answer.out = events
+	switch err := s.from.answer.Err(); {
 	case end != sse.Runs:
 		s.effect(sse.Effects{End: end})
 	case err != nil:
