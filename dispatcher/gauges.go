@@ -212,10 +212,11 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBeyond, float64(w.Beyond), group, rank)
 			if w.Mixed {
 				gauge(descBacklog, float64(w.Backlog), group, rank)
+			} else {
+				gauge(descOrphans, float64(w.Orphans), group, rank)
 			}
 			if w.Early {
 				gauge(descBound, float64(w.Bound), group, rank)
-				gauge(descOrphans, float64(w.Orphans), group, rank)
 			}
 			if w.Keeps {
 				gauge(descKept, float64(w.Kept), group, rank)

@@ -76,13 +76,13 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 	return found, silent
 }
 
-// OnSample passes on how many KV tokens are in use on ranks that may keep blocks of answers, or blocks for requests
-// whose prefill never ended: the engine's gauges show when they are freed. The gauges of a core that stands still are
+// OnSample passes on how many KV tokens are in use on decode ranks. They may keep blocks of answers, or blocks for requests
+// whose KV never came: the engine's gauges show when these are freed. The gauges of a core that stands still are
 // those of its last step, so they hold only for the time of its last sign of life.
 func (f *Fleet) OnSample(key string, s *engine.Sample) {
 	now := f.Now()
 	in := now.Engine(key)
-	if in == nil || in.Role != Decode || !in.Profile.Early() && in.Profile.Keeps() == 0 {
+	if in == nil || in.Role != Decode {
 		return
 	}
 	for _, r := range in.Ranks() {

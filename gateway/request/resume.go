@@ -34,7 +34,8 @@ func (s *stream) goOn() {
 		s.step(lifecycle.Event{What: lifecycle.GivenUp})
 		return
 	}
-	j.record.Report(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, On: s.from.failedOn(), Answer: f.Answer})
+	lost := "lost in the middle: " + f.Answer.Code
+	j.record.Report(journal.Event{What: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: f.Answer})
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {
