@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -66,7 +67,8 @@ func (c *checkCmd) Run(std streams) error {
 			return err
 		}
 	case err == nil:
-		fmt.Fprintf(std.out, "%s: ok, %s, policy %s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy)
+		fmt.Fprintf(std.out, "%s: ok, %s, policy %s%s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy,
+			groupsOf(&found.cfg.Engines))
 		fallthrough
 	default:
 		for _, change := range found.Changes {
@@ -101,6 +103,22 @@ func counted(e *config.Engines) string {
 	default:
 		return fmt.Sprintf("%d prefill, %d decode and %d aggregated engines", p, d, a)
 	}
+}
+
+// groupsOf names the groups if there are several, because a name that is misspelt makes a group of its own.
+func groupsOf(e *config.Engines) string {
+	ranks := map[string]int{}
+	for _, one := range slices.Concat(e.Decode, e.Aggregated) {
+		ranks[one.Group] += max(1, one.Ranks)
+	}
+	if len(ranks) < 2 {
+		return ""
+	}
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(ranks)) {
+		list = append(list, fmt.Sprintf("%s (%d)", name, ranks[name]))
+	}
+	return ", ranks of each group: " + strings.Join(list, ", ")
 }
 
 // look checks the config. Its error is what serve would refuse, or a check that
