@@ -97,11 +97,11 @@ func (k *Call) check(method, path string, hdr []Header) error {
 func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadlines, fresh bool) (*Response, *Error) {
 	c, err := k.connect(d.Connect, fresh)
 	if err != nil {
-		return nil, k.fail(PhaseConnect, nil, err)
+		return nil, k.newError(PhaseConnect, nil, err)
 	}
 	if k.guard != nil {
 		if err := k.guard(); err != nil {
-			failure := k.fail(PhaseConnect, nil, err)
+			failure := k.newError(PhaseConnect, nil, err)
 			k.release(true)
 			return nil, failure
 		}
@@ -115,7 +115,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	keep, phase, err := c.exchange(d, c.out, body)
 	c.onSent = nil
 	if err != nil {
-		failure := k.fail(phase, c, err)
+		failure := k.newError(phase, c, err)
 		k.release(false)
 		if failure.Stale() {
 			k.client.idle.drop(c.key)
@@ -249,10 +249,10 @@ func (k *Call) Leave(limit time.Duration) {
 
 // fail makes the Error of a failure; c is nil before there is a connection. After an abort the error is ErrAborted,
 // whatever the cause.
-func (k *Call) fail(p Phase, c *conn, cause error) *Error {
+func (k *Call) newError(p Phase, c *conn, cause error) *Error {
 	e := &Error{Target: k.target.ID, Phase: p, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
-		e.Sent, e.Answered, e.Reused = c.wrote > 0, c.got, c.reused
+		e.Sent, e.Answered, e.Reused = c.wrote > 0, c.answered, c.reused
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

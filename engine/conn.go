@@ -48,15 +48,15 @@ type conn struct {
 	reused bool
 	idleAt time.Time // when it was put into the pool
 
-	head   fasthttp.ResponseHeader
-	out    []byte      // request head
-	vec    [][]byte    // request head and body
-	queue  net.Buffers // vec, while writev consumes it
-	onSent func()      // called once vec is written; nil: none
-	wrote  int64       // request bytes that the socket has taken
-	read   int64       // response bytes
-	got    bool        // a response byte came
-	failed error       // the last read error, which fasthttp's header parser hides
+	head     fasthttp.ResponseHeader
+	out      []byte      // request head
+	vec      [][]byte    // request head and body
+	queue    net.Buffers // vec, while writev consumes it
+	onSent   func()      // called once vec is written; nil: none
+	wrote    int64       // request bytes that the socket has taken
+	read     int64       // response bytes
+	answered bool        // a response byte came
+	failed   error       // the last read error, which fasthttp's header parser hides
 
 	fd      int    // the socket while an event loop reads it, else noSocket; the call's lock guards it
 	touched func() // called when the call is touched while an event loop reads the socket
@@ -129,7 +129,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 	case err == nil:
 		c.awaitBody(d.Idle)
 		return unsent == nil && !hasClose(&c.head), PhaseHead, nil
-	case c.got || unsent == nil:
+	case c.answered || unsent == nil:
 		return false, PhaseHead, err
 	case errors.Is(unsent, os.ErrDeadlineExceeded): // our deadline stopped the write: the read has the cause
 		return false, PhaseWrite, err
@@ -149,7 +149,7 @@ func (c *conn) sendListening() (unsent, err error) {
 
 // reset forgets the exchange before.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
-	c.wrote, c.read, c.got, c.failed = 0, 0, false, nil
+	c.wrote, c.read, c.answered, c.failed = 0, 0, false, nil
 	c.vec = append(append(c.vec[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,7 +238,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	n, err := c.receive(p)
 	c.read += int64(n)
-	c.got = c.got || n > 0
+	c.answered = c.answered || n > 0
 	if err != nil {
 		c.failed = err
 	}

@@ -64,6 +64,6 @@ func (r *Response) Lower(failed error) {
 	c.wake()
 	r.body.br = c.br
 	if failed != nil && r.err == nil {
-		r.err = k.fail(PhaseBody, c, failed)
+		r.err = k.newError(PhaseBody, c, failed)
 	}
 }

@@ -79,7 +79,7 @@ func (r *Response) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	if !errors.Is(err, io.EOF) {
-		err = r.call.fail(PhaseBody, r.conn, err)
+		err = r.call.newError(PhaseBody, r.conn, err)
 	}
 	r.err = err
 	return n, err
@@ -139,7 +139,7 @@ func (r *Response) expected() int {
 }
 
 func (r *Response) tooLarge(limit int) error {
-	r.err = r.call.fail(PhaseBody, r.conn, fmt.Errorf("%w of %d bytes", ErrTooLarge, limit))
+	r.err = r.call.newError(PhaseBody, r.conn, fmt.Errorf("%w of %d bytes", ErrTooLarge, limit))
 	return r.err
 }
 

@@ -42,7 +42,7 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 				}
 			},
 			"a request is sent": func(t *rapid.T) {
-				w := s.Await(now, p.Kept(now, now.Add(p.PulledWithin())))
+				w := s.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
 				require.False(t, spoiled[w.Salt()], "it is sent under a salt that lost KV")
 				waits = append(waits, w)
 			},

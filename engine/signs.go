@@ -69,9 +69,9 @@ func (s *Signs) wake(to int64) {
 	s.last.Store(to)
 	lost := false
 	for _, w := range s.waits {
-		w.kept.Quiet(s.at(from), s.at(to))
-		lost = lost || w.kept.Lost() && !w.told
-		w.told = w.kept.Lost()
+		w.hold.Quiet(s.at(from), s.at(to))
+		lost = lost || w.hold.Lost() && !w.told
+		w.told = w.hold.Lost()
 	}
 	if lost {
 		s.resalt()
@@ -79,7 +79,7 @@ func (s *Signs) wake(to int64) {
 	// KV that was lost may be in the rank's prefix cache by now, and a request with an older salt might find it there.
 	for _, w := range s.waits {
 		if w.salts < s.salts {
-			w.kept.Lose()
+			w.hold.Lose()
 			w.told = true
 		}
 	}
@@ -121,7 +121,7 @@ type Wait struct {
 	signs *Signs
 	sent  time.Time
 	alone time.Time // until then the KV is kept even if nothing renews the hold
-	kept  mooncake.Kept
+	hold  mooncake.Hold
 	salt  string
 	salts int
 	told  bool // its loss has changed the salt already
@@ -129,12 +129,12 @@ type Wait struct {
 }
 
 // Await begins a wait, before the request is written.
-func (s *Signs) Await(now time.Time, kept mooncake.Kept) *Wait {
-	w := &Wait{signs: s, sent: now, alone: kept.Until(time.Time{}), kept: kept}
+func (s *Signs) Await(now time.Time, hold mooncake.Hold) *Wait {
+	w := &Wait{signs: s, sent: now, alone: hold.Until(time.Time{}), hold: hold}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.salt, w.salts = s.salt, s.salts
-	if p := kept.Patience(); p > 0 {
+	if p := hold.Patience(); p > 0 {
 		s.grain.Store(int64(p / 16))
 	}
 	s.waits = append(s.waits, w)
@@ -168,7 +168,7 @@ func (w *Wait) Limit(expire func()) {
 
 // until is the time until which the KV is surely kept. It needs mu of the signs.
 func (w *Wait) until() time.Time {
-	return w.kept.Until(w.signs.at(w.signs.last.Load()))
+	return w.hold.Until(w.signs.at(w.signs.last.Load()))
 }
 
 // Gauged says whether the engine's gauges show if the rank's core goes on, also while no stream shows it.
@@ -185,7 +185,7 @@ func (w *Wait) Over(now time.Time) bool {
 	if !now.Before(w.until()) {
 		w.lose()
 	}
-	return w.kept.Lost()
+	return w.hold.Lost()
 }
 
 // Resalt gives later requests a new salt, so that they find nothing of what the rank's prefix cache holds now.
@@ -212,7 +212,7 @@ func (w *Wait) Lose() {
 }
 
 func (w *Wait) lose() {
-	if w.kept.Lose(); !w.told {
+	if w.hold.Lose(); !w.told {
 		w.told = true
 		w.signs.resalt()
 	}
@@ -223,7 +223,7 @@ func (w *Wait) Arrived(at time.Time) (held bool) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
 	w.signs.wake(max(w.signs.since(at), w.signs.last.Load()+1))
-	return !w.kept.Lost()
+	return !w.hold.Lost()
 }
 
 // End ends the wait, whatever became of the request. A second call does nothing.
@@ -248,7 +248,7 @@ func (s *Signs) quiet(now time.Time) (most float64) {
 	defer s.mu.Unlock()
 	last := s.at(s.last.Load())
 	for _, w := range s.waits {
-		if p := w.kept.Patience(); p > 0 {
+		if p := w.hold.Patience(); p > 0 {
 			begin := last
 			if w.sent.After(begin) {
 				begin = w.sent

@@ -14,10 +14,10 @@ import (
 
 // kept is a hand-off of vLLM's NIXL that is sent as soon as it is prefilled: certainly kept for 26.25 s by itself, and for
 // 11.25 s after a sign of life.
-func kept() mooncake.Kept {
+func kept() mooncake.Hold {
 	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 	now := time.Now()
-	return p.Kept(now, now.Add(p.PulledWithin()))
+	return p.Hold(now, now.Add(p.PulledWithin()))
 }
 
 // seen gives signs of life for so long, and returns with the last one.

@@ -38,7 +38,7 @@ type Coordinates struct {
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
 // stream says whether the decode engine's answer is a stream; only SGLang's prefill leg needs that,
 // because it differs from the decode leg in nothing but ranks.
-func (p *Profile) EarlyProbe(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyProbe(b *Body, leg *Changes, m *Meeting, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
 		return p.roomBody(b, leg, m, stream, dst, false)
@@ -49,7 +49,7 @@ func (p *Profile) EarlyProbe(b *Body, leg *Leg, m *Meeting, stream bool, dst [][
 }
 
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
-func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyDecode(b *Body, leg *Changes, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.roomBody(b, leg, m, stream, dst, true)
 	}
@@ -122,7 +122,7 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // room with its own number, which is 0 in all replicas without DP attention, and refuses a room of
 // another rank; or it first registers the room with its bootstrap server, and does no other work
 // until that is done (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
+func (p *Profile) roomBody(b *Body, leg *Changes, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answer(b, leg, stream)
 	rid := "rid"
 	if s := shapes[m.Endpoint]; s != nil {

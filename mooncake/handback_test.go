@@ -45,7 +45,7 @@ func TestAPrefillEngineIsToldWhatToFetch(t *testing.T) {
 	p := Profile{Name: "mine", Connector: NIXLPull}.WithDefaults()
 	b, err := ScanFor(Completions, []byte(`{"prompt":[1,2,3],"max_tokens":9}`), 0)
 	require.NoError(t, err)
-	leg := &Leg{Fetch: []byte(keptBy)}
+	leg := &Changes{Fetch: []byte(keptBy)}
 	join := func(segments [][]byte) (all string) {
 		for _, s := range segments {
 			all += string(s)

@@ -56,10 +56,10 @@ func (e Endpoint) RequestID(id string) string {
 	return "cmpl-" + id + "-0" // each of our requests has one prompt
 }
 
-// Leg is how a request to an engine differs from the client's body. A nil Leg
-// changes nothing. A client's request for several choices or with several prompts
-// has a Leg for each answer.
-type Leg struct {
+// Changes are how a request to an engine differs from the client's body. Nil Changes
+// change nothing. A client's request for several choices or with several prompts
+// has Changes for each answer.
+type Changes struct {
 	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own
 	SeedOffset int             // added to the client's seed, so that samples differ
 	RID        string          // SGLang's id of a request to Generate that one engine gets alone; empty: the engine chooses one
@@ -124,7 +124,7 @@ var (
 // ProbeBody appends the segments of the prefill request: one token, not
 // streamed, asking for a handoff. The prompt and all that shapes
 // it stay byte for byte what DecodeBody sends. x is for vllm-mooncake only.
-func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Leg, x *Exchange, dst [][]byte) [][]byte {
+func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Changes, x *Exchange, dst [][]byte) [][]byte {
 	params := pullProbe
 	if leg != nil && leg.Fetch != nil {
 		params = leg.Fetch
@@ -139,7 +139,7 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Leg, x *Exchange, dst [][
 }
 
 // probeWith is ProbeBody with params as kv_transfer_params.
-func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]byte) [][]byte {
+func (p *Profile) probeWith(b *Body, leg *Changes, params json.RawMessage, dst [][]byte) [][]byte {
 	params = leg.resume().params(params)
 	members := make([]Member, 0, 12)
 	members = oneToken(b, leg, members)
@@ -191,7 +191,7 @@ func asksForMany(b *Body) bool {
 // engine's own answer, so evenkeel asks for nothing that the client
 // did not ask for. A nil kv makes the decode engine prefill by itself; pass it
 // only if the profile has AllowLocalPrefill.
-func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Changes, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
 	}
@@ -223,7 +223,7 @@ func salted(b *Body, salt string, members []Member) []Member {
 }
 
 // answer returns what is set and what is dropped for an answer that the client gets.
-func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop func(key string) bool) {
+func (p *Profile) answer(b *Body, leg *Changes, stream bool) (members []Member, drop func(key string) bool) {
 	members = legMembers(b, leg, make([]Member, 0, 14))
 	drop = dropOnDecode
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n is the number of beams then, and one engine computes them all
@@ -268,7 +268,7 @@ func (p *Profile) tellsIDs(b *Body) bool {
 // pull the handoff, so that the prefill engine frees it. By then, the blocks that it
 // pulls may have another prompt's KV. The salt, new for every discard, keeps this KV apart
 // in the engine's prefix cache, so that no other request finds it.
-func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Changes, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.discard(b, leg, kv, salt, dst)
 	}
@@ -278,7 +278,7 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage
 }
 
 // oneToken adds the members that end a request after its first token, with an answer that is not streamed.
-func oneToken(b *Body, leg *Leg, members []Member) []Member {
+func oneToken(b *Body, leg *Changes, members []Member) []Member {
 	members = append(promptMembers(b, leg, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // of a chat: engines prefer it to max_tokens
 		members = append(members, Member{"max_completion_tokens", jsonOne})
@@ -287,7 +287,7 @@ func oneToken(b *Body, leg *Leg, members []Member) []Member {
 }
 
 // promptMembers adds what replaces the body's own prompt.
-func promptMembers(b *Body, leg *Leg, members []Member) []Member {
+func promptMembers(b *Body, leg *Changes, members []Member) []Member {
 	switch {
 	case leg == nil:
 		return members
@@ -299,14 +299,14 @@ func promptMembers(b *Body, leg *Leg, members []Member) []Member {
 	return members
 }
 
-func (l *Leg) resume() *Resume {
+func (l *Changes) resume() *Resume {
 	if l == nil {
 		return nil
 	}
 	return l.Resume
 }
 
-func legMembers(b *Body, leg *Leg, members []Member) []Member {
+func legMembers(b *Body, leg *Changes, members []Member) []Member {
 	if leg == nil {
 		return members
 	}

@@ -73,13 +73,13 @@ func (s *shape) one(b *Body, drop func(key string) bool, ignoreEOS bool, dst [][
 }
 
 // probe is probeWith for the shape.
-func (s *shape) probe(p *Profile, b *Body, leg *Leg, params []byte, dst [][]byte) [][]byte {
+func (s *shape) probe(p *Profile, b *Body, leg *Changes, params []byte, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.aside(key) }
 	return s.one(b, drop, p.ProbeIgnoreEOS || leg.ignoresEOS(), dst, Member{"kv_transfer_params", params})
 }
 
 // discard is DiscardBody for the shape.
-func (s *shape) discard(b *Body, leg *Leg, kv []byte, salt string, dst [][]byte) [][]byte {
+func (s *shape) discard(b *Body, leg *Changes, kv []byte, salt string, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.aside(key) || key == "thinking" && thinksFor(b) }
 	return s.one(b, drop, leg.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 }
@@ -97,4 +97,4 @@ func (s *shape) decode(p *Profile, b *Body, kv []byte, salt string, stream bool,
 	return b.Splice(dst, drop, members)
 }
 
-func (l *Leg) ignoresEOS() bool { return l != nil && l.IgnoreEOS }
+func (l *Changes) ignoresEOS() bool { return l != nil && l.IgnoreEOS }

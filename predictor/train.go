@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Options say how Train fits. Zeros stand for the defaults.
+// Options say how Train fits. A field that is zero stands for its default, which is given in brackets.
 type Options struct {
-	Horizon int           // steps, 80
-	Every   int           // tokens between the ages of rows, 20
-	Holdout float64       // share of the requests, the last, on which a fit to the others is scored, 0.25
-	Step    time.Duration // a token's time where samples carry no End, 55 ms
+	Horizon int           // steps (80)
+	Every   int           // a request has a row each time it has this many more tokens (20)
+	Holdout float64       // share of the requests, the last ones, that are kept out of the fit and used to score it (0.25)
+	Step    time.Duration // time of a token where samples carry no End (55 ms)
 	Created time.Time
 	Source  Source
 }

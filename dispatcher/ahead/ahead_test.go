@@ -13,7 +13,7 @@ func TestWhoWaitedInTheEngineDoesNotMakeTheWayLonger(t *testing.T) {
 		l.Ended(100+n, 100+n+2+waited, 100+n+2+waited+9)
 	}
 	require.Equal(t, 1, l.Slots(16), "1 of 11 steps")
-	for n := range uint32(3 * stretch) {
+	for n := range uint32(3 * window) {
 		l.Ended(5000+n, 5000+n+6, 5000+n+15)
 	}
 	require.Equal(t, 5, l.Slots(16), "the way has become longer: 5 of 15")

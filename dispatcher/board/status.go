@@ -355,21 +355,21 @@ func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	return s
 }
 
-// predictors reports every kind of predictor that is learned for the board's model, sorted by kind. Only the kind
-// that a group's policy uses has rows, from which Score makes its scores.
+// predictors reports every kind of predictor that is learned for the board's model, sorted by kind. The report of the kind
+// that a group's policy uses also has the group's forecasts (rows); PredictorStatus.Score computes the scores from them later.
 func (b *board) predictors() []PredictorStatus {
 	var all []PredictorStatus
-	for key, s := range b.subjects {
-		if key.Model != b.model {
+	for subject, learned := range b.subjects {
+		if subject.Model != b.model {
 			continue
 		}
-		t := s.Tables
+		tables := learned.Tables
 		p := PredictorStatus{
-			Kind: string(key.Kind), Outputs: t.counts.Outputs, Keys: t.counts.Keys,
-			Drift: driftReport(t.drift), DriftFromFit: driftReport(t.fromFit),
+			Kind: string(subject.Kind), Outputs: tables.counts.Outputs, Keys: tables.counts.Keys,
+			Drift: driftReport(tables.drift), DriftFromFit: driftReport(tables.fromFit),
 		}
 		for _, g := range b.groups {
-			if g.chosen.source == s {
+			if g.chosen.source == learned {
 				p.rows = append(p.rows, g.forecast.Rows()...)
 			}
 		}

@@ -7,14 +7,12 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// A Weigher is a policy that can also score the ranks that it did not
-// choose. Decide does not need that: the traces of a round get these scores afterwards.
+// A Weigher is a policy that can also score the ranks that it did not choose. Only the decision traces of a round need these
+// scores, so they are computed after Decide.
 type Weigher interface {
-	// Weigh writes into dst, for every worker, the score that the i-th assignment of the last
-	// Decide would have there, while all other assignments of the round stay; NaN for a
-	// worker that could not take the entry. a is that assignment, tokens are the KV tokens of its entry, and s is the
-	// snapshot of that Decide. less says that smaller scores are
-	// better; ok is false if the policy compares nothing.
+	// Weigh writes one score for each rank into dst: the score that the i-th assignment of the last Decide (a) would have on that
+	// rank if all other assignments stayed as they are; NaN for a rank that could not take the entry. tokens are the KV tokens of the
+	// entry, and s is the snapshot of that Decide. less says that smaller scores are better; ok is false if the policy compares nothing.
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
 }
 

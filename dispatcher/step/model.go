@@ -1,7 +1,7 @@
 package step
 
 // Model is how long a step of a barrier group takes. A rank needs time for its requests, their KV
-// tokens and its prompts, and the other ranks wait for the slowest. C1Ms 0: unknown.
+// tokens and its prompts, and the other ranks wait for the slowest. If C1Ms is 0, no model is known.
 type Model struct {
 	C0Ms      float64 `yaml:"c0_ms"`             // ms of a step without any load
 	C1Ms      float64 `yaml:"c1_ms"`             // per KV token of a rank

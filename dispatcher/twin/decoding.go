@@ -94,14 +94,14 @@ func (d *decoding) resume(another bool) (queued []board.Charge) {
 			continue
 		}
 		first := d.firstStep(&c, k.Group)
-		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: max(0, int64(int32(first-k.Group.Number))-1)}
+		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true, Begin: max(0, int64(int32(first-k.Group.Number))-1)}
 		if !c.Started {
 			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
 				if another {
 					queued = append(queued, c)
 					continue
 				}
-				l.Pulled, l.Begin, l.Lag = false, virtual.NotBegun, int64(d.fates.lag)
+				l.Reserved, l.Begin, l.StepsToBegin = false, virtual.NotBegun, int64(d.fates.lag)
 			}
 		}
 		l.Job, l.Left = d.goesOn(&c)
@@ -143,7 +143,7 @@ func (d *decoding) place(at int32, b *board.Bound) bool {
 	if k.Group.Steps() { // the step in progress counts as one of the steps that it waits
 		lag--
 	}
-	d.behind.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, Lag: int64(max(0, lag))})
+	d.behind.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
 	return true
 }
 

@@ -62,7 +62,7 @@ func (e *Engines) Due() (next float64, busy bool) {
 func (e *Engines) roomComes(g *Group) float64 {
 	next := Never
 	for _, r := range g.Ranks {
-		if at := r.Kept.Next(); !at.IsZero() && slices.ContainsFunc(r.Legs, func(l Leg) bool { return !l.Pulled }) {
+		if at := r.Kept.Next(); !at.IsZero() && slices.ContainsFunc(r.Legs, func(l Leg) bool { return !l.Reserved }) {
 			next = min(next, float64(at.Sub(e.Began))/float64(time.Millisecond))
 		}
 	}
@@ -71,11 +71,11 @@ func (e *Engines) roomComes(g *Group) float64 {
 
 // Place gives a request to the engine that the boards bound it to.
 func (e *Engines) Place(r *Rank, l Leg) {
-	l.Begin, l.Since = NotBegun, r.Group.next()
+	l.Begin, l.BoundStep = NotBegun, r.Group.next()
 	r.Legs = append(r.Legs, l)
 	if r.Runs == 0 { // else KV is pulled only when a step begins
 		r.Kept.Expire(e.Instant(e.Now))
-		e.pull(r, l.Since)
+		e.pull(r, l.BoundStep)
 		e.seat(r)
 	}
 }
@@ -83,7 +83,7 @@ func (e *Engines) Place(r *Rank, l Leg) {
 // Put puts a request on a rank that was there from the start, with the tokens that it has got already.
 func (e *Engines) Put(r *Rank, l Leg) {
 	e.Driver.seat(l.Slot)
-	if l.Pulled {
+	if l.Reserved {
 		r.KV += int64(l.Prompt) + int64(l.Gen)
 	}
 	if l.Joined != 0 {
@@ -106,23 +106,25 @@ func (e *Engines) seat(r *Rank) {
 	}
 }
 
-// pull reserves KV room for the waiting requests that have none, in order, and stops at the first that does not fit. If requests are
-// bound before their prefill (Prefill is set), the prefill begins then. A request whose KV is ready gets its Begin.
+// pull reserves KV room for the waiting requests that have none, in order. It stops at the first that does not fit, or that came too late
+// for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill; else the KV is
+// ready at once. A request whose KV is ready gets its Begin.
 func (e *Engines) pull(r *Rank, step int64) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
-		if !l.Pulled {
-			if late := r.Runs > 0 && l.Since > step; late || !r.fits(int64(l.Prompt)) { // a rank that runs takes in what came before the step
+		if !l.Reserved {
+			late := r.Runs > 0 && l.BoundStep > step // a rank that runs takes in only what came before this step
+			if late || !r.fits(int64(l.Prompt)) {
 				return
 			}
-			l.Pulled, l.Ready = true, e.Now
+			l.Reserved, l.Ready = true, e.Now
 			r.KV += int64(l.Prompt)
 			if e.Prefill != nil {
 				l.Ready, l.Prefill = e.Prefill(l.Prompt)
 			}
 		}
 		if l.Begin == NotBegun && l.Ready <= e.Now {
-			l.Begin = step + l.Lag
+			l.Begin = step + l.StepsToBegin
 		}
 	}
 }

@@ -31,7 +31,7 @@ type Mixed struct {
 
 	Prefilling  int // ranks that compute prompts in this step
 	Preemptions int // so far
-	held        int // passes for which prompts have been held
+	heldSteps   int // passes for which prompts have been held
 }
 
 // MixedRank is one rank of a Mixed group.
@@ -112,26 +112,27 @@ func (g *Mixed) aligned(r *MixedRank) bool {
 	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.behind || !r.decodes()
 }
 
-// mayBegin says whether ranks may begin new prompts in this step; prompts that were begun go on. While only some ranks have a prompt to
-// compute and a rank decodes, it holds prompts back for at most Delay-1 steps in a row. It counts these steps, so it is called once a step.
+// mayBegin says whether ranks may begin new prompts in this step; prompts that were begun go on. A prompt on one rank makes the step of all
+// ranks longer, so prompts wait until each rank has one: for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin
+// counts these steps, so it is called once a step.
 func (g *Mixed) mayBegin() bool {
 	if g.Delay == 0 {
 		return true
 	}
-	ready := 0
+	wanting := 0
 	for i := range g.Ranks {
-		if g.wanting(i) {
-			ready++
+		if g.hasNewPrompt(i) {
+			wanting++
 		}
 	}
-	if ready == 0 {
+	if wanting == 0 {
 		return true
 	}
-	if ready < len(g.Ranks) && g.held < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
-		g.held++
+	if wanting < len(g.Ranks) && g.heldSteps < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+		g.heldSteps++
 		return false
 	}
-	g.held = 0
+	g.heldSteps = 0
 	return true
 }
 
@@ -144,7 +145,7 @@ func (r *MixedRank) computes() bool {
 }
 
 // wanting says whether a rank could compute a prompt now.
-func (g *Mixed) wanting(i int) bool {
+func (g *Mixed) hasNewPrompt(i int) bool {
 	r := &g.Ranks[i]
 	return r.computes() || g.admits(r)
 }

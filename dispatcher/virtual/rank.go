@@ -12,17 +12,17 @@ import (
 
 // Leg is a request on a rank, with its true state, which the boards do not see.
 type Leg struct {
-	Job    int32 // whatever whoever drives the engines calls it by
-	Slot   int32 // the board's
-	Prompt int32
-	Gen    int32 // tokens of this leg
-	Left   int32 // tokens until its end
-	Lag    int64 // steps between the first that it could take part in and the one of its first token
+	Job          int32 // whatever whoever drives the engines calls it by
+	Slot         int32 // the board's
+	Prompt       int32
+	Gen          int32 // tokens of this leg
+	Left         int32 // tokens until its end
+	StepsToBegin int64 // steps between the first that it could take part in and the one of its first token
 
-	Since  int64  // the first step that it could take part in
-	Pulled bool   // its KV is on the rank, or in flight to it
-	Begin  int64  // step of its first token, if it has a slot by then; NotBegun: it is not prefilled yet
-	Joined uint32 // step that the group was told of when it got that token; 0: it has none
+	BoundStep int64  // the first step that it could take part in
+	Reserved  bool   // its KV is on the rank, or in flight to it
+	Begin     int64  // step of its first token, if it has a slot by then; NotBegun: it is not prefilled yet
+	Joined    uint32 // step that the group was told of when it got that token; 0: it has none
 
 	Ready, Prefill float64 // when it is prefilled, and what of the time before it was prefilled in, ms
 }
@@ -114,7 +114,7 @@ func (r *Rank) victim() (i int, ok bool) {
 		return 0, false
 	}
 	for i = len(r.Legs) - 1; i > 0; i-- {
-		if r.Legs[i].Pulled {
+		if r.Legs[i].Reserved {
 			return i, true
 		}
 	}
@@ -123,7 +123,7 @@ func (r *Rank) victim() (i int, ok bool) {
 
 // Remove takes the i-th request off the rank.
 func (r *Rank) Remove(i int) {
-	if l := &r.Legs[i]; l.Pulled {
+	if l := &r.Legs[i]; l.Reserved {
 		r.KV -= int64(l.Prompt) + int64(l.Gen)
 	}
 	if i < r.Active {
@@ -137,7 +137,7 @@ func (g *Group) FirstReady() float64 {
 	next := Never
 	for _, r := range g.Ranks {
 		for i := r.Active; i < len(r.Legs); i++ {
-			if l := &r.Legs[i]; l.Pulled && l.Begin == NotBegun {
+			if l := &r.Legs[i]; l.Reserved && l.Begin == NotBegun {
 				next = min(next, l.Ready)
 			}
 		}

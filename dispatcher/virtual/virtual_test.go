@@ -58,7 +58,8 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 	e.Refused = func(*board.Effect) { t.Error("nothing is refused") }
 	e.Bound = func(f *board.Effect) {
 		job := int32(f.Entry.ID)
-		e.Place(g.Ranks[f.Bound.Worker], Leg{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens, Lag: lag})
+		e.Place(g.Ranks[f.Bound.Worker], Leg{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens,
+			StepsToBegin: lag})
 	}
 	e.Apply(board.SetWorkers{Workers: workers}, 0)
 	came := 0

@@ -14,9 +14,10 @@ type entry struct {
 	end  func()
 }
 
-// Enter has end called when the caller ends its request, until leave. Several may have one name.
-func (r *Running) Enter(caller, name string, end func()) (leave func()) {
-	e := &entry{name, end}
+// Enter registers a running request of a caller under a name. Until leave is called, cancel is called when the caller ends the
+// requests of that name. Several requests may have the same name.
+func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
+	e := &entry{name, cancel}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.all == nil {
@@ -29,7 +30,8 @@ func (r *Running) Enter(caller, name string, end func()) (leave func()) {
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if delete(r.all[caller], e); len(r.all[caller]) == 0 {
+		delete(r.all[caller], e)
+		if len(r.all[caller]) == 0 {
 			delete(r.all, caller)
 		}
 	}

@@ -208,7 +208,7 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inc
 		return fail
 	}
 	in.locate(ctx, d.host.Requests.Node != nil)
-	legs := req.Legs()
+	legs := req.Parts()
 	if fail := d.host.Requests.Prompts.Overlong(m, req, legs); fail != nil {
 		return fail
 	}
@@ -254,7 +254,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 			return req, m, fail
 		}
 	}
-	if ok && !m.Alone {
+	if ok && !m.Mixed {
 		if fail := req.Split(m.Rows); fail != nil {
 			return req, m, fail
 		}
@@ -277,9 +277,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	case !ok && known:
 		return req, m, failure.NoSuchModel(req.Model)
 	case !ok || !m.Prefill:
-		return req, m, failure.Unserved("prefill", req.Model, m.Alone, engines.Lack(req.Model, false))
+		return req, m, failure.Unserved("prefill", req.Model, m.Mixed, engines.Lack(req.Model, false))
 	case !m.Decode:
-		return req, m, failure.Unserved("decode", req.Model, m.Alone, engines.Lack(req.Model, true))
+		return req, m, failure.Unserved("decode", req.Model, m.Mixed, engines.Lack(req.Model, true))
 	case !ep.Common() && !engines.Owned(m.Board, m.Name): // refuse before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help

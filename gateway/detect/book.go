@@ -216,10 +216,11 @@ func (b *Book) parted(now time.Time, found []Finding, home map[subject]*open) ma
 	return all
 }
 
-// measure stores what clients have had of each incident that lasts, compared with how things were when it began.
-func (b *Book) measure(r *Ring) {
+// measureHarm stores how much each incident that lasts has harmed clients, compared with the time before it began. It leaves out
+// incidents that harm no client.
+func (b *Book) measureHarm(r *Ring) {
 	for _, o := range b.list {
-		if !o.lasts() || mostHarm(o.members) <= 1 {
+		if !o.lasts() || o.harm() < leastHarm {
 			continue
 		}
 		if o.base == nil || o.since.Before(o.baseAt) {
@@ -526,6 +527,9 @@ func (o *open) before(other *open) bool {
 	}
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
 }
+
+// leastHarm is the harm of a finding of which clients notice something.
+const leastHarm = 2
 
 // harm is how much clients notice of the incident.
 func (o *open) harm() int { return mostHarm(o.members) }

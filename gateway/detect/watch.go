@@ -28,7 +28,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
 	w.tell(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
-	w.book.measure(&w.Ring)
+	w.book.measureHarm(&w.Ring)
 }
 
 // compare looks at the steps of all groups, and records usual steps for comparison in the next hour.

@@ -237,9 +237,9 @@ func TestTheStatusInTheTextOfARefusal(t *testing.T) {
 
 func TestTheLastAttemptIsToldIfNoRankComputesThePromptAlone(t *testing.T) {
 	last := openai.NewError(http.StatusBadGateway, "decode_failed", "it answered 500")
-	require.Equal(t, "499 client_closed", seen(Alone(true, last)), "nobody reads what came last")
-	require.Same(t, last, Alone(false, last))
-	require.Equal(t, "503 decode_unavailable, retry after 1", seen(Alone(false, nil)))
+	require.Equal(t, "499 client_closed", seen(NoLocal(true, last)), "nobody reads what came last")
+	require.Same(t, last, NoLocal(false, last))
+	require.Equal(t, "503 decode_unavailable, retry after 1", seen(NoLocal(false, nil)))
 }
 
 func TestACauseIsTheErrorAndElseTheAnswersCode(t *testing.T) {

@@ -43,16 +43,16 @@ var (
 	// NoRoute is the error of a request that is passed through, and whose endpoint no engine has.
 	NoRoute = openai.NewError(http.StatusNotFound, "no_such_route",
 		"no engine that serves the model has this endpoint; it is one of another kind of model")
-	noneAlone = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
+	noLocal = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
 )
 
-// Alone is the answer to a request that only a decode rank alone may serve, and that got none.
+// NoLocal is the answer to a request that only a decode rank which computes its prompt may serve, and that got none.
 // last is the error of its last attempt, nil if there was none.
-func Alone(left bool, last *openai.Error) *openai.Error {
+func NoLocal(left bool, last *openai.Error) *openai.Error {
 	if left {
 		return Gone
 	}
-	return cmp.Or(last, noneAlone)
+	return cmp.Or(last, noLocal)
 }
 
 // BadGateway says that an engine failed and no retry is left.

@@ -280,7 +280,9 @@ func TestEveryWayHeedsTheName(t *testing.T) {
 	})
 	t.Run("after its answer broke off", func(t *testing.T) {
 		t.Parallel()
-		o := options{mixed: []refengine.Config{has, lacks, has, lacks}, configure: func(cfg *config.Config) {
+		slow := has // so that no answer ends before the last one has begun, on a busy machine either
+		slow.C0 = 5 * time.Millisecond
+		o := options{mixed: []refengine.Config{slow, lacks, slow, lacks}, configure: func(cfg *config.Config) {
 			for i := range cfg.Engines.Aggregated {
 				cfg.Engines.Aggregated[i].Barrier = config.BarrierNone
 			}

@@ -40,7 +40,7 @@ type Origin struct {
 	Model    fleet.Route
 	Endpoint mooncake.Endpoint
 	Body     mooncake.Body
-	Leg      *mooncake.Leg
+	Changes  *mooncake.Changes
 	Prompt   int // tokens
 	Attempt  int
 }
@@ -199,11 +199,11 @@ func LimitWhole(r *fleet.Rank, call *engine.Call, set *fleet.Settings, tokens in
 func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
 	switch {
 	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
-		return r.Signs.Await(now, mooncake.KeptUntil(now.Add(Forever)))
+		return r.Signs.Await(now, mooncake.HeldUntil(now.Add(Forever)))
 	case !r.Heeds(h.Endpoint): // the request may be on another rank than the one whose signs these are
-		return r.Signs.Await(now, mooncake.KeptUntil(h.PulledBy()))
+		return r.Signs.Await(now, mooncake.HeldUntil(h.PulledBy()))
 	}
-	return r.Signs.Await(now, r.Profile.Kept(now, h.PulledBy()))
+	return r.Signs.Await(now, r.Profile.Hold(now, h.PulledBy()))
 }
 
 // Forever is the limit of a wait that something else ends.

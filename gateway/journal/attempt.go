@@ -28,9 +28,9 @@ func (r *Request) show(e *Event) {
 		e.prefill = prefillOf(e.Lease)
 	case Entered:
 		r.begin()
-		r.step(e)
+		r.enterPhase(e)
 	case Failed:
-		r.step(e)
+		r.enterPhase(e)
 	}
 	r.live.Edit(func(x *receipt.Receipt) { r.toReceipt(x, e) })
 	if r.span.Recording() {
@@ -63,8 +63,9 @@ func (r *Request) begin() {
 	n.open, n.again, n.phase, n.since = true, false, "", now
 }
 
-// step ends the present step and begins the step of the event. If the attempt has failed, no step begins.
-func (r *Request) step(e *Event) {
+// enterPhase ends the attempt's present phase: its time goes to the receipt, and its span ends. Then the event's phase begins. After a
+// failure the event has no phase, so none begins.
+func (r *Request) enterPhase(e *Event) {
 	n, now := &r.attempt, time.Now()
 	if n.phase != "" {
 		r.live.Edit(func(x *receipt.Receipt) {
@@ -72,9 +73,9 @@ func (r *Request) step(e *Event) {
 				*waitOf(&a.Waits, n.phase) += ms(now.Sub(n.since))
 			}
 		})
-		spanFailed(n.step, e.Answer, e.Cause)
-		n.step.End()
-		n.step = nil
+		spanFailed(n.phaseSpan, e.Answer, e.Cause)
+		n.phaseSpan.End()
+		n.phaseSpan = nil
 	}
 	n.phase, n.since = e.Phase, now
 }
@@ -117,10 +118,10 @@ func (r *Request) toSpans(e *Event) {
 	n := &r.attempt
 	switch e.What {
 	case Parsing:
-		n.step = r.span.Child("parse", false)
+		n.phaseSpan = r.span.Child("parse", false)
 	case Parsed:
-		n.step.End()
-		n.step = nil
+		n.phaseSpan.End()
+		n.phaseSpan = nil
 		if e.Req != nil {
 			spanParsed(r, e.Req)
 		}
@@ -128,13 +129,13 @@ func (r *Request) toSpans(e *Event) {
 		if e.Call != "" {
 			n.call = n.span.Child(e.Call, true)
 		}
-		n.step = spanStep(n, e.Phase)
+		n.phaseSpan = spanStep(n, e.Phase)
 	case Chose:
-		spanChose(n.step, e.prefill)
+		spanChose(n.phaseSpan, e.prefill)
 	case Prefilled:
-		spanPrefilled(n.step, e.Tokens, e.Cached)
+		spanPrefilled(n.phaseSpan, e.Tokens, e.Cached)
 	case Placed, PlacedLocally:
-		spanBound(cmp.Or(n.step, n.span), e.decode) // without a step it is bound at once
+		spanBound(cmp.Or(n.phaseSpan, n.span), e.decode) // without a step it is bound at once
 	case First:
 		n.call.Event("first token")
 	case Failed:
@@ -188,7 +189,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 
 // Carry adds the trace to the headers of a call.
 func (r *Request) Carry(headers []engine.Header) []engine.Header {
-	from := cmp.Or(r.attempt.call, r.attempt.step, r.span)
+	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
 	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
 }

@@ -14,24 +14,24 @@ type What int
 
 // The events of a request, with the fields of Event that say more.
 const (
-	Parsing        What = iota // its body is read
-	Parsed                     // Req: what the request turned out to be; nil: no request
-	Attempted                  // one more attempt begins
-	Entered                    // Phase: it begins; Left, Call, Engine, Peer, Early
-	Waited                     // Took: for its turn, whether it got one or not
-	Chose                      // Lease: which prefill engine it got, and why
-	Probed                     // Took: the prefill engine worked so long on the prompt
-	Prefilled                  // Tokens, Cached: what the engine said of the prompt; Resumed
-	Placed                     // Slot: which decode rank the finished prefill got; Took: it waited so long
-	PlacedTogether             // Slot: which rank prefills and decodes the request; Tokens: expected in its prefix cache. After Placed
-	PlacedLocally              // Slot: which decode rank computes the prompt itself; Tokens: expected in its prefix cache
-	Coupled                    // Took: until its decode engine had said where the KV goes, 0: with its connector none says that; Slot
-	First                      // At: when the first event of the answer came; Sent: when the decode call began, zero: none did
-	Relayed                    // Took, Tokens: of the answer from its first event on
-	Paced                      // Took, Tokens: from the first tokens of a whole answer to its last ones
-	Failed                     // Cause, On, Status, Answer: the attempt was in vain
-	Retried                    // another attempt follows
-	Freed                      // At: when its client left; nothing of the request is held any more
+	Parsing       What = iota // its body is read
+	Parsed                    // Req: what the request turned out to be; nil: no request
+	Attempted                 // one more attempt begins
+	Entered                   // Phase: it begins; Left, Call, Engine, Peer, Early
+	Waited                    // Took: for its turn, whether it got one or not
+	Chose                     // Lease: which prefill engine it got, and why
+	Probed                    // Took: the prefill engine worked so long on the prompt
+	Prefilled                 // Tokens, Cached: what the engine said of the prompt; Resumed
+	Placed                    // Slot: which decode rank the finished prefill got; Took: it waited so long
+	PlacedMixed               // Slot: which rank prefills and decodes the request; Tokens: expected in its prefix cache. After Placed
+	PlacedLocally             // Slot: which decode rank computes the prompt itself; Tokens: expected in its prefix cache
+	Coupled                   // Took: until its decode engine had said where the KV goes, 0: with its connector none says that; Slot
+	First                     // At: when the first event of the answer came; Sent: when the decode call began, zero: none did
+	Relayed                   // Took, Tokens: of the answer from its first event on
+	Paced                     // Took, Tokens: from the first tokens of a whole answer to its last ones
+	Failed                    // Cause, On, Status, Answer: the attempt was in vain
+	Retried                   // another attempt follows
+	Freed                     // At: when its client left; nothing of the request is held any more
 )
 
 // Event is one thing that happened to a request, or to one leg of it.
@@ -120,7 +120,7 @@ func (r *Request) note(e *Event) {
 	case PlacedLocally:
 		r.Route, r.Rank, r.Policy = Local, s.WorkerName, s.Policy
 		r.LocalTokens, r.HitTokens = int(s.NewTokens), e.Tokens
-	case PlacedTogether:
+	case PlacedMixed:
 		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(s.NewTokens), e.Tokens
 	case Coupled:
 		r.CallbackMs = ms(e.Took)

@@ -56,7 +56,7 @@ type attempt struct {
 	since  time.Time // when the step began, or when the last attempt failed
 	again  bool      // the last attempt failed, and this is the next
 
-	span *tracing.Span
-	call *tracing.Span // to a decode engine or another region; nil: none is under way
-	step *tracing.Span
+	span      *tracing.Span
+	call      *tracing.Span // to a decode engine or another region; nil: none is under way
+	phaseSpan *tracing.Span
 }

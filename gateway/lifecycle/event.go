@@ -9,8 +9,8 @@ type Event struct {
 	Script Script // of Turn, and of Begun if it is Passed
 	Open   bool   // of NoTurn: no engine was available here, but another region may have some
 	Named  bool   // of HandedOver: a decode request must have the probe's id
-	Kept   bool   // of RankTakes, Bound and First: bytes of the request stay in memory so that a lost answer can go on
-	Whole  bool   // of RankTakes and Bound: the answer comes in one piece, so that nothing shows before its end how far it is
+	Copied bool   // of LocalBound, Bound and First: bytes of the request stay in memory so that a lost answer can go on
+	Whole  bool   // of LocalBound and Bound: the answer comes in one piece, so that nothing shows before its end how far it is
 	Left   bool   // the client has left
 
 	// Of Fell.
@@ -38,8 +38,8 @@ type What uint8
 // What may happen.
 const (
 	Begun          What = iota // a client sends a request, or a lost answer goes on
-	RankTakes                  // a decode rank computes the prompt alone, and has a slot
-	NoRankTakes                // no decode rank does
+	LocalBound                 // a decode rank computes the prompt alone, and has a slot
+	NoLocal                    // no decode rank does
 	Turn                       // its turn at a prefill engine came
 	NoTurn                     // its turn did not come
 	Directed                   // another dispatcher should have it
@@ -102,7 +102,7 @@ const (
 // Do is what an effect has to do.
 type Do uint8
 
-// The effects. Each effect from TryAlone on is waited for: the next event says how it ended. These have the order of the states.
+// The effects. Each effect from TryLocal on is waited for: the next event says how it ended. These have the order of the states.
 const (
 	Question Do = iota // with its next turn, evenkeel asks whether another dispatcher should have the request
 	Attempt            // an attempt begins
@@ -132,7 +132,7 @@ const (
 	CountLoss    // the rank was lost before the first event
 	Strand       // the decode engine may keep blocks for ever
 	WaitGone     // the event ClientWaited is due after the limit in Until
-	TryAlone     // Placing
+	TryLocal     // TryingLocal
 	Queue        // Queued
 	Forward      // Forwarded
 	SendProbe    // Probing
@@ -220,7 +220,7 @@ const (
 	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
 	Slot                 // a slot on a decode rank
 	Holder               // what the audit of leases knows the request by
-	Kept                 // the bytes that are kept, on an account, so that a lost answer can go on
+	Copy                 // the bytes that are kept, on an account, so that a lost answer can go on
 	Seat                 // a seat among the requests that are passed through at once
 	Body                 // the body of such a request; if the request gets an error, the code that answers with the error settles the body
 	// A call to an engine, which counts there with the tokens to compute, and which a drain may end. A call to a decode rank is settled as

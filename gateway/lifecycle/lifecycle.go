@@ -1,27 +1,27 @@
 package lifecycle
 
-// State is what a request waits for. The states from Placing on have the order of the effects from TryAlone on: Step computes the
+// State is what a request waits for. The states from TryingLocal on have the order of the effects from TryLocal on: Step computes the
 // state from the effect.
 type State uint8
 
 // The states.
 const (
-	Fresh      State = iota // nothing: an attempt may begin
-	Placing                 // the dispatcher says whether a decode rank computes the prompt alone
-	Queued                  // its turn at a prefill engine
-	Forwarded               // the answer of another dispatcher
-	Probing                 // the prefill engine's answer
-	Pooled                  // a slot on a decode rank
-	Opening                 // the decode engine's first event
-	Coupled                 // the same, of a request that was bound before its prefill: both of its legs are under way
-	Pausing                 // the pause before another attempt
-	Offering                // the answer whether another dispatcher should have it now
-	Answering               // the end of its answer, or its loss
-	Confirming              // the prefill engine's answer, which says whether the KV was complete
-	Lost                    // the client's reading of what came of a lost answer, and then whether the answer goes on
-	Choosing                // the choice of an engine that was not tried yet, for a request that is passed through
-	Calling                 // that engine's answer, or the first event of it
-	Redialing               // the same, over a new connection
+	Fresh       State = iota // nothing: an attempt may begin
+	TryingLocal              // the dispatcher says whether a decode rank computes the prompt alone
+	Queued                   // its turn at a prefill engine
+	Forwarded                // the answer of another dispatcher
+	Probing                  // the prefill engine's answer
+	Pooled                   // a slot on a decode rank
+	Opening                  // the decode engine's first event
+	Coupled                  // the same, of a request that was bound before its prefill: both of its legs are under way
+	Pausing                  // the pause before another attempt
+	Offering                 // the answer whether another dispatcher should have it now
+	Answering                // the end of its answer, or its loss
+	Confirming               // the prefill engine's answer, which says whether the KV was complete
+	Lost                     // the client's reading of what came of a lost answer, and then whether the answer goes on
+	Choosing                 // the choice of an engine that was not tried yet, for a request that is passed through
+	Calling                  // that engine's answer, or the first event of it
+	Redialing                // the same, over a new connection
 	Done
 	states
 )
@@ -30,11 +30,11 @@ const (
 // what must be done. One goroutine at a time serves the request, but other goroutines may report events of a pair's legs. So
 // every caller of Step holds a lock.
 //
-//	Placing → Queued → Probing → Pooled → Opening → Answering → Done
-//	   ↑         ↓        early: Pooled → Coupled ↗      ↓
-//	   |         ↓        mixed: Pooled → Opening ↗      ↓
-//	   |       Forwarded → Done                            lost
-//	   └──────────── Pausing, Offering ←── Fell ─────────┘
+//	TryingLocal → Queued → Probing → Pooled → Opening → Answering → Done
+//	   ↑            ↓        early: Pooled → Coupled ↗      ↓
+//	   |            ↓        mixed: Pooled → Opening ↗      ↓
+//	   |          Forwarded → Done                         lost
+//	   └─────────────── Pausing, Offering ←── Fell ─────────┘
 //
 // A request that is passed through has states of its own: see pass.
 //
@@ -43,8 +43,8 @@ const (
 //
 // While an answer flows, the Lifecycle has nothing to do: when the answer ends, its stream reports how.
 type Lifecycle struct {
-	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
-	Alone bool // only a rank that computes the prompt may serve it
+	Bound     bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
+	OnlyLocal bool // only a rank that computes the prompt may serve it
 
 	history
 	state   State
@@ -98,8 +98,8 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	default:
 		dst = l.step(e, dst)
 	}
-	if last := len(dst) - 1; last >= before && dst[last].Do >= TryAlone && l.state != Done {
-		l.state = min(Placing+State(dst[last].Do-TryAlone), Done)
+	if last := len(dst) - 1; last >= before && dst[last].Do >= TryLocal && l.state != Done {
+		l.state = min(TryingLocal+State(dst[last].Do-TryLocal), Done)
 	}
 	return dst
 }
@@ -110,14 +110,14 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		if e.What == Begun {
 			return l.begin(dst)
 		}
-	case Placing:
+	case TryingLocal:
 		switch {
-		case e.What == RankTakes:
+		case e.What == LocalBound:
 			l.history.moves(turned)
 			l.owed.bind()
 			l.keep(&e)
 			return l.sendDecode(&e, dst)
-		case l.Alone:
+		case l.OnlyLocal:
 			return l.fail(e, OfRanks, dst)
 		}
 		l.owed.take(Holder)
@@ -216,7 +216,7 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 	if l.owed.has[KV] {
 		return l.enqueue(dst)
 	}
-	return append(dst, Effect{Do: TryAlone})
+	return append(dst, Effect{Do: TryLocal})
 }
 
 // sendDecode sends the request to the rank that was bound. Without KV the rank computes the prompt, too.
@@ -240,8 +240,8 @@ func (l *Lifecycle) confirms() Limit {
 }
 
 func (l *Lifecycle) keep(e *Event) {
-	if e.Kept {
-		l.owed.take(Kept)
+	if e.Copied {
+		l.owed.take(Copy)
 	}
 }
 
@@ -303,7 +303,7 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	}
 	dst = l.owed.unbind(dst, how)
 	if !l.Resumed() { // else the kept bytes belong to the whole answer, not to this attempt
-		dst = l.owed.settle(dst, Kept, Back)
+		dst = l.owed.settle(dst, Copy, Back)
 	}
 	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Stale && !comes {
 		dst = append(dst, Effect{Do: Shun})
@@ -391,7 +391,7 @@ func (l *Lifecycle) fail(e Event, with Error, dst []Effect) []Effect {
 }
 
 func (l *Lifecycle) conclude(dst []Effect) []Effect {
-	dst = l.owed.settle(dst, Kept, Back)
+	dst = l.owed.settle(dst, Copy, Back)
 	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
@@ -410,6 +410,6 @@ func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 		}
 	}
 	dst = l.letGo(Pass, Back, dst)
-	dst = l.owed.settle(dst, Kept, Back)
+	dst = l.owed.settle(dst, Copy, Back)
 	return l.owed.conclude(l.blame.find(Unclear, dst), true)
 }

@@ -11,22 +11,22 @@ import (
 
 // answers are the events that may follow what is waited for in a state. A panic may follow anything.
 var answers = map[State][]What{
-	Fresh:      {Begun},
-	Placing:    {RankTakes, NoRankTakes},
-	Queued:     {Turn, NoTurn, Directed},
-	Forwarded:  {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
-	Probing:    {HandedOver, Fell},
-	Pooled:     {Bound, Fell},
-	Opening:    {First, Fell, Ends},
-	Coupled:    {First, Fell, Ends},
-	Pausing:    {Retried, GivenUp},
-	Offering:   {Offered, NotOffered},
-	Answering:  {Ends, Fell},
-	Confirming: {Believed, Fell},
-	Lost:       {Begun, Ends, GivenUp, Fell},
-	Choosing:   {Chosen, NoneLeft, NoRoute},
-	Calling:    {First, Fell, Ends},
-	Redialing:  {First, Fell, Ends},
+	Fresh:       {Begun},
+	TryingLocal: {LocalBound, NoLocal},
+	Queued:      {Turn, NoTurn, Directed},
+	Forwarded:   {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
+	Probing:     {HandedOver, Fell},
+	Pooled:      {Bound, Fell},
+	Opening:     {First, Fell, Ends},
+	Coupled:     {First, Fell, Ends},
+	Pausing:     {Retried, GivenUp},
+	Offering:    {Offered, NotOffered},
+	Answering:   {Ends, Fell},
+	Confirming:  {Believed, Fell},
+	Lost:        {Begun, Ends, GivenUp, Fell},
+	Choosing:    {Chosen, NoneLeft, NoRoute},
+	Calling:     {First, Fell, Ends},
+	Redialing:   {First, Fell, Ends},
 }
 
 // settles are the ways in which each thing may be settled.
@@ -37,7 +37,7 @@ var settles = [things][]How{
 	Doubted: {Discard, Orphan},
 	Slot:    {Failing, Cancelled, Finish},
 	Holder:  {Back},
-	Kept:    {Back},
+	Copy:    {Back},
 	Seat:    {Back},
 	Body:    {Back, Pass},
 	Call:    {Failing, Cancelled, Finish, Free, Spent},
@@ -110,7 +110,7 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 		}
 		return
 	}
-	if x.Do >= TryAlone {
+	if x.Do >= TryLocal {
 		w.awaited++
 	}
 	switch x.Do {
@@ -133,14 +133,14 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 
 // happens takes an event in, before it is told.
 func (w *engines) happens(state State, alone bool, e Event) {
-	if e.Kept && w.held[Kept] == 0 && (e.What == RankTakes || e.What == Bound || e.What == First && state != Probing) {
-		w.held[Kept]++
+	if e.Copied && w.held[Copy] == 0 && (e.What == LocalBound || e.What == Bound || e.What == First && state != Probing) {
+		w.held[Copy]++
 	}
-	if state == Placing && e.What != RankTakes && e.What != Panicked && !alone && w.held[Holder] == 0 {
+	if state == TryingLocal && e.What != LocalBound && e.What != Panicked && !alone && w.held[Holder] == 0 {
 		w.held[Holder]++
 	}
 	switch e.What {
-	case RankTakes, Bound:
+	case LocalBound, Bound:
 		w.held[Slot]++
 		w.held[Call]++
 	case Turn:
@@ -168,7 +168,7 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 		e.What = Panicked
 	}
 	e.Script = rapid.SampledFrom([]Script{Late, Early, Mixed}).Draw(t, "script")
-	e.Kept, e.Idle = rapid.Bool().Draw(t, "kept"), rapid.Bool().Draw(t, "idle")
+	e.Copied, e.Idle = rapid.Bool().Draw(t, "kept"), rapid.Bool().Draw(t, "idle")
 	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
@@ -185,13 +185,13 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 // hand-off is sent that may have been read. The client gets one answer or one error. A copy does what the first one does.
 func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := Lifecycle{Bound: rapid.Bool().Draw(t, "bound"), Alone: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
+		l := Lifecycle{Bound: rapid.Bool().Draw(t, "bound"), OnlyLocal: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
 		var w engines
 		var events []Event
 		e := Event{What: Begun}
 		for range 200 {
 			state := l.state
-			w.happens(state, l.Alone, e)
+			w.happens(state, l.OnlyLocal, e)
 			events = append(events, e)
 			for n := range w.pairs {
 				if rapid.Bool().Draw(t, "of the legs") && len(w.pairs[n].mayCome()) > 0 {
@@ -244,7 +244,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 				continue
 			}
 			require.Equal(t, 1, w.awaited, "something is waited for, in state %d after %v", l.state, events)
-			require.Equal(t, TryAlone, dst[len(dst)-1].Do-Do(l.state-Placing), "and it is what the state waits for")
+			require.Equal(t, TryLocal, dst[len(dst)-1].Do-Do(l.state-TryingLocal), "and it is what the state waits for")
 			if e.Left && (e.What == Fell || e.What == GivenUp) {
 				require.Fail(t, "a request goes on whose client has left", "%v", events)
 			}
@@ -292,7 +292,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 			for i := range after {
 				l := Lifecycle{Bound: true}
 				l.Step(Event{What: Begun}, nil)
-				l.Step(Event{What: NoRankTakes}, nil)
+				l.Step(Event{What: NoLocal}, nil)
 				l.Step(Event{What: Turn, Script: Script(i)}, nil)
 				if e := end; i == 0 {
 					l.Step(Event{What: HandedOver}, nil)
@@ -321,7 +321,7 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 // mixed is a life on a rank that prefills and decodes.
 func mixed() Lifecycle {
 	l := Lifecycle{Bound: true}
-	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Script: Mixed}, {What: Bound}} {
+	for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn, Script: Mixed}, {What: Bound}} {
 		l.Step(e, nil)
 	}
 	return l
@@ -358,7 +358,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 // coupled is a life whose two legs are under way.
 func coupled() Lifecycle {
 	l := Lifecycle{Bound: true}
-	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Script: Early}, {What: Bound}} {
+	for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn, Script: Early}, {What: Bound}} {
 		l.Step(e, nil)
 	}
 	return l
@@ -418,7 +418,7 @@ func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 		return all
 	}
 	step(Event{What: Begun})
-	step(Event{What: NoRankTakes})
+	step(Event{What: NoLocal})
 	require.Contains(t, step(Event{What: Turn}), SendProbe)
 	require.True(t, l.Reserved())
 	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back},

@@ -80,7 +80,7 @@ func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 		}
 	}
 	if e.What != Panicked && len(dst) > 0 && !w.over() {
-		require.Equal(t, TryAlone, dst[len(dst)-1].Do-Do(w.life.state-Placing), "the last effect is what the state waits for")
+		require.Equal(t, TryLocal, dst[len(dst)-1].Do-Do(w.life.state-TryingLocal), "the last effect is what the state waits for")
 	}
 	if e.What == Ends && state < Done && state != Answering { // all of the answer came at once
 		require.Empty(t, dst)

@@ -9,10 +9,10 @@ import (
 
 // What is told of a request until it stands where the questions begin. A late one is bound after its prefill, an early one before.
 const (
-	probing = "Begun; NoRankTakes; Turn; "
+	probing = "Begun; NoLocal; Turn; "
 	pooled  = probing + "HandedOver; "
 	opening = pooled + "Bound; "
-	both    = "Begun; NoRankTakes; Turn Script=Early; Bound; "
+	both    = "Begun; NoLocal; Turn Script=Early; Bound; "
 )
 
 // What happens if one thing happens while another is under way. Each answer stands in the tables of verdict.go, in owed.go and in the
@@ -53,7 +53,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the hand-off is not offered again then: the prompt is prefilled anew",
 			opening + "Fell End.Leg=Decode End.Far=Headed End.Why=Busy; Retried",
-			"Attempt, TryAlone",
+			"Attempt, TryLocal",
 		},
 		{
 			"it answers 503 where a rejection has the prefill engine free the KV",
@@ -99,7 +99,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the answer can go on: the prompt is prefilled anew, and no other dispatcher is asked",
 			opening + "First; Fell End.Leg=Decode End.Far=Through End.Why=Broke End.Open; Begun",
-			"Attempt, TryAlone",
+			"Attempt, TryLocal",
 		},
 		{
 			"it cannot",

@@ -101,7 +101,7 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
 		{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 	} {
-		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
+		for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn}} {
 			l.Step(e, nil)
 		}
 		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Busy, Kept: true}}, nil)
@@ -138,7 +138,7 @@ func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 	var l Lifecycle
 	for i := range mostUnlisted + 1 {
-		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
+		for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn}} {
 			l.Step(e, nil)
 		}
 		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Unlisted, Kept: true}}, nil)
@@ -163,7 +163,7 @@ func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 	}
 	l = Lifecycle{}
 	for i := range mostHeld + 1 {
-		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
+		for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn}} {
 			l.Step(e, nil)
 		}
 		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Withheld, Kept: true}}, nil)
@@ -197,7 +197,7 @@ func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
 			{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
 			{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 		} {
-			for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Script: Mixed}, {What: Bound}} {
+			for _, e := range []Event{{What: Begun}, {What: NoLocal}, {What: Turn, Script: Mixed}, {What: Bound}} {
 				l.Step(e, nil)
 			}
 			got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: why}}, nil)

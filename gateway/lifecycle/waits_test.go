@@ -97,7 +97,7 @@ var passing = []wait{
 
 // waits are all waits of a request, in the order in which it comes to them.
 var waits = []wait{
-	{State: Placing, When: "where decode ranks may compute prompts", For: "the dispatcher's answer", Most: "one round of decisions", Early: "shutdown", Then: "its turn at a prefill engine is waited for"},
+	{State: TryingLocal, When: "where decode ranks may compute prompts", For: "the dispatcher's answer", Most: "one round of decisions", Early: "shutdown", Then: "its turn at a prefill engine is waited for"},
 	{State: Queued, For: "its turn at a prefill engine", Most: "`prefill.queue.timeout`", Early: "client, shutdown, no engine left for its model", Then: "503 `queue_timeout`, or the reason"},
 	{State: Forwarded, For: "the answer of another dispatcher", Most: "that dispatcher's waits, and `limits.event_timeout` between events", Early: "client", Then: "it is served here, or gets an error"},
 	{State: Probing, For: "the answer of the prefill engine", Most: "{}", Until: []Limit{ByProbe}, Early: "client (after `limits.probe_grace`), the engine is declared down, halted or drained", Then: "another engine"},
@@ -105,7 +105,7 @@ var waits = []wait{
 	{State: Pooled, For: "a slot", Most: "the hold of its hand-off, or `pool.ttl`", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
 	{State: Opening, For: "the first event", Most: "{}, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", Until: []Limit{ByFirstEvent}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
 	{State: Opening, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Limit{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
-	{State: Opening, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Limit{ByWhole}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
+	{State: Opening, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Limit{ByWhole}, Early: "the connection breaks; the client, if KV is pulled after `first_event_timeout`", Then: "another prefill, another rank"},
 	{State: Coupled, When: "`ascend-layerwise`, before the callback", For: "the address for the KV, from the decode engine", Most: "{}", Until: []Limit{ByCallback}, Early: "client, the decode leg ends", Then: "bound anew"},
 	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}, with `nixl-push` {}; in one piece {}", Until: []Limit{ByProbe, ByFirstEvent, ByHold, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
 	{State: Coupled, When: "`ascend-layerwise`, left by its client before the callback", For: "a late callback", Most: "5 s", Early: "the callback", Then: "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
@@ -140,7 +140,7 @@ func saidLimits(t *testing.T) map[State]map[Limit]bool {
 	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts",
 		"Early Dialect.Keeps Dialect.Strands", "Mixed"} {
 		for _, whole := range []string{"", " Whole", " Whole Deaf"} {
-			turn := "Begun; NoRankTakes; Turn Script=" + script
+			turn := "Begun; NoLocal; Turn Script=" + script
 			for _, rest := range []string{
 				"HandedOver; Bound; First; Fell End.Leg=Decode End.Far=Through End.Why=Broke",
 				"Bound; First; Ends",

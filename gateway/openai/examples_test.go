@@ -9,8 +9,8 @@ import (
 
 func ExampleParse() {
 	r, _ := openai.Parse(mooncake.Completions, []byte(`{"model":"m","prompt":["one","two"],"n":2}`), openai.Limits{})
-	for _, leg := range r.Legs() {
-		fmt.Printf("choice %d: prompt %s, seed +%d\n", leg.Choice, leg.Leg.Prompt, leg.SeedOffset)
+	for _, leg := range r.Parts() {
+		fmt.Printf("choice %d: prompt %s, seed +%d\n", leg.Choice, leg.Changes.Prompt, leg.SeedOffset)
 	}
 	_, refused := openai.Parse(mooncake.Chat, []byte(`{"model":"m","messages":[],"n":1.5}`), openai.Limits{})
 	fmt.Printf("%s\n", refused.JSON())

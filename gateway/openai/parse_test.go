@@ -50,7 +50,7 @@ func TestAPlainChat(t *testing.T) {
 	require.Empty(t, r.MaxTokensKey)
 	require.Equal(t, len(`[{"role":"user","content":"Hi"}]`), r.PromptBytes)
 	require.Equal(t, raw, string(r.Body.Raw()))
-	require.Equal(t, []Leg{{}}, r.Legs(), "the single leg differs in nothing")
+	require.Equal(t, []Part{{}}, r.Parts(), "the single leg differs in nothing")
 }
 
 func TestWhatAClientAsksFor(t *testing.T) {
@@ -316,7 +316,7 @@ func TestWholeNumbersInEveryForm(t *testing.T) {
 		require.NotRegexp(t, `[0-9](\.|e[0-9])`, string(bytes.Join(profile.ProbeBody(&r.Body, ep, nil, nil, nil), nil)))
 		if ep == mooncake.Chat {
 			require.Equal(t, []int{200000, 2}, []int{r.MaxTokens, r.N})
-			second := bytes.Join(profile.DecodeBody(&r.Body, ep, &r.Legs()[1].Leg, json.RawMessage(`{}`), "", true, nil), nil)
+			second := bytes.Join(profile.DecodeBody(&r.Body, ep, &r.Parts()[1].Changes, json.RawMessage(`{}`), "", true, nil), nil)
 			require.Contains(t, string(second), `"seed":8`)
 		}
 	}
@@ -514,17 +514,17 @@ func TestLegsOfSeveralAnswers(t *testing.T) {
 	r, e = Parse(mooncake.Completions, []byte(`{"model":"m","prompt":["a","b" ],"n":3}`), Limits{})
 	require.Nil(t, e)
 	require.Equal(t, 3, r.N)
-	legs := r.Legs()
+	legs := r.Parts()
 	require.Len(t, legs, 6)
 	for i, leg := range legs {
 		require.Equal(t, i, leg.Choice, "choice = prompt * n + sample")
 		require.Equal(t, i/3, leg.Prompt)
 		require.Equal(t, i%3, leg.SeedOffset)
-		require.Equal(t, []string{`"a"`, `"b"`}[i/3], string(leg.Leg.Prompt))
+		require.Equal(t, []string{`"a"`, `"b"`}[i/3], string(leg.Changes.Prompt))
 	}
 	r, e = Parse(mooncake.Chat, []byte(chat(`"n":2`)), Limits{})
 	require.Nil(t, e)
-	require.Equal(t, []Leg{{}, {Leg: mooncake.Leg{SeedOffset: 1}, Choice: 1}}, r.Legs())
+	require.Equal(t, []Part{{}, {Changes: mooncake.Changes{SeedOffset: 1}, Choice: 1}}, r.Parts())
 }
 
 func TestErrorsHaveOpenAIsShape(t *testing.T) {
@@ -569,12 +569,12 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		require.NotEmpty(t, r.Model)
-		legs := r.Legs()
+		legs := r.Parts()
 		require.NotEmpty(t, legs)
 		require.LessOrEqual(t, len(legs), usual.Answers)
 		for i := range legs { // what goes out is JSON with every key of ours once
 			var sent []byte
-			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Leg, json.RawMessage(`{"a":1}`), "", true, nil) {
+			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Changes, json.RawMessage(`{"a":1}`), "", true, nil) {
 				sent = append(sent, s...)
 			}
 			b, err := mooncake.ScanBody(sent, 0)

@@ -61,24 +61,24 @@ type Request struct {
 	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
 
-// Leg is one of the requests for a single answer into which a client's request is split.
-type Leg struct {
-	mooncake.Leg
+// A Part is one of the requests for a single answer into which a client's request is split.
+type Part struct {
+	mooncake.Changes
 	Choice int // index of its answer: prompt * n + sample
 	Prompt int // index of its prompt; usage counts the tokens of each prompt once
 }
 
-// Legs returns the legs in the order of their choices. The single leg
+// Parts returns the parts in the order of their choices. The single part
 // of a plain request changes nothing in the body.
-func (r *Request) Legs() []Leg {
+func (r *Request) Parts() []Part {
 	prompts := max(1, len(r.Prompts))
-	legs := make([]Leg, 0, prompts*r.N)
+	legs := make([]Part, 0, prompts*r.N)
 	for p := range prompts {
 		for sample := range r.N {
-			leg := Leg{Choice: p*r.N + sample, Prompt: p}
+			leg := Part{Choice: p*r.N + sample, Prompt: p}
 			leg.SeedOffset = sample
 			if r.Prompts != nil {
-				leg.Leg.Prompt = r.Prompts[p]
+				leg.Changes.Prompt = r.Prompts[p]
 			}
 			legs = append(legs, leg)
 		}

@@ -52,9 +52,9 @@ func TestABeamSearchIsOneAnswerOfItsEngine(t *testing.T) {
 	require.Nil(t, e)
 	require.Equal(t, 4, r.Beams)
 	require.True(t, r.Passthrough)
-	require.Len(t, r.Legs(), 1)
+	require.Len(t, r.Parts(), 1)
 	body := ""
-	for _, piece := range (&mooncake.Profile{}).DecodeBody(&r.Body, r.Endpoint, &r.Legs()[0].Leg, nil, "", false, nil) {
+	for _, piece := range (&mooncake.Profile{}).DecodeBody(&r.Body, r.Endpoint, &r.Parts()[0].Changes, nil, "", false, nil) {
 		body += string(piece)
 	}
 	require.JSONEq(t, `{"model":"m","prompt":"x","use_beam_search":true,"n":4,"best_of":1,"stream":false}`, body)

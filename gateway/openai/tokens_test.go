@@ -133,10 +133,10 @@ func FuzzTokens(f *testing.F) {
 			return
 		}
 		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-		leg := req.Legs()[0]
+		leg := req.Parts()[0]
 		for _, body := range [][][]byte{
-			p.DecodeBody(&req.Body, ep, &leg.Leg, json.RawMessage(`{"x":1}`), "salt", req.Stream, nil),
-			p.ProbeBody(&req.Body, ep, &leg.Leg, nil, nil),
+			p.DecodeBody(&req.Body, ep, &leg.Changes, json.RawMessage(`{"x":1}`), "salt", req.Stream, nil),
+			p.ProbeBody(&req.Body, ep, &leg.Changes, nil, nil),
 		} {
 			var got, params map[string]json.RawMessage
 			require.NoError(t, json.Unmarshal(bytes.Join(body, nil), &got))

@@ -17,7 +17,7 @@ import (
 // Overlong refuses, before any prefill, a request that the decode engines of its
 // model would refuse. A prompt whose length is not known in time is prefilled, and
 // checked again with the prefill engine's count.
-func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg) *openai.Error {
+func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Part) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "":
 		return nil
@@ -30,7 +30,7 @@ func (r *Reader) Overlong(m fleet.Route, req *openai.Request, legs []openai.Leg)
 		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // another answer to the same prompt
 			continue
 		}
-		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Leg: &legs[i].Leg, Model: m}, m.MaxLen-req.MaxTokens); ok {
+		if n, ok := r.length(&Parts{Req: req, Body: &req.Body, Changes: &legs[i].Changes, Model: m}, m.MaxLen-req.MaxTokens); ok {
 			if fail := Beyond(m, req, n, 0); fail != nil {
 				return fail
 			}

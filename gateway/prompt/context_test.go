@@ -59,7 +59,7 @@ func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 			if c.model.Name == "" {
 				c.model.Name = "m"
 			}
-			fail = r.Overlong(c.model, req, req.Legs())
+			fail = r.Overlong(c.model, req, req.Parts())
 			require.Len(t, e.asked(), c.asked)
 			if c.says == "" {
 				require.Nil(t, fail, "%v", fail)
@@ -105,6 +105,6 @@ func TestAnEstimateIsExactForTokenIDs(t *testing.T) {
 	} {
 		req, fail := openai.Parse(mooncake.Completions, []byte(body), openai.Limits{})
 		require.Nil(t, fail, "%v", fail)
-		require.Equal(t, want, AllTokens(req, req.Legs()), body)
+		require.Equal(t, want, AllTokens(req, req.Parts()), body)
 	}
 }

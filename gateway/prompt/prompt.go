@@ -23,16 +23,16 @@ import (
 // Parts are the parts of a request that make its prompt.
 type Parts struct {
 	Req     *openai.Request
-	Body    *mooncake.Body // the body to read, because Req.Body may not be valid any more
-	Leg     *mooncake.Leg  // its Prompt is one of several prompts; nil: the prompt is in the body
+	Body    *mooncake.Body    // the body to read, because Req.Body may not be valid any more
+	Changes *mooncake.Changes // its Prompt is one of several prompts; nil: the prompt is in the body
 	Model   fleet.Route
 	Resumed bool // the prompt ends with the answer so far, which is not in the body's text
 }
 
 // written is the prompt of a completion as the client sent it.
 func (p *Parts) written() json.RawMessage {
-	if p.Leg != nil && p.Leg.Prompt != nil {
-		return p.Leg.Prompt
+	if p.Changes != nil && p.Changes.Prompt != nil {
+		return p.Changes.Prompt
 	}
 	prompt, _ := p.Body.Get(openai.PromptKey(p.Req.Endpoint))
 	return prompt
@@ -159,7 +159,7 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 		return len(ids), true
 	}
 	// the tokens of other prompts are left to the engines to count
-	if Bytes(p.Req, p.Leg) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) {
+	if Bytes(p.Req, p.Changes) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) {
 		return 0, false
 	}
 	body, _ := p.templated(index.Key{})
@@ -176,7 +176,7 @@ func (p *Parts) Hash(key []byte) uint64 {
 }
 
 // Bytes is the length of a prompt in bytes, as the client sent it.
-func Bytes(req *openai.Request, leg *mooncake.Leg) int {
+func Bytes(req *openai.Request, leg *mooncake.Changes) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)
 	}
@@ -185,7 +185,7 @@ func Bytes(req *openai.Request, leg *mooncake.Leg) int {
 
 // Tokens is a prompt's length in tokens before an engine has counted it: exact if the request has one prompt of token ids,
 // else an estimate.
-func Tokens(req *openai.Request, leg *mooncake.Leg) int {
+func Tokens(req *openai.Request, leg *mooncake.Changes) int {
 	if (leg == nil || leg.Prompt == nil) && req.PromptTokens > 0 {
 		return req.PromptTokens
 	}
@@ -194,9 +194,9 @@ func Tokens(req *openai.Request, leg *mooncake.Leg) int {
 
 // AllTokens is the sum of Tokens over all legs. A prompt with several answers counts once for each
 // answer, because each is prefilled.
-func AllTokens(req *openai.Request, legs []openai.Leg) (tokens int) {
+func AllTokens(req *openai.Request, legs []openai.Part) (tokens int) {
 	for i := range legs {
-		tokens += Tokens(req, &legs[i].Leg)
+		tokens += Tokens(req, &legs[i].Changes)
 	}
 	return tokens
 }

@@ -86,8 +86,8 @@ func (p *Parts) templated(root index.Key) ([]byte, promptDigest) {
 	out = append(out, name...)
 	for _, key := range templated[p.Req.Endpoint] {
 		value, ok := p.Body.Get(key)
-		if key == "prompt" && p.Leg != nil && p.Leg.Prompt != nil {
-			value, ok = p.Leg.Prompt, true
+		if key == "prompt" && p.Changes != nil && p.Changes.Prompt != nil {
+			value, ok = p.Changes.Prompt, true
 		}
 		if ok {
 			out = append(out, `,"`...)

@@ -183,8 +183,8 @@ func (g *Ring) last(n int, f Filter) []*Receipt {
 	return list
 }
 
-// Latest returns up to n of the requests that run and of the last n that ended,
-// those that came last first.
+// Latest returns the receipts of up to n requests, the newest arrival first. They are chosen among the requests that still
+// run and the n that ended last.
 func (g *Ring) Latest(n int) []*Receipt {
 	list := g.Last(n, Filter{}, false)
 	if g == nil {

@@ -46,7 +46,7 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 	one.Step(begun, todo)
 	var second lifecycle.Lifecycle
 	other.Begin(&second)
-	none := lifecycle.Event{What: lifecycle.NoRankTakes}
+	none := lifecycle.Event{What: lifecycle.NoLocal}
 	one.Step(none, nil)
 	id := one.id
 	require.Equal(t, []line{

@@ -90,7 +90,7 @@ func (j *job) estimate() int {
 	if j.prompt > 0 {
 		return j.prompt
 	}
-	return prompt.Tokens(j.req, j.leg)
+	return prompt.Tokens(j.req, j.changes)
 }
 
 // A leaving ends a call after its client has left: grace after that, but not before moment. Each probe has a leaving, so it is only
@@ -159,7 +159,7 @@ func (s *stream) judge(x lifecycle.Effect) {
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case whom == lifecycle.Disputed:
 		err, settle := s.from.fault.Err, monitor.Accuse(id)
-		s.job.charges = append(s.job.charges, func(f lifecycle.Finding) {
+		s.job.accused = append(s.job.accused, func(f lifecycle.Finding) {
 			settle()
 			switch f {
 			case lifecycle.Guilty:
@@ -189,10 +189,10 @@ func (s *source) failedOn() string {
 }
 
 func (j *job) find(f lifecycle.Finding) {
-	for _, settle := range j.charges {
+	for _, settle := range j.accused {
 		settle(f)
 	}
-	j.charges = nil
+	j.accused = nil
 }
 
 func (s *stream) outcome(kind board.Kind) board.Outcome {

@@ -111,7 +111,7 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b := &bed{t: t, route: o.route, limits: unlimited{}, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
-	b.route.Alone = o.prefill == nil && o.decode == nil
+	b.route.Mixed = o.prefill == nil && o.decode == nil
 	b.server = newServer(t, func(cfg *config.Config, env *Env) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
@@ -318,14 +318,14 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
 	in.Record.Witness(func(string) string { return "" }, false, endpoint.Path())
 	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
-	if fail == nil && !b.route.Alone {
+	if fail == nil && !b.route.Mixed {
 		fail = req.Split(b.route.Rows)
 	}
 	if fail == nil {
-		fail = b.Prompts.Overlong(b.route, req, req.Legs())
+		fail = b.Prompts.Overlong(b.route, req, req.Parts())
 	}
 	if fail == nil {
-		fail = b.Serve(ctx, in, req, b.route, req.Legs())
+		fail = b.Serve(ctx, in, req, b.route, req.Parts())
 	}
 	if fail != nil {
 		b.Refuse(ctx, in, fail)

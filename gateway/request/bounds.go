@@ -42,7 +42,7 @@ func (j *job) echoed() int {
 	case j.prompt > 0:
 		return j.prompt
 	}
-	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.leg)) // no engine has counted the prompt; a token of text has at least one byte
+	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes)) // no engine has counted the prompt; a token of text has at least one byte
 }
 
 // mayTake is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token. Those of
@@ -185,7 +185,7 @@ func (s *source) computed(none bool) {
 	case (s.local || s.job.passed != nil) && u.Prompt > 0:
 		computed = int64(u.Prompt)
 	case s.local:
-		computed = int64(prompt.Bytes(s.job.req, s.job.leg)) + handoff.BlockTokens
+		computed = int64(prompt.Bytes(s.job.req, s.job.changes)) + handoff.BlockTokens
 	}
 	s.rank.Traffic.Settles(s.may, computed)
 	s.may = 0

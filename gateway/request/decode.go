@@ -128,9 +128,9 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		defer watchCore(s)()
 	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
-	leg := j.leg
+	leg := j.changes
 	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate {
-		named := *j.leg
+		named := *j.changes
 		named.RID = j.legID("d", j.record.Attempts)
 		leg = &named
 	}
@@ -164,7 +164,7 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 	}
 	call := upstream.Call{
 		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
-		Alone:  s.rank.Group != "",
+		Mixed:  s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	j.abort.sent(s.rank, headers)
@@ -186,7 +186,7 @@ func (s *stream) openBeside() *failure.Fault {
 	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // its partner limits this wait
 	defer s.from.wait.End()
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
-	body := s.from.rank.Profile.EarlyDecode(&j.body, j.leg, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
+	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
 	if f := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); f != nil {
 		how := lifecycle.Died
 		switch {
@@ -277,7 +277,7 @@ func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *fa
 	j, c := s.job, lease.Candidate
 	p := &partner{
 		job: j, pair: pair, until: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[c.Profile.Connector],
-		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg, prompt: j.estimate(), most: s.mayHave,
+		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, changes: j.changes, prompt: j.estimate(), most: s.mayHave,
 		whole: s.whole || s.muffled, streamed: !s.whole,
 		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
 	}

@@ -153,17 +153,17 @@ func (s *stream) Close() {
 	s.job.client.OnGone(nil)
 	s.fails(lifecycle.Left, failure.Gone, nil) // if the client's side ended first
 	s.finish(failure.Gone)                     // if the life is over, because something panicked
-	s.account()
+	s.report()
 	s.job.forget() // if something panicked before the life knew of the kept bytes
 	s.settle(board.Cancelled)
 }
 
-func (s *stream) account() {
+func (s *stream) report() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	if j.passed != nil {
 		j.passed.Took.Observe(now.Sub(j.record.Arrival).Seconds())
 		j.record.EndAttempt(s.broken)
-		j.srv.Account(j.in, s.broken)
+		j.srv.Conclude(j.in, s.broken)
 		return
 	}
 	j.record.Report(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
@@ -177,7 +177,7 @@ func (s *stream) account() {
 	}
 	j.record.EndAttempt(s.broken)
 	if !j.client.isLeg() {
-		j.srv.Account(j.in, s.broken)
+		j.srv.Conclude(j.in, s.broken)
 	}
 }
 
@@ -286,7 +286,7 @@ func (s *source) hangUp(how lifecycle.How) {
 // Account gives back what a finished request holds of its caller's limits, and has
 // the journal write what became of it. It is the very end of a request, and does this
 // once. fail is nil for an answer that was whole.
-func (srv *Server) Account(in *Incoming, fail *openai.Error) {
+func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	if !in.over.CompareAndSwap(false, true) {
 		return // Broken ended the request before its answer was closed
 	}

@@ -68,7 +68,7 @@ type piece struct {
 }
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
-func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Leg) *openai.Error {
+func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Part) *openai.Error {
 	req, in := whole.req, whole.in
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
@@ -82,7 +82,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	for i := range legs {
 		kid, name := edge.NewDisconnect(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, in: in,
+			srv: srv, req: req, body: whole.body, changes: &legs[i].Changes, client: reader{kid}, id: in.Record.ID + "-" + name,
+			model: whole.model, in: in,
 			record: in.Record.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs ||
@@ -423,7 +424,7 @@ func (f *fanned) part(fail *openai.Error) {
 		for _, l := range f.legs {
 			f.in.Record.Sum(&l.job.record.Facts)
 		}
-		f.srv.Account(f.in, fail)
+		f.srv.Conclude(f.in, fail)
 	}
 	if fail == nil || f.srv.tails.Run(mostTails, last) != nil {
 		last()

@@ -110,7 +110,7 @@ func (s *source) side() string {
 func (s *stream) failure(err error) *failure.Fault {
 	f := s.from.fault
 	if f == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
-		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Alone: s.from.rank.Group != ""}).Broke(err)
+		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
 	if f.Far, f.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
 		f.Far = lifecycle.Through // the KV had been read when it broke

@@ -171,7 +171,7 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 		j.record.PromptTokens, j.record.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
 	j.record.EndAttempt(nil)
-	j.srv.Account(j.in, nil)
+	j.srv.Conclude(j.in, nil)
 	ctx.SetStatusCode(whole.Status)
 	Piece(ctx, whole.ContentType, whole.Body, nil)
 }
@@ -194,7 +194,7 @@ func (f *forwarded) Close() {
 	}
 	j.record.Report(journal.Event{What: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)
-	j.srv.Account(j.in, fail)
+	j.srv.Conclude(j.in, fail)
 }
 
 // Panicked is Close where the stream has panicked.
@@ -203,7 +203,7 @@ func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 func (f *forwarded) mayRelay() int64 {
 	j := f.job
 	answers := 1
-	if j.leg == nil { // several answers
+	if j.changes == nil { // several answers
 		answers = j.srv.Settings().Limits.Answers
 	}
 	each := mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.req.Likeliest, j.srv.Settings().Limits.EventBytes)
@@ -217,7 +217,7 @@ func (f *forwarded) mayRelay() int64 {
 // so many tokens.
 func (f *forwarded) believes(prompted, completion int) bool {
 	j := f.job
-	if j.leg == nil { // several answers of several prompts
+	if j.changes == nil { // several answers of several prompts
 		return prompt.Credible(prompted, completion, 0)
 	}
 	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)

@@ -34,13 +34,13 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 
 // fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which no other
 // request can take now; nil: there is none. Only the first attempt fetches: the next ones do not depend on what another engine keeps.
-func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Leg, t *handback.Turn) {
+func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Changes, t *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
-		return j.leg, nil
+		return j.changes, nil
 	}
 	scope, prompt, ok := ownTurns(j)
 	if !ok {
-		return j.leg, nil
+		return j.changes, nil
 	}
 	engines := j.srv.Engines()
 	t = j.srv.turns.Take(scope, prompt, time.Now(), func(t *handback.Turn) bool {
@@ -49,9 +49,9 @@ func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Leg, t *handback.Tur
 	})
 	if t == nil {
 		j.srv.metrics.handBacks.WithLabelValues("none").Inc()
-		return j.leg, nil
+		return j.changes, nil
 	}
-	fetches := *j.leg
+	fetches := *j.changes
 	fetches.Fetch = t.Params
 	return &fetches, t
 }

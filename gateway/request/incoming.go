@@ -40,7 +40,7 @@ func NewID() string {
 
 // Serve answers a request, or has another dispatcher answer it. An error it returns
 // has not been answered yet.
-func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, m fleet.Route, legs []openai.Leg) *openai.Error {
+func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, m fleet.Route, legs []openai.Part) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
@@ -51,7 +51,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if req.Stream {
 		srv.keep(ctx, in, in.Record.Arrival)
 	}
-	j.leg = &legs[0].Leg
+	j.changes = &legs[0].Changes
 	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
 		Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	switch req.Endpoint {
@@ -138,19 +138,19 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	if in.From != nil {
 		srv.explain(ctx, in, e)
 	}
-	srv.Account(in, e)
+	srv.Conclude(in, e)
 	srv.Fail(ctx, e)
 }
 
 // Broken accounts for a request whose handler panics, as Account does. The code that recovers the panic writes the answer.
 func (srv *Server) Broken(in *Incoming) {
-	srv.Account(in, failure.Broken)
+	srv.Conclude(in, failure.Broken)
 }
 
 // Score asks every prefill policy where a request would go, without sending it.
 func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
-	legs := req.Legs()
-	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{},
+	legs := req.Parts()
+	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Changes, model: m, id: NewID(), in: &Incoming{},
 		record: srv.Journal.Request(journal.Facts{})}
 	return srv.Tier.Score(j.arrival())
 }
@@ -330,11 +330,11 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 		return false
 	}
 	if j.req.Stream {
-		j.srv.Stream(ctx, []byte("text/event-stream"), &ready{bytes.NewReader(unanswered(j)), func() { j.srv.Account(j.in, fail) }}, 0)
+		j.srv.Stream(ctx, []byte("text/event-stream"), &ready{bytes.NewReader(unanswered(j)), func() { j.srv.Conclude(j.in, fail) }}, 0)
 		return true
 	}
 	Piece(ctx, "application/json", unanswered(j), nil)
-	j.srv.Account(j.in, fail)
+	j.srv.Conclude(j.in, fail)
 	return true
 }
 

@@ -34,18 +34,18 @@ import (
 // leg of a fan-out. serve is its life. How far it has come, what it holds
 // and where it may still be served stands in gateway/lifecycle.
 type job struct {
-	srv    *Server
-	req    *openai.Request
-	body   mooncake.Body // dropped once a decode engine has it
-	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
-	passed *Passed       // nil: prompts are prefilled and decoded
-	client reader
-	id     string // request id, the stem of the engines' ids
-	model  fleet.Route
-	ask    sse.Ask
-	in     *Incoming
-	record *journal.Request // of in; of a leg, its own
-	abort  *aborting        // nil: its client cannot end it by a name
+	srv     *Server
+	req     *openai.Request
+	body    mooncake.Body     // dropped once a decode engine has it
+	changes *mooncake.Changes // what a leg of a fan-out changes in the body
+	passed  *Passed           // nil: prompts are prefilled and decoded
+	client  reader
+	id      string // request id, the stem of the engines' ids
+	model   fleet.Route
+	ask     sse.Ask
+	in      *Incoming
+	record  *journal.Request // of in; of a leg, its own
+	abort   *aborting        // nil: its client cannot end it by a name
 
 	process int             // the decode engine's process at the time of the decode call
 	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
@@ -66,7 +66,7 @@ type job struct {
 
 	doubts  []*handoff.Handoff // hand-offs that an engine may have read, and of which no answer was made
 	resume  resumption
-	charges []func(lifecycle.Finding) // what to do about engines' 500s once their cause is known
+	accused []func(lifecycle.Finding) // what to do about engines' 500s once their cause is known
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -119,7 +119,7 @@ type Choice interface {
 
 // parts returns the parts of the request that make its prompt.
 func (j *job) parts() *prompt.Parts {
-	return &prompt.Parts{Req: j.req, Body: &j.body, Leg: j.leg, Model: j.model, Resumed: j.life.Resumed()}
+	return &prompt.Parts{Req: j.req, Body: &j.body, Changes: j.changes, Model: j.model, Resumed: j.life.Resumed()}
 }
 
 // promptHash tells prompts apart; 0: no predictor needs that. The request log has it

@@ -176,7 +176,7 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 // countLocal takes the prompt's length, and its token ids, from the rank that
 // computed it.
 func (j *job) countLocal(s *stream) {
-	j.prompt = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.leg))
+	j.prompt = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.from.slot != nil { // else all of the answer came at once
 		j.srv.Dispatcher.Counted(s.from.slot, j.prompt)
 	}

@@ -45,7 +45,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	})
 	if f == nil {
 		lease.Send()
-		j.record.Report(journal.Event{What: journal.PlacedTogether, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
+		j.record.Report(journal.Event{What: journal.PlacedMixed, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
 	}
 	return slot, f
 }

@@ -56,12 +56,12 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	s := j.newStream(bound.Slot)
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
 	j.tell(lifecycle.Event{What: lifecycle.Begun}, nil)
-	j.tell(lifecycle.Event{What: lifecycle.NoRankTakes}, nil)
+	j.tell(lifecycle.Event{What: lifecycle.NoLocal}, nil)
 	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{What: lifecycle.Turn}) })
 	j.life, j.tape = lifecycle.Lifecycle{}, recording.Tape{}
 	j.tell(lifecycle.Event{What: lifecycle.Begun}, nil)
 	require.PanicsWithValue(t, "on purpose", func() {
-		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.RankTakes})
+		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.LocalBound})
 	})
 	require.Zero(t, srv.Places.Used())
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
@@ -95,7 +95,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(),
 		Deadline: time.Now().Add(time.Minute)})
 	require.NoError(t, bound.Err)
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn},
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoLocal}, {What: lifecycle.Turn},
 		{What: lifecycle.HandedOver}, {What: lifecycle.Bound}} {
 		j.tell(e, nil)
 	}
@@ -153,7 +153,7 @@ func early(t *testing.T, to client) (*server, *runner) {
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{
-		srv: srv.Server, body: body, leg: &mooncake.Leg{}, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
+		srv: srv.Server, body: body, changes: &mooncake.Changes{}, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
 		client: reader{to},
 		model:  fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
 	}
@@ -162,7 +162,7 @@ func early(t *testing.T, to client) (*server, *runner) {
 	require.NoError(t, bound.Err)
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
-	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes},
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoLocal},
 		{What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
 		j.tell(e, nil)
 	}

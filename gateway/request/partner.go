@@ -35,7 +35,7 @@ type partner struct {
 	meeting  *mooncake.Meeting
 	headers  []engine.Header // of the prefill leg
 	body     mooncake.Body
-	half     *mooncake.Leg
+	changes  *mooncake.Changes
 	prompt   int  // tokens, as estimated
 	most     int  // tokens that the answer may have
 	whole    bool // the answer comes in one piece, or may say nothing before its end

@@ -103,7 +103,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	}
 	var until lifecycle.Limit
 	for _, e := range []lifecycle.Event{
-		{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {What: lifecycle.Bound},
+		{What: lifecycle.Begun}, {What: lifecycle.NoLocal}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {What: lifecycle.Bound},
 	} {
 		todo := j.tell(e, nil)
 		until = todo[len(todo)-1].Until

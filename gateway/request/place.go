@@ -125,7 +125,7 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if unowned && !errors.Is(err, board.ErrNotListed) {
 		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
-	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Alone)
+	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Mixed)
 	if errors.Is(err, board.ErrNotListed) {
 		answer = cmp.Or(j.unlisted, answer)
 	}

@@ -182,7 +182,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease,
 		Born: j.srv.Fleet.Made(born, c, got.EngineID)}
 	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body,
-		Leg: j.leg, Prompt: j.prompt, Attempt: j.record.Attempts}
+		Changes: j.changes, Prompt: j.prompt, Attempt: j.record.Attempts}
 	if got.Coordinates != nil {
 		j.srv.Fleet.Learn(c, born, got.Coordinates)
 	}
@@ -224,13 +224,13 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 // Later probes mask the end-of-sequence token; where that does not help, a decode
 // rank may do without a hand-off.
 func (j *job) endsAtOnce(tokens int) {
-	if j.leg.IgnoreEOS {
+	if j.changes.IgnoreEOS {
 		j.local.ended = cmp.Or(tokens, j.estimate())
 		return
 	}
-	leg := *j.leg
+	leg := *j.changes
 	leg.IgnoreEOS = true
-	j.leg = &leg
+	j.changes = &leg
 }
 
 // serve is the goroutine of the prefill leg.
@@ -263,7 +263,7 @@ func (p *partner) probe() (again bool) {
 	defer call.untrack()
 	p.born = call.born
 	lease.Send()
-	answer, f := call.Whole(p.headers, c.Profile.EarlyProbe(&p.body, p.half, p.meeting, p.streamed, nil), nil, mooncake.MaxProbeAnswer,
+	answer, f := call.Whole(p.headers, c.Profile.EarlyProbe(&p.body, p.changes, p.meeting, p.streamed, nil), nil, mooncake.MaxProbeAnswer,
 		call.by())
 	answered := time.Now()
 	hungUp := f != nil && f.Why == lifecycle.HungUp
@@ -331,7 +331,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 		lease.Send()
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
-	body := c.Profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, nil, "", j.req.Stream, nil)
+	body := c.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
 	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body)
 	var answer []byte
 	if resp != nil {

@@ -113,8 +113,8 @@ func (s *stream) plan() lifecycle.Tier {
 	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
 	j.prompt = r.alone + r.before
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
-	leg := *j.leg
-	leg.Resume, j.leg = p.Resume, &leg
+	leg := *j.changes
+	leg.Resume, j.changes = p.Resume, &leg
 	if p.Tier == lifecycle.Concluding {
 		s.before(r.before)
 		s.conclude(p.Said.Head, "length")
@@ -238,7 +238,7 @@ func (s *stream) shed() {
 		return
 	}
 	s.from.answer.Mirror.Untrack()
-	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
+	j.body, j.changes, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
 // howToResume is the way this request could go on, as far as it is known

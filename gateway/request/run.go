@@ -32,7 +32,7 @@ import (
 // by then, the rest is the same. ctx is nil then, and for a leg of a fan-out: neither
 // is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
+	j.life.Bound, j.life.OnlyLocal = ctx == nil, j.in.Whole
 	j.abort.lost()
 	j.mu.Lock() // prefill legs of attempts before a lost answer may be under way
 	j.tape.Begin(&j.life)
@@ -132,12 +132,12 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		r.judge(x)
 	case lifecycle.Find:
 		j.find(x.Finding)
-	case lifecycle.TryAlone:
+	case lifecycle.TryLocal:
 		if r.slot = j.bindLocal(); r.slot == nil {
-			return lifecycle.Event{What: lifecycle.NoRankTakes}
+			return lifecycle.Event{What: lifecycle.NoLocal}
 		}
 		r.begin()
-		return lifecycle.Event{What: lifecycle.RankTakes, Kept: j.resume.charged > 0, Whole: r.stream.from.whole}
+		return lifecycle.Event{What: lifecycle.LocalBound, Copied: j.resume.charged > 0, Whole: r.stream.from.whole}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -242,7 +242,7 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 	s := r.stream
 	silent := s.from.whole || s.from.muffled // the answer may have no event before its end
 	return lifecycle.Event{
-		What: lifecycle.Bound, Kept: j.resume.charged > 0,
+		What: lifecycle.Bound, Copied: j.resume.charged > 0,
 		Whole: s.from.whole || x.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
 	}
 }
@@ -266,7 +266,7 @@ func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
 		}
 		return e
 	}
-	return lifecycle.Event{What: lifecycle.First, Kept: r.job.resume.charged > 0}
+	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.charged > 0}
 }
 
 func (r *runner) fell(f *failure.Fault) lifecycle.Event {
@@ -308,7 +308,7 @@ func (r *runner) prefiller() prefill.Candidate {
 func (r *runner) judge(x lifecycle.Effect) {
 	if x.Do == lifecycle.Condemn && x.Leg == lifecycle.Prefill {
 		tier, id := r.job.srv.Tier, r.prefiller().ID
-		r.job.charges = append(r.job.charges, func(f lifecycle.Finding) {
+		r.job.accused = append(r.job.accused, func(f lifecycle.Finding) {
 			if f == lifecycle.Innocent {
 				tier.Forgive(id)
 			}
@@ -363,7 +363,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 		if r.job.passed != nil {
 			return cmp.Or(r.job.passed.none, failure.NoRoute) // none is nil if the request has asked as many engines as it may
 		}
-		return failure.Alone(r.job.client.Left(), r.fail)
+		return failure.NoLocal(r.job.client.Left(), r.fail)
 	case lifecycle.OfOwner:
 		return failure.NotOurs
 	case lifecycle.OfAttempt, lifecycle.OfPeer:
@@ -442,7 +442,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			j.srv.Tier.Ended(j.holder)
 			j.holder = nil
 		}
-	case lifecycle.Kept:
+	case lifecycle.Copy:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
 		r.giveUp(t, how)

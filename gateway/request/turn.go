@@ -66,7 +66,7 @@ func (j *job) notChosen(err error) *openai.Error {
 	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
 		return j.unlisted
 	}
-	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Alone)
+	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Mixed)
 }
 
 // awaitTurn waits for the request's turn. Most requests have it at once, so what can end a wait is only set up after that.
@@ -104,8 +104,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 // first arrival.
 func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) &&
-			j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.record.Arrival,
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
+			j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
 		Session: j.in.Session, Ends: j.in.Ends, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
 		Key: cmp.Or(j.in.Flow, j.record.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill,
 		Returned: j.life.Waited(),

@@ -71,7 +71,8 @@ func (t *tester) handsBack(ctx context.Context, p, d subject, id string) (does b
 	if err != nil {
 		return false, err
 	}
-	text, err := t.send(ctx, d, q, lifecycle.Decode, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", false, nil))
+	body := d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", false, nil)
+	text, err := t.send(ctx, d, q, lifecycle.Decode, id+decodeLeg(a), body)
 	if err != nil {
 		return false, err
 	}

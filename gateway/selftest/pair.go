@@ -28,7 +28,7 @@ const tokens = 4 // tokens of answer that a test asks for
 type query struct {
 	body     mooncake.Body
 	endpoint mooncake.Endpoint
-	leg      *mooncake.Leg // how it continues an answer; nil: it begins one
+	changes  *mooncake.Changes // how it continues an answer; nil: it begins one
 }
 
 // ask makes the request that is sent through each pair: a prompt of some blocks of KV, without any client's text.
@@ -52,7 +52,7 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 		}
 		x, named.TransferID = &named, id
 	}
-	text, err := t.send(ctx, p, q, lifecycle.Prefill, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.leg, x, nil))
+	text, err := t.send(ctx, p, q, lifecycle.Prefill, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.changes, x, nil))
 	if err != nil {
 		return answer, err
 	}
@@ -106,7 +106,7 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 }
 
 func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
-	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
+	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
 }
 
 // answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns how many
@@ -228,7 +228,7 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 			cancel(errLeg)
 		}
 	}()
-	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.leg, m, "", true, nil))
+	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, m, "", true, nil))
 	if decode != nil {
 		cancel(errLeg)
 	}
@@ -270,7 +270,7 @@ func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mo
 			return none, context.Cause(ctx)
 		}
 	}
-	text, err := t.send(ctx, p, q, lifecycle.Prefill, m.RID, p.profile.EarlyProbe(&q.body, q.leg, m, true, nil))
+	text, err := t.send(ctx, p, q, lifecycle.Prefill, m.RID, p.profile.EarlyProbe(&q.body, q.changes, m, true, nil))
 	if err != nil {
 		return none, err
 	}

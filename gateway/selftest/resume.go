@@ -100,7 +100,7 @@ func ways(p *mooncake.Profile) (list []string) {
 func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}
-	longer.leg = &mooncake.Leg{Resume: resume}
+	longer.changes = &mooncake.Changes{Resume: resume}
 	byIDs := !mooncake.ByText(how)
 	if byIDs {
 		var own []int32

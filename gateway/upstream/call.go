@@ -62,7 +62,7 @@ type Call struct {
 	Scope  *owner.Scope // the request is sent only while the scope is ours; nil: no other proxy sends to the engine
 	Run    Run          // knows whether the call was ended because the engine is down; nil: it is never ended for that
 	Path   string
-	Alone  bool // the engine computes the prompt and writes the answer
+	Mixed  bool // the engine computes the prompt and writes the answer
 	Beyond bool // the request is sent although the rank has no slot or no KV room for it
 	Limits engine.Deadlines
 	Log    *zap.Logger
@@ -198,7 +198,7 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 }
 
 func (c *Call) side() string {
-	if c.Alone {
+	if c.Mixed {
 		return failure.Engine
 	}
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Leg]

@@ -64,11 +64,11 @@ var (
 // Push is the rule for when a local replica gets one more request.
 type Push uint8
 
-// The modes.
+// The modes. Each says until when an engine gets more requests.
 const (
-	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token: ours, and Foreign
+	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, of ours and of others (Foreign) together
 	SPP               // while no request waited in the engine at the last scrape, and the credit since then is not used up
-	SPO               // while fewer than MaxOutstanding of our requests are not finished
+	SPO               // while fewer than MaxOutstanding of our requests are unfinished
 	Blind             // always
 )
 

@@ -6,15 +6,15 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// A fit is used if it has so many samples, explains so much and spreads so far. Before that, the last good fit is
-// used, or the configured line.
+// A fit is used if it has at least fitSamples samples and an R2 of at least fitR2, and if the largest prefill of its samples is at least
+// fitSpread times the smallest. Until then the last good fit is used, or the line of the config.
 const (
 	fitSamples = 20
 	fitR2      = 0.5
-	fitSpread  = 2.0 // largest prefill over smallest
+	fitSpread  = 2.0
 
-	// A term that a plain line does not have (attention, requests beside) is tried once there are so many samples. It
-	// is used if it explains so much more of them: this is the F statistic of one more term.
+	// A term that a plain line does not have (attention, requests beside) is tried from termSamples samples on. It is used if the F
+	// statistic of adding it is at least termF.
 	termSamples = 100
 	termF       = 20.0
 

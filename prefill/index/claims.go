@@ -70,7 +70,7 @@ const (
 type slot struct {
 	id       string
 	inUse    bool
-	life     uint32 // counts the candidates that had this number
+	life     uint32 // how many candidates have used this slot so far; it tells the claims of earlier candidates apart
 	epoch    uint32 // counts how often all its claims were dropped
 	capacity int    // blocks the candidate's engine can hold, 0 unknown
 	held     int

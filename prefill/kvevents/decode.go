@@ -238,7 +238,7 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 		b, err := d.bytes()
 		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err
 	}
-	n, err := d.DecodeInt64() // also of a uint64, whose bits it keeps
+	n, err := d.DecodeInt64() // it also decodes a uint64, and keeps its bits
 	return engineHash{uint64(n)}, false, err
 }
 

@@ -93,7 +93,7 @@ func TestAnEnginePullsInOrderWhatFits(t *testing.T) {
 	require.NoError(t, err)
 	pulled := func() (out []bool) {
 		for _, l := range r.workers[0].Legs {
-			out = append(out, l.Pulled)
+			out = append(out, l.Reserved)
 		}
 		return out
 	}

@@ -143,8 +143,8 @@ func checkRun(t *rapid.T, r *run) {
 				must(!slots[l.Slot], "slot %d twice", l.Slot)
 				slots[l.Slot] = true
 				seen[w.ID] += int64(l.Prompt) + int64(r.Counts.Tokens[l.Slot])
-				must(l.Pulled || i >= w.Active, "no slot without KV")
-				if l.Pulled {
+				must(l.Reserved || i >= w.Active, "no slot without KV")
+				if l.Reserved {
 					pulled++
 					kv += int64(q.prompt) + int64(l.Gen)
 				}

@@ -344,7 +344,8 @@ func (r *run) placed(e *board.Effect) {
 		r.meter.pulled(lacks, q.prompt)
 	}
 	r.Place(r.workers[q.rank].Rank, virtual.Leg{
-		Job: int32(e.Entry.ID - 1), Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output - q.age, Lag: lag(r.fleet.Transfer, lacks, q.prompt),
+		Job: int32(e.Entry.ID - 1), Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output - q.age,
+		StepsToBegin: lag(r.fleet.Transfer, lacks, q.prompt),
 	})
 }
 

@@ -201,9 +201,9 @@ func (d *deriving) route(e *Engine, up bool) {
 	for _, m := range e.Status.Models {
 		r, ok := d.p.routes[m.ID]
 		if !ok {
-			r = Route{Name: m.ID, Board: e.base(), Alone: true, Rows: true}
+			r = Route{Name: m.ID, Board: e.base(), Mixed: true, Rows: true}
 		}
-		r.Alone = r.Alone && e.Role == Aggregated
+		r.Mixed = r.Mixed && e.Role == Aggregated
 		for ep := range r.Whole {
 			r.Whole[ep] = r.Whole[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}

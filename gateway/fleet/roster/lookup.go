@@ -16,9 +16,9 @@ import (
 // nothing. For a model that no engine has named, the route only says which kinds of engines there are.
 func (p *Published) Lookup(model string) (r Route, ok, known bool) {
 	if r, ok = p.routes[model]; !ok {
-		r.Alone = len(p.order) > 0
+		r.Mixed = len(p.order) > 0
 		for _, e := range p.order {
-			r.Alone = r.Alone && e.Role == Aggregated
+			r.Mixed = r.Mixed && e.Role == Aggregated
 		}
 	}
 	return r, ok, len(p.routes) > 0

@@ -90,7 +90,7 @@ type Route struct {
 	Clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
 	Prefill bool   // some prefill engine that is up lists it
 	Decode  bool   // some decode rank that is up lists it
-	Alone   bool   // all engines that list it, also those that are down, prefill and decode
+	Mixed   bool   // all engines that list it, also those that are down, prefill and decode
 	Rows    bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
 	SGLang  bool   // some engine accepts keys that only SGLang knows
 	Half    bool   // only engines that prefill list it, or only engines that decode, so that no request for it can be completed

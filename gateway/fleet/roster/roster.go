@@ -52,11 +52,10 @@ type Owners struct {
 	Rooms  map[string]Room  // room on ranks where requests of another proxy may run, by the rank's name
 }
 
-// Room is what this proxy may use of a rank: Limit of its slots, 0 being all. Others is the KV tokens of other
-// proxies' requests there.
+// Room is what this proxy may use of a rank.
 type Room struct {
-	Limit  int
-	Others int64
+	Limit  int   // slots that this proxy may use; 0: all
+	Others int64 // KV tokens that requests of other proxies hold on the rank
 }
 
 // Owned is a region or a decode group with its owner.

@@ -372,7 +372,7 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
 	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole(), begin(t, "a1").Kind(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
-	require.True(t, r.Alone && !ok)
+	require.True(t, r.Mixed && !ok)
 }
 
 // noFinder finds nothing.

@@ -27,7 +27,7 @@ func (p *Published) Text() (lines []string) {
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
 		r := p.routes[name]
 		lines = append(lines,
-			words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.Alone)))
+			words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.Mixed)))
 	}
 	return lines
 }

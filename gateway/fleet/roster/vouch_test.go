@@ -40,7 +40,7 @@ func TestWhatSpeaksForACore(t *testing.T) {
 				}
 				var came engine.Arrival
 				now := time.Now()
-				w := rank.Signs.Await(now, p.Kept(now, now.Add(p.PulledWithin())))
+				w := rank.Signs.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
 				for range 60 {
 					time.Sleep(time.Second)
 					rank.Vouch(&came, row.endpoint, row.bytes, false, row.tokens, time.Now())

@@ -2,7 +2,7 @@ package mooncake
 
 import "time"
 
-// Kept says until when the prefill engine certainly keeps the KV of a hand-off, as far as this can be known from outside.
+// Hold says until when the prefill engine certainly keeps the KV of a hand-off, as far as this can be known from outside.
 // It is a value: its owner calls Quiet for each time in which the core of the decode engine gave no sign of life.
 //
 // A prefill engine of NIXL keeps KV for the time of its lease. The decode engine prolongs this time by heartbeats: every
@@ -10,7 +10,7 @@ import "time"
 // on, the KV is kept for two thirds of the lease. The first heartbeat to a prefill engine may only open the connection. A
 // core that stands still sends none. The prefill engine then gives the blocks to another prompt, and the decode engine
 // reads them without an error when it goes on. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
-type Kept struct {
+type Hold struct {
 	until time.Time // the KV is certainly kept up to then
 	// for so long after a sign of life the KV is kept, once heartbeats are known to go out; 0: nothing renews the hold
 	sign  time.Duration
@@ -21,11 +21,11 @@ type Kept struct {
 	lost  bool
 }
 
-// Kept returns the Kept of a hand-off that is sent to a decode engine now. If no heartbeat
+// Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat
 // renews the hold, the prefill engine keeps the KV until the time until. A quarter of the hold's margin is left for clocks that
 // differ and for the way of a heartbeat.
-func (p *Profile) Kept(now, until time.Time) Kept {
-	k := Kept{until: until, begin: now}
+func (p *Profile) Hold(now, until time.Time) Hold {
+	k := Hold{until: until, begin: now}
 	if p.Renews() {
 		k.sign, k.beat = p.KVHoldTimeout/2-p.slack(), p.KVHoldTimeout/6
 		k.next, k.left = now.Add(p.slack()/6), 3 // a moment to take the request in; between three signs lie two heartbeats
@@ -33,8 +33,8 @@ func (p *Profile) Kept(now, until time.Time) Kept {
 	return k
 }
 
-// KeptUntil returns the Kept of a hand-off whose hold nothing renews, or of a request without a hand-off.
-func KeptUntil(until time.Time) Kept { return Kept{until: until} }
+// HeldUntil returns the Hold of a hand-off whose hold nothing renews, or of a request without a hand-off.
+func HeldUntil(until time.Time) Hold { return Hold{until: until} }
 
 // PulledWithin is how long after a prefill a first event still proves that the right KV was pulled, if no decode engine renews the hold.
 func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.slack() }
@@ -49,21 +49,21 @@ func (p *Profile) slack() time.Duration {
 }
 
 // Quiet says that the decode engine's core gave no sign of life between two signs, or since the last one.
-func (k *Kept) Quiet(from, to time.Time) {
+func (k *Hold) Quiet(from, to time.Time) {
 	k.until, k.next, k.left = k.after(from)
 	k.begin = to
 	k.lost = k.lost || to.After(k.until)
 }
 
 // Until returns until when the KV is certainly kept, if last is the last sign of life and no sign was missing before it.
-func (k *Kept) Until(last time.Time) time.Time {
+func (k *Hold) Until(last time.Time) time.Time {
 	until, _, _ := k.after(last)
 	return until
 }
 
 // after returns what until, next and left are after signs without a gap up to last. A core that makes steps has sent a
 // heartbeat at most one beat before each of its signs.
-func (k *Kept) after(last time.Time) (until, next time.Time, left int) {
+func (k *Hold) after(last time.Time) (until, next time.Time, left int) {
 	until, next, left = k.until, k.next, k.left
 	if k.sign == 0 {
 		return until, next, left
@@ -85,10 +85,10 @@ func (k *Kept) after(last time.Time) (until, next time.Time, left int) {
 }
 
 // Lost says whether the KV may have been given to another prompt before it was read.
-func (k *Kept) Lost() bool { return k.lost }
+func (k *Hold) Lost() bool { return k.lost }
 
 // Lose makes the KV count as lost.
-func (k *Kept) Lose() { k.lost = true }
+func (k *Hold) Lose() { k.lost = true }
 
 // Patience is how long the core may be quiet until its engine gets no more requests; 0: the engine renews no holds.
-func (k *Kept) Patience() time.Duration { return k.sign * 2 / 3 }
+func (k *Hold) Patience() time.Duration { return k.sign * 2 / 3 }

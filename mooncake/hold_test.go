@@ -41,7 +41,7 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 		p := Profile{Connector: NIXLPull, HoldMargin: ms(t, 0, 20_000, "margin")}.WithDefaults()
 		sent := ms(t, 0, int((p.KVHoldTimeout - max(p.HoldMargin, time.Second)).Milliseconds()), "sent")
 		taken := sent + ms(t, 0, int(p.slack().Milliseconds()/6), "taken in after")
-		kept := p.Kept(zero.Add(sent), zero.Add(p.PulledWithin()))
+		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()))
 		l, beat := &lease{expires: p.KVHoldTimeout}, -ms(t, 0, 5000, "heartbeat before")
 		now, sign := time.Duration(0), time.Duration(0)
 		pull := taken + ms(t, 0, 90_000, "its turn to be pulled comes after")
@@ -78,7 +78,7 @@ func TestKVIsBelievedAsLongAsTheCoreGivesSigns(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	p := Profile{Connector: NIXLPull}.WithDefaults()
 	for _, sent := range []time.Duration{0, 14_750 * time.Millisecond} { // at once, and in the last moment
-		kept := p.Kept(zero.Add(sent), zero.Add(p.PulledWithin()))
+		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()))
 		last := zero
 		for at := time.Duration(0); at < 10*time.Minute; at += 200 * time.Millisecond {
 			kept.Quiet(last, zero.Add(at))
@@ -104,7 +104,7 @@ func TestKVWithoutSignsIsKeptForItsHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := row.p.WithDefaults()
 			require.Equal(t, row.kept, p.PulledWithin())
-			kept := p.Kept(zero, zero.Add(p.PulledWithin()))
+			kept := p.Hold(zero, zero.Add(p.PulledWithin()))
 			kept.Quiet(zero, zero.Add(row.kept))
 			require.False(t, kept.Lost())
 			kept.Quiet(zero, zero.Add(row.kept+1))
