@@ -283,7 +283,7 @@ func (s *source) hangUp(how lifecycle.How) {
 	s.job.srv.Fleet.Untrack(s.run)
 }
 
-// Account gives back what a finished request holds of its caller's limits, and has
+// Conclude gives back what a finished request holds of its caller's limits, and has
 // the journal write what became of it. It is the very end of a request, and does this
 // once. fail is nil for an answer that was whole.
 func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
