@@ -142,7 +142,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	srv.Fail(ctx, e)
 }
 
-// Broken accounts for a request whose handler panics, as Account does. The code that recovers the panic writes the answer.
+// Broken accounts for a request whose handler panics, as Conclude does. The code that recovers the panic writes the answer.
 func (srv *Server) Broken(in *Incoming) {
 	srv.Conclude(in, failure.Broken)
 }
