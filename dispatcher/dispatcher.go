@@ -202,8 +202,10 @@ func (d *Dispatcher) Preempted(worker int32) {
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *runner) {
-		r.countAll()
-		r.apply(g)
+		if r.boards.Keeps(worker) {
+			r.countAll()
+			r.apply(g)
+		}
 	})
 }
 

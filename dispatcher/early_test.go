@@ -64,3 +64,28 @@ func TestAnEarlyEntryHoldsAPlaceAndEndsByItsArrival(t *testing.T) {
 		require.Zero(t, cfg.Places.Used())
 	})
 }
+
+// Room that an engine keeps for a request which has left is counted on a rank that was bound late, too, until the engine's gauges show that
+// it is free.
+func TestARankThatIsBoundLateTellsWhatItsEngineKeeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := start(t, testConfig())
+		ws := ranks(1, 4, 1000)
+		d.SetWorkers(ws)
+		kept := func() int64 { return d.Status(t.Context()).Models[0].Workers[0].Orphans }
+		got := <-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 400})
+		time.Sleep(time.Second)
+		d.Release(got.Slot, board.Outcome{Kind: board.Failed, Orphaned: true})
+		require.EqualValues(t, 400, kept())
+		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
+# HELP evenkeel_bind_orphan_tokens KV tokens of requests that left the rank before a prefill engine had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.
+# TYPE evenkeel_bind_orphan_tokens gauge
+evenkeel_bind_orphan_tokens{group="main",rank="d0"} 400
+`), "evenkeel_bind_orphan_tokens"))
+		d.Gauged(ws[0].ID, 0, time.Now().Add(-time.Second))
+		require.EqualValues(t, 400, kept(), "they are of a time before it left")
+		time.Sleep(time.Second)
+		d.Gauged(ws[0].ID, 0, time.Now())
+		require.Zero(t, kept())
+	})
+}

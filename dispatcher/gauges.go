@@ -42,7 +42,7 @@ var (
 		"yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
 	descBacklog = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to "+
 		"compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
-	descOrphans = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had "+
+	descOrphans = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before a prefill engine had "+
 		"written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, "+
 		"or its gauges show that less is in use.", rankLabels, nil)
 	descKept = prometheus.NewDesc("evenkeel_rank_kept_tokens", "KV tokens of answers that have ended, which the rank's engine keeps "+

@@ -12,10 +12,10 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	if len(w.in.Canaries) == 0 { // no rank of this engine is watched
 		return
 	}
-	if f := w.m.sampled; f != nil {
+	w.noteSigns(s, at)
+	if f := w.m.sampled; f != nil { // behind noteSigns: what has changed in the sample is a sign of life
 		f(w.in.ID, s)
 	}
-	w.noteSigns(s, at)
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	w.keep(s, at)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/mooncake"
 )
@@ -165,5 +167,29 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 			w.End()
 			require.Zero(t, f.count("/v1/completions"))
 		})
+	})
+}
+
+// What reads a sample knows its sign of life: gauges that have changed are of a step since the scrape before.
+func TestAChangedSampleIsASignOfLifeBeforeItIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := decodes()
+		f.set("/metrics", ok(gauges(1, 1)))
+		c := NewClient(Options{Dial: f.dial})
+		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry(), Log: zap.NewNop(), Canary: time.Hour})
+		signs := make(chan time.Time, 1000)
+		m.OnSample(func(string, *Sample) { signs <- m.Traffic("d0").Signs(-1).Last() })
+		d0 := target(t, "http://d0:8000")
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Slots: 4, Canaries: []*Target{d0}}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Start(ctx) }()
+		<-signs
+		still := <-signs
+		f.set("/metrics", ok(gauges(2, 1)))
+		require.True(t, (<-signs).After(still), "the first sample that has changed")
+		stop()
+		<-done
+		c.Close()
 	})
 }

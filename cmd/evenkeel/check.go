@@ -68,7 +68,7 @@ func (c *checkCmd) Run(std streams) error {
 		}
 	case err == nil:
 		fmt.Fprintf(std.out, "%s: ok, %s, policy %s%s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy,
-			groupsOf(&found.cfg.Engines))
+			groupsOf("decode", found.cfg.Engines.Decode)+groupsOf("aggregated", found.cfg.Engines.Aggregated))
 		fallthrough
 	default:
 		for _, change := range found.Changes {
@@ -105,11 +105,14 @@ func counted(e *config.Engines) string {
 	}
 }
 
-// groupsOf names the groups if there are several, because a name that is misspelt makes a group of its own.
-func groupsOf(e *config.Engines) string {
+// groupsOf names the groups of a role if there are several, because a name that is misspelt makes a group of its own. An engine that is
+// a group by itself, and is named after its address, is left out.
+func groupsOf(role string, engines []config.Engine) string {
 	ranks := map[string]int{}
-	for _, one := range slices.Concat(e.Decode, e.Aggregated) {
-		ranks[one.Group] += max(1, one.Ranks)
+	for _, e := range engines {
+		if id, _ := config.InstanceID(e.URL); e.Group != id {
+			ranks[e.Group] += max(1, e.Ranks)
+		}
 	}
 	if len(ranks) < 2 {
 		return ""
@@ -118,7 +121,7 @@ func groupsOf(e *config.Engines) string {
 	for _, name := range slices.Sorted(maps.Keys(ranks)) {
 		list = append(list, fmt.Sprintf("%s (%d)", name, ranks[name]))
 	}
-	return ", ranks of each group: " + strings.Join(list, ", ")
+	return fmt.Sprintf(", ranks of each %s group: %s", role, strings.Join(list, ", "))
 }
 
 // look checks the config. Its error is what serve would refuse, or a check that

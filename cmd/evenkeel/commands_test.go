@@ -135,9 +135,10 @@ func TestCheck(t *testing.T) {
 	_, out, _ = line("check", "--config", both)
 	require.Equal(t, both+": ok, 1 prefill, 1 decode and 1 aggregated engines, policy evenkeel\n", out)
 	misspelt := write(t, "engines: {prefill: [{url: \"http://127.0.0.1:1\"}], decode: [{url: \"http://d0:1\", slots: 4, ranks: 8, "+
-		"group: main}, {url: \"http://d1:1\", slots: 4, ranks: 8, group: main}, {url: \"http://d2:1\", slots: 4, ranks: 8, group: mian}]}\n")
+		"group: main}, {url: \"http://d1:1\", slots: 4, ranks: 8, group: main}, "+
+		"{url: \"http://d2:1\", slots: 4, ranks: 8, group: mian}]}\n")
 	_, out, _ = line("check", "--config", misspelt)
-	require.Equal(t, misspelt+": ok, 1 prefill and 3 decode engines, policy evenkeel, ranks of each group: main (16), mian (8)\n", out)
+	require.Equal(t, misspelt+": ok, 1 prefill and 3 decode engines, policy evenkeel, ranks of each decode group: main (16), mian (8)\n", out)
 
 	status, out, _ = line("check", "-c", good, "--json")
 	require.Equal(t, 0, status)

@@ -1,6 +1,7 @@
 package board
 
 import (
+	"slices"
 	"time"
 )
 
@@ -100,6 +101,14 @@ func (b *Boards) reject(err error) {
 	if err != nil {
 		b.emit(Effect{Kind: EffectRejected, Err: err})
 	}
+}
+
+// Keeps says whether the engine of a rank may keep KV for requests that have ended.
+func (l *Boards) Keeps(worker int32) bool {
+	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
+		r := b.ranks[worker]
+		return r != nil && (len(r.orphans) > 0 || r.kept.Tokens() > 0)
+	})
 }
 
 func (e Gauged) apply(l *Boards) {

@@ -165,7 +165,7 @@ type WorkerStatus struct {
 	Mixed        bool   `json:"mixed,omitempty"`            // it prefills and decodes
 	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
 	Prompts      uint64 `json:"prompts,omitempty"`          // that were sent to it so far
-	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
+	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their KV had come, which its engine may keep
 	Kept         int64  `json:"kept_kv_tokens,omitempty"`   // of answers that have ended, which its engine keeps for the next turns of their chats
 	Keeps        bool   `json:"keeps,omitempty"`            // its engine does so
 	Lists        *Names `json:"-"`                          // what may be asked for there; /status has the models of its engine

@@ -94,7 +94,8 @@ func (d *decoding) resume(another bool) (queued []board.Charge) {
 			continue
 		}
 		first := d.firstStep(&c, k.Group)
-		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true, Begin: max(0, int64(int32(first-k.Group.Number))-1)}
+		begin := max(0, int64(int32(first-k.Group.Number))-1)
+		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true, Begin: begin}
 		if !c.Started {
 			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
 				if another {

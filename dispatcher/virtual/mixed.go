@@ -144,7 +144,7 @@ func (r *MixedRank) computes() bool {
 	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() })
 }
 
-// wanting says whether a rank could compute a prompt now.
+// hasNewPrompt says whether a rank could begin a prompt now.
 func (g *Mixed) hasNewPrompt(i int) bool {
 	r := &g.Ranks[i]
 	return r.computes() || g.admits(r)

@@ -46,8 +46,8 @@ func (d *Disconnect) GoneAt() time.Time { return d.goneAt }
 // goroutine that watches all connections: it must neither block nor call a
 // method of this Disconnect. Its purpose is to close the connection to the engine.
 //
-// No callback runs any more when OnGone(nil) has returned. Call it before the
-// connection to the engine goes back to its pool. Otherwise a late FIN of this client
+// No callback runs any more when OnGone(nil) has returned. Until then, a callback must do nothing
+// to a call that has given its connection back, as those of engine.Call do. Otherwise a late FIN of this client
 // would close the stream of another request.
 func (d *Disconnect) OnGone(f func()) {
 	d.mu.Lock()

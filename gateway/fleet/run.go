@@ -55,7 +55,7 @@ type Host struct {
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all parts that bind requests
 	Callbacks  *metaserver.Server                                      // receives the callbacks of decode engines; nil: there is none
-	// Gauged is called with the KV tokens in use on a rank with early binds or kept KV, and the time for which they hold.
+	// Gauged is called with the KV tokens in use on a decode rank, and the time for which they hold.
 	// It must not block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)
 }

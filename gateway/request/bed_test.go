@@ -368,15 +368,17 @@ func (b *bed) settle() {
 		b.eventually("nothing runs on an engine", func() bool { st := e.Stats(); return st.Running+st.Waiting == 0 })
 		st := e.Stats()
 		if b.late {
-			st.ExpiredPulls, st.FreedWrites = 0, 0
+			st.ExpiredPulls, st.OutlivedWrites, st.FreedWrites = 0, 0, 0
 		}
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, BadHits, Crashes, DuplicateIDs, RankMismatch int64 }
 		require.Zero(b.t, harm{
 			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, WrongBlocks: st.WrongBlocks, BadHits: st.BadHits, Crashes: st.Crashes,
 			DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch,
 		})
-		type mix struct{ MixedPushes, FreedWrites, SampledApart int64 }
-		require.Zero(b.t, mix{st.MixedPushes, st.FreedWrites, st.SampledApart})
+		type mix struct{ MixedPushes, FreedWrites, SampledApart, OutlivedWrites int64 }
+		require.Zero(b.t, mix{
+			MixedPushes: st.MixedPushes, FreedWrites: st.FreedWrites, SampledApart: st.SampledApart, OutlivedWrites: st.OutlivedWrites,
+		})
 	}
 }
 

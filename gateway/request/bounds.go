@@ -42,7 +42,8 @@ func (j *job) echoed() int {
 	case j.prompt > 0:
 		return j.prompt
 	}
-	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes)) // no engine has counted the prompt; a token of text has at least one byte
+	// no engine has counted the prompt; a token of text has at least one byte
+	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
 }
 
 // mayTake is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token. Those of

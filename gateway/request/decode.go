@@ -29,7 +29,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 	j.enter(next, "decode")
 	s.from.computes()
 	if f := s.open(h, until); f != nil {
-		if f.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) { // an engine that asks for the KV only now may wait for it for ever
+		// a silent engine that asks for the KV only now may wait for it for ever
+		if f.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) && f.Why < lifecycle.Garbled {
 			s.from.stranded = lifecycle.Dialects[s.from.rank.Profile.Connector].Strands
 		}
 		return f, (h == nil || s.from.whole) && j.client.Left()
@@ -128,13 +129,13 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		defer watchCore(s)()
 	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
-	leg := j.changes
+	changes := j.changes
 	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate {
 		named := *j.changes
 		named.RID = j.legID("d", j.record.Attempts)
-		leg = &named
+		changes = &named
 	}
-	body := profile.DecodeBody(&j.body, j.req.Endpoint, leg, kv, s.from.wait.Salt(), !s.from.whole, nil)
+	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.from.wait.Salt(), !s.from.whole, nil)
 	if f := stuck(s, s.from.send(headers, body, silence)); f != nil {
 		if f.Engine != "" {
 			j.srv.Monitor.Report(f.Engine, f.Err)

@@ -153,7 +153,8 @@ func early(t *testing.T, to client) (*server, *runner) {
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{
-		srv: srv.Server, body: body, changes: &mooncake.Changes{}, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
+		srv: srv.Server, body: body, changes: &mooncake.Changes{},
+		req:    &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
 		client: reader{to},
 		model:  fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
 	}

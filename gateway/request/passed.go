@@ -141,7 +141,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	s.from.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.from.answer.Mirror.Started() && s.stage == flows {
-		_ = s.fill() // its error is in s.fault, too
+		_ = s.fill() // its error is in s.from.fault, too
 	}
 	switch {
 	case s.from.answer.Mirror.Started():
@@ -213,7 +213,7 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 	}
 }
 
-// giveUp settles a thing that only a request has that is passed through.
+// giveUp settles a thing of a request that is passed through, but not its call.
 func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
 	j, p := r.job, r.job.passed
 	switch {

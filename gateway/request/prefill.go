@@ -228,9 +228,9 @@ func (j *job) endsAtOnce(tokens int) {
 		j.local.ended = cmp.Or(tokens, j.estimate())
 		return
 	}
-	leg := *j.changes
-	leg.IgnoreEOS = true
-	j.changes = &leg
+	changes := *j.changes
+	changes.IgnoreEOS = true
+	j.changes = &changes
 }
 
 // serve is the goroutine of the prefill leg.

@@ -113,8 +113,8 @@ func (s *stream) plan() lifecycle.Tier {
 	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
 	j.prompt = r.alone + r.before
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
-	leg := *j.changes
-	leg.Resume, j.changes = p.Resume, &leg
+	changes := *j.changes
+	changes.Resume, j.changes = p.Resume, &changes
 	if p.Tier == lifecycle.Concluding {
 		s.before(r.before)
 		s.conclude(p.Said.Head, "length")

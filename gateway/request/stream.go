@@ -53,7 +53,7 @@ type source struct {
 	slot  *dispatcher.Slot // nil once released
 	rank  *fleet.Rank
 	call  *engine.Call
-	run   *fleet.Run // among those a drain may end, while there is a slot
+	run   *fleet.Run // among those that a drain may end, until hangUp; nil: a prefill engine has answered
 	resp  *engine.Response
 	began time.Time
 
@@ -73,9 +73,9 @@ type source struct {
 	local    bool // the rank computes the prompt itself
 	stranded bool // its engine may keep blocks for ever
 	muffled  bool // the engine may send nothing of a text before it has all of it
-	beyond   bool // the engine's traffic expects it beyond the slots until release
+	beyond   bool // the engine's traffic expects it beyond the slots until hangUp
 	untold   bool // the engine sent no usage, and evenkeel writes it in the engine's place
-	heard    bool // its first event came; the engine's traffic counts it until release
+	heard    bool // its first event came; the engine's traffic counts it until hangUp
 }
 
 // buffers are what a stream needs while it runs, reused by the next one.

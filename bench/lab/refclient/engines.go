@@ -136,12 +136,12 @@ func (c *Client) Settled(e *Engines, now func() Account) {
 			locals -= st.LocalPrefills
 		}
 		surplus += st.OverAdmitted
-		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
+		type harm struct{ Replays, ExpiredPulls, OutlivedWrites, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
 		if e.Late {
-			st.ExpiredPulls = 0
+			st.ExpiredPulls, st.OutlivedWrites = 0, 0
 		}
 		require.Zero(c, harm{
-			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, WrongBlocks: st.WrongBlocks, Crashes: st.Crashes,
+			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, OutlivedWrites: st.OutlivedWrites, WrongBlocks: st.WrongBlocks, Crashes: st.Crashes,
 			DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch,
 		})
 		if !e.Dirty {

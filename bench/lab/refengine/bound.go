@@ -283,8 +283,10 @@ func (b *bound) readLate(a *answer, r *request, j *group.Job) {
 	b.wg.Go(func() {
 		select {
 		case <-j.Granted:
+			if b.landings.Orphan(landing, func() { b.group.Cancel(j) }) { // before any prefill engine can write
+				b.group.Strand(j)
+			}
 			b.register(r)
-			b.desert(a, j, landing)
 		case <-b.ctx.Done():
 		}
 	})
