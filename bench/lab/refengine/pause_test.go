@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/reftext"
 )
 
 // asked sends a completion, and gives its answer when it comes.
@@ -67,6 +69,21 @@ func TestVLLMIsPaused(t *testing.T) {
 			require.Equal(t, 200, do(c, "POST", at+"/v1/completions", completionBody("d", `"max_tokens":1,`)).status, "another process is not paused")
 		})
 	}
+}
+
+// The last token comes with the end that its core says: a front end that aborts the request before has neither.
+func TestAnAnswerThatIsAbortedHasNotItsLastToken(t *testing.T) {
+	e, c := start(t, Config{Role: Aggregated, C0: 20 * time.Millisecond}), client(t)
+	require.NoError(t, e.SetFaults(Rule{Fault: Slow, DelayMS: 500})) // its core is done while the front end writes
+	ends := asked(c, e, completionBody("a b c", `"max_tokens":4,"ignore_eos":true,"stream":true,`))
+	for _, n := range []int64{1, 0} {
+		require.Eventually(t, func() bool { return e.Stats().Running == n }, time.Minute, time.Millisecond)
+	}
+	do(c, "POST", e.URLs()[0]+"/pause", "")
+	do(c, "POST", e.URLs()[0]+"/resume", "")
+	got := (<-ends).body
+	require.Contains(t, got, `"finish_reason":"abort"`)
+	require.NotContains(t, got, string(reftext.AppendTokenJSON(nil, reftext.TokenID(reftext.Of("a b c").Answer, 3))))
 }
 
 func TestSGLangIsPaused(t *testing.T) {

@@ -250,14 +250,19 @@ func (b *bound) aborts(x *exchange, r *request, rid string, serve func(*exchange
 	return ok
 }
 
-// aborted ends an answer that somebody has aborted.
+// aborted ends an answer that somebody has aborted. Its last token is not in it: vLLM tells the end with that token, and drops what its
+// core says of a request that the front end has aborted.
 func (a *answer) aborted() bool {
 	a.letGo()
+	made := 0
+	if a.job != nil {
+		made = min(int(a.job.Made.Load()), a.want-1)
+	}
 	switch a.ends = nil; {
 	case !a.r.stream && a.job != nil && !a.sglang(): // vLLM has all that there is in it
-		return a.whole(int(a.job.Made.Load()), "abort", "null", nil)
+		return a.whole(made, "abort", "null", nil)
 	case a.job != nil && !a.sglang():
-		if made := int(a.job.Made.Load()); made > a.sent && !a.sendTokens(made, "") {
+		if made > a.sent && !a.sendTokens(made, "") {
 			return false
 		}
 	case !a.r.stream:
