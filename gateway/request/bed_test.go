@@ -67,12 +67,14 @@ type bed struct {
 
 	late bool // as in setup
 
-	mu     sync.Mutex
-	asked  []*Incoming
-	limits Limits // of callers
-	wish   Wishes // of the next request
-	key    string // of the caller
-	met    int    // probes from before the test
+	mu      sync.Mutex
+	asked   []*Incoming
+	limits  Limits // of callers
+	wish    Wishes // of the next request
+	key     string // of the caller
+	met     int    // probes from before the test
+	shown   []byte // what clients have read since there was no stream
+	streams int    // clients that are to read one
 }
 
 // setup is what a bed is made of. The zero value is one prefill engine and one decode engine of one rank, with the connector that
@@ -259,6 +261,7 @@ func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine 
 	c.C1, c.PrefillPerToken, c.TransferPer = cmp.Or(c.C1, 1), cmp.Or(c.PrefillPerToken, 1), 1
 	c.TransferBase = max(c.TransferBase, 100*time.Microsecond)
 	c.PromptTokensDetails = true
+	c.OnBreak = b.untilRead
 	e, err := refengine.Start(c)
 	require.NoError(b.t, err)
 	b.t.Cleanup(e.Close)

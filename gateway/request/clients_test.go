@@ -1,6 +1,7 @@
 package request
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -34,13 +35,54 @@ type reply struct {
 
 func (b *bed) post(path, body string) reply {
 	b.t.Helper()
+	if strings.Contains(body, `"stream":true`) {
+		b.stream(1)
+		defer b.stream(-1)
+	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // an idle connection would hold the listener's end up
 	resp, err := client.Post(b.url+path, "application/json", strings.NewReader(body))
 	require.NoError(b.t, err)
 	defer func() { _ = resp.Body.Close() }()
-	got, err := io.ReadAll(resp.Body)
+	got, err := io.ReadAll(io.TeeReader(resp.Body, screen{b}))
 	require.NoError(b.t, err, "an answer ends as HTTP says, whatever it says")
 	return reply{resp.StatusCode, resp.Header, string(got)}
+}
+
+// screen shows what clients have read so far.
+type screen struct{ *bed }
+
+func (s screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams > 0 {
+		s.shown = append(s.shown, p...)
+	}
+	return len(p), nil
+}
+
+// stream counts the clients that are to read a stream. Behind the last one the screen is empty.
+func (b *bed) stream(more int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.streams += more; b.streams == 0 {
+		b.shown = nil
+	}
+}
+
+// untilRead is OnBreak of the engines: it returns once a client has read so many tokens of an answer, because an answer that is lost
+// before its client has any of it begins anew. It returns at once if no client is to read a stream, and after a second if the answer is
+// none of a stream, or its text is held back.
+func (b *bed) untilRead(answer uint64, tokens int) {
+	id := reftext.TokenID(answer, tokens-1)
+	forms := [][]byte{reftext.AppendTokenJSON(nil, id), strconv.AppendInt(nil, int64(id), 10)} // in text, and in ids
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		b.mu.Lock()
+		read := b.streams == 0 || slices.ContainsFunc(forms, func(f []byte) bool { return bytes.Contains(b.shown, f) })
+		b.mu.Unlock()
+		if read {
+			return
+		}
+	}
 }
 
 // send asks in the background. Its client leaves with leave, and wait waits until nothing reads its answer any more.

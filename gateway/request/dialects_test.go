@@ -254,7 +254,7 @@ func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 				t.Parallel()
 				b := start(t, o)
 				for _, e := range b.d {
-					require.NoError(t, e.SetFaults(rule, slow))
+					require.NoError(t, e.SetFaults(rule))
 				}
 				done := make(chan string, 1)
 				go func() { done <- d.judge(b, "words to prefill", true) }()

@@ -149,7 +149,7 @@ func TestAnAnswerOfGenerateThatBreaksOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}})
-			require.NoError(t, b.d[0].SetFaults(row.fault, slow))
+			require.NoError(t, b.d[0].SetFaults(row.fault))
 			r := b.post(mooncake.Generate.Path(), fmt.Sprintf(`{"model":%q,"stream":%t,%s}`, refModel, row.stream, row.body))
 			got, fail := readGenerated(t, r, false)
 			if require.Equal(t, row.fail, fail, r.body); fail != "" {

@@ -132,7 +132,7 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 				}
 			}})
 			row.rule.AfterTokens = 5
-			require.NoError(t, b.d[0].SetFaults(row.rule, slow))
+			require.NoError(t, b.d[0].SetFaults(row.rule))
 			r := b.post(mooncake.Chat.Path(), chat(prompt, `"stream":true,`))
 			got := readSeamless(t, r)
 			require.Equal(t, 5, right(t, key, got.texts[0]))

@@ -247,6 +247,13 @@ func (a *answer) giveBack(text string) bool {
 
 // breakOff does to the answer what the rule says.
 func (a *answer) breakOff() bool {
+	out := a.sent
+	if a.heldBack() != "" {
+		out--
+	}
+	if tell := a.life.engine.cfg.OnBreak; tell != nil && out > 0 {
+		tell(a.answer, a.from+out)
+	}
 	if a.lazy && !a.open() {
 		return false
 	}

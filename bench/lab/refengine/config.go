@@ -139,8 +139,11 @@ type Config struct {
 	// told of each rule that strikes a request: reftext's key of its answer says whose; nil: nobody is
 	OnStrike  func(answer uint64, r Rule)
 	OnRequest func(path string, header http.Header) // told of each request that was read; nil: nobody is
-	StepTrace io.Writer                             // JSON lines, one for each step; nil = none
-	StepLog   int                                   // steps kept in memory, default 65536
+	// asked before a rule breaks an answer off that has begun to come: how many tokens are out, from its beginning.
+	// The engine waits until it returns. nil: nobody is
+	OnBreak   func(answer uint64, tokens int)
+	StepTrace io.Writer // JSON lines, one for each step; nil = none
+	StepLog   int       // steps kept in memory, default 65536
 }
 
 const blockSize = cache.BlockSize
