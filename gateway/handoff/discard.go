@@ -214,6 +214,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
 		end.Lost = d.discardLost(f)
+		// a silent engine that asks for the KV only now may wait for it for ever
+		end.Orphaned = f.Why == lifecycle.Silent && lifecycle.Dialects[rank.Profile.Connector].Strands && !time.Now().Before(h.PulledBy())
 		return discardFailed, f.Why != lifecycle.Silent, f.Err
 	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err

@@ -82,6 +82,28 @@ func TestMoreDiscardsThanPlaces(t *testing.T) {
 	require.Equal(t, []int{2, 2}, []int{b.pins(), b.orphans()}, "which time out")
 }
 
+// A decode engine whose core stood still reads a discard, too, when its KV is gone, and keeps blocks for it for ever.
+func TestBlocksOfADiscardThatComesLateCountAsTaken(t *testing.T) {
+	t.Parallel()
+	const lease = 3 * time.Second
+	e := refengine.Config{KVHoldTimeout: lease, Slots: 1}
+	b, free := full(t, setup{
+		prefill: []refengine.Config{e}, decode: []refengine.Config{e}, late: true,
+		profile: mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: lease, FirstEventTimeout: lease},
+	})
+	leave, wait := b.send(chat("a b c", `"stream":true,`))
+	pooled(b, 1)
+	require.NoError(t, b.d[0].SetFaults(standing))
+	leave()
+	wait()
+	free()
+	b.eventually("it is over", func() bool { return len(b.discarded()) == 1 })
+	require.Equal(t, []string{"failed"}, b.discarded())
+	require.NoError(t, b.d[0].SetFaults())
+	b.eventually("its blocks are kept", func() bool { return b.d[0].Stats().Stranded() > 0 })
+	require.Positive(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Orphans)
+}
+
 // A decode engine that refuses a discard and leaves the hand-off alone is asked again where there is no other, but not for ever.
 func TestARefusedDiscardIsTriedAgain(t *testing.T) {
 	t.Parallel()
