@@ -55,6 +55,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"a negative delay", "serve --retry-delay -0.5", 2, "--retry-delay: prefill.retry.base: -500ms; a time above 0 is needed", "short flag"},
 		{"a file without its flag", "check evenkeel.yaml", 2, "a config file is given as --config evenkeel.yaml", ""},
 		{"a file that is not in this folder", "serve --config nowhere.yaml", 1, "open nowhere.yaml: no such file or directory; the path is relative to the working directory, " + dir, ""},
+		{"a long flag with one dash", "check -config evenkeel.yaml", 2, "a long flag has two dashes: --config", ""},
 		{"a command that is misspelt", "sevre", 2, `did you mean "serve"?`, ""},
 		{"a flag that is misspelt", "serve --polcy br0", 2, `did you mean "--policy"?`, ""},
 		{"a policy that is misspelt", "serve --policy pjsqkv", 2, `unknown policy "pjsqkv" (did you mean "pjsq-kv"?)`, ""},

@@ -81,7 +81,7 @@ func run(args []string, std streams) int {
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "evenkeel: %v%s\n", err, meantAsConfig(args))
+		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, meantAsConfig(args), meantAsLong(parser.Model.Node, args))
 		var pe *kong.ParseError
 		if errors.As(err, &pe) && pe.Context != nil && pe.Context.Command() != "" {
 			hint(std.err, pe.Context.Command())
@@ -111,6 +111,21 @@ func meantAsConfig(args []string) string {
 		return ""
 	}
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
+}
+
+// meantAsLong is a hint for a user who gives a long flag one dash, as Go's programs take it: the parser reads letters there.
+func meantAsLong(root *kong.Node, args []string) string {
+	at := childOf(root, args[0])
+	if at == nil {
+		return ""
+	}
+	for _, word := range args[1:] {
+		name, _, _ := strings.Cut("-"+word, "=")
+		if strings.HasPrefix(name, "--") && len(name) > len("--x") && flagOf(at, name) != nil {
+			return fmt.Sprintf("; a long flag has two dashes: %s", name)
+		}
+	}
+	return ""
 }
 
 // isServeFlag tells a command line that begins with a flag only serve has.
