@@ -78,6 +78,7 @@ func proxies(t *testing.T, mode string, n int, groups ...string) *family {
 			h.Mode, h.Engine, h.Lease, h.StartDelay = mode, geo.OwnEtcd, haLease, time.Second
 			h.Etcd.Endpoints = []string{"http://" + f.store[i].at}
 			cfg.Health.SlowStart = 0
+			cfg.Limits.DrainGrace = 12 * time.Second // a busy machine takes long to hand over
 		}
 		f.all = append(f.all, start(t, o))
 	}
