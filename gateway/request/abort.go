@@ -19,10 +19,10 @@ const abortWait = 5 * time.Second
 
 // aborting is what a job needs so that its client can end the request by name, and still gets what there is of the answer.
 type aborting struct {
-	told  atomic.Bool
-	ep    mooncake.Endpoint
-	leave func() // has the job believe that its client has left
-	mode  []byte // output_mode
+	asked      atomic.Bool
+	endpoint   mooncake.Endpoint
+	leave      func() // has the job believe that its client has left
+	outputMode []byte // output_mode
 
 	mu   sync.Mutex
 	rank *fleet.Rank // the rank that has the request; nil: no rank has it
@@ -33,7 +33,7 @@ type aborting struct {
 type abortable struct{ *edge.Disconnect }
 
 // sent notes that a rank gets the request.
-func (a *aborting) sent(rank *fleet.Rank, headers []engine.Header) {
+func (a *aborting) sentTo(rank *fleet.Rank, headers []engine.Header) {
 	if a == nil {
 		return
 	}
@@ -45,13 +45,13 @@ func (a *aborting) sent(rank *fleet.Rank, headers []engine.Header) {
 		}
 	}
 	a.mu.Unlock()
-	if a.told.Load() {
+	if a.asked.Load() {
 		a.leave()
 	}
 }
 
 // lost notes that no rank has the request any more.
-func (a *aborting) lost() {
+func (a *aborting) lostRank() {
 	if a == nil {
 		return
 	}
@@ -61,11 +61,11 @@ func (a *aborting) lost() {
 }
 
 // is says whether the client has ended the request.
-func (a *aborting) is() bool { return a != nil && a.told.Load() }
+func (a *aborting) endedByClient() bool { return a != nil && a.asked.Load() }
 
 // end has the engine that decodes the request end it. If no rank has the request, end ends it at once.
 func (a *aborting) end(srv *Server) {
-	a.told.Store(true)
+	a.asked.Store(true)
 	a.mu.Lock()
 	rank, id := a.rank, a.id
 	a.mu.Unlock()
@@ -83,7 +83,7 @@ func (a *aborting) end(srv *Server) {
 
 // abortAt tells an engine to end a request.
 func (a *aborting) abortAt(srv *Server, rank *fleet.Rank, id string) error {
-	if a.ep == mooncake.Generate {
+	if a.endpoint == mooncake.Generate {
 		return upstream.Abort(srv.Client, rank.Target, id, srv.Log)
 	}
 	return upstream.AbortTokens(srv.Client, rank.Target, id, srv.Log)

@@ -21,21 +21,21 @@ import (
 )
 
 // othersTake says whether an engine has refused the request, and a rank takes it that is not around a rank which has refused it.
-func othersTake(j *job, f *failure.Fault) bool {
-	return f.Refused() && j.avoid.others && j.in.ToDecode == nil
+func othersTake(j *job, fault *failure.Fault) bool {
+	return fault.Refused() && j.avoid.othersTake && j.incoming.ToDecode == nil
 }
 
 // again asks for another attempt and waits the pause before it. It returns false if the
 // budget grants none, or if the client has left, or will have left by then.
-func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
-	wait, ok := j.backoff(retry, f)
-	if !othersTake(j, f) { // the other ranks have not asked for a wait
-		wait = max(wait, min(f.RetryAfter, maxRetryAfter))
+func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
+	wait, ok := j.backoff(retry, fault)
+	if !othersTake(j, fault) { // the other ranks have not asked for a wait
+		wait = max(wait, min(fault.RetryAfter, maxRetryAfter))
 	}
-	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
+	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
 	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
 	// has begun has none.
-	late := !j.life.Resumed() && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
+	late := !j.life.Resumed() && !j.incoming.Patience.IsZero() && time.Now().Add(wait).After(j.incoming.Patience)
 	if !ok || late {
 		log.Warn("a request failed, and no retry is left")
 		return false
@@ -51,7 +51,7 @@ func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
 }
 
 // backoff asks the budget of another attempt, and says how long to wait before it.
-func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Duration, again bool) {
+func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, again bool) {
 	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
 	case lifecycle.NoMore:
@@ -60,12 +60,12 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 	case lifecycle.OfUnsent:
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		if othersTake(j, f) && pause > 0 {
+		if othersTake(j, fault) && pause > 0 {
 			again = retry.N < conf.Attempts // no budget is asked: it keeps failures from multiplying, and here no engine ran anything
 			break
 		}
-		wait, again = j.srv.Tier.Retry(retry.N, f.Status, f.Err)
-		if !again && retry.Despite && f.Status == 0 && retry.N < conf.Attempts {
+		wait, again = j.srv.Tier.Retry(retry.N, fault.Status, fault.Err)
+		if !again && retry.Despite && fault.Status == 0 && retry.N < conf.Attempts {
 			again, pause = true, retry.N
 		}
 	}
@@ -87,8 +87,8 @@ func (j *job) legID(leg string, attempt int) string {
 
 // estimate is the prompt's length in tokens: as an engine counted it, or else as estimated.
 func (j *job) estimate() int {
-	if j.prompt > 0 {
-		return j.prompt
+	if j.promptTokens > 0 {
+		return j.promptTokens
 	}
 	return prompt.Tokens(j.req, j.changes)
 }
@@ -96,72 +96,72 @@ func (j *job) estimate() int {
 // A leaving ends a call after its client has left: grace after that, but not before moment. Each probe has a leaving, so it is only
 // one allocation with what its callback needs, and one for the callback.
 type leaving struct {
-	client reader
-	call   *engine.Call
-	grace  time.Duration
-	moment time.Time
-	later  *time.Timer // belongs to departed, which no longer runs once OnGone(nil) has returned
+	client   reader
+	call     *engine.Call
+	grace    time.Duration
+	earliest time.Time
+	timer    *time.Timer // belongs to departed, which no longer runs once OnGone(nil) has returned
 }
 
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
-	l := &leaving{client: r, call: call, grace: grace, moment: moment}
+	l := &leaving{client: r, call: call, grace: grace, earliest: moment}
 	r.OnGone(l.departed)
 	return l
 }
 
 func (l *leaving) departed() {
-	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(upstream.Notice) })
+	l.timer = time.AfterFunc(max(l.grace, time.Until(l.earliest)), func() { l.call.Leave(upstream.Notice) })
 }
 
 // stop has the call go on, whatever becomes of the client.
 func (l *leaving) stop() {
 	l.client.OnGone(nil)
-	if l.later != nil {
-		l.later.Stop()
+	if l.timer != nil {
+		l.timer.Stop()
 	}
 }
 
 // fell makes the event that reports the end of a leg to the request's life.
-func (j *job) fell(f *failure.Fault) lifecycle.Event {
-	e := lifecycle.Event{What: lifecycle.Fell, End: f.Ended, Rooms: f.Rooms}
-	switch arrived := !errors.Is(f.Err, failure.ErrUndelivered); {
-	case f.Status == http.StatusInternalServerError:
-		e.Faulty = arrived && !f.Moved
-	case f.Status == 0 && f.Engine != "" && arrived && prefill.Broke(f.Err):
-		e.Breach = lifecycle.Breach{Engine: f.Engine, At: time.Now()}
-		for _, b := range j.life.Breaches() {
-			if j.srv.Fleet.DownSince(b.Engine, b.At) {
-				e.Down = append(e.Down, b.Engine)
+func (j *job) fell(fault *failure.Fault) lifecycle.Event {
+	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, Rooms: fault.Rooms}
+	switch arrived := !errors.Is(fault.Err, failure.ErrUndelivered); {
+	case fault.Status == http.StatusInternalServerError:
+		event.Faulty = arrived && !fault.Moved
+	case fault.Status == 0 && fault.Engine != "" && arrived && prefill.Broke(fault.Err):
+		event.Breach = lifecycle.Breach{Engine: fault.Engine, At: time.Now()}
+		for _, breach := range j.life.Breaches() {
+			if j.srv.Fleet.DownSince(breach.Engine, breach.At) {
+				event.Down = append(event.Down, breach.Engine)
 			}
 		}
 	}
-	return e
+	return event
 }
 
 // judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
-func (s *stream) judge(x lifecycle.Effect) {
-	monitor, id, whom := s.job.srv.Monitor, s.from.rank.Instance, x.Blame
+func (s *stream) judge(effect lifecycle.Effect) {
+	monitor, id, whom := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame
 	full := s.from.rank.Group != "" && s.from.fault != nil && s.from.fault.Refused()
 	switch {
-	case full && x.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
-		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
+	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
+		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
 		s.job.avoid.refuse(s.from.rank.Worker, around, others)
-	case x.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // avoid also the ranks that step with it
+	case effect.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // avoid also the ranks that step with it
 		engines := s.job.srv.Engines()
 		around, _ := engines.Around(s.from.rank.Worker, nil)
 		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)
-		s.job.avoid.halted++
+		s.job.avoid.haltedCores++
 	case full:
-	case x.Do == lifecycle.Acclaim:
+	case effect.Do == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
-	case x.Do == lifecycle.Shun:
+	case effect.Do == lifecycle.Shun:
 		answered := s.from.fault != nil && s.from.fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
 	case whom == lifecycle.Disputed:
 		err, settle := s.from.fault.Err, monitor.Accuse(id)
-		s.job.accused = append(s.job.accused, func(f lifecycle.Finding) {
+		s.job.accused = append(s.job.accused, func(finding lifecycle.Finding) {
 			settle()
-			switch f {
+			switch finding {
 			case lifecycle.Guilty:
 				monitor.Judge(id, engine.Faulted, err)
 			case lifecycle.Unclear:
@@ -188,32 +188,32 @@ func (s *source) failedOn() string {
 	return ""
 }
 
-func (j *job) find(f lifecycle.Finding) {
+func (j *job) settleAccused(finding lifecycle.Finding) {
 	for _, settle := range j.accused {
-		settle(f)
+		settle(finding)
 	}
 	j.accused = nil
 }
 
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Unheard()
-	said := &s.from.answer.Mirror
-	empty := kind == board.Finished && said.Empty() && said.FinishReason() == "stop" && !s.job.life.Resumed()
+	mirror := &s.from.answer.Mirror
+	empty := kind == board.Finished && mirror.Empty() && mirror.FinishReason() == "stop" && !s.job.life.Resumed()
 	refused := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Refused()
-	_, told := said.Usage()
-	unsaid := kind == board.Finished && (s.from.untold || !told)
-	return board.Outcome{Kind: kind, Generated: said.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard,
-		Orphaned: s.from.stranded, Kept: kind == board.Finished && !s.from.local && said.Kept()}
+	_, told := mirror.Usage()
+	unsaid := kind == board.Finished && (s.from.noUsage || !told)
+	return board.Outcome{Kind: kind, Generated: mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard,
+		Orphaned: s.from.stranded, Kept: kind == board.Finished && !s.from.local && mirror.Kept()}
 }
 
 // avoided are the engines that a request avoids, because they failed at it, or refused it.
 type avoided struct {
-	prefill []string // candidates tried since the last start
-	decode  []int32  // workers that failed, and workers that may fail with them
-	refused []int32  // workers that refused it; once a second worker around the same one refuses it, all workers around
-	last    []int32  // workers around one that refused it: the request goes there if no other worker can take it at once
-	halted  int      // how often the core of a rank stood still, and the request was taken from there
-	others  bool     // a rank takes requests that is in none of these lists
+	prefill     []string // candidates tried since the last start
+	decode      []int32  // workers that failed, and workers that may fail with them
+	refused     []int32  // workers that refused it; once a second worker around the same one refuses it, all workers around
+	lastChoice  []int32  // workers around one that refused it: the request goes there if no other worker can take it at once
+	haltedCores int      // how often the core of a rank stood still, and the request was taken from there
+	othersTake  bool     // a rank takes requests that is in none of these lists
 }
 
 // ranks are the workers that no attempt should go to while there are others.
@@ -223,15 +223,15 @@ func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 // The next attempt goes to other workers if one of these can take it at once. If a second worker around refuses it, this counts for all
 // of them, and the request waits for others. If there are no others, the workers that refused it earlier may be tried again.
 func (a *avoided) refuse(worker int32, around []int32, others bool) {
-	again := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
-	a.others = others
+	refusedAround := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
+	a.othersTake = others
 	switch {
-	case !again:
+	case !refusedAround:
 		a.refused = append(a.refused, worker)
-		a.last = append(a.last, around...)
+		a.lastChoice = append(a.lastChoice, around...)
 	case others:
 		a.refused = append(a.refused, around...)
 	default:
-		a.refused, a.last = around, nil
+		a.refused, a.lastChoice = around, nil
 	}
 }

@@ -40,7 +40,7 @@ func TestWhoIsAskedAfterARefusal(t *testing.T) {
 			for _, id := range row.avoided {
 				require.Contains(t, a.ranks(), id)
 			}
-			require.Equal(t, row.last, a.last)
+			require.Equal(t, row.last, a.lastChoice)
 		})
 	}
 }

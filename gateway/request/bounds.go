@@ -26,21 +26,21 @@ const (
 
 // mayHave is how many tokens the rest of the job's answer may have on an engine
 // whose context is so long.
-func (j *job) mayHave(context int) int {
+func (j *job) maxAnswerTokens(context int) int {
 	most := prompt.Longest(context)
 	if limit := j.req.Limit; limit > 0 {
-		most = min(most, max(1, limit-j.resume.before))
+		most = min(most, max(1, limit-j.resume.answerTokens))
 	}
 	return most * max(1, j.req.Beams)
 }
 
 // echoed is how many tokens of the prompt the answer may begin with.
-func (j *job) echoed() int {
+func (j *job) maxEchoed() int {
 	switch {
 	case !openai.Echoes(&j.body):
 		return 0
-	case j.prompt > 0:
-		return j.prompt
+	case j.promptTokens > 0:
+		return j.promptTokens
 	}
 	// no engine has counted the prompt; a token of text has at least one byte
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
@@ -48,11 +48,11 @@ func (j *job) echoed() int {
 
 // mayTake is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token. Those of
 // one token have no more bytes than an event may have.
-func mayTake(tokens, likeliest, event int) int64 {
+func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
 		likeliest = anyVocabulary
 	}
-	return int64(event) + int64(tokens)*int64(tokenBytes+min(likeliest*likeliestBytes, event))
+	return int64(eventBytes) + int64(tokens)*int64(tokenBytes+min(likeliest*likeliestBytes, eventBytes))
 }
 
 // finishBody reads the rest of the body behind [DONE], within the reader's limits,
@@ -86,23 +86,23 @@ func (s *source) limits(first time.Duration) sse.Limits {
 	if s.muffled {
 		gap = max(gap, l.ProbeTimeout)
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, s.job.req.Likeliest, l.EventBytes), First: max(1, first),
-		Gap: gap}
+	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(s.job.maxEchoed()+s.maxTokens, s.job.req.Likeliest, l.EventBytes),
+		First: max(1, first), Gap: gap}
 }
 
 // waitAtMost is the time that a limit stands for.
-func waitAtMost(l lifecycle.Limit, set *fleet.Settings, p *mooncake.Profile) time.Duration {
-	switch l {
+func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
+	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:
-		return set.Limits.ProbeTimeout
+		return settings.Limits.ProbeTimeout
 	case lifecycle.ByFirstEvent, lifecycle.ByHold:
-		return p.FirstEventTimeout
+		return profile.FirstEventTimeout
 	case lifecycle.ByCallback:
-		return set.Bind.CallbackTimeout
+		return settings.Bind.CallbackTimeout
 	case lifecycle.ByGrace:
-		return set.Bind.Grace
+		return settings.Bind.Grace
 	case lifecycle.ByConfirm:
-		return set.Bind.Confirm
+		return settings.Bind.Confirm
 	case lifecycle.ByAbort:
 		return abortTime
 	case lifecycle.NotHere:
@@ -126,38 +126,38 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // them at one moment. And a prompt that makes cores stand still can only reach as many cores as it has attempts.
 // limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.from.slot.ComputeMs <= 0 || s.from.whole || s.from.muffled || s.job.in.ToDecode != nil {
+	if s.from.slot.ComputeMs <= 0 || s.from.whole || s.from.muffled || s.job.incoming.ToDecode != nil {
 		return func() {} // the prompt's time was not predicted, or nothing comes before the whole answer, or no other rank may have it
 	}
-	quiet := s.from.rank.Profile.FirstEventTimeout
-	most := quiet + time.Duration(manyTimes*float64(s.from.slot.ComputeMs)*float64(time.Millisecond))
-	j, avoided, moves := s.job, s.job.avoid.ranks(), s.job.avoid.halted+1
+	silence := s.from.rank.Profile.FirstEventTimeout
+	patience := silence + time.Duration(manyTimes*float64(s.from.slot.ComputeMs)*float64(time.Millisecond))
+	j, avoided, move := s.job, s.job.avoid.ranks(), s.job.avoid.haltedCores+1
 	halted := &atomic.Bool{}
-	s.from.halted = halted
-	return handoff.Watch(most, func() (again time.Duration) {
-		if heard := s.from.rank.Signs.Last(); heard.After(s.from.began) && time.Since(heard) < quiet {
-			return quiet - time.Since(heard)
+	s.from.coreHalted = halted
+	return handoff.Watch(patience, func() (again time.Duration) {
+		if heard := s.from.rank.Signs.Last(); heard.After(s.from.began) && time.Since(heard) < silence {
+			return silence - time.Since(heard)
 		}
 		if _, others := j.srv.Engines().Around(s.from.rank.Worker, avoided); !others {
-			return quiet
+			return silence
 		}
 		if !halted.Load() {
-			if _, granted := j.srv.Tier.Retry(moves, 0, errStuck); !granted {
-				return quiet / 4
+			if _, granted := j.srv.Tier.Retry(move, 0, errStuck); !granted {
+				return silence / 4
 			}
 		}
 		halted.Store(true)
 		s.from.call.Expire()
-		return quiet / 4 // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
+		return silence / 4 // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
 }
 
 // stuck corrects the reason of a call that watchCore has ended: Stuck, not Silent.
-func stuck(s *stream, f *failure.Fault) *failure.Fault {
-	if f != nil && f.Why == lifecycle.Silent && s.from.halted != nil && s.from.halted.Load() {
-		f.Why, f.Err = lifecycle.Stuck, errStuck
+func stuck(s *stream, fault *failure.Fault) *failure.Fault {
+	if fault != nil && fault.Why == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
+		fault.Why, fault.Err = lifecycle.Stuck, errStuck
 	}
-	return f
+	return fault
 }
 
 // anyPrompt is more tokens than a prompt has.
@@ -166,28 +166,28 @@ const anyPrompt = 1 << 40
 // computes tells the engine's monitor, right before the request is sent, how much of
 // the prompt the engine may compute itself. Tokens that it computes beyond that were
 // handed over and not pulled.
-func (s *source) computes() {
-	if s.may = handoff.BlockTokens; s.local {
-		s.may = anyPrompt // the answer tells how long the prompt is
+func (s *source) reportCompute() {
+	if s.mayCompute = handoff.BlockTokens; s.local {
+		s.mayCompute = anyPrompt // the answer tells how long the prompt is
 	}
-	s.rank.Traffic.Sends(s.may)
+	s.rank.Traffic.Sends(s.mayCompute)
 }
 
 // computed settles what computes has reported, once: the engine has counted the prompt
 // by its first event, or the request is over. none: the engine has computed nothing.
-func (s *source) computed(none bool) {
-	if s.may == 0 {
+func (s *source) settleCompute(none bool) {
+	if s.mayCompute == 0 {
 		return
 	}
-	computed := s.may
-	switch u, _ := s.answer.Mirror.Usage(); {
+	computed := s.mayCompute
+	switch usage, _ := s.answer.Mirror.Usage(); {
 	case none:
 		computed = 0
-	case (s.local || s.job.passed != nil) && u.Prompt > 0:
-		computed = int64(u.Prompt)
+	case (s.local || s.job.passed != nil) && usage.Prompt > 0:
+		computed = int64(usage.Prompt)
 	case s.local:
 		computed = int64(prompt.Bytes(s.job.req, s.job.changes)) + handoff.BlockTokens
 	}
-	s.rank.Traffic.Settles(s.may, computed)
-	s.may = 0
+	s.rank.Traffic.Settles(s.mayCompute, computed)
+	s.mayCompute = 0
 }

@@ -22,45 +22,45 @@ import (
 // engine has the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no
 // engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
-	j, slot, next := s.job, s.from.slot, journal.Transfer
+	j, slot, phase := s.job, s.from.slot, journal.Transfer
 	if h == nil {
-		next = journal.Prefill
+		phase = journal.Prefill
 	}
-	j.enter(next, "decode")
-	s.from.computes()
-	if f := s.open(h, until); f != nil {
+	j.enter(phase, "decode")
+	s.from.reportCompute()
+	if fault := s.open(h, until); fault != nil {
 		// a silent engine that asks for the KV only now may wait for it for ever
-		if f.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) && f.Why < lifecycle.Garbled {
+		if fault.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) && fault.Why < lifecycle.Garbled {
 			s.from.stranded = lifecycle.Dialects[s.from.rank.Profile.Connector].Strands
 		}
-		return f, (h == nil || s.from.whole) && j.client.Left()
+		return fault, (h == nil || s.from.whole) && j.client.Left()
 	}
 	slot.Started()
-	j.arrived(h, s)
+	j.kvArrived(h, s)
 	s.opened()
 	return nil, false
 }
 
 // decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
 // of one leg ends the other one. quit: the client has left, and the prefill leg has ended, or the engine keeps blocks for it.
-func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (f *failure.Fault, quit bool) {
+func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
-	s.from.computes()
-	if f = s.from.meet(lease, pair, until); f != nil {
-		return f, false
+	s.from.reportCompute()
+	if fault = s.from.beginPrefill(lease, pair, until); fault != nil {
+		return fault, false
 	}
 	j.client.OnGone(s.from.partner.clientLeft)
-	if f = s.openBeside(); f != nil {
-		s.from.hear()
-		if quit = f.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
+	if fault = s.openBeside(); fault != nil {
+		s.from.takePrefillAnswer()
+		if quit = fault.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
 			s.from.stranded = s.from.partner.outlived() || s.from.stranded
 		}
-		return f, quit
+		return fault, quit
 	}
 	slot.Started()
-	j.arrived(nil, s)
-	j.record.Report(journal.Event{What: journal.Coupled, Took: s.from.hear(), Slot: slot})
+	j.kvArrived(nil, s)
+	j.record.Report(journal.Event{What: journal.Coupled, Took: s.from.takePrefillAnswer(), Slot: slot})
 	s.opened()
 	if s.from.slot == nil { // all of it came at once
 		s.from.partner.close(false)
@@ -96,7 +96,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	}
 	profile := s.from.rank.Profile
 	if profile.HandBack == mooncake.HandBackFetched {
-		j.process = j.srv.Engines().Born(s.from.rank.Instance).Process
+		j.decodeProcess = j.srv.Engines().Born(s.from.rank.Instance).Process
 	}
 	if s.from.whole { // the pull is over when a first event would have come; after that, LimitWhole bounds the call
 		until = lifecycle.ByFirstEvent
@@ -122,7 +122,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		if h != nil { // no first event shows that its pull is over, so the call outlives its client until a first event would have come
 			defer j.client.leaveAfter(s.from.call, 0, pulled).stop()
 		}
-		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.mayHave)()
+		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.maxTokens)()
 		silence = handoff.Forever
 	}
 	if h == nil && profile.Aggregated() {
@@ -136,43 +136,43 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 		changes = &named
 	}
 	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.from.wait.Salt(), !s.from.whole, nil)
-	if f := stuck(s, s.from.send(headers, body, silence)); f != nil {
-		if f.Engine != "" {
-			j.srv.Monitor.Report(f.Engine, f.Err)
+	if fault := stuck(s, s.from.send(headers, body, silence)); fault != nil {
+		if fault.Engine != "" {
+			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.from.whole && f.Why == lifecycle.HungUp && f.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
-			f.Far = lifecycle.Through // only the answer was given up: its pull was over
+		if s.from.whole && fault.Why == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
+			fault.Far = lifecycle.Through // only the answer was given up: its pull was over
 		}
-		return f
+		return fault
 	}
-	if err := s.first(s.from.began.Add(silence)); err != nil {
-		return stuck(s, s.failure(err))
+	if err := s.readFirst(s.from.began.Add(silence)); err != nil {
+		return stuck(s, s.decodeFault(err))
 	}
 	if !s.believed(h) {
 		return disbelieved()
 	}
-	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.from.answer.Mirror.Prompt()))
+	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Mirror.Prompt()))
 }
 
-func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (f *failure.Fault) {
+func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := s.job
 	if s.slot.Beyond {
 		s.beyond = true
 		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
 	if s.partner == nil && (s.whole || s.muffled) { // else the partner says it, once the prompt is prefilled
-		s.slot.Unheard(s.mayHave)
+		s.slot.Unheard(s.maxTokens)
 	}
 	call := upstream.Call{
 		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
 		Mixed:  s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
-	j.abort.sent(s.rank, headers)
-	if s.resp, f = call.Open(j.record.Carry(headers), body); f != nil && f.Status != 0 {
-		f.Frees = j.srv.Engines().RejectionFrees(s.rank)
+	j.abort.sentTo(s.rank, headers)
+	if s.resp, fault = call.Open(j.record.Carry(headers), body); fault != nil && fault.Status != 0 {
+		fault.Frees = j.srv.Engines().RejectionFrees(s.rank)
 	}
-	return f
+	return fault
 }
 
 // disbelieved is the end of a decode leg whose KV may have been another prompt's.
@@ -188,45 +188,45 @@ func (s *stream) openBeside() *failure.Fault {
 	defer s.from.wait.End()
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
 	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
-	if f := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); f != nil {
+	if fault := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); fault != nil {
 		how := lifecycle.Died
 		switch {
-		case f.Status != 0 && f.Verdict().Next == lifecycle.Over:
+		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over:
 			how = lifecycle.Declined
-		case f.Status != 0 || f.Why == lifecycle.NotOurs || f.Why == lifecycle.Unreachable:
+		case fault.Status != 0 || fault.Why == lifecycle.NotOurs || fault.Why == lifecycle.Unreachable:
 			how = lifecycle.Refused
 		}
-		return s.from.lostBeside(how, f)
+		return s.from.lostBeside(how, fault)
 	}
 	if err := s.firstBeside(); err != nil {
-		f := s.failure(err)
+		fault := s.decodeFault(err)
 		how := lifecycle.Died
-		if next := f.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.Room) {
+		if next := fault.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.Room) {
 			how = lifecycle.Declined
 		}
-		return s.from.lostBeside(how, f)
+		return s.from.lostBeside(how, fault)
 	}
 	if !s.believed(nil) {
 		return s.from.lostBeside(lifecycle.Died, disbelieved())
 	}
-	f := s.from.partner.started(s.from.answer.Mirror.Prompt())
+	fault := s.from.partner.started(s.from.answer.Mirror.Prompt())
 	if s.stage == ended {
-		f = s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone())
+		fault = s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone())
 	}
-	if f != nil {
-		return s.from.lostBeside(lifecycle.Died, f)
+	if fault != nil {
+		return s.from.lostBeside(lifecycle.Died, fault)
 	}
-	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.from.answer.Mirror.Prompt())); f != nil {
+	if fault = ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Mirror.Prompt())); fault != nil {
 		s.from.partner.close(false)
 	}
-	return f
+	return fault
 }
 
 // firstBeside reads up to the first event. With SGLang it reads on up to the decode engine's count of the prompt, which the first event
 // may lack: an aborted transfer shows when this count is compared with the prefill engine's.
 func (s *stream) firstBeside() error {
-	err := s.first(time.Now().Add(handoff.Forever))
-	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
+	err := s.readFirst(time.Now().Add(handoff.Forever))
+	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
 		s.stage == flows {
 		err = s.fill()
 	}
@@ -238,51 +238,51 @@ func (s *stream) firstBeside() error {
 
 // lostBeside is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
 // ended it.
-func (s *source) lostBeside(how lifecycle.EndReason, f *failure.Fault) *failure.Fault {
+func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *failure.Fault {
 	j := s.job
-	other, stranded := s.partner.decodeEnded(how)
+	cause, stranded := s.partner.decodeEnded(how)
 	s.stranded = stranded
-	if other == nil {
-		if f.Err != nil && (how == lifecycle.Died || f.Status != 0 && f.Engine != "") {
-			j.srv.Monitor.Report(s.rank.Instance, f.Err)
+	if cause == nil {
+		if fault.Err != nil && (how == lifecycle.Died || fault.Status != 0 && fault.Engine != "") {
+			j.srv.Monitor.Report(s.rank.Instance, fault.Err)
 		}
-		return f
+		return fault
 	}
-	if errors.Is(other.Err, errLate) {
+	if errors.Is(cause.Err, errLate) {
 		s.wait.Lose()
 		j.srv.metrics.latePulls.Inc()
 	}
-	why := *other
-	return &why
+	copied := *cause
+	return &copied
 }
 
 // hear copies what the prefill engine has answered so far into the request. called is how long the decode engine took to call back.
-func (s *source) hear() (called time.Duration) {
+func (s *source) takePrefillAnswer() (called time.Duration) {
 	j, p := s.job, s.partner
 	j.mu.Lock()
-	answered, got, took, called, id := p.legs().Answered(), p.got, p.took, p.called, p.last.Candidate.ID
+	answered, probed, took, called, id := p.legs().Answered(), p.probed, p.prefillTook, p.calledBackAfter, p.lastLease.Candidate.ID
 	j.mu.Unlock()
 	if !answered {
 		return called
 	}
 	j.record.Report(journal.Event{What: journal.Probed, Took: took})
 	j.record.Prefill = id
-	if prefilled(j, &got, s.rank.Profile); !j.life.Resumed() && s.rank.Profile.Connector != mooncake.SGLang {
-		s.answer.Mirror.Found(j.cached)
+	if prefilled(j, &probed, s.rank.Profile); !j.life.Resumed() && s.rank.Profile.Connector != mooncake.SGLang {
+		s.answer.Mirror.Found(j.cachedTokens)
 	}
 	return called
 }
 
 // meet sends the prefill leg of an attempt, or has it wait for the decode engine's callback. With a fault nothing was sent.
-func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
-	j, c := s.job, lease.Candidate
+func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
+	j, candidate := s.job, lease.Candidate
 	p := &partner{
-		job: j, pair: pair, until: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[c.Profile.Connector],
-		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, changes: j.changes, prompt: j.estimate(), most: s.mayHave,
-		whole: s.whole || s.muffled, streamed: !s.whole,
-		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
+		job: j, pair: pair, waitLimit: until, id: pairID(j.id, j.record.Attempts), dialect: lifecycle.Dialects[candidate.Profile.Connector],
+		decode: s.call, rank: s.rank, slot: s.slot, body: j.body, changes: j.changes, prompt: j.estimate(), maxTokens: s.maxTokens,
+		silent: s.whole || s.muffled, streamed: !s.whole,
+		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
 	}
-	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, c.Profile))
+	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, candidate.Profile))
 	s.partner = p
 	begun := false
 	defer onPanic(func() {
@@ -290,19 +290,19 @@ func (s *source) meet(lease *prefill.Lease, pair int, until lifecycle.Limit) *fa
 			p.tell(lifecycle.Event{What: lifecycle.NotSent}, nil)
 		}
 	})
-	f := p.arrange()
-	if f == nil {
+	fault := p.prepareMeeting()
+	if fault == nil {
 		lease.PassOn()
 		err := j.srv.legs.Run(math.MaxInt, p.serve)
 		if begun = err == nil; !begun {
-			f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving, err)
+			fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
-	if f != nil {
+	if fault != nil {
 		p.tell(lifecycle.Event{What: lifecycle.NotSent}, nil)
 		s.partner = nil
 	}
-	return f
+	return fault
 }
 
 // pairID is the X-Request-Id of both legs of an attempt. No id is the beginning of another id, which the last letter also ensures for the
@@ -311,23 +311,24 @@ func pairID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-func (p *partner) arrange() *failure.Fault {
-	srv, c, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
+func (p *partner) prepareMeeting() *failure.Fault {
+	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()
-	p.meeting = upstream.Meet(p.id, p.job.req.Endpoint, c.Profile, c.Target, engines.Ranks(c.Instance), rank.Profile, rank.Target)
+	p.meeting = upstream.Meet(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
+		rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && srv.Meta == nil:
 		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unready},
 			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
 	case p.dialect.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.expect = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
+		p.expected = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
 			Read: func(body []byte) (mooncake.Callback, error) {
 				return rank.Profile.ReadCallback(body, p.meeting.RequestID, longest, leastBlock, known)
 			}})
-		p.meeting.Metaserver = p.expect.URL
+		p.meeting.Metaserver = p.expected.URL
 	case p.dialect.Keeps:
-		if p.meeting.Coordinates = srv.Fleet.Coordinates(c); p.meeting.Coordinates == nil {
+		if p.meeting.Coordinates = srv.Fleet.Coordinates(candidate); p.meeting.Coordinates == nil {
 			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unlearned}, failure.Leaving, errUnknown)
 		}
 	}

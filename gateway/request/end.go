@@ -46,9 +46,9 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 		s.stage, s.broken = ended, answer
 		return
 	}
-	e := s.job.fell(s.from.fault)
-	e.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.from.fault.Moved
-	s.step(e)
+	event := s.job.fell(s.from.fault)
+	event.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack && !s.from.fault.Moved
+	s.step(event)
 }
 
 func (s *stream) ends() {
@@ -62,23 +62,23 @@ func (s *stream) ends() {
 }
 
 // step reports to the life what became of an answer that has begun, and carries out the effects.
-func (s *stream) step(e lifecycle.Event) {
-	r := runner{job: s.job, stream: s, fault: s.from.fault, answers: true}
-	e.Left, e.Engine = s.job.client.Left(), s.from.rank.Instance
-	var room [6]lifecycle.Effect
-	todo := s.job.tell(e, room[:0])
+func (s *stream) step(event lifecycle.Event) {
+	r := runner{job: s.job, stream: s, fault: s.from.fault, answerBegun: true}
+	event.Left, event.Engine = s.job.client.Left(), s.from.rank.Instance
+	var buffer [6]lifecycle.Effect
+	effects := s.job.tell(event, buffer[:0])
 	defer onPanic(func() { // give back what the remaining effects were to give back
-		for _, x := range todo {
-			if x.Do == lifecycle.Settle || x.Do == lifecycle.Find {
-				r.do(x)
+		for _, effect := range effects {
+			if effect.Do == lifecycle.Settle || effect.Do == lifecycle.Find {
+				r.do(effect)
 			}
 		}
 	})
-	for len(todo) > 0 {
-		x := todo[0]
-		todo = todo[1:]
-		if e = r.do(x); x.Do == lifecycle.Confirm {
-			s.step(e)
+	for len(effects) > 0 {
+		effect := effects[0]
+		effects = effects[1:]
+		if event = r.do(effect); effect.Do == lifecycle.Confirm {
+			s.step(event)
 		}
 	}
 }
@@ -111,8 +111,8 @@ func (s *stream) finish(fail *openai.Error) {
 		return // the code that puts the answer together writes how it ended
 	}
 	fail = cmp.Or(fail, failure.None)
-	kind := fail.TypeIn(s.job.req.Endpoint.Path())
-	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, kind, fail.Code)
+	errorType := fail.TypeIn(s.job.req.Endpoint.Path())
+	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
 }
 
 // forLog is why a stream failed, without the words of the engine. Only the client
@@ -163,21 +163,21 @@ func (s *stream) report() {
 	if j.passed != nil {
 		j.passed.Took.Observe(now.Sub(j.record.Arrival).Seconds())
 		j.record.EndAttempt(s.broken)
-		j.srv.Conclude(j.in, s.broken)
+		j.srv.Conclude(j.incoming, s.broken)
 		return
 	}
 	j.record.Report(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
 	if tokens > 1 && s.broken == nil && !s.from.whole && !s.from.muffled {
-		j.record.Report(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
+		j.record.Report(journal.Event{What: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
 	}
 	reconcile(s)
 	s.reportLocal()
-	if on := s.from.failedOn(); s.broken != nil && on != "" {
-		j.record.Report(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: on, Answer: s.broken})
+	if failedEngine := s.from.failedOn(); s.broken != nil && failedEngine != "" {
+		j.record.Report(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: failedEngine, Answer: s.broken})
 	}
 	j.record.EndAttempt(s.broken)
 	if !j.client.isLeg() {
-		j.srv.Conclude(j.in, s.broken)
+		j.srv.Conclude(j.incoming, s.broken)
 	}
 }
 
@@ -188,8 +188,8 @@ func reconcile(s *stream) {
 		return
 	}
 	s.from.rank.Traffic.Learn(s.from.answer.Mirror.TokensPerChunk)
-	u, _ := s.from.answer.Mirror.Usage()
-	if drift, ok := s.from.answer.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
+	usage, _ := s.from.answer.Mirror.Usage()
+	if drift, ok := s.from.answer.Mirror.Drift(); ok && max(drift, -drift)*100 > usage.Completion {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
@@ -252,7 +252,7 @@ func (s *stream) release(kind board.Kind) {
 		return
 	}
 	if kind != board.Finished {
-		s.from.part()
+		s.from.awaitEnd()
 		if s.from.call.Heedless() {
 			s.job.srv.metrics.heedless.Inc()
 		}
@@ -260,18 +260,18 @@ func (s *stream) release(kind board.Kind) {
 	if s.from.partner != nil && !s.firstAt.IsZero() {
 		s.from.partner.close(kind == board.Cancelled)
 	}
-	how := s.outcome(kind)
-	if how.Kept {
+	outcome := s.outcome(kind)
+	if outcome.Kept {
 		s.keepTurn()
 	}
-	s.job.srv.Dispatcher.Release(s.from.slot, how)
+	s.job.srv.Dispatcher.Release(s.from.slot, outcome)
 	s.from.slot = nil
 }
 
 // hangUp takes the call, once it is over, out of what its engine is to do, and out of what a drain may end. Free: the engine has computed
 // nothing.
 func (s *source) hangUp(how lifecycle.How) {
-	s.computed(how == lifecycle.Free)
+	s.settleCompute(how == lifecycle.Free)
 	if s.heard {
 		s.heard = false
 		s.rank.Traffic.End()
@@ -287,12 +287,12 @@ func (s *source) hangUp(how lifecycle.How) {
 // the journal write what became of it. It is the very end of a request, and does this
 // once. fail is nil for an answer that was whole.
 func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
-	if !in.over.CompareAndSwap(false, true) {
+	if !in.concluded.CompareAndSwap(false, true) {
 		return // Broken ended the request before its answer was closed
 	}
 	defer srv.open.Add(-1)
-	if in.leave != nil {
-		in.leave()
+	if in.forgetName != nil {
+		in.forgetName()
 	}
 	in.Limits.GiveBack(in.Record.PromptTokens + in.Record.OutputTokens)
 	in.Body.Give()
@@ -304,7 +304,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 
 // part ends the call and returns when the decode engine has noticed, so that no
 // other request has the slot while the engine still runs this one.
-func (s *source) part() {
+func (s *source) awaitEnd() {
 	if s.resp == nil || s.resp.Ended() {
 		return
 	}

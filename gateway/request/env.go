@@ -75,34 +75,34 @@ type Engines interface {
 	Around(worker int32, list []int32) (around []int32, others bool)
 	Owned(board, model string) bool
 	Context(instance string) int
-	NamesRequests(c prefill.Candidate) bool
+	NamesRequests(candidate prefill.Candidate) bool
 }
 
 // Fleet keeps the calls under way, and what requests learn about engines.
 type Fleet interface {
 	KnownHost(host string) bool
-	Coordinates(c prefill.Candidate) *mooncake.Coordinates
-	Learn(c prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
+	Coordinates(candidate prefill.Candidate) *mooncake.Coordinates
+	Learn(candidate prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
 	Untrack(r *fleet.Run)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
-	Exchange(c prefill.Candidate) (*mooncake.Exchange, error)
-	Made(b fleet.Birth, c prefill.Candidate, id string) fleet.Birth
+	Exchange(candidate prefill.Candidate) (*mooncake.Exchange, error)
+	Made(b fleet.Birth, candidate prefill.Candidate, id string) fleet.Birth
 	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run
 }
 
 // Dispatcher gives slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
-	Blocked(board string) (prefillers []string)       // prefill engines whose KV lately did not arrive at some decode engine of the board
-	Shunned(s *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
-	Rerouted(s *dispatcher.Slot, prefiller string)    // another prefill engine computes the prompt of a slot
-	EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
-	EnqueueLocal(e *pool.Entry, l *board.Local) <-chan dispatcher.Result
-	Withdraw(e *pool.Entry)
-	Counted(s *dispatcher.Slot, prompt int)
+	Blocked(board string) (prefillers []string)          // prefill engines whose KV lately did not arrive at some decode engine of the board
+	Shunned(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
+	Rerouted(slot *dispatcher.Slot, prefiller string)    // another prefill engine computes the prompt of a slot
+	EnqueueMixed(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
+	EnqueueLocal(entry *pool.Entry, l *board.Local) <-chan dispatcher.Result
+	Withdraw(entry *pool.Entry)
+	Counted(slot *dispatcher.Slot, prompt int)
 	Preempted(worker int32)
 }
 
@@ -240,16 +240,16 @@ const (
 
 // rebound counts a rank that a request was bound to and has lost; f is why the prefill leg ended the decode leg, nil if that has ended by
 // itself.
-func (m *metrics) rebound(f *failure.Fault) {
+func (m *metrics) rebound(fault *failure.Fault) {
 	cause := causePrefill
 	switch {
-	case f == nil:
+	case fault == nil:
 		cause = causeDecode
-	case f.Verdict().Next == lifecycle.Over:
+	case fault.Verdict().Next == lifecycle.Over:
 		return
-	case f.Why == lifecycle.Unbegun:
+	case fault.Why == lifecycle.Unbegun:
 		cause = causeSilent
-	case f.Leg == lifecycle.Decode:
+	case fault.Leg == lifecycle.Decode:
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()

@@ -30,27 +30,27 @@ import (
 // list of prompts. Its legs run side by side, their choices renumbered; the first failure ends all. If the answer is streamed, a fanned is
 // its body: the whole events of its legs in the order in which they come, and one end.
 type fanned struct {
-	srv    *Server
-	conn   client
-	req    *openai.Request
-	in     *Incoming
-	id     []byte // of the whole answer
-	mode   []byte // output_mode, of /inference/v1/generate
-	legs   []branch
-	wg     sync.WaitGroup
-	cancel sync.Once
-	stop   chan struct{} // closed by endLegs
+	srv      *Server
+	conn     client
+	req      *openai.Request
+	in       *Incoming
+	id       []byte // of the whole answer
+	mode     []byte // output_mode, of /inference/v1/generate
+	legs     []branch
+	wg       sync.WaitGroup
+	stopOnce sync.Once
+	stop     chan struct{} // closed by endLegs
 
-	pieces  chan piece
-	pending []byte
-	over    int // legs that ended
-	ended   bool
-	fail    *openai.Error
+	pieces     chan piece
+	pending    []byte
+	endedCount int // legs that ended
+	allEnded   bool
+	endError   *openai.Error
 }
 
 type branch struct {
 	job    *job
-	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
+	share  *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
 	prompt int              // index of its prompt
 
 	// These are written before its last piece is sent.
@@ -69,7 +69,7 @@ type piece struct {
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Part) *openai.Error {
-	req, in := whole.req, whole.in
+	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
@@ -80,10 +80,10 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		f.id = whole.ask.ID
 	}
 	for i := range legs {
-		kid, name := edge.NewDisconnect(srv.Log), letters(i)
-		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, changes: &legs[i].Changes, client: reader{kid}, id: in.Record.ID + "-" + name,
-			model: whole.model, in: in,
+		share, name := edge.NewDisconnect(srv.Log), letters(i)
+		f.legs = append(f.legs, branch{share: share, prompt: legs[i].Prompt, job: &job{
+			srv: srv, req: req, body: whole.body, changes: &legs[i].Changes, client: reader{share}, id: in.Record.ID + "-" + name,
+			model: whole.model, incoming: in,
 			record: in.Record.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs ||
@@ -113,8 +113,8 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			return
 		}
 		for _, l := range f.legs {
-			if s := l.job.local.slot; s != nil {
-				f.srv.Dispatcher.Release(s, board.Outcome{Kind: board.Cancelled})
+			if slot := l.job.local.boundSlot; slot != nil {
+				f.srv.Dispatcher.Release(slot, board.Outcome{Kind: board.Cancelled})
 			}
 		}
 		whole.record.EndAttempt(fail)
@@ -123,15 +123,15 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 	}()
 	whole.record.Reached = journal.Queued // the legs enter phases; the whole request does not, until it is sent
 	for {
-		away, err := f.enter()
-		if away == nil && err != nil {
+		forward, err := f.enterQueue()
+		if forward == nil && err != nil {
 			return false, whole.notChosen(err)
 		}
-		if away == nil {
+		if forward == nil {
 			return false, nil
 		}
 		whole.record.Report(journal.Event{What: journal.Attempted})
-		what, fail := whole.send(ctx, away)
+		what, fail := whole.send(ctx, forward)
 		if what == lifecycle.PeerAnswers || fail != nil {
 			return fail == nil, fail
 		}
@@ -144,51 +144,51 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 
 // enter puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request may
 // go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
-func (f *fanned) enter() (away *geo.Forward, err error) {
-	rest := f.legs
+func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
+	queued := f.legs
 	if !f.srv.Settings().Geo.Follows() {
-		rest = slices.DeleteFunc(slices.Clone(rest), func(l branch) bool {
-			l.job.local.slot = l.job.bindLocal()
-			return l.job.local.slot != nil
+		queued = slices.DeleteFunc(slices.Clone(queued), func(l branch) bool {
+			l.job.local.boundSlot = l.job.bindLocal()
+			return l.job.local.boundSlot != nil
 		})
 	}
-	if len(rest) == 0 {
+	if len(queued) == 0 {
 		return nil, nil
 	}
-	head := f.ask(rest)
-	turns := make([]prefill.Request, len(rest))
-	for i, l := range rest {
-		turns[i] = l.job.arrival()
+	question := f.askForAll(queued)
+	arrivals := make([]prefill.Request, len(queued))
+	for i, l := range queued {
+		arrivals[i] = l.job.arrival()
 	}
-	tickets, err := f.srv.Tier.EnterAll(turns)
-	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
-		if away = head.Forward(); away == nil {
+	tickets, err := f.srv.Tier.EnterAll(arrivals)
+	if err == nil && question != nil && f.awaitElsewhere(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
+		if forward = question.Forward(); forward == nil {
 			err = prefill.ErrElsewhere // the question names no other dispatcher
 		}
-		return away, err
+		return forward, err
 	}
 	for i := range tickets {
-		rest[i].job.ticket = &tickets[i]
+		queued[i].job.ticket = &tickets[i]
 	}
 	return nil, err
 }
 
 // ask gives the legs one common question, and returns it; nil: there are no other
 // regions.
-func (f *fanned) ask(legs []branch) (head *geo.Question) {
+func (f *fanned) askForAll(legs []branch) (question *geo.Question) {
 	first := legs[0]
-	if head = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); head == nil {
+	if question = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); question == nil {
 		return nil
 	}
-	head.Legs(len(legs))
-	first.job.question = head
+	question.Legs(len(legs))
+	first.job.question = question
 	for _, l := range legs[1:] {
-		l.job.question = head.Leg(l.job.id, l.job.recognize())
+		l.job.question = question.Leg(l.job.id, l.job.recognize())
 	}
-	return head
+	return question
 }
 
-func (f *fanned) goes(first *prefill.Ticket) bool {
+func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
 	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()
 	f.conn.OnGone(cancel)
@@ -268,8 +268,8 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 		f.refuse(ctx, fail)
 		return
 	}
-	f.part(nil)
-	f.mark(ctx, nil)
+	f.settle(nil)
+	f.markAnswer(ctx, nil)
 	Piece(ctx, "application/json", answer, nil)
 }
 
@@ -317,7 +317,7 @@ func (f *fanned) relay(l *branch) *openai.Error {
 
 // aborted says whether a leg failed because the client has ended the request, and reads on.
 func (f *fanned) aborted(l *branch, fail *openai.Error) bool {
-	return l.job.abort.is() && !f.conn.Left() && fail.Status == failure.Gone.Status
+	return l.job.abort.endedByClient() && !f.conn.Left() && fail.Status == failure.Gone.Status
 }
 
 // put lays a piece where Read finds it. Behind the last one it lays the end of the whole answer: the sum of the legs' usage, or the
@@ -327,13 +327,13 @@ func (f *fanned) put(p piece) {
 	if !p.done {
 		return
 	}
-	f.over++
-	f.fail = p.fail
-	switch f.ended = f.fail != nil || f.over == len(f.legs); {
-	case !f.ended:
+	f.endedCount++
+	f.endError = p.fail
+	switch f.allEnded = f.endError != nil || f.endedCount == len(f.legs); {
+	case !f.allEnded:
 		return
-	case f.fail != nil:
-		f.pending = sse.ErrorEvent(f.pending, f.fail.Message, cmp.Or(f.fail.Type, "server_error"), f.fail.Code)
+	case f.endError != nil:
+		f.pending = sse.ErrorEvent(f.pending, f.endError.Message, cmp.Or(f.endError.Type, "server_error"), f.endError.Code)
 	case f.req.IncludeUsage:
 		usage, details := f.sumUsage()
 		f.pending = f.appendUsage(f.pending, usage, details)
@@ -365,7 +365,7 @@ func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 // Read hands out what has arrived, waiting for the first bytes only.
 func (f *fanned) Read(p []byte) (int, error) {
 	for len(f.pending) == 0 {
-		if f.ended {
+		if f.allEnded {
 			return 0, io.EOF
 		}
 		next, ok := f.next()
@@ -384,16 +384,16 @@ func (f *fanned) Pending() int { return len(f.pending) }
 
 // Close ends every leg and settles the request. How the legs ended is known already.
 func (f *fanned) Close() {
-	if f.fail == nil && !f.ended {
-		f.fail = failure.Gone
+	if f.endError == nil && !f.allEnded {
+		f.endError = failure.Gone
 	}
-	f.part(f.fail)
+	f.settle(f.endError)
 }
 
 func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	f.mark(ctx, fail)
+	f.markAnswer(ctx, fail)
 	f.srv.Fail(ctx, fail)
-	f.part(fail)
+	f.settle(fail)
 }
 
 // letters numbers legs in a request id: aa, ab, ..., zz, baa, ...
@@ -407,34 +407,34 @@ func letters(i int) string {
 
 // endLegs ends every leg. It never blocks: the connection's watcher calls it.
 func (f *fanned) endLegs() {
-	f.cancel.Do(func() { close(f.stop) })
+	f.stopOnce.Do(func() { close(f.stop) })
 	for i := range f.legs { // by index, without a copy: the leg's goroutine may write its counts meanwhile
-		f.legs[i].kid.Leave()
+		f.legs[i].share.Leave()
 	}
 }
 
 // part ends the legs and settles the request once each leg has ended its calls. After
 // a failure that may take until the first event of each leg, so the client does not
 // wait for it.
-func (f *fanned) part(fail *openai.Error) {
+func (f *fanned) settle(fail *openai.Error) {
 	f.endLegs()
 	f.conn.OnGone(nil)
-	last := func() {
+	conclude := func() {
 		f.wg.Wait()
 		for _, l := range f.legs {
 			f.in.Record.Sum(&l.job.record.Facts)
 		}
 		f.srv.Conclude(f.in, fail)
 	}
-	if fail == nil || f.srv.tails.Run(mostTails, last) != nil {
-		last()
+	if fail == nil || f.srv.tails.Run(mostTails, conclude) != nil {
+		conclude()
 	}
 }
 
-func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.srv.markRoute(ctx, f.in)
 	if f.in.From != nil {
-		f.srv.explain(ctx, f.in, fail)
+		f.srv.markForPeer(ctx, f.in, fail)
 	}
 }
 
@@ -445,34 +445,34 @@ func (f *fanned) nameable(whole *job) {
 		return
 	}
 	key, legs := f.in.Record.Key, make([]*aborting, len(f.legs))
-	var all []func()
+	var forgets []func()
 	for i, l := range f.legs {
-		own := &aborting{ep: f.req.Endpoint, leave: l.kid.Leave, mode: f.mode}
-		legs[i], l.job.abort, l.job.ask.Aborted = own, own, own.told.Load
+		own := &aborting{endpoint: f.req.Endpoint, leave: l.share.Leave, outputMode: f.mode}
+		legs[i], l.job.abort, l.job.ask.Aborted = own, own, own.asked.Load
 		if f.req.Endpoint == mooncake.Generate {
-			all = append(all, f.srv.Running.Enter(key, string(l.job.ask.ID), func() { own.end(f.srv) }))
+			forgets = append(forgets, f.srv.Running.Enter(key, string(l.job.ask.ID), func() { own.end(f.srv) }))
 		}
 	}
-	all = append(all, f.srv.Running.Enter(key, string(f.id), func() {
+	forgets = append(forgets, f.srv.Running.Enter(key, string(f.id), func() {
 		var told sync.WaitGroup
 		for _, l := range legs {
 			told.Go(func() { l.end(f.srv) })
 		}
 		told.Wait()
 	}))
-	f.in.leave = func() {
-		for _, leave := range all {
+	f.in.forgetName = func() {
+		for _, leave := range forgets {
 			leave()
 		}
 	}
 }
 
 // appendUsage appends the usage of all legs of a stream.
-func (f *fanned) appendUsage(dst []byte, u sse.Usage, details map[string]int) []byte {
+func (f *fanned) appendUsage(dst []byte, usage sse.Usage, details map[string]int) []byte {
 	if f.req.Endpoint == mooncake.Tokens {
-		return sse.TokensUsage(dst, f.id, f.mode, u, details)
+		return sse.TokensUsage(dst, f.id, f.mode, usage, details)
 	}
-	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, u, details)
+	return sse.UsageEvent(dst, f.id, []byte(f.req.Model), f.in.Record.Arrival.Unix(), f.req.Endpoint == mooncake.Chat, usage, details)
 }
 
 // nameOf is the name of a leg's answer. SGLang numbers the answers of a list (0.5.23, normalize in managers/io_struct.py).

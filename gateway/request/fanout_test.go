@@ -28,15 +28,15 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	kid := edge.NewDisconnect(srv.Log)
 	kid.Leave()
 	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
+	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, incoming: in,
 		record: in.Record}
 	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
 		f.legs = append(f.legs,
-			branch{kid: kid,
-				job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, record: in.Record.Leg(letters(i))}})
+			branch{share: kid,
+				job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, incoming: in, record: in.Record.Leg(letters(i))}})
 	}
-	f.legs[0].job.local.slot = r.Slot
+	f.legs[0].job.local.boundSlot = r.Slot
 
 	answered, fail := f.goElsewhere(&fasthttp.RequestCtx{}, whole) // no engine serves the model
 	require.False(t, answered)
@@ -58,7 +58,7 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
 			f.legs = append(f.legs,
-				branch{kid: edge.NewDisconnect(srv.Log), job: &job{srv: srv.Server, req: req, in: in, record: in.Record.Leg(letters(i))}})
+				branch{share: edge.NewDisconnect(srv.Log), job: &job{srv: srv.Server, req: req, incoming: in, record: in.Record.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

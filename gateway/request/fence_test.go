@@ -46,7 +46,7 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())},
-		in: &Incoming{}}
+		incoming: &Incoming{}}
 	j.record = new(journal.Journal).Request(journal.Facts{})
 	s := &stream{job: j, from: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
 	return s.open(nil, lifecycle.ByFirstEvent)

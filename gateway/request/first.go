@@ -16,19 +16,19 @@ import (
 	"evenkeel/sse"
 )
 
-func (s *stream) first(deadline time.Time) error {
+func (s *stream) readFirst(deadline time.Time) error {
 	if s.from.whole {
 		s.from.resp.SetDeadline(deadline)
 		return s.readWhole()
 	}
-	if ct := s.from.resp.ContentType(); !bytes.HasPrefix(ct, []byte("text/event-stream")) {
+	if contentType := s.from.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
 		s.from.resp.SetDeadline(deadline)
-		if bytes.HasPrefix(ct, []byte("application/json")) { // some routes answer so with an error
+		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer so with an error
 			if err := s.readWhole(); err != nil {
 				return err
 			}
 		}
-		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(ct))
+		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.KindOf(contentType))
 	}
 	s.from.answer.Reader.Reset(s.from.limits(time.Until(deadline)))
 	for !s.from.answer.Mirror.Started() && s.stage == flows {
@@ -48,7 +48,7 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
 // failure.
 func (s *stream) readWhole() error {
-	body, err := s.from.resp.ReadAll(mostBytes(s.job.srv.Settings(), s.from.whole))
+	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.whole))
 	if err != nil {
 		return err
 	}
@@ -86,11 +86,11 @@ func complete(s *stream) error {
 
 // mostBytes is how many bytes a body in one piece may have. It is an answer if whole is set. Else the engine should have streamed, and the
 // body is its error.
-func mostBytes(set *fleet.Settings, whole bool) int {
+func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	if whole {
-		return max(set.Limits.AnswerBytes, set.Limits.EventBytes)
+		return max(settings.Limits.AnswerBytes, settings.Limits.EventBytes)
 	}
-	return set.Limits.EventBytes
+	return settings.Limits.EventBytes
 }
 
 // tooLong says whether a whole answer is larger than allowed. The request asked for so
@@ -107,39 +107,39 @@ func (s *source) side() string {
 
 // failure is the fault of a decode that forwarded nothing. The client gets a refusal that
 // came late. All else counts as the engine's failure.
-func (s *stream) failure(err error) *failure.Fault {
-	f := s.from.fault
-	if f == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
-		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
+func (s *stream) decodeFault(err error) *failure.Fault {
+	fault := s.from.fault
+	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
+		fault = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.from.rank.Instance, Mixed: s.from.rank.Group != ""}).Broke(err)
 	}
-	if f.Far, f.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
-		f.Far = lifecycle.Through // the KV had been read when it broke
+	if fault.Far, fault.Open = lifecycle.Headed, true; s.from.answer.Mirror.Started() || s.from.tooLong(err) {
+		fault.Far = lifecycle.Through // the KV had been read when it broke
 	}
 	switch {
 	case s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent):
-		f.Why, f.Engine = lifecycle.TooLarge, ""
-		f.Answer = failure.BadGateway(s.from.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
+		fault.Why, fault.Engine = lifecycle.TooLarge, ""
+		fault.Answer = failure.BadGateway(s.from.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
 		if s.from.whole {
-			f.Answer = failure.BadGateway(s.from.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
+			fault.Answer = failure.BadGateway(s.from.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
 		}
-		return f
-	case f != s.from.fault:
-		return f
-	case f.Why == lifecycle.Unusable: // the client has nothing of what came so far
-		f.Why = lifecycle.Garbled
+		return fault
+	case fault != s.from.fault:
+		return fault
+	case fault.Why == lifecycle.Unusable: // the client has nothing of what came so far
+		fault.Why = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("engine %s: %w: %s", s.from.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f.Err, f.Rooms = failure.Undelivered(err, s.from.answer.Mirror.Failure().Message), recomputeMax(s.from.rank.Profile)
+	fault.Err, fault.Rooms = failure.Undelivered(err, s.from.answer.Mirror.Failure().Message), recomputeMax(s.from.rank.Profile)
 	switch {
-	case f.Answer.Status/100 == 4:
-	case f.Why == lifecycle.Silent:
-		f.Answer = failure.Transport(s.from.side(), err)
+	case fault.Answer.Status/100 == 4:
+	case fault.Why == lifecycle.Silent:
+		fault.Answer = failure.Transport(s.from.side(), err)
 	default:
-		f.Answer = failure.BadGateway(s.from.side(), f.Answer.Message)
+		fault.Answer = failure.BadGateway(s.from.side(), fault.Answer.Message)
 	}
-	return f
+	return fault
 }
 
 func (j *job) discard(h *handoff.Handoff) {
@@ -154,13 +154,13 @@ func (j *job) discard(h *handoff.Handoff) {
 func (s *stream) overdue(h *handoff.Handoff) bool {
 	over := h != nil && s.from.wait.Over(time.Now())
 	if over && !s.from.whole {
-		s.from.late()
+		s.from.countLate()
 	}
 	return over
 }
 
 // late counts an answer whose KV may have been another prompt's.
-func (s *source) late() {
+func (s *source) countLate() {
 	s.job.srv.metrics.latePulls.Inc()
 	s.rank.Lost(s.job.req.Endpoint)
 }
@@ -170,6 +170,6 @@ func (s *stream) believed(h *handoff.Handoff) bool {
 	if s.from.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.from.wait, s.now) {
 		return true
 	}
-	s.from.late()
+	s.from.countLate()
 	return false
 }

@@ -26,38 +26,38 @@ import (
 // send has another dispatcher answer. A peer that fails before the client has
 // anything gives the request back: it is not answered then, and there is no error. The
 // request takes its old place in the queue and stays, or evenkeel asks again where it goes.
-func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, *openai.Error) {
-	f := &forwarded{way, j}
+func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.What, *openai.Error) {
+	peer := &forwarded{forward, j}
 	if j.client.Left() {
-		f.Drop()
+		peer.Drop()
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: f.PeerID()})
-	j.client.OnGone(f.Leave)
-	var held time.Duration
-	if j.in.Batch {
-		held = j.srv.Settings().Prefill.Queue.BatchTimeout
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: peer.PeerID()})
+	j.client.OnGone(peer.Leave)
+	var heldBack time.Duration
+	if j.incoming.Batch {
+		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
 	}
-	whole, failure := f.Send(&geo.Request{
+	whole, returned := peer.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
-		Dials: j.ran > 0, // a peer that ran the request was lost, perhaps with a connection that had been kept alive
+		Stream: j.req.Stream, Deadline: j.incoming.Patience, Held: heldBack, Most: peer.mayRelay(),
+		Dials: j.ranElsewhere > 0, // a peer that ran the request was lost, perhaps with a connection that had been kept alive
 	})
-	if failure == nil {
+	if returned == nil {
 		edge.EndWait(ctx)
 	}
 	switch {
-	case failure != nil:
+	case returned != nil:
 		j.client.OnGone(nil)
-		return j.cameBack(failure)
+		return j.cameBack(returned)
 	case whole != nil:
 		j.client.OnGone(nil)
-		f.inOnePiece(ctx, whole)
+		peer.inOnePiece(ctx, whole)
 	default:
-		f.started(ctx)
-		j.srv.Stream(ctx, f.ContentType(), f, j.mayHave(j.model.MaxLen))
+		peer.started(ctx)
+		j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
 	}
 	return lifecycle.PeerAnswers, nil
 }
@@ -68,11 +68,11 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
 		}
 	}
-	if j.in.Batch {
+	if j.incoming.Batch {
 		headers = append(headers, engine.Header{Name: ClassHeader, Value: ClassBatch})
 	}
-	if !j.in.Deadline.IsZero() { // what is left of it
-		left := max(1, time.Until(j.in.Deadline).Milliseconds())
+	if !j.incoming.Deadline.IsZero() { // what is left of it
+		left := max(1, time.Until(j.incoming.Deadline).Milliseconds())
 		headers = append(headers, engine.Header{Name: DeadlineHeader, Value: strconv.FormatInt(left, 10)})
 	}
 	return headers
@@ -80,30 +80,31 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 
 // cameBack handles a forward that gave the client nothing. Without an error the
 // request is served here, or evenkeel asks again where it goes.
-func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
-	if x.Gone || j.client.Left() {
+func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
+	if returned.Gone || j.client.Left() {
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
-	if x.Relay != nil {
-		j.in.way = wayForwarded
-		e := &openai.Error{Status: x.Relay.Status, Code: "engine_refused", Raw: x.Relay.Body, ContentType: x.Relay.ContentType}
+	if returned.Relay != nil {
+		j.incoming.way = wayForwarded
+		e := &openai.Error{Status: returned.Relay.Status, Code: "engine_refused", Raw: returned.Relay.Body,
+			ContentType: returned.Relay.ContentType}
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 			e.RetryAfter = 1
 		}
 		return lifecycle.PeerRefuses, e
 	}
-	j.in.way = wayFallback
+	j.incoming.way = wayFallback
 	what := lifecycle.SiblingReturns
-	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
-	if x.Sibling {
-		if x.Ran && j.ran > 0 { // two runs in vain are allowed, not a third
+	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", returned.Reason), zap.Error(returned.Err))
+	if returned.Sibling {
+		if returned.Ran && j.ranElsewhere > 0 { // two runs in vain are allowed, not a third
 			return lifecycle.PeerRefuses,
 				openai.Unavailable("owner_lost",
 					"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
 		}
-		if x.Ran {
-			j.ran++
+		if returned.Ran {
+			j.ranElsewhere++
 		}
 		log.Info("another proxy gave a request back, and the owner of its decode group is looked up again")
 	} else {
@@ -111,7 +112,7 @@ func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
 		what = lifecycle.RegionReturns
 		j.question = j.elsewhere(true)
 	}
-	j.record.Report(journal.Event{What: journal.Failed, Cause: "peer " + j.record.Peer + ": " + x.Reason, Answer: errReturned})
+	j.record.Report(journal.Event{What: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
 	j.record.Report(journal.Event{What: journal.Retried})
 	return what, nil
 }
@@ -122,19 +123,19 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 	if j.srv.Node == nil || !j.req.Endpoint.Common() {
 		return nil
 	}
-	a := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.in.Stays &&
-			!j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
+	ask := geo.Ask{
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.incoming.Stays &&
+			!j.srv.Owner.Has(owner.Groups), Home: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
-	if from := j.in.From; from != nil {
-		a.Came = from
-		a.Stay = a.Stay || from.N >= from.Max
-		a.ID = cmp.Or(from.RID, a.ID)
+	if from := j.incoming.From; from != nil {
+		ask.Came = from
+		ask.Stay = ask.Stay || from.N >= from.Max
+		ask.ID = cmp.Or(from.RID, ask.ID)
 	}
-	if !a.Stay {
-		a.Prompt = j.recognize()
+	if !ask.Stay {
+		ask.Prompt = j.recognize()
 	}
-	return j.srv.Node.Question(a)
+	return j.srv.Node.Question(ask)
 }
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
@@ -150,11 +151,11 @@ func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enter(journal.Streaming, "")
 	j.record.Report(journal.Event{What: journal.First, At: f.FirstAt()})
-	j.in.way = wayForwarded
+	j.incoming.way = wayForwarded
 	j.record.PromptTokens, j.record.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.body = mooncake.Body{} // the peer has it
-	j.in.Body.Give()
-	j.srv.markRoute(ctx, j.in)
+	j.incoming.Body.Give()
+	j.srv.markRoute(ctx, j.incoming)
 }
 
 func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
@@ -171,7 +172,7 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 		j.record.PromptTokens, j.record.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
 	j.record.EndAttempt(nil)
-	j.srv.Conclude(j.in, nil)
+	j.srv.Conclude(j.incoming, nil)
 	ctx.SetStatusCode(whole.Status)
 	Piece(ctx, whole.ContentType, whole.Body, nil)
 }
@@ -194,7 +195,7 @@ func (f *forwarded) Close() {
 	}
 	j.record.Report(journal.Event{What: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)
-	j.srv.Conclude(j.in, fail)
+	j.srv.Conclude(j.incoming, fail)
 }
 
 // Panicked is Close where the stream has panicked.
@@ -206,7 +207,7 @@ func (f *forwarded) mayRelay() int64 {
 	if j.changes == nil { // several answers
 		answers = j.srv.Settings().Limits.Answers
 	}
-	each := mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.req.Likeliest, j.srv.Settings().Limits.EventBytes)
+	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.Likeliest, j.srv.Settings().Limits.EventBytes)
 	if each > math.MaxInt64/int64(answers) {
 		return math.MaxInt64
 	}
@@ -220,5 +221,5 @@ func (f *forwarded) believes(prompted, completion int) bool {
 	if j.changes == nil { // several answers of several prompts
 		return prompt.Credible(prompted, completion, 0)
 	}
-	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
+	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.maxAnswerTokens(j.model.MaxLen)
 }

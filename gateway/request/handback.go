@@ -24,8 +24,8 @@ import (
 // not given, if the engine changes the prompt, or if the engine must compute it.
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
-	cut, _ := j.body.Get("truncate_prompt_tokens")
-	if prompt == nil || cut != nil || j.req.PromptRows || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
+	truncated, _ := j.body.Get("truncate_prompt_tokens")
+	if prompt == nil || truncated != nil || j.req.PromptRows || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
 		return "", nil, false
 	}
 	salt, _ := j.body.Get("cache_salt")
@@ -34,7 +34,7 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 
 // fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which no other
 // request can take now; nil: there is none. Only the first attempt fetches: the next ones do not depend on what another engine keeps.
-func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Changes, t *handback.Turn) {
+func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
 	}
@@ -43,51 +43,51 @@ func (j *job) fetching(lease *prefill.Lease) (leg *mooncake.Changes, t *handback
 		return j.changes, nil
 	}
 	engines := j.srv.Engines()
-	t = j.srv.turns.Take(scope, prompt, time.Now(), func(t *handback.Turn) bool {
-		gone, _ := engines.Outlived(t.Made)
-		return !gone && !j.srv.Fleet.DownSince(t.Made.Key, t.Came)
+	turn = j.srv.turns.Take(scope, prompt, time.Now(), func(turn *handback.Turn) bool {
+		gone, _ := engines.Outlived(turn.Made)
+		return !gone && !j.srv.Fleet.DownSince(turn.Made.Key, turn.Came)
 	})
-	if t == nil {
+	if turn == nil {
 		j.srv.metrics.handBacks.WithLabelValues("none").Inc()
 		return j.changes, nil
 	}
 	fetches := *j.changes
-	fetches.Fetch = t.Params
-	return &fetches, t
+	fetches.Fetch = turn.Params
+	return &fetches, turn
 }
 
 // fetched takes note of how a prefill ended that was to fetch a turn. An engine that cannot fetch it says that it failed, and is not to
 // blame (vLLM 0.33.0, kv_load_failure_policy fail); neither is the request.
-func (j *job) fetched(t *handback.Turn, f *failure.Fault) {
+func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	switch {
-	case t == nil:
-	case f == nil:
+	case turn == nil:
+	case fault == nil:
 		j.srv.metrics.handBacks.WithLabelValues("fetched").Inc()
-	case f.Status == http.StatusInternalServerError:
-		f.Why, f.Err = lifecycle.Expired, fmt.Errorf("%w: %w", f.Err, failure.ErrUndelivered)
+	case fault.Status == http.StatusInternalServerError:
+		fault.Why, fault.Err = lifecycle.Expired, fmt.Errorf("%w: %w", fault.Err, failure.ErrUndelivered)
 		j.srv.metrics.handBacks.WithLabelValues("failed").Inc()
 		j.srv.Log.Warn("a prefill engine could not fetch the KV of the turn before, and the prompt is computed; "+
 			"if this repeats, compare decoder_kv_blocks_ttl of the profile with that of the decode engine",
-			zap.Inline(j), zap.String("kept_by", t.Made.Key), zap.Int("tokens", len(t.IDs)))
+			zap.Inline(j), zap.String("kept_by", turn.Made.Key), zap.Int("tokens", len(turn.IDs)))
 	}
 }
 
 // keepTurn remembers the KV of an answer that is whole.
 func (s *stream) keepTurn() {
-	j, p, said := s.job, s.from.rank.Profile, &s.from.answer.Trail
-	if p.HandBack != mooncake.HandBackFetched || len(said.HandBack) == 0 || j.life.Resumed() || !said.Exact() || s.from.local ||
+	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Trail
+	if profile.HandBack != mooncake.HandBackFetched || len(trail.HandBack) == 0 || j.life.Resumed() || !trail.Exact() || s.from.local ||
 		s.from.partner != nil {
 		return
 	}
 	scope, prompt, ok := ownTurns(j)
 	engines := j.srv.Engines()
-	made := engines.Born(s.from.rank.Instance)
-	if !ok || made.Process != j.process { // its KV is of a process or of weights that are gone
+	birth := engines.Born(s.from.rank.Instance)
+	if !ok || birth.Process != j.decodeProcess { // its KV is of a process or of weights that are gone
 		return
 	}
-	tokens, err := p.ReadHandBack(said.HandBack, j.srv.Fleet.KnownHost)
-	all := slices.Concat(prompt, said.IDs)
-	if err != nil || tokens > len(all) {
+	tokens, err := profile.ReadHandBack(trail.HandBack, j.srv.Fleet.KnownHost)
+	ids := slices.Concat(prompt, trail.IDs)
+	if err != nil || tokens > len(ids) {
 		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j),
 			zap.String("engine", s.from.rank.Target.ID),
 			zap.Int("tokens", tokens), zap.Error(err))
@@ -95,7 +95,7 @@ func (s *stream) keepTurn() {
 	}
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
-		Scope: scope, IDs: all[:tokens:tokens], Params: bytes.Clone(said.HandBack), Made: made, Came: now,
-		Until: now.Add(p.Keeps() - p.Keeps()/4),
+		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(trail.HandBack), Made: birth, Came: now,
+		Until: now.Add(profile.Keeps() - profile.Keeps()/4),
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

@@ -43,8 +43,8 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{edge.NewDisconnect(srv.Log), func() bool { return used() == 1 }}
-		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{},
-			record: srv.Journal.Request(journal.Facts{}), prompt: 7}
+		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, incoming: &Incoming{},
+			record: srv.Journal.Request(journal.Facts{}), promptTokens: 7}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease,
 			Origin: handoff.Origin{Request: j, Prompt: 7}}
 		slot, f := j.wait(h)

@@ -40,16 +40,16 @@ func NewID() string {
 
 // Serve answers a request, or has another dispatcher answer it. An error it returns
 // has not been answered yet.
-func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, m fleet.Route, legs []openai.Part) *openai.Error {
+func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model fleet.Route, legs []openai.Part) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	in.way = wayLocal
-	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: m, in: in, record: in.Record}
+	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: model, incoming: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have the body, as long as they need it
 	if req.Stream {
-		srv.keep(ctx, in, in.Record.Arrival)
+		srv.keepAlive(ctx, in, in.Record.Arrival)
 	}
 	j.changes = &legs[0].Changes
 	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
@@ -64,7 +64,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if len(legs) > 1 || req.Listed {
 		return srv.fanOut(ctx, conn, j, legs)
 	}
-	nameable(j, conn)
+	makeNameable(j, conn)
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers
@@ -73,17 +73,17 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return nil
 	}
 	edge.EndWait(ctx) // if the client already has the head, headers set from here on are lost
-	srv.expose(ctx, in)
+	srv.exposeRoute(ctx, in)
 	srv.markRoute(ctx, in)
 	in.Body.Give() // what is kept to go on elsewhere is on an account of its own
 	if fail != nil {
 		return fail
 	}
 	if in.From != nil {
-		srv.explain(ctx, in, nil)
+		srv.markForPeer(ctx, in, nil)
 	}
 	if req.Stream {
-		tokens := s.from.mayHave
+		tokens := s.from.maxTokens
 		if s.stage == ended {
 			tokens = 0
 		}
@@ -106,7 +106,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 		p.Seat.Give()
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
-	j := &job{srv: srv, req: req, client: reader{conn}, id: in.Record.ID, in: in, record: in.Record, passed: p}
+	j := &job{srv: srv, req: req, client: reader{conn}, id: in.Record.ID, incoming: in, record: in.Record, passed: p}
 	s, fail := j.serve(ctx)
 	if fail != nil {
 		return fail
@@ -124,7 +124,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 	if meta := s.from.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
-	Piece(ctx, string(s.from.resp.ContentType()), p.piece, p.Memory)
+	Piece(ctx, string(s.from.resp.ContentType()), p.answer, p.Memory)
 	s.Close()
 	return nil
 }
@@ -136,7 +136,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 		markReason(ctx, e)
 	}
 	if in.From != nil {
-		srv.explain(ctx, in, e)
+		srv.markForPeer(ctx, in, e)
 	}
 	srv.Conclude(in, e)
 	srv.Fail(ctx, e)
@@ -148,9 +148,9 @@ func (srv *Server) Broken(in *Incoming) {
 }
 
 // Score asks every prefill policy where a request would go, without sending it.
-func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
+func (srv *Server) Score(req *openai.Request, model fleet.Route) ([]prefill.Scored, error) {
 	legs := req.Parts()
-	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Changes, model: m, id: NewID(), in: &Incoming{},
+	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Changes, model: model, id: NewID(), incoming: &Incoming{},
 		record: srv.Journal.Request(journal.Facts{})}
 	return srv.Tier.Score(j.arrival())
 }
@@ -187,9 +187,9 @@ const (
 
 // keep has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
 // Another dispatcher gets no comments: it needs the status, and sends comments to its client itself.
-func (srv *Server) keep(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
-	if span := srv.Settings().Limits.KeepAlive; span > 0 && in.From == nil {
-		edge.KeepClient(ctx, span, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
+func (srv *Server) keepAlive(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
+	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && in.From == nil {
+		edge.KeepClient(ctx, interval, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
 }
 
@@ -220,22 +220,22 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 // expose says in an answer's headers which way the request went, and what it
 // waited for up to its first event, as a Server-Timing header would. Not every
 // caller may see it: names of engines are addresses.
-func (srv *Server) expose(ctx *fasthttp.RequestCtx, in *Incoming) {
-	told := in.Record
-	if !srv.Settings().ExposeRoute && !in.Explain || told.Route == "" {
+func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
+	record := in.Record
+	if !srv.Settings().ExposeRoute && !in.Explain || record.Route == "" {
 		return
 	}
 	h := &ctx.Response.Header
-	h.Set(decodeHeader, told.Rank)
-	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", told.QueueMs, told.ProbeMs, told.WaitMs,
-		told.TransferMs))
-	if told.Route == journal.Disaggregated {
-		h.Set(prefillHeader, told.Prefill)
-		h.Set(PolicyHeader, told.PrefillPolicy)
+	h.Set(decodeHeader, record.Rank)
+	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", record.QueueMs, record.ProbeMs,
+		record.WaitMs, record.TransferMs))
+	if record.Route == journal.Disaggregated {
+		h.Set(prefillHeader, record.Prefill)
+		h.Set(PolicyHeader, record.PrefillPolicy)
 	}
-	h.Set(hitHeader, strconv.Itoa(told.HitTokens))
-	h.Set(attemptsHeader, strconv.Itoa(told.Attempts))
-	h.Set(routeHeader, told.Route)
+	h.Set(hitHeader, strconv.Itoa(record.HitTokens))
+	h.Set(attemptsHeader, strconv.Itoa(record.Attempts))
+	h.Set(routeHeader, record.Route)
 }
 
 // markRoute says in the answer where the request was served, where there is
@@ -248,7 +248,7 @@ func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 
 // explain marks an answer to another dispatcher: with its count of cached tokens, or with a
 // code of the refusal, by which the other dispatcher decides whether the request goes on elsewhere.
-func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
+func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {
 			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.Record.CachedTokens))
@@ -308,17 +308,17 @@ func (c *charged) Close() error {
 }
 
 // nameable lets the client of a job end it by name, if its endpoint has such names. For several answers, fanned.nameable does so.
-func nameable(j *job, conn *edge.Conn) {
+func makeNameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
 	}
 	share := edge.NewDisconnect(j.srv.Log)
 	conn.OnGone(share.Leave)
 	j.client = reader{abortable{share}}
-	j.abort = &aborting{ep: j.req.Endpoint, leave: share.Leave, mode: openai.OutputMode(&j.body)}
-	j.ask.Aborted = j.abort.told.Load
-	forget := j.srv.Running.Enter(j.in.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
-	j.in.leave = func() {
+	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.Leave, outputMode: openai.OutputMode(&j.body)}
+	j.ask.Aborted = j.abort.asked.Load
+	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.ask.ID), func() { j.abort.end(j.srv) })
+	j.incoming.forgetName = func() {
 		forget()
 		conn.OnGone(nil) // the job itself only removes the callback of its share
 	}
@@ -326,23 +326,24 @@ func nameable(j *job, conn *edge.Conn) {
 
 // answerAborted answers a request that its client has ended before a rank began it. It says whether it did.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
-	if !j.abort.is() || conn.Left() || fail.Status != failure.Gone.Status {
+	if !j.abort.endedByClient() || conn.Left() || fail.Status != failure.Gone.Status {
 		return false
 	}
 	if j.req.Stream {
-		j.srv.Stream(ctx, []byte("text/event-stream"), &ready{bytes.NewReader(unanswered(j)), func() { j.srv.Conclude(j.in, fail) }}, 0)
+		j.srv.Stream(ctx, []byte("text/event-stream"), &readyEvents{bytes.NewReader(unanswered(j)),
+			func() { j.srv.Conclude(j.incoming, fail) }}, 0)
 		return true
 	}
 	Piece(ctx, "application/json", unanswered(j), nil)
-	j.srv.Conclude(j.in, fail)
+	j.srv.Conclude(j.incoming, fail)
 	return true
 }
 
 // ready is a stream whose events are all here.
-type ready struct {
+type readyEvents struct {
 	*bytes.Reader
 	over func()
 }
 
 // Close settles the request.
-func (r *ready) Close() { r.over() }
+func (r *readyEvents) Close() { r.over() }

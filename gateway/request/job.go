@@ -34,32 +34,32 @@ import (
 // leg of a fan-out. serve is its life. How far it has come, what it holds
 // and where it may still be served stands in gateway/lifecycle.
 type job struct {
-	srv     *Server
-	req     *openai.Request
-	body    mooncake.Body     // dropped once a decode engine has it
-	changes *mooncake.Changes // what a leg of a fan-out changes in the body
-	passed  *Passed           // nil: prompts are prefilled and decoded
-	client  reader
-	id      string // request id, the stem of the engines' ids
-	model   fleet.Route
-	ask     sse.Ask
-	in      *Incoming
-	record  *journal.Request // of in; of a leg, its own
-	abort   *aborting        // nil: its client cannot end it by a name
+	srv      *Server
+	req      *openai.Request
+	body     mooncake.Body     // dropped once a decode engine has it
+	changes  *mooncake.Changes // what a leg of a fan-out changes in the body
+	passed   *Passed           // nil: prompts are prefilled and decoded
+	client   reader
+	id       string // request id, the stem of the engines' ids
+	model    fleet.Route
+	ask      sse.Ask
+	incoming *Incoming
+	record   *journal.Request // of in; of a leg, its own
+	abort    *aborting        // nil: its client cannot end it by a name
 
-	process int             // the decode engine's process at the time of the decode call
-	prompt  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
-	cached  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket  *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	holder  *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+	decodeProcess int             // the decode engine's process at the time of the decode call
+	promptTokens  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
+	ticket        *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder        *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 
-	mu       sync.Mutex // held for each Step of the life: a prefill leg beside a decode leg has a goroutine of its own
-	life     lifecycle.Lifecycle
-	tape     recording.Tape
-	question *geo.Question // asks where the request goes; nil: there are no other regions, or that is decided
-	ran      int           // proxies of this region that may have served it, and gave it back
+	mu           sync.Mutex // held for each Step of the life: a prefill leg beside a decode leg has a goroutine of its own
+	life         lifecycle.Lifecycle
+	tape         recording.Tape
+	question     *geo.Question // asks where the request goes; nil: there are no other regions, or that is decided
+	ranElsewhere int           // proxies of this region that may have served it, and gave it back
 
-	unlisted *openai.Error // the answer of the last engine that did not have the model; nil: there was none
+	unlistedAnswer *openai.Error // the answer of the last engine that did not have the model; nil: there was none
 
 	avoid avoided
 	local locally
@@ -100,11 +100,11 @@ type Passed struct {
 	Memory   *edge.Charge // for an answer in one piece
 	Took     prometheus.Observer
 
-	tried  []string
-	to     fleet.Whole    // the engine that was chosen last
-	before *failure.Fault // the fault of the last call but one
-	none   *openai.Error  // why there is no engine
-	piece  []byte         // the answer, if it comes in one
+	triedEngines []string
+	chosen       fleet.Whole    // the engine that was chosen last
+	earlierFault *failure.Fault // the fault of the last call but one
+	noEngine     *openai.Error  // why there is no engine
+	answer       []byte         // the answer, if it comes in one
 }
 
 // Choice is which engine gets a request that is passed through.
@@ -138,24 +138,24 @@ func (j *job) promptHash() uint64 {
 
 // locally is what a job needs to be served whole by a decode rank.
 type locally struct {
-	asked bool             // it was decided whether that may be; a failed attempt is not made again
-	ended int              // tokens of a prompt whose probes hand nothing off; 0: they may
-	slot  *dispatcher.Slot // bound beforehand, with the siblings of a leg
-	known *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
+	decided     bool             // it was decided whether that may be; a failed attempt is not made again
+	endedTokens int              // tokens of a prompt whose probes hand nothing off; 0: they may
+	boundSlot   *dispatcher.Slot // bound beforehand, with the siblings of a leg
+	knownPrompt *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
 }
 
 // resumption is what a job keeps so that a lost answer can go on, and what its
 // next attempt starts from.
 type resumption struct {
-	keeping lifecycle.Keeping
-	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
-	ids     json.RawMessage // of the prompt, as the prefill engine had them
-	charged int64           // bytes kept, on the gateway's account
+	keeping      lifecycle.Keeping
+	how          string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
+	promptIDs    json.RawMessage // of the prompt, as the prefill engine had them
+	chargedBytes int64           // bytes kept, on the gateway's account
 
-	alone  int // tokens of the client's prompt as the prefill engine counts them
-	before int // tokens of the answer that are part of the prompt now
-	atP    int // prompt tokens the prefill engine has to count now; 0: any number
-	atD    int // the same of the decode engine
+	promptTokens  int // tokens of the client's prompt as the prefill engine counts them
+	answerTokens  int // tokens of the answer that are part of the prompt now
+	prefillCounts int // prompt tokens the prefill engine has to count now; 0: any number
+	decodeCounts  int // the same of the decode engine
 }
 
 // reader is who reads the answer: a client's connection, or a leg's share of it.
@@ -168,17 +168,17 @@ func (r reader) isLeg() bool { _, ok := r.client.(*edge.Disconnect); return ok }
 type Incoming struct {
 	Record *journal.Request
 	Wishes
-	Limits   Limits       // of its caller
-	Priority int          // in the arrival queue
-	Batch    bool         // it takes only what others leave
-	Deadline time.Time    // until when a trusted caller wants the first token; zero: it did not say
-	Flow     string       // its flow, which takes turns in the arrival queue with other flows of the same priority; empty: its caller's key
-	Body     *edge.Charge // what the body takes of the account of bodies in memory
-	Address  string       // of the client
-	From     *geo.Hop     // how it came from another dispatcher; nil: from a client
-	way      string       // where it was served, as routeHeader names it; empty: nowhere
-	over     atomic.Bool  // it was accounted for
-	leave    func()       // ends the client's power to end the request by name; nil: the request has no name
+	Limits     Limits       // of its caller
+	Priority   int          // in the arrival queue
+	Batch      bool         // it takes only what others leave
+	Deadline   time.Time    // until when a trusted caller wants the first token; zero: it did not say
+	Flow       string       // its flow, which takes turns in the arrival queue with other flows of the same priority; empty: its caller's key
+	Body       *edge.Charge // what the body takes of the account of bodies in memory
+	Address    string       // of the client
+	From       *geo.Hop     // how it came from another dispatcher; nil: from a client
+	way        string       // where it was served, as routeHeader names it; empty: nowhere
+	concluded  atomic.Bool  // it was accounted for
+	forgetName func()       // ends the client's power to end the request by name; nil: the request has no name
 }
 
 // Classes of requests, as ClassHeader names them.
@@ -219,22 +219,22 @@ func onPanic(giveBack func()) {
 	}
 }
 
-func (j *job) tell(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
+func (j *job) tell(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.stepped(e, dst)
+	return j.stepped(event, effects)
 }
 
 // stepped is tell for callers that hold the mutex.
-func (j *job) stepped(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
-	dst = j.life.Step(e, dst)
-	j.tape.Step(e, dst)
-	return dst
+func (j *job) stepped(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
+	effects = j.life.Step(event, effects)
+	j.tape.Step(event, effects)
+	return effects
 }
 
 // enter begins a phase, and a call of this name with it unless it is empty.
-func (j *job) enter(p journal.Phase, call string) {
-	j.record.Report(journal.Event{What: journal.Entered, Phase: p, Left: j.client.Left(), Call: call})
+func (j *job) enter(phase journal.Phase, call string) {
+	j.record.Report(journal.Event{What: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
 // freed reports that nothing of a request is held any more, if its client left.

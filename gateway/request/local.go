@@ -31,13 +31,13 @@ func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
 	}
-	if j.local.known != nil {
-		return *j.local.known
+	if j.local.knownPrompt != nil {
+		return *j.local.knownPrompt
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
 	if j.srv.Locals.Remember(j.model.Board) { // for a rank that prefills and decodes placeMixed keeps it
 		known := p // on the heap, and p is not
-		j.local.known = &known
+		j.local.knownPrompt = &known
 	}
 	return p
 }
@@ -47,60 +47,60 @@ func (j *job) recognize() prefill.Prompt {
 // a request whose turn was taken with its siblings'. If one dispatcher decides for
 // all, or every attempt here has failed, the question where it goes comes first.
 func (j *job) bindLocal() *dispatcher.Slot {
-	if s := j.local.slot; s != nil {
-		j.local.slot = nil
-		return s
+	if slot := j.local.boundSlot; slot != nil {
+		j.local.boundSlot = nil
+		return slot
 	}
 	if j.ticket != nil || j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried()) {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
-	why := j.local.why(conf, j.in, j.life.Resumed())
+	why := j.local.reason(conf, j.incoming, j.life.Resumed())
 	if why == "" || j.client.Left() || !j.srv.Locals.Serve(j.model.Board) {
 		return nil
 	}
-	p := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.ended}
-	j.local.ended = 0
-	if p.Tokens == 0 {
-		if p.Media {
+	sought := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.endedTokens}
+	j.local.endedTokens = 0
+	if sought.Tokens == 0 {
+		if sought.Media {
 			return nil // its length in tokens is not known
 		}
-		if p.Bytes == 0 || j.req.PromptTokens > 0 {
-			p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
+		if sought.Bytes == 0 || j.req.PromptTokens > 0 {
+			sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
 		}
 	}
-	tokens := j.srv.Locals.Length(&p)
-	rule := j.srv.localRule(conf, &p, why, tokens)
+	tokens := j.srv.Locals.Length(&sought)
+	rule := j.srv.localRule(conf, &sought, why, tokens)
 	hits := map[int32]int{}
-	for _, o := range j.srv.Locals.Offers(&p, j.avoid.ranks()) {
-		if rule.Allows(o.New, 0, 0) {
-			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: o.Rank, Tokens: o.New})
-			hits[o.Rank] = o.Hit
+	for _, offer := range j.srv.Locals.Offers(&sought, j.avoid.ranks()) {
+		if rule.Allows(offer.New, 0, 0) {
+			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
+			hits[offer.Rank] = offer.Hit
 		}
 	}
 	if len(rule.Ranks) == 0 {
 		return nil
 	}
-	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
+	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
-	r := <-j.srv.Dispatcher.EnqueueLocal(e, rule)
-	if r.Err != nil {
+	result := <-j.srv.Dispatcher.EnqueueLocal(entry, rule)
+	if result.Err != nil {
 		j.srv.metrics.localDeclined.Inc()
 		return nil
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
 	j.question = nil
-	j.record.Report(journal.Event{What: journal.PlacedLocally, Slot: r.Slot, Tokens: hits[r.Slot.Worker]})
-	return r.Slot
+	j.record.Report(journal.Event{What: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
+	return result.Slot
 }
 
 // near are the ranks of a board that hold a part of the prompt and need not pull it.
-func (j *job) near(on string, tokens int) (hits []board.Hit) {
-	if j.local.known == nil || j.life.Resumed() {
+func (j *job) nearRanks(on string, tokens int) (hits []board.Hit) {
+	if j.local.knownPrompt == nil || j.life.Resumed() {
 		return nil
 	}
-	for _, o := range j.srv.Locals.Held(&local.Prompt{Prompt: *j.local.known, Model: on, Tokens: tokens}) {
-		hits = append(hits, board.Hit{Worker: o.Rank, Tokens: o.Hit})
+	for _, offer := range j.srv.Locals.Held(&local.Prompt{Prompt: *j.local.knownPrompt, Model: on, Tokens: tokens}) {
+		hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: offer.Hit})
 	}
 	return hits
 }
@@ -108,18 +108,18 @@ func (j *job) near(on string, tokens int) (hits []board.Hit) {
 // why is the reason for which the request may be served whole now; empty: it may not. For a
 // short prompt, or if the caller wants it, that is decided once. After a failed prefill the request
 // may only be served whole if the engine found the answer empty, and so handed nothing off.
-func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
+func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.aimed():
 		return ""
-	case l.ended > 0:
+	case l.endedTokens > 0:
 		return localEnded
 	case in.Whole:
 		return localWhole
-	case l.asked:
+	case l.decided:
 		return ""
 	}
-	l.asked = true
+	l.decided = true
 	switch {
 	case in.Batch: // the whole group would wait for this prompt, but a batch request should wait for all others
 	case in.Disaggregate == DisaggregateNever:
@@ -130,14 +130,14 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 	return ""
 }
 
-func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why string, tokens int) *board.Local {
+func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
 	case why != localShort: // a prompt of any length, but a long one only alone
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0:
-		if line, rtt, known := srv.Tier.Line(p.Model); known {
-			rule.BreakEven = srv.Locals.BreakEven(p, line, rtt)
+		if line, rtt, known := srv.Tier.Line(sought.Model); known {
+			rule.BreakEven = srv.Locals.BreakEven(sought, line, rtt)
 		} else {
 			rule.Threshold = prefill.DefaultLocalThreshold
 		}
@@ -149,42 +149,42 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 // answer's will be there too, but its blocks cannot be named: the next turn has it
 // as text that may get other token ids. And if an expected hit is none, the rank computes
 // it, and its whole group waits. So what is known is never more than what is held.
-func (j *job) arrived(h *handoff.Handoff, s *stream) {
+func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
 		return // the KV is not the prompt's alone
 	}
 	if h == nil {
 		j.countLocal(s)
 	}
-	known := j.local.known
+	known := j.local.knownPrompt
 	if known == nil {
 		return
 	}
-	p := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
-	if j.in.Ends {
-		p.Keys = nil // no further turn will ask for them, but the prompt's length is still learned from
+	sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
+	if j.incoming.Ends {
+		sought.Keys = nil // no further turn will ask for them, but the prompt's length is still learned from
 	}
-	j.srv.Locals.Holds(s.from.rank.Worker, &p, j.prompt, s.from.began)
+	j.srv.Locals.Holds(s.from.rank.Worker, &sought, j.promptTokens, s.from.began)
 	if !s.from.local {
-		j.local.known = nil // a long prompt has thousands of keys
+		j.local.knownPrompt = nil // a long prompt has thousands of keys
 	}
 	if h != nil && !s.from.whole { // an answer in one piece does not show when the KV was there
-		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.from.began))
+		j.srv.Locals.Moved(sought.Model, j.promptTokens, time.Since(s.from.began))
 	}
 }
 
 // countLocal takes the prompt's length, and its token ids, from the rank that
 // computed it.
 func (j *job) countLocal(s *stream) {
-	j.prompt = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
+	j.promptTokens = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.from.slot != nil { // else all of the answer came at once
-		j.srv.Dispatcher.Counted(s.from.slot, j.prompt)
+		j.srv.Dispatcher.Counted(s.from.slot, j.promptTokens)
 	}
-	j.resume.alone, j.cached = j.prompt, -1
-	j.record.PromptTokens = j.prompt
+	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
+	j.record.PromptTokens = j.promptTokens
 	if !s.from.whole {
 		if wantsIDs(j.req, s.from.rank.Profile) && len(s.from.answer.Trail.PromptIDs) > 0 {
-			j.resume.ids = slices.Clone(s.from.answer.Trail.PromptIDs)
+			j.resume.promptIDs = slices.Clone(s.from.answer.Trail.PromptIDs)
 		}
 		j.keep(s.from.rank) // again, now that the prompt's length and token ids are known
 	}
@@ -196,14 +196,15 @@ func (s *stream) reportLocal() {
 	if !s.from.local || s.broken != nil {
 		return
 	}
-	u, ok := s.from.answer.Mirror.Usage()
+	usage, ok := s.from.answer.Mirror.Usage()
 	if !ok {
-		u.Cached = -1
+		usage.Cached = -1
 	}
-	j.record.CachedTokens = max(0, u.Cached)
-	if known := j.local.known; known != nil {
-		p := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
-		if turned, holds := j.srv.Locals.Computed(s.from.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached, s.from.began); turned {
+	j.record.CachedTokens = max(0, usage.Cached)
+	if known := j.local.knownPrompt; known != nil {
+		sought := local.Prompt{Prompt: *known, Model: s.from.rank.Board}
+		if turned, holds := j.srv.Locals.Computed(s.from.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
+			s.from.began); turned {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+
 				"more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
 				zap.String("engine", s.from.rank.Target.ID), zap.Bool("as_expected", holds))

@@ -78,8 +78,8 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			require.NoError(t, err)
 			j := &job{
 				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
-				model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
-				in:    in, record: in.Record, prompt: row.prompt,
+				model:    fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
+				incoming: in, record: in.Record, promptTokens: row.prompt,
 			}
 			srv.Places.Reserve()
 			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
@@ -126,7 +126,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 			require.NoError(t, err)
 			j := &job{
 				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
-				model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
+				model: fleet.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
 			}
 			srv.Places.Reserve()
 			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})

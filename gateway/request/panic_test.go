@@ -44,8 +44,9 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	srv := withEngines(t)
 
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
-		record: in.Record}
+	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"},
+		incoming: in,
+		record:   in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -73,7 +74,7 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 func TestAPanicOnASlotGivesItBack(t *testing.T) {
 	srv := withEngines(t)
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, in: in, record: in.Record}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, incoming: in, record: in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -87,8 +88,9 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
-		record: in.Record, prompt: 7}
+	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"},
+		incoming: in,
+		record:   in.Record, promptTokens: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
@@ -101,7 +103,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	}
 	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
 	// without the fault, so that it cannot be judged
-	r := &runner{job: j, lease: lease, held: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
+	r := &runner{job: j, lease: lease, handoff: held, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 	require.Panics(t, func() {
 		_, _ = r.run(lifecycle.Event{What: lifecycle.Fell,
 			End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Broke}})
@@ -116,8 +118,9 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
 	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in,
-		record: in.Record}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"},
+		incoming: in,
+		record:   in.Record}
 	waits := func(enqueue func(*pool.Entry) <-chan dispatcher.Result) {
 		srv.Places.Reserve()
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, enqueue) })
@@ -156,7 +159,7 @@ func early(t *testing.T, to client) (*server, *runner) {
 		srv: srv.Server, body: body, changes: &mooncake.Changes{},
 		req:    &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7},
 		client: reader{to},
-		model:  fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
+		model:  fleet.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
 	}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
@@ -202,7 +205,7 @@ func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 			_, r := early(t, edge.NewDisconnect(zap.NewNop()))
 			j, s := r.job, r.stream
 			j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
-			p := &partner{job: j, pair: 9, rank: s.from.rank, slot: s.from.slot, last: r.lease} // no such pair
+			p := &partner{job: j, pair: 9, rank: s.from.rank, slot: s.from.slot, lastLease: r.lease} // no such pair
 			require.Panics(t, func() { told(p) })
 			j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
 			r.lease.Release()
@@ -226,7 +229,8 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	srv.open.Add(1)
 	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
 		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{edge.NewDisconnect(zap.NewNop())}, in: in, record: in.Record, passed: p}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{edge.NewDisconnect(zap.NewNop())},
+		incoming: in, record: in.Record, passed: p}
 	for _, e := range []lifecycle.Event{{What: lifecycle.Begun, Script: lifecycle.Passed}, {What: lifecycle.Chosen}, {What: lifecycle.First}} {
 		j.tell(e, nil)
 	}

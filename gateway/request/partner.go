@@ -25,44 +25,44 @@ import (
 // A partner is the prefill leg that runs beside the decode leg of an attempt. It has a goroutine of its own, which may outlive the attempt.
 // What becomes of both legs is decided by the request's life.
 type partner struct {
-	job      *job
-	pair     int    // the number of the pair in the request's life, from 1
-	id       string // X-Request-Id of both legs, never used before
-	dialect  lifecycle.Dialect
-	decode   *engine.Call
-	rank     *fleet.Rank // the rank that decodes
-	slot     *dispatcher.Slot
-	meeting  *mooncake.Meeting
-	headers  []engine.Header // of the prefill leg
-	body     mooncake.Body
-	changes  *mooncake.Changes
-	prompt   int  // tokens, as estimated
-	most     int  // tokens that the answer may have
-	whole    bool // the answer comes in one piece, or may say nothing before its end
-	streamed bool
-	expect   *metaserver.Expectation // nil: nothing is called back
-	dead     chan struct{}           // closed when the decode leg has ended
-	over     chan struct{}           // closed when the prefill leg has ended
-	born     fleet.Birth             // of the prefill engine that has the leg
-	tried    []string                // prefill engines
-	until    lifecycle.Limit         // how long the prefill leg's present wait may last
+	job         *job
+	pair        int    // the number of the pair in the request's life, from 1
+	id          string // X-Request-Id of both legs, never used before
+	dialect     lifecycle.Dialect
+	decode      *engine.Call
+	rank        *fleet.Rank // the rank that decodes
+	slot        *dispatcher.Slot
+	meeting     *mooncake.Meeting
+	headers     []engine.Header // of the prefill leg
+	body        mooncake.Body
+	changes     *mooncake.Changes
+	prompt      int  // tokens, as estimated
+	maxTokens   int  // tokens that the answer may have
+	silent      bool // the answer comes in one piece, or may say nothing before its end
+	streamed    bool
+	expected    *metaserver.Expectation // nil: nothing is called back
+	decodeOver  chan struct{}           // closed when the decode leg has ended
+	prefillOver chan struct{}           // closed when the prefill leg has ended
+	born        fleet.Birth             // of the prefill engine that has the leg
+	tried       []string                // prefill engines
+	waitLimit   lifecycle.Limit         // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
-	lease    *prefill.Lease // nil once it is settled
-	last     *prefill.Lease // the same, settled or not
-	refusal  *failure.Fault // of the last engine that took nothing
-	failed   *failure.Fault // why one leg has ended the other
-	call     *engine.Call   // the prefill leg's; nil: there is none now
-	closed   bool           // dead is closed
-	stranded bool           // the decode engine may keep blocks for ever
-	ended    time.Time      // when the prefill engine has answered
-	got      mooncake.ProbeAnswer
-	called   time.Duration // time until the decode engine had called back
-	took     time.Duration // how long the prefill leg took
-	silence  *time.Timer
+	lease           *prefill.Lease // nil once it is settled
+	lastLease       *prefill.Lease // the same, settled or not
+	refusal         *failure.Fault // of the last engine that took nothing
+	failed          *failure.Fault // why one leg has ended the other
+	call            *engine.Call   // the prefill leg's; nil: there is none now
+	closed          bool           // dead is closed
+	stranded        bool           // the decode engine may keep blocks for ever
+	answeredAt      time.Time      // when the prefill engine has answered
+	probed          mooncake.ProbeAnswer
+	calledBackAfter time.Duration // time until the decode engine had called back
+	prefillTook     time.Duration // how long the prefill leg took
+	firstTimer      *time.Timer
 
 	// how long the goroutine of the decode leg waits for the end of the prefill leg before it goes on; 0: it does not wait
-	waits time.Duration
+	firstWait time.Duration
 }
 
 // Why the legs of a request did not come together.
@@ -83,39 +83,39 @@ var (
 func (p *partner) awaitCallback() bool {
 	began := time.Now()
 	select {
-	case came := <-p.expect.Came():
-		return p.calledBack(came, time.Since(began))
-	case <-time.After(p.limit(p.until)):
-		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
+	case callback := <-p.expected.Came():
+		return p.calledBack(callback, time.Since(began))
+	case <-time.After(p.limit(p.waitLimit)):
+		uncalled := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled},
 			failure.Transport("decode", errNoCallback), errNoCallback)
-		p.tell(lifecycle.Event{What: lifecycle.Overdue}, why)
-		<-p.dead // if an answer has begun without a callback, wait for its end
-	case <-p.dead:
+		p.tell(lifecycle.Event{What: lifecycle.Overdue}, uncalled)
+		<-p.decodeOver // if an answer has begun without a callback, wait for its end
+	case <-p.decodeOver:
 	}
 	return p.lateCallback()
 }
 
-func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool {
+func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	p.called, p.meeting.Callback = took, came.KV
-	if came.Err == nil {
-		p.last.CalledBack(took)
+	p.calledBackAfter, p.meeting.Callback = took, callback.KV
+	if callback.Err == nil {
+		p.lastLease.CalledBack(took)
 	}
-	e := lifecycle.Event{What: lifecycle.CalledBack}
-	var f *failure.Fault
+	event := lifecycle.Event{What: lifecycle.CalledBack}
+	var fault *failure.Fault
 	switch {
-	case came.Err != nil:
-		e.What = lifecycle.Miscalled
-		f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled},
-			failure.BadGateway("decode", "it named no place for the KV"), came.Err)
-		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
-			f.Why = lifecycle.Misplaced
+	case callback.Err != nil:
+		event.What = lifecycle.Miscalled
+		fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled},
+			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
+		if errors.Is(callback.Err, mooncake.ErrUnknownHost) {
+			fault.Why = lifecycle.Misplaced
 		}
-	case came.Empty: // the decode engine has the whole prompt
-		e.What = lifecycle.NeedsNothing
+	case callback.Empty: // the decode engine has the whole prompt
+		event.What = lifecycle.NeedsNothing
 	}
-	p.step(e, f)
+	p.step(event, fault)
 	return p.legs().Due()
 }
 
@@ -124,24 +124,24 @@ func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
-	e := lifecycle.Event{What: lifecycle.Uncallable}
+	event := lifecycle.Event{What: lifecycle.Uncallable}
 	select {
-	case came := <-p.expect.Came():
-		if came.Err == nil && !came.Empty {
-			p.meeting.Callback = came.KV
-			e.What = lifecycle.CalledLate
+	case callback := <-p.expected.Came():
+		if callback.Err == nil && !callback.Empty {
+			p.meeting.Callback = callback.KV
+			event.What = lifecycle.CalledLate
 		}
 	case <-time.After(grace):
-	case <-p.expect.Forgotten():
+	case <-p.expected.Forgotten():
 	}
-	return p.tell(e, nil)
+	return p.tell(event, nil)
 }
 
-func (p *partner) anew() bool {
+func (p *partner) tryAnother() bool {
 	srv := p.job.srv
-	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.until))
+	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
 	defer cancel()
-	lease, err := p.last.Another(ctx, p.tried)
+	lease, err := p.lastLease.Another(ctx, p.tried)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	if err != nil {
@@ -149,13 +149,13 @@ func (p *partner) anew() bool {
 	}
 	p.tried = append(p.tried, lease.Candidate.ID)
 	p.step(lifecycle.Event{What: lifecycle.Found}, nil)
-	p.goTo(lease)
+	p.moveTo(lease)
 	return true
 }
 
 // lookAgain moves the prefill to another engine if it would end there at least a step sooner. It runs when the decode engine has room:
 // during the wait for that, other prefills may have ended earlier than predicted, or later.
-func (p *partner) lookAgain() {
+func (p *partner) lookForSooner() {
 	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -165,24 +165,24 @@ func (p *partner) lookAgain() {
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
 	if lease := p.lease.Sooner(step, shunned); lease != nil {
 		p.tried[len(p.tried)-1] = lease.Candidate.ID // the engine before was not tried
-		p.goTo(lease)
+		p.moveTo(lease)
 	}
 }
 
 // goTo moves the prefill to the engine of lease. It is called with the job's mutex held.
-func (p *partner) goTo(lease *prefill.Lease) {
+func (p *partner) moveTo(lease *prefill.Lease) {
 	lease.PassOn()
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
-	p.lease, p.last = lease, lease
+	p.lease, p.lastLease = lease, lease
 }
 
 // legs is the state of both legs in the request's life. It is called with the job's mutex held.
 func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
 // tell is step for callers that do not hold the job's mutex.
-func (p *partner) tell(e lifecycle.Event, f *failure.Fault) (on bool) {
-	p.locked(func() { on = p.step(e, f) })
-	return on
+func (p *partner) tell(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
+	p.locked(func() { goesOn = p.step(event, fault) })
+	return goesOn
 }
 
 // locked has f hold the job's mutex. It is free again even if f panics, because what cleans up then needs it.
@@ -194,66 +194,66 @@ func (p *partner) locked(f func()) {
 
 // step tells the life what happens to a leg, and carries out what is to be done. f is why a leg ends, if that ends the other one. It is
 // called with the job's mutex held, and returns whether the prefill leg goes on.
-func (p *partner) step(e lifecycle.Event, f *failure.Fault) (on bool) {
-	if f != nil {
-		e.End = f.Ended
+func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
+	if fault != nil {
+		event.End = fault.Ended
 	}
-	e.Pair = p.pair
-	was := p.legs().Failed
-	var room [8]lifecycle.Effect
-	todo := p.job.stepped(e, room[:0])
-	if !was && p.legs().Failed {
-		if p.failed = f; f == nil {
+	event.Pair = p.pair
+	hadFailed := p.legs().Failed
+	var buffer [8]lifecycle.Effect
+	effects := p.job.stepped(event, buffer[:0])
+	if !hadFailed && p.legs().Failed {
+		if p.failed = fault; fault == nil {
 			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errBroken.Error()), errBroken)
 		}
 	}
-	for _, x := range todo {
-		on = p.do(x, f) || on
+	for _, effect := range effects {
+		goesOn = p.do(effect, fault) || goesOn
 	}
 	p.notice()
-	return on
+	return goesOn
 }
 
 // notice closes dead if the decode leg has ended. It is called with the job's mutex held.
 func (p *partner) notice() {
 	if p.legs().Closed() && !p.closed {
 		p.closed = true
-		close(p.dead)
+		close(p.decodeOver)
 	}
 }
 
 // carryOut carries out an effect of a pair after a panic.
-func (p *partner) carryOut(x lifecycle.Effect) {
+func (p *partner) carryOut(effect lifecycle.Effect) {
 	p.locked(func() {
-		p.do(x, nil)
+		p.do(effect, nil)
 		p.notice()
 	})
 }
 
 // do carries an effect out, and says whether it has the prefill leg go on. It does not block.
-func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
-	switch x.Do {
+func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
+	switch effect.Do {
 	case lifecycle.EndDecode:
 		p.decode.Leave(upstream.Notice)
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill:
-		p.abort(p.last.Candidate.Target)
+		p.abort(p.lastLease.Candidate.Target)
 	case lifecycle.HangUp:
 		if p.call != nil {
 			p.call.Leave(upstream.Notice)
 		}
 	case lifecycle.Settle:
-		handoff.Settle(p.lease, x.How, f)
+		handoff.Settle(p.lease, effect.How, fault)
 		p.lease = nil
 	case lifecycle.AwaitFirst:
-		p.awaitFirst(x.Until)
+		p.awaitFirst(effect.Until)
 	case lifecycle.AwaitPrefill:
-		p.waits = p.limit(x.Until)
+		p.firstWait = p.limit(effect.Until)
 	case lifecycle.StopWaiting:
-		if p.silence != nil {
-			p.silence.Stop()
+		if p.firstTimer != nil {
+			p.firstTimer.Stop()
 		}
 	case lifecycle.Forget:
 		p.forget(0)
@@ -263,63 +263,63 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 			cause = drainLeft
 		}
 		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()
-		p.until = x.Until
+		p.waitLimit = effect.Until
 		return true
 	case lifecycle.CountLoss:
 		p.job.srv.metrics.rebound(p.failed)
 	case lifecycle.Strand:
 		p.stranded = true
 	case lifecycle.WaitGone:
-		time.AfterFunc(p.limit(x.Until), func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
+		time.AfterFunc(p.limit(effect.Until), func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
 	case lifecycle.SendBeside, lifecycle.Seek:
-		p.until = x.Until
+		p.waitLimit = effect.Until
 		return true
 	default: // nothing else is done for a pair
 	}
 	return false
 }
 
-func (p *partner) limit(l lifecycle.Limit) time.Duration {
-	most := waitAtMost(l, p.job.srv.Settings(), p.rank.Profile)
-	if l == lifecycle.ByHold {
-		most = min(most, p.kept())
+func (p *partner) limit(limit lifecycle.Limit) time.Duration {
+	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
+	if limit == lifecycle.ByHold {
+		wait = min(wait, p.kept())
 	}
-	return most
+	return wait
 }
 
 func (p *partner) forget(grace time.Duration) {
-	if p.expect != nil {
-		p.expect.Forget(grace)
+	if p.expected != nil {
+		p.expected.Forget(grace)
 	}
 }
 
 // abort has an engine of SGLang end the leg. The request does not wait for the engine's answer.
-func (p *partner) abort(t *engine.Target) {
+func (p *partner) abort(target *engine.Target) {
 	srv := p.job.srv
 	_ = srv.legs.Run(math.MaxInt, func() { // if it is not run, the proxy is about to end, and engines notice that
-		if err := upstream.Abort(srv.Client, t, p.id, srv.Log); err != nil {
+		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
-				zap.String("engine", t.ID), zap.Error(err))
+				zap.String("engine", target.ID), zap.Error(err))
 		}
 	})
 }
 
 // awaitFirst starts the timer for the first event. It is called with the job's mutex held.
-func (p *partner) awaitFirst(l lifecycle.Limit) {
-	most, why := p.limit(l), errSilent
-	if l == lifecycle.ByHold && most < p.rank.Profile.FirstEventTimeout {
-		why = errLate
+func (p *partner) awaitFirst(limit lifecycle.Limit) {
+	wait, cause := p.limit(limit), errSilent
+	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout {
+		cause = errLate
 	}
-	p.silence = time.AfterFunc(most, func() {
+	p.firstTimer = time.AfterFunc(wait, func() {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
-		if l == lifecycle.ByWhole { // the answer is waited for as long as its rank gives signs of life
-			if left := handoff.Patience(p.rank, p.job.srv.Settings(), p.ended, p.most, time.Now()); left > 0 {
-				p.silence.Reset(left)
+		if limit == lifecycle.ByWhole { // the answer is waited for as long as its rank gives signs of life
+			if rest := handoff.Patience(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
+				p.firstTimer.Reset(rest)
 				return
 			}
 		}
-		p.step(lifecycle.Event{What: lifecycle.Quiet}, unbegun(why))
+		p.step(lifecycle.Event{What: lifecycle.Quiet}, unbegun(cause))
 	})
 }
 
@@ -327,10 +327,10 @@ func (p *partner) awaitFirst(l lifecycle.Limit) {
 // comes in one piece and does not show when the KV was read. No decode engine renews this time: a heartbeat has to name the request as
 // the prefill engine does, and that name was not known when the decode leg was sent.
 func (p *partner) kept() time.Duration {
-	if !p.dialect.Keeps || p.whole {
+	if !p.dialect.Keeps || p.silent {
 		return math.MaxInt64
 	}
-	return p.last.Candidate.Profile.PulledWithin()
+	return p.lastLease.Candidate.Profile.PulledWithin()
 }
 
 // unbegun is the end of a decode leg whose first event did not come in time.
@@ -348,7 +348,7 @@ func left() *failure.Fault {
 // answer cannot be believed, or nil.
 func (p *partner) started(prompt int) *failure.Fault {
 	p.locked(func() {
-		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.ended) > p.kept()}, unbegun(errLate))
+		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.kept()}, unbegun(errLate))
 	})
 	p.awaitPrefill()
 	p.tell(lifecycle.Event{What: lifecycle.Confirmed}, nil)
@@ -357,16 +357,16 @@ func (p *partner) started(prompt int) *failure.Fault {
 
 // awaitPrefill waits for the end of the prefill leg, if the last step has said so.
 func (p *partner) awaitPrefill() {
-	if p.waits > 0 {
-		p.awaitOver(p.waits)
+	if p.firstWait > 0 {
+		p.awaitOver(p.firstWait)
 	}
-	p.waits = 0
+	p.firstWait = 0
 }
 
 // awaitOver waits for the end of the prefill leg, for at most so long.
 func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	select {
-	case <-p.over:
+	case <-p.prefillOver:
 		return true
 	case <-time.After(limit):
 		return false
@@ -385,7 +385,7 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	p.locked(func() { until = p.legs().Confirms() })
 	if until != lifecycle.NotHere {
 		select {
-		case <-p.over:
+		case <-p.prefillOver:
 		case <-gone:
 			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
 		case <-time.After(p.limit(until)):
@@ -400,13 +400,13 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 
 // decodeEnded reports that the decode leg has ended without a first event, and ends the prefill leg where that is of use. f is why the
 // prefill leg has ended the decode leg, nil if that has ended by itself. stranded says that the decode engine may keep blocks for ever.
-func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, stranded bool) {
+func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
-		f, stranded = p.failed, p.stranded
+		fault, stranded = p.failed, p.stranded
 	})
 	p.awaitPrefill()
-	return f, stranded
+	return fault, stranded
 }
 
 // clientLeft reports that the client has left; after the first event it does nothing. It does not block, and may be called from any
@@ -427,7 +427,7 @@ func (p *partner) outlived() bool {
 func (p *partner) prefiller() prefill.Candidate {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	return p.last.Candidate
+	return p.lastLease.Candidate
 }
 
 // lost is why an answer that has begun cannot be believed any more; nil: it can be.

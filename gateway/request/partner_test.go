@@ -110,7 +110,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	}
 	s := &stream{job: j, from: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile},
 		call: c.srv.Client.NewCall(d)}}
-	require.Nil(t, s.from.meet(lease, 1, until))
+	require.Nil(t, s.from.beginPrefill(lease, 1, until))
 	c.partner = s.from.partner
 	go func() {
 		defer close(c.ended)
@@ -237,7 +237,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "both answer", connector: sglang, fine: true,
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(7)
-				<-c.over
+				<-c.prefillOver
 				require.Nil(c.t, c.started(7))
 				f := c.believe(7, nil)
 				c.close(false)
@@ -249,7 +249,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			why: lifecycle.Incomplete, aborted: "decode", rebind: "prefill",
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(5)
-				<-c.over
+				<-c.prefillOver
 				f := c.started(7)
 				_, _ = c.decodeEnded(lifecycle.Died)
 				return f
@@ -260,7 +260,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				require.Nil(c.t, c.started(7), "the first event is held back for a moment only")
 				c.answer <- says(5)
-				<-c.over
+				<-c.prefillOver
 				require.NotNil(c.t, c.lost())
 				defer c.close(false)
 				return c.believe(7, nil)
@@ -273,7 +273,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				require.Nil(c.t, c.started(7))
 				c.close(false)
 				f := c.believe(7, nil)
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
@@ -287,7 +287,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				gone := make(chan struct{})
 				close(gone)
 				f := c.believe(7, gone)
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
@@ -314,7 +314,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.sent()
 				f, stranded := c.decodeEnded(lifecycle.Died)
 				require.False(c.t, stranded, "it gives blocks of what was aborted away at once")
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
@@ -325,7 +325,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.sent()
 				f, _ := c.decodeEnded(lifecycle.Died)
 				c.answer <- saysAborted
-				<-c.over
+				<-c.prefillOver
 				require.EqualValues(c.t, 1, c.attempts("dropped"))
 				require.Zero(c.t, c.attempts("failed"))
 				return f
@@ -336,7 +336,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				c.clientLeft()
-				<-c.over // its engine has answered what it was told to abort
+				<-c.prefillOver // its engine has answered what it was told to abort
 				return c.isEnded()
 			},
 		},
@@ -345,17 +345,17 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls()
 				c.answer <- says(7)
-				<-c.over
+				<-c.prefillOver
 				require.Nil(c.t, c.started(7))
-				require.Equal(c.t, 7, c.got.PromptTokens)
-				require.Positive(c.t, c.called)
+				require.Equal(c.t, 7, c.probed.PromptTokens)
+				require.Positive(c.t, c.calledBackAfter)
 				c.close(false)
 				return c.believe(7, nil)
 			},
 		},
 		{
 			name: "no callback comes", connector: layerwise, change: quick, why: lifecycle.Uncalled, leg: lifecycle.Decode, rebind: "callback",
-			do: func(c *pair) *failure.Fault { defer func() { <-c.over }(); return c.isEnded() },
+			do: func(c *pair) *failure.Fault { defer func() { <-c.prefillOver }(); return c.isEnded() },
 		},
 		{
 			name: "it comes too late, when only the end of a prefill frees the blocks", connector: layerwise,
@@ -365,7 +365,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				f := c.isEnded()
 				c.calls()
 				c.answer <- says(7)
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
@@ -373,7 +373,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "it names a host that is not known", connector: layerwise, why: lifecycle.Misplaced, leg: lifecycle.Decode,
 			do: func(c *pair) *failure.Fault {
 				c.calls("127.0.0.1", "10.0.0.6")
-				defer func() { <-c.over }()
+				defer func() { <-c.prefillOver }()
 				return c.isEnded()
 			},
 		},
@@ -381,7 +381,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "it names another request", connector: layerwise, why: lifecycle.Garbled, leg: lifecycle.Decode, rebind: "callback",
 			do: func(c *pair) *failure.Fault {
 				c.calls("ek-1-0b", "ek-2")
-				defer func() { <-c.over }()
+				defer func() { <-c.prefillOver }()
 				return c.isEnded()
 			},
 		},
@@ -389,7 +389,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine has the whole prompt", connector: layerwise, fine: true,
 			do: func(c *pair) *failure.Fault {
 				c.calls("[[7,8,9]]", "[]")
-				<-c.over
+				<-c.prefillOver
 				require.Nil(c.t, c.started(7))
 				c.close(false)
 				require.Zero(c.t, c.requests(), "nothing is prefilled")
@@ -402,7 +402,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.answer <- status(503)
 				c.answer <- says(7)
 				c.calls()
-				<-c.over
+				<-c.prefillOver
 				require.Nil(c.t, c.started(7))
 				require.Equal(c.t, 2, c.requests())
 				require.Equal(c.t, c.tried[1], c.prefiller().ID)
@@ -425,7 +425,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				f, stranded := c.decodeEnded(lifecycle.Refused)
 				require.False(c.t, stranded)
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
@@ -436,13 +436,13 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.sent()
 				f, stranded := c.decodeEnded(lifecycle.Died)
 				require.True(c.t, stranded)
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
 		{
 			name: "the client leaves before the callback", connector: layerwise, why: lifecycle.Left,
-			do: func(c *pair) *failure.Fault { c.clientLeft(); defer func() { <-c.over }(); return c.isEnded() },
+			do: func(c *pair) *failure.Fault { c.clientLeft(); defer func() { <-c.prefillOver }(); return c.isEnded() },
 		},
 		{
 			name: "the client leaves while its KV is on its way, which is let come to its end", connector: layerwise,
@@ -461,7 +461,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "both answer", connector: push, fine: true,
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(7)
-				<-c.over
+				<-c.prefillOver
 				require.Nil(c.t, c.started(7))
 				c.close(false)
 				return nil
@@ -483,7 +483,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				f, stranded := c.decodeEnded(lifecycle.Died)
 				require.True(c.t, stranded)
 				c.answer <- says(7)
-				<-c.over
+				<-c.prefillOver
 				return f
 			},
 		},
@@ -539,7 +539,7 @@ func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 			c.sent()
 			require.Nil(t, c.started(0))
 			c.answer <- says(row.prefilled)
-			<-c.over
+			<-c.prefillOver
 			if row.lost {
 				c.close(false)
 			}
@@ -564,7 +564,7 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 			}
 			require.False(t, c.calledBack(metaserver.Callback{Err: errors.New("bad")}, 0))
 			c.close(false)
-			<-c.over
+			<-c.prefillOver
 			require.Zero(t, c.srv.Meta.Expected())
 		})
 	}

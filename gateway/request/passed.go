@@ -28,99 +28,99 @@ var (
 )
 
 // pass carries out the effects that occur only for a request that is passed through.
-func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
+func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passed
-	switch x.Do {
+	switch effect.Do {
 	case lifecycle.Remember:
-		p.Engines.Without(p.to.Instance, p.Path)
+		p.Engines.Without(p.chosen.Instance, p.Path)
 	case lifecycle.Recall:
-		if r.fault = p.before; r.fault != nil {
-			r.fail = r.fault.Answer
+		if r.fault = p.earlierFault; r.fault != nil {
+			r.lastError = r.fault.Answer
 		}
 	case lifecycle.Complain:
 		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
-			zap.String("endpoint", p.Path), zap.String("engine", p.to.Instance), zap.Int("attempt", r.job.record.Attempts),
+			zap.String("endpoint", p.Path), zap.String("engine", p.chosen.Instance), zap.Int("attempt", r.job.record.Attempts),
 			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
 	case lifecycle.Choose:
-		if p.to, e.What, p.none = p.Engines.Choose(r.job.req.Model, p.Path, p.tried); p.none == nil {
-			p.tried = append(p.tried, p.to.Instance)
+		if p.chosen, event.What, p.noEngine = p.Engines.Choose(r.job.req.Model, p.Path, p.triedEngines); p.noEngine == nil {
+			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
 	default:
-		return r.sendOver(x.Do == lifecycle.SendAnew, x.Until)
+		return r.sendOver(effect.Do == lifecycle.SendAnew, effect.Until)
 	}
-	return e
+	return event
 }
 
 // sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
 func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	j, p := r.job, r.job.passed
 	if r.stream = nil; anew {
-		p.Engines.Count(p.to.Instance, 1)
+		p.Engines.Count(p.chosen.Instance, 1)
 	}
 	if j.record.Attempts > 0 {
 		j.record.Report(journal.Event{What: journal.Retried})
 	}
 	j.record.Report(journal.Event{What: journal.Attempted})
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.to.ID})
-	to := &fleet.Rank{Instance: p.to.Instance, Target: p.to.Target, Traffic: p.to.Traffic}
-	r.stream = slotless(j, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
-	f := openPassed(r.stream, anew, until)
-	if f == nil {
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.chosen.ID})
+	rank := &fleet.Rank{Instance: p.chosen.Instance, Target: p.chosen.Target, Traffic: p.chosen.Traffic}
+	r.stream = slotless(j, rank, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	fault := openPassed(r.stream, anew, until)
+	if fault == nil {
 		return lifecycle.Event{What: lifecycle.First}
 	}
 	if r.stream.from.run.Moved() && !j.client.Left() {
-		f = failure.Of(f.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
-		f.Moved = true
+		fault = failure.Of(fault.Ended, j.srv.drained(notAnswered), failure.ErrMoved)
+		fault.Moved = true
 	}
-	p.before = r.fault
-	return r.fell(f)
+	p.earlierFault = r.fault
+	return r.fell(fault)
 }
 
 // openPassed sends the request, and reads its answer or the beginning of it.
-func openPassed(s *stream, anew bool, until lifecycle.Limit) (f *failure.Fault) {
+func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
-		Call: j.srv.Client.NewCall(p.to.Target), Leg: lifecycle.Sole, Engine: p.to.Instance, Path: p.Path,
+		Call: j.srv.Client.NewCall(p.chosen.Target), Leg: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
 			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
 	if s.from.call = call.Call; anew {
 		call.Fresh()
 	}
-	s.from.run = j.srv.Fleet.Track(fleet.Place{Instance: p.to.Instance, Rank: -1}, call.Call, true)
+	s.from.run = j.srv.Fleet.Track(fleet.Place{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
 	if p.Most > 0 {
-		s.from.may, s.from.beyond = p.Most, true
+		s.from.mayCompute, s.from.beyond = p.Most, true
 		s.from.rank.Traffic.Beyond(1)
-		s.from.rank.Traffic.Sends(s.from.may)
+		s.from.rank.Traffic.Sends(s.from.mayCompute)
 	}
 	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
-	switch s.from.resp, f = call.Open(j.record.Carry(headers), p.Body); {
-	case f != nil && f.Status > 0 && f.Engine == "":
-		return p.refused(s.from.resp, call, f)
-	case f == nil:
-		f = beginsPassed(s, call)
+	switch s.from.resp, fault = call.Open(j.record.Carry(headers), p.Body); {
+	case fault != nil && fault.Status > 0 && fault.Engine == "":
+		return p.refused(s.from.resp, call, fault)
+	case fault == nil:
+		fault = beginsPassed(s, call)
 	}
 	switch {
-	case f == nil:
+	case fault == nil:
 		j.srv.Monitor.Answered(call.Engine)
-	case f.Engine != "" && !j.client.Left():
-		j.srv.Monitor.Report(f.Engine, f.Err)
+	case fault.Engine != "" && !j.client.Left():
+		j.srv.Monitor.Report(fault.Engine, fault.Err)
 	}
-	return f
+	return fault
 }
 
 // refused sets the reason of an engine's error status.
-func (p *Passed) refused(resp *engine.Response, call *upstream.Call, f *failure.Fault) *failure.Fault {
-	f.Why = lifecycle.ByStatus(f.Answer.Status) // a refusal of our own credential is not the request's fault
+func (p *Passed) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
+	fault.Why = lifecycle.ByStatus(fault.Answer.Status) // a refusal of our own credential is not the request's fault
 	switch {
-	case lacksRoute(f.Status, call.Refusal):
-		f.Why = lifecycle.Lacks
-	case f.Status == http.StatusNotImplemented: // the engine's model cannot do what the request asks for
-		f.Why, f.Answer = lifecycle.Unable, failure.Relayed(f.Status, resp, call.Refusal)
+	case lacksRoute(fault.Status, call.Refusal):
+		fault.Why = lifecycle.Lacks
+	case fault.Status == http.StatusNotImplemented: // the engine's model cannot do what the request asks for
+		fault.Why, fault.Answer = lifecycle.Unable, failure.Relayed(fault.Status, resp, call.Refusal)
 	}
-	return f
+	return fault
 }
 
 // lacksRoute says whether the refusal comes from the engine's router, which does not have the
@@ -165,23 +165,23 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 			"requests and answers, of all callers or of you alone, take all the memory that they may use; retry later", 1)
 		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, full, err)
 	case errors.Is(err, engine.ErrTooLarge):
-		large := failure.BadGateway(failure.Engine,
+		tooLarge := failure.BadGateway(failure.Engine,
 			"its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")
-		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, large, err)
+		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, tooLarge, err)
 	case err != nil:
 		return call.Broke(err)
 	}
-	says := whole // the JSON that says how many tokens the answer has
+	usageJSON := whole // the JSON that says how many tokens the answer has
 	if !isJSON {
-		says = s.from.resp.Header(metadataHeader)
+		usageJSON = s.from.resp.Header(metadataHeader)
 	}
-	switch _, err = mooncake.ScanBody(says, 0); {
+	switch _, err = mooncake.ScanBody(usageJSON, 0); {
 	case err == nil:
-		s.from.answer.Mirror.ReadUsage(says)
+		s.from.answer.Mirror.ReadUsage(usageJSON)
 	case isJSON && !json.Valid(whole):
 		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
-	p.piece, s.stage, s.firstAt = whole, ended, time.Now()
+	p.answer, s.stage, s.firstAt = whole, ended, time.Now()
 	return nil
 }
 
@@ -214,31 +214,31 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 }
 
 // giveUp settles a thing of a request that is passed through, but not its call.
-func (r *runner) giveUp(t lifecycle.Thing, how lifecycle.How) {
+func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	j, p := r.job, r.job.passed
 	switch {
-	case t == lifecycle.Seat:
+	case thing == lifecycle.Seat:
 		p.Seat.Give()
-	case t == lifecycle.Body && how == lifecycle.Back: // no engine is sent it any more
+	case thing == lifecycle.Body && how == lifecycle.Back: // no engine is sent it any more
 		p.Body, j.req.Body = nil, mooncake.Body{}
-		j.in.Body.Give()
-	case t == lifecycle.Memory && how == lifecycle.Back:
+		j.incoming.Body.Give()
+	case thing == lifecycle.Memory && how == lifecycle.Back:
 		p.Memory.Give()
 	}
 }
 
 // count takes a call out of what its engine has, and notes how many tokens the engine has computed. If it did not count them, but may
 // have computed them (Spent), the estimate counts.
-func (r *runner) count(how lifecycle.How) {
-	p, told := r.job.passed, r.job.record
-	p.Engines.Count(p.to.Instance, -1)
+func (r *runner) countCall(how lifecycle.How) {
+	p, record := r.job.passed, r.job.record
+	p.Engines.Count(p.chosen.Instance, -1)
 	if r.stream == nil { // a panic came before there was one
 		return
 	}
-	if u, counted := r.stream.from.answer.Mirror.Usage(); counted {
-		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
+	if usage, counted := r.stream.from.answer.Mirror.Usage(); counted {
+		record.PromptTokens, record.OutputTokens = usage.Prompt, usage.Completion
 	}
-	if how == lifecycle.Spent && told.PromptTokens+told.OutputTokens == 0 {
-		told.PromptTokens = p.Estimate
+	if how == lifecycle.Spent && record.PromptTokens+record.OutputTokens == 0 {
+		record.PromptTokens = p.Estimate
 	}
 }

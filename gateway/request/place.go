@@ -22,14 +22,14 @@ import (
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
 func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
-	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) <-chan dispatcher.Result {
-		e.Deadline = h.BindBy()
-		return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, j.prompt)...)
+	slot, fault := j.place(h.Lease.Candidate, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
+		entry.Deadline = h.BindBy()
+		return j.srv.Dispatcher.Enqueue(entry, j.nearRanks(entry.Model, j.promptTokens)...)
 	})
-	if f != nil {
-		f.Far, f.Kept = lifecycle.Through, true
+	if fault != nil {
+		fault.Far, fault.Kept = lifecycle.Through, true
 	}
-	return slot, f
+	return slot, fault
 }
 
 // place waits in the pool until the dispatcher binds the request to a rank. enqueue completes the
@@ -37,7 +37,7 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 // Any other end of the wait ends the request, with two exceptions: if the region's
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
-func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
+func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
 	*failure.Fault) {
 	queued := false
 	defer onPanic(func() {
@@ -47,66 +47,68 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	})
 	j.enter(journal.Pooled, "")
 	engines := j.srv.Engines()
-	region, at := engines.RegionFor(c.Instance), c.Instance
-	if c.Mixed { // the candidate is the ranks themselves
-		region, at = c.Region, ""
+	region, prefiller := engines.RegionFor(candidate.Instance), candidate.Instance
+	if candidate.Mixed { // the candidate is the ranks themselves
+		region, prefiller = candidate.Region, ""
 	}
-	on := engines.BoardFor(c, j.model.Name, region)
+	on := engines.BoardFor(candidate, j.model.Name, region)
 	scope := strings.TrimSuffix(on, roster.BoardIn("", region))
-	if c.Mixed {
+	if candidate.Mixed {
 		scope = on
 	}
-	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.record.Arrival,
-		Entered: time.Now(),
-		Only:    j.in.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.last, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
+	entry := &pool.Entry{
+		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.answerTokens, Key: j.promptHash(),
+		Arrival: j.record.Arrival, Entered: time.Now(),
+		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
+		Response: j.req.Endpoint == mooncake.Responses,
 	}
 	// the time for which a batch request was held back neither puts it before others nor shortens its time here
-	if j.in.Batch && !j.life.Resumed() {
-		e.Arrival = e.Entered
+	if j.incoming.Batch && !j.life.Resumed() {
+		entry.Arrival = entry.Entered
 	}
-	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
+	bound, losses := enqueue(entry), j.srv.Owner.Losses() // the entry has the place in the pool now
 	queued = true
-	var r dispatcher.Result
-	waits, unowned := true, false
+	var result dispatcher.Result
+	waiting, unowned := true, false
 	withdraw := func(why lifecycle.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
-		if waits {
-			j.srv.Dispatcher.Withdraw(e)
-			r, waits = <-got, false
+		if waiting {
+			j.srv.Dispatcher.Withdraw(entry)
+			result, waiting = <-bound, false
 		}
-		if r.Err == nil { // the slot came first: give it back
-			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
+		if result.Err == nil { // the slot came first: give it back
+			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
 		}
 		return nil, failure.Of(lifecycle.Ended{Why: why}, answer, nil)
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
-	for waits {
+	for waiting {
 		if unowned = !j.srv.Engines().Owned(scope, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
-			j.srv.Dispatcher.Withdraw(e)
-			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
+			j.srv.Dispatcher.Withdraw(entry)
+			result, waiting = <-bound, false // the slot may have come first, so it is checked again before it is used
 			continue
 		}
 		select {
-		case r = <-got:
-			waits = false
-		case <-lost:
-			lost = j.srv.Owner.Losses()
+		case result = <-bound:
+			waiting = false
+		case <-losses:
+			losses = j.srv.Owner.Losses()
 		case <-j.client.Gone():
 			return withdraw(lifecycle.Left, failure.Gone)
 		case <-j.srv.Serving().Done():
 			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || c.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
-		if by := j.wanted(); !by.IsZero() && !time.Now().Before(by) {
+	// with nothing prefilled yet, a request whose deadline is over ends as one that missed its deadline
+	if entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Mixed && errors.Is(result.Err, pool.ErrTimeout) {
+		if deadline := j.wanted(); !deadline.IsZero() && !time.Now().Before(deadline) {
 			return nil, failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 		}
 	}
-	if r.Err != nil {
-		return nil, j.unplaced(r.Err, tokens, region, unowned)
+	if result.Err != nil {
+		return nil, j.unplaced(result.Err, tokens, region, unowned)
 	}
-	j.record.Report(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
-	return r.Slot, nil
+	j.record.Report(journal.Event{What: journal.Placed, Slot: result.Slot, Took: time.Since(entry.Entered)})
+	return result.Slot, nil
 }
 
 // wanted is until when the first token of the answer is wanted; zero: no deadline was given, or it does not count, because the client has
@@ -115,7 +117,7 @@ func (j *job) wanted() time.Time {
 	if j.life.Resumed() || j.client.isLeg() {
 		return time.Time{}
 	}
-	return j.in.Deadline
+	return j.incoming.Deadline
 }
 
 // unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
@@ -127,7 +129,7 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	}
 	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Mixed)
 	if errors.Is(err, board.ErrNotListed) {
-		answer = cmp.Or(j.unlisted, answer)
+		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
 	why := lifecycle.NoRank
 	if region != "" && (errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn)) {

@@ -29,7 +29,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		call.Fresh()
 	}
 	s := &stream{job: j, from: source{job: j,
-		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
+		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
 		answer: buffersPool.Get().(*buffers),
 	}}
 	resumed := j.life.Resumed()
@@ -37,10 +37,10 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.from.muffled = j.muffled(rank.Profile)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
-	if ask.MaxTokens, ask.Context = s.from.mayHave, prompt.Longest(rank.Context); j.req.Beams > 0 {
+	if ask.MaxTokens, ask.Context = s.from.maxTokens, prompt.Longest(rank.Context); j.req.Beams > 0 {
 		ask.Context = 0 // all beams together may have more
 	}
-	if ask.Cached = j.cached; s.from.local || rank.Profile.Connector == mooncake.SGLang {
+	if ask.Cached = j.cachedTokens; s.from.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}
 	var assembler *sse.Assembler
@@ -65,8 +65,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 // muffled says whether an engine may hold a text back until it has all of it. SGLang does so with a response while a call of a tool
 // may follow, because its events say which of both the text is (0.5.23, responses_stream_generator_non_harmony in
 // entrypoints/openai/serving_responses.py).
-func (j *job) muffled(p *mooncake.Profile) bool {
-	if p.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
+func (j *job) muffled(profile *mooncake.Profile) bool {
+	if profile.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
 		return false
 	}
 	tools, _ := j.body.Get("tools")
@@ -76,7 +76,7 @@ func (j *job) muffled(p *mooncake.Profile) bool {
 // opened notes that the first data event is here.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
-	s.from.computed(false)
+	s.from.settleCompute(false)
 	if s.from.slot != nil { // else all of it came at once
 		s.from.heard = true
 		s.from.rank.Traffic.Begin()
@@ -104,10 +104,10 @@ func (s *stream) fill() error {
 		s.from.idle = max(wait, 1)
 		s.from.resp.SetIdle(s.from.idle)
 	}
-	read := readPool.Get().(*[4 << 10]byte)
-	n, err := s.from.resp.Read(read[:])
-	s.arrived(read[:n], time.Now())
-	readPool.Put(read)
+	readBuffer := readPool.Get().(*[4 << 10]byte)
+	n, err := s.from.resp.Read(readBuffer[:])
+	s.feed(readBuffer[:n], time.Now())
+	readPool.Put(readBuffer)
 	if err == nil {
 		err = s.from.answer.Err()
 	}
@@ -120,30 +120,30 @@ func (s *stream) fill() error {
 	return err
 }
 
-func (s *stream) arrived(p []byte, now time.Time) {
-	var fx sse.Effects
+func (s *stream) feed(p []byte, now time.Time) {
+	var effects sse.Effects
 	s.now = now
-	s.from.answer.out, fx = s.from.answer.Feed(s.from.answer.out, p, now)
-	s.from.rank.Vouch(&s.from.came, s.job.req.Endpoint, len(p), s.from.resp.Arrived(), fx.Events > 0, now)
-	s.effect(fx)
+	s.from.answer.out, effects = s.from.answer.Feed(s.from.answer.out, p, now)
+	s.from.rank.Vouch(&s.from.lastArrival, s.job.req.Endpoint, len(p), s.from.resp.Arrived(), effects.Events > 0, now)
+	s.effect(effects)
 }
 
 // broke ends the source, whose body ended with err or is not read any further.
 func (s *stream) broke(err error) {
 	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // the error or the end must be an event of its own
 	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Whole
-	switch wrong := s.from.partner.lost(); {
+	switch disbelief := s.from.partner.lost(); {
 	case s.job.passed != nil:
 		cutPassed(s, err)
 	case s.from.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.from.answer.Mirror.LacksUsage() && s.from.answer.Trail.Head.ID != nil && max(s.from.answer.Mirror.Prompt(), s.job.prompt) > 0 {
-			s.conclude(s.from.answer.Trail.Head, "")
+		if s.from.answer.Mirror.LacksUsage() && s.from.answer.Trail.Head.ID != nil && max(s.from.answer.Mirror.Prompt(), s.job.promptTokens) > 0 {
+			s.writeEnding(s.from.answer.Trail.Head, "")
 		}
 		s.ends()
-	case wrong != nil:
-		s.fails(lifecycle.Unusable, wrong.Answer, errors.New(wrong.Answer.Code))
+	case disbelief != nil:
+		s.fails(lifecycle.Unusable, disbelief.Answer, errors.New(disbelief.Answer.Code))
 	case s.from.run.Moved():
 		s.fails(lifecycle.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
@@ -193,16 +193,16 @@ const notAnswered = "its engine was taken out of service; send the request again
 
 // event takes in one event that comes from no socket.
 func (s *stream) event(e sse.Event) {
-	var fx sse.Effects
-	s.from.answer.out, fx = s.from.answer.Event(s.from.answer.out, e)
-	s.effect(fx)
+	var effects sse.Effects
+	s.from.answer.out, effects = s.from.answer.Event(s.from.answer.out, e)
+	s.effect(effects)
 }
 
-func (s *stream) effect(fx sse.Effects) {
-	if fx.Events > 0 {
-		s.progress(fx.Tokens, fx.Events)
+func (s *stream) effect(effects sse.Effects) {
+	if effects.Events > 0 {
+		s.progress(effects.Tokens, effects.Events)
 	}
-	switch fx.End {
+	switch effects.End {
 	case sse.Runs:
 	case sse.Whole:
 		s.ends()
@@ -237,7 +237,7 @@ func (s *stream) effect(fx sse.Effects) {
 func (s *stream) progress(tokens, events int) {
 	if s.from.slot != nil { // else a prefill engine answers
 		if s.from.whole { // the partner says so when the prefill engine has answered, which may come later than this answer
-			s.from.slot.Unheard(s.from.mayHave)
+			s.from.slot.Unheard(s.from.maxTokens)
 		}
 		s.from.slot.Progress(tokens)
 	}
@@ -245,15 +245,15 @@ func (s *stream) progress(tokens, events int) {
 		s.from.rank.Traffic.OnEvent()
 	}
 	s.shed()
-	if s.tokenFrom.IsZero() {
-		s.tokenFrom, s.tokenAt = s.now, s.now
+	if s.firstTokenAt.IsZero() {
+		s.firstTokenAt, s.lastTokenAt = s.now, s.now
 		events--
 	}
-	for gap := s.now.Sub(s.tokenAt).Seconds(); events > 0; events-- {
+	for gap := s.now.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
 		gap = 0 // the other events came at the same time
 	}
-	s.tokenAt = s.now
+	s.lastTokenAt = s.now
 }
 
 // Read hands out what has arrived, waiting for the first bytes only.

@@ -23,19 +23,19 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // goOn continues the answer where it was lost. The request is served again, with what
 // the client has as a part of the prompt, and the parts are joined to one answer.
 func (s *stream) goOn() {
-	j, f, moved := s.job, s.from.fault, s.from.run.Moved()
+	j, fault, moved := s.job, s.from.fault, s.from.run.Moved()
 	if !j.client.Left() {
 		// an answer must not go on from wrong text
 		if wrong := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil {
-			s.from.fault, f = wrong, nil
+			s.from.fault, fault = wrong, nil
 		}
 	}
-	if f == nil || j.client.Left() {
+	if fault == nil || j.client.Left() {
 		s.step(lifecycle.Event{What: lifecycle.GivenUp})
 		return
 	}
-	lost := "lost in the middle: " + f.Answer.Code
-	j.record.Report(journal.Event{What: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: f.Answer})
+	lost := "lost in the middle: " + fault.Answer.Code
+	j.record.Report(journal.Event{What: journal.Failed, Cause: lost, On: s.from.failedOn(), Answer: fault.Answer})
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {
@@ -53,7 +53,7 @@ func (s *stream) goOn() {
 	}
 	counter := j.srv.metrics.losses
 	switch {
-	case f.Why == lifecycle.GivenBack:
+	case fault.Why == lifecycle.GivenBack:
 		counter = j.srv.metrics.recomputes
 	case moved:
 		counter = j.srv.metrics.moves
@@ -61,42 +61,43 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != lifecycle.Broken:
-		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code),
+		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.Answer.Code),
 			zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.from.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone)
 	case cause != nil:
 		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", cause.Message))
-		s.finish(f.Answer)
+		s.finish(fault.Answer)
 	}
 }
 
 // plan sets the job up for its next attempt and returns the tier. With
 // lifecycle.Concluding it has put the end of the answer into the stream.
 func (s *stream) plan() lifecycle.Tier {
-	j, r := s.job, &s.job.resume
-	if s.sofar == nil {
-		s.sofar = &sse.Trail{}
+	j, resume := s.job, &s.job.resume
+	if s.earlierTrail == nil {
+		s.earlierTrail = &sse.Trail{}
 	}
-	if s.sofar.Head.ID == nil { // of the first source that is part of the answer
-		s.sofar.Head, s.sofar.Prompt = s.from.answer.Trail.Head, s.from.answer.Trail.Prompt
+	if s.earlierTrail.Head.ID == nil { // of the first source that is part of the answer
+		s.earlierTrail.Head, s.earlierTrail.Prompt = s.from.answer.Trail.Head, s.from.answer.Trail.Prompt
 	}
-	s.sofar.Join(&s.from.answer.Trail)
+	s.earlierTrail.Join(&s.from.answer.Trail)
 	loss := lifecycle.Loss{
-		Said: s.sofar, Finished: s.from.answer.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
+		Said: s.earlierTrail, Finished: s.from.answer.Mirror.Finished(), Keeping: resume.keeping, Streamed: j.req.Stream,
 		May: j.life.Losses() < recomputeMax(s.from.rank.Profile) && j.req.Endpoint.GoesOn(),
-		How: r.how, IDs: r.ids, Alone: r.alone, Most: j.most(), Limit: j.req.Limit, LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
+		How: resume.how, IDs: resume.promptIDs, Alone: resume.promptTokens, Most: j.maxWholeAnswer(), Limit: j.req.Limit,
+		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if r.keeping == lifecycle.KeepAll {
+	if resume.keeping == lifecycle.KeepAll {
 		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
-		if r.how == mooncake.ResumeText {
+		if resume.how == mooncake.ResumeText {
 			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // the answer begins with the prompt's text
 				loss.Text = []byte(`""`)
 			}
 		}
 	}
-	if r.keeping != lifecycle.KeepNothing {
+	if resume.keeping != lifecycle.KeepNothing {
 		loss.Seen = j.seesTokens()
 	}
 	p := loss.Plan()
@@ -104,29 +105,29 @@ func (s *stream) plan() lifecycle.Tier {
 	case p.Tier == lifecycle.Broken:
 		return p.Tier
 	case p.Tier == lifecycle.Concluding && loss.Finished:
-		s.conclude(p.Said.Head, "")
+		s.writeEnding(p.Said.Head, "")
 		return p.Tier
 	case p.Unseen:
 		s.from.answer.Assembler = newAssembler(j)
 	}
-	s.sofar, j.ask.Seam = p.Said, p.Seam
-	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
-	j.prompt = r.alone + r.before
+	s.earlierTrail, j.ask.Seam = p.Said, p.Seam
+	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.Said.Completed, p.AtP, p.AtD
+	j.promptTokens = resume.promptTokens + resume.answerTokens
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
 	changes := *j.changes
 	changes.Resume, j.changes = p.Resume, &changes
 	if p.Tier == lifecycle.Concluding {
-		s.before(r.before)
-		s.conclude(p.Said.Head, "length")
+		s.resetForEnd(resume.answerTokens)
+		s.writeEnding(p.Said.Head, "length")
 	}
 	return p.Tier
 }
 
 // most is how many tokens the whole answer may have.
-func (j *job) most() int {
+func (j *job) maxWholeAnswer() int {
 	most := prompt.Longest(j.model.MaxLen)
 	if j.model.MaxLen > 0 {
-		most -= j.resume.alone
+		most -= j.resume.promptTokens
 	}
 	if j.req.Limit > 0 {
 		most = min(most, j.req.Limit)
@@ -141,9 +142,9 @@ func (s *stream) adopt(next *stream) {
 	s.from = next.from
 	s.from.answer.Assembler = assembler
 	s.stage, s.broken, next.stage = next.stage, next.broken, settled // s holds now what next held
-	s.earlier = s.job.resume.before
-	if !next.tokenAt.IsZero() {
-		s.tokenAt = next.tokenAt
+	s.earlierTokens = s.job.resume.answerTokens
+	if !next.lastTokenAt.IsZero() {
+		s.lastTokenAt = next.lastTokenAt
 	}
 	if s.from.answer.Assembler == nil {
 		return
@@ -157,30 +158,31 @@ func (s *stream) adopt(next *stream) {
 }
 
 // before makes the mirror ready for the end of an answer that has so many tokens already.
-func (s *stream) before(tokens int) {
+func (s *stream) resetForEnd(tokens int) {
 	ask := s.job.ask
-	ask.Cached = s.job.cached
-	s.earlier = tokens
+	ask.Cached = s.job.cachedTokens
+	s.earlierTokens = tokens
 	s.from.answer.Mirror.Reset(ask)
 	s.from.answer.Trail.Reset(false)
 }
 
 // conclude ends an answer in the engine's place: with its usage, and before
 // that with the finish_reason if none came. The count of tokens may be an estimate, so the usage has no more than the answer may have.
-func (s *stream) conclude(head sse.Head, finish string) {
+func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
-	said := &s.from.answer.Mirror
-	u := sse.Usage{Prompt: cmp.Or(said.Prompt(), j.prompt), Completion: min(said.Tokens(), s.from.mayHave), Cached: j.cached}
+	mirror := &s.from.answer.Mirror
+	usage := sse.Usage{Prompt: cmp.Or(mirror.Prompt(), j.promptTokens), Completion: min(mirror.Tokens(), s.from.maxTokens),
+		Cached: j.cachedTokens}
 	if s.from.rank.Context > 0 {
-		u.Completion = min(u.Completion, max(0, s.from.rank.Context-u.Prompt))
+		usage.Completion = min(usage.Completion, max(0, s.from.rank.Context-usage.Prompt))
 	}
 	if s.from.local || s.from.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows how many tokens were cached
-		u.Cached = -1
+		usage.Cached = -1
 	}
-	u.Total = u.Prompt + u.Completion
+	usage.Total = usage.Prompt + usage.Completion
 	_, told := s.from.answer.Mirror.Usage()
-	s.from.untold = !told
-	for e := range sse.Events(ending(j.req.Endpoint, head, finish, u)) {
+	s.from.noUsage = !told
+	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
 		if s.stage < ended {
 			s.event(e)
 		}
@@ -189,14 +191,14 @@ func (s *stream) conclude(head sse.Head, finish string) {
 
 // verify checks that a resumed prompt has as many tokens as prompt and answer
 // together: an engine that overlooked the answer so far would begin it again.
-func (j *job) verify(want, got int) *openai.Error {
-	r := &j.resume
+func (j *job) verify(want, counted int) *openai.Error {
+	resume := &j.resume
 	switch {
-	case !j.life.Resumed() || got == 0:
+	case !j.life.Resumed() || counted == 0:
 		return nil
-	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
+	case want > 0 && counted != want, want == 0 && resume.answerTokens > 0 && counted <= resume.promptTokens:
 		j.srv.Log.Warn("an engine ignored the answer so far and began it anew, so the answer ends here with an error", zap.Inline(j),
-			zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
+			zap.Int("prompt_tokens", counted), zap.Int("want", max(want, resume.promptTokens+1)), zap.Error(errIgnoredResume))
 		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}
 	return nil
@@ -208,25 +210,25 @@ func (j *job) keep(rank *fleet.Rank) {
 		return
 	}
 	j.forget()
-	r := &j.resume
-	r.keeping, r.how = lifecycle.KeepStart, j.howToResume(rank.Profile)
+	resume := &j.resume
+	resume.keeping, resume.how = lifecycle.KeepStart, j.howToResume(rank.Profile)
 	switch {
 	case recomputeMax(rank.Profile) == 0:
-		r.keeping = lifecycle.KeepNothing
-	case r.how != "" || !j.req.Stream:
-		size := int64(len(j.body.Raw()) + len(r.ids))
+		resume.keeping = lifecycle.KeepNothing
+	case resume.how != "" || !j.req.Stream:
+		size := int64(len(j.body.Raw()) + len(resume.promptIDs))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
 			break
 		}
-		r.keeping, r.charged = lifecycle.KeepAll, size
+		resume.keeping, resume.chargedBytes = lifecycle.KeepAll, size
 	}
 }
 
 // forget gives back what keep took from the gateway's account.
 func (j *job) forget() {
-	j.srv.resumeBytes.Add(-j.resume.charged)
-	j.resume.charged = 0
+	j.srv.resumeBytes.Add(-j.resume.chargedBytes)
+	j.resume.chargedBytes = 0
 }
 
 // shed drops what the answer will not need any more: a long prompt must not
@@ -238,30 +240,30 @@ func (s *stream) shed() {
 		return
 	}
 	s.from.answer.Mirror.Untrack()
-	j.body, j.changes, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
+	j.body, j.changes, j.resume.promptIDs, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
 // howToResume is the way this request could go on, as far as it is known
 // beforehand.
-func (j *job) howToResume(p *mooncake.Profile) string {
-	how := p.ChatResume
+func (j *job) howToResume(profile *mooncake.Profile) string {
+	how := profile.ChatResume
 	byText := mooncake.ChatResumeContinue
 	switch j.req.Endpoint {
 	case mooncake.Completions:
 		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
 	case mooncake.Tokens:
 		how, byText = mooncake.ResumePrompt, ""
-		j.resume.ids, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
+		j.resume.promptIDs, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
 	case mooncake.Generate:
 		how, byText = mooncake.ResumePrompt, ""
-		_, j.resume.ids = j.parts().IDs()
+		_, j.resume.promptIDs = j.parts().IDs()
 	case mooncake.Chat, mooncake.Responses, mooncake.Messages:
 	}
 	switch {
 	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():
 		return ""
 	case mooncake.ByText(how):
-	case j.resume.ids == nil, openai.Echoes(&j.body): // beside an echo the decode engine is not asked for ids
+	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // beside an echo the decode engine is not asked for ids
 		how = byText
 	}
 	if how == mooncake.ResumeText && j.parts().Text() == nil {
@@ -270,16 +272,17 @@ func (j *job) howToResume(p *mooncake.Profile) string {
 	return how
 }
 
-func recomputeMax(p *mooncake.Profile) int {
-	if p.RecomputeMax == nil {
+func recomputeMax(profile *mooncake.Profile) int {
+	if profile.RecomputeMax == nil {
 		return 0
 	}
-	return *p.RecomputeMax
+	return *profile.RecomputeMax
 }
 
 // wantsIDs tells whether the prompt's token ids may be needed later.
-func wantsIDs(req *openai.Request, p *mooncake.Profile) bool {
-	return req.Endpoint == mooncake.Completions || p.ChatResume == mooncake.ChatResumeVLLM || p.ChatResume == mooncake.ChatResumeAscend
+func wantsIDs(req *openai.Request, profile *mooncake.Profile) bool {
+	return req.Endpoint == mooncake.Completions || profile.ChatResume == mooncake.ChatResumeVLLM ||
+		profile.ChatResume == mooncake.ChatResumeAscend
 }
 
 // seesTokens says whether the client gets more of a token than its text, so

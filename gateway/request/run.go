@@ -32,8 +32,8 @@ import (
 // by then, the rest is the same. ctx is nil then, and for a leg of a fan-out: neither
 // is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.Bound, j.life.OnlyLocal = ctx == nil, j.in.Whole
-	j.abort.lost()
+	j.life.Bound, j.life.OnlyLocal = ctx == nil, j.incoming.Whole
+	j.abort.lostRank()
 	j.mu.Lock() // prefill legs of attempts before a lost answer may be under way
 	j.tape.Begin(&j.life)
 	j.mu.Unlock()
@@ -55,22 +55,22 @@ type runner struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	away   *geo.Forward  // the way to another dispatcher that should have the request
-	asks   *geo.Question // the question that goes with the request's next turn
-	lease  *prefill.Lease
-	held   *handoff.Handoff
-	slot   *dispatcher.Slot
-	stream *stream
-	fault  *failure.Fault // how the last leg failed; nil: no leg did
-	fail   *openai.Error  // the error of the last attempt
+	forward      *geo.Forward  // the way to another dispatcher that should have the request
+	nextQuestion *geo.Question // the question that goes with the request's next turn
+	lease        *prefill.Lease
+	handoff      *handoff.Handoff
+	slot         *dispatcher.Slot
+	stream       *stream
+	fault        *failure.Fault // how the last leg failed; nil: no leg did
+	lastError    *openai.Error  // the error of the last attempt
 
-	answers bool // the answer has begun: the runner carries out what follows its end
+	answerBegun bool // the answer has begun: the runner carries out what follows its end
 }
 
-func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
+func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
-	var room [8]lifecycle.Effect
-	todo := room[:0]
+	var buffer [8]lifecycle.Effect
+	effects := buffer[:0]
 	defer onPanic(func() { // give back what the remaining effects were to give back, and what is still held
 		j.client.OnGone(nil)
 		if r.stream != nil { // the stream has the slot
@@ -80,31 +80,31 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 			j.forget()
 		}
 		met := r.stream != nil && r.stream.from.partner != nil
-		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !met}, nil)) {
+		for _, effect := range slices.Concat(effects, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !met}, nil)) {
 			switch {
-			case x.Do == lifecycle.SendBoth:
-			case x.Pair > 0 && met:
-				r.stream.from.partner.carryOut(x)
-			case x.Do == lifecycle.Settle || x.Do == lifecycle.Find:
-				r.do(x)
+			case effect.Do == lifecycle.SendBoth:
+			case effect.Pair > 0 && met:
+				r.stream.from.partner.carryOut(effect)
+			case effect.Do == lifecycle.Settle || effect.Do == lifecycle.Find:
+				r.do(effect)
 			}
 		}
 	})
 	for {
-		e.Left = j.client.Left()
-		if todo = j.tell(e, room[:0]); len(todo) == 0 {
+		event.Left = j.client.Left()
+		if effects = j.tell(event, buffer[:0]); len(effects) == 0 {
 			j.srv.Log.Error("a request ended without an answer or an error; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.Broken
 		}
-		for len(todo) > 0 {
-			x := todo[0]
-			switch todo = todo[1:]; x.Do {
+		for len(effects) > 0 {
+			effect := effects[0]
+			switch effects = effects[1:]; effect.Do {
 			case lifecycle.AnswerIt:
 				return r.answer(), nil
 			case lifecycle.Fail:
-				return nil, r.error(x.Error)
+				return nil, r.error(effect.Error)
 			}
-			if e = r.do(x); x.Do > lifecycle.Forward { // the wait is over, and with it what the client's leaving was to end
+			if event = r.do(effect); effect.Do > lifecycle.Forward { // the wait is over, and with it what the client's leaving was to end
 				j.client.OnGone(nil)
 			}
 		}
@@ -112,9 +112,9 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 }
 
 // do carries out an effect. If the effect is waited for, do returns the event that says how it ended.
-func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
+func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	switch x.Do {
+	switch effect.Do {
 	case lifecycle.Question:
 		if j.question == nil {
 			j.question = j.elsewhere(false)
@@ -123,67 +123,67 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		j.record.Report(journal.Event{What: journal.Attempted})
 		r.fault, r.stream, r.lease = nil, nil, nil
 	case lifecycle.Settle:
-		r.settle(x.Thing, x.How)
+		r.settle(effect.Thing, effect.How)
 	case lifecycle.Restart:
-		j.question = r.asks
+		j.question = r.nextQuestion
 	case lifecycle.Drop:
-		r.away.Drop()
+		r.forward.Drop()
 	case lifecycle.Shun, lifecycle.Condemn, lifecycle.Acclaim:
-		r.judge(x)
+		r.judge(effect)
 	case lifecycle.Find:
-		j.find(x.Finding)
+		j.settleAccused(effect.Finding)
 	case lifecycle.TryLocal:
 		if r.slot = j.bindLocal(); r.slot == nil {
 			return lifecycle.Event{What: lifecycle.NoLocal}
 		}
 		r.begin()
-		return lifecycle.Event{What: lifecycle.LocalBound, Copied: j.resume.charged > 0, Whole: r.stream.from.whole}
+		return lifecycle.Event{What: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Whole: r.stream.from.whole}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
-		var e lifecycle.Event
-		e.What, r.fail = j.send(r.ctx, r.away)
-		return e
+		var event lifecycle.Event
+		event.What, r.lastError = j.send(r.ctx, r.forward)
+		return event
 	case lifecycle.SendProbe:
 		if j.client.Left() { // before anything is sent
 			return r.fell(failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, nil))
 		}
 		j.enter(journal.Prefill, "")
-		var f *failure.Fault
+		var fault *failure.Fault
 		if j.req.PrefillOnly {
-			if r.stream, f = j.prefillOnly(r.lease, x.Until); f != nil {
-				return r.fell(f)
+			if r.stream, fault = j.prefillOnly(r.lease, effect.Until); fault != nil {
+				return r.fell(fault)
 			}
 			return lifecycle.Event{What: lifecycle.First}
 		}
-		if r.held, f = j.probe(r.lease, x.Until); f != nil {
-			f.Kept = true // the prefill engine keeps the KV until a decode engine fetches it
-			return r.fell(f)
+		if r.handoff, fault = j.probe(r.lease, effect.Until); fault != nil {
+			fault.Kept = true // the prefill engine keeps the KV until a decode engine fetches it
+			return r.fell(fault)
 		}
-		return lifecycle.Event{What: lifecycle.HandedOver, Named: r.held.ProbeID != ""}
+		return lifecycle.Event{What: lifecycle.HandedOver, Named: r.handoff.ProbeID != ""}
 	case lifecycle.Enqueue:
-		return r.enqueue(x)
+		return r.enqueue(effect)
 	case lifecycle.SendDecode:
-		f, quit := r.stream.decode(r.held, x.Until)
-		if f == nil && r.mixed() {
-			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // no KV is kept for a hand-off
+		fault, quit := r.stream.decode(r.handoff, effect.Until)
+		if fault == nil && r.mixed() {
+			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: -1}, time.Time{}) // no KV is kept for a hand-off
 		}
-		return r.began(f, quit)
+		return r.began(fault, quit)
 	case lifecycle.SendBoth:
-		return r.began(r.stream.decodeBeside(r.lease, x.Pair, x.Until))
+		return r.began(r.stream.decodeBeside(r.lease, effect.Pair, effect.Until))
 	case lifecycle.Pause:
-		if j.again(x.Retry, r.fault) {
+		if j.again(effect.Retry, r.fault) {
 			return lifecycle.Event{What: lifecycle.Retried}
 		}
 		return lifecycle.Event{What: lifecycle.GivenUp}
 	case lifecycle.Offer:
-		return r.offer(x.Group)
+		return r.offer(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
-		return r.pass(x)
+		return r.doPassed(effect)
 	case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
 		s := r.stream
-		if f := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
-			s.from.fault = f
+		if fault := s.from.partner.believe(s.from.answer.Mirror.Prompt(), j.client.Gone()); fault != nil {
+			s.from.fault = fault
 			return lifecycle.Event{What: lifecycle.Fell}
 		}
 		return lifecycle.Event{What: lifecycle.Believed}
@@ -203,10 +203,10 @@ func (r *runner) queue() lifecycle.Event {
 	lease, away, err := j.choose()
 	switch {
 	case away != nil:
-		r.away = away
+		r.forward = away
 		return lifecycle.Event{What: lifecycle.Directed}
 	case err != nil:
-		r.fail = j.notChosen(err)
+		r.lastError = j.notChosen(err)
 		return lifecycle.Event{What: lifecycle.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
@@ -218,32 +218,32 @@ func (r *runner) queue() lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.Turn, Script: script, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
 }
 
-func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
+func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if x.Place { // a hand-off that comes back for another rank
+	if effect.Place { // a hand-off that comes back for another rank
 		j.srv.Places.Reserve()
 	}
-	var f *failure.Fault
-	switch x.Script {
+	var fault *failure.Fault
+	switch effect.Script {
 	case lifecycle.Mixed:
-		r.slot, f = j.placeMixed(r.lease)
+		r.slot, fault = j.placeMixed(r.lease)
 	case lifecycle.Early:
-		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) <-chan dispatcher.Result {
-			e.Early, e.Deadline = true, j.wanted()
-			return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, e.Prompt)...)
+		r.slot, fault = j.place(r.lease.Candidate, j.estimate(), func(entry *pool.Entry) <-chan dispatcher.Result {
+			entry.Early, entry.Deadline = true, j.wanted()
+			return j.srv.Dispatcher.Enqueue(entry, j.nearRanks(entry.Model, entry.Prompt)...)
 		})
 	case lifecycle.Late:
-		r.slot, f = j.wait(r.held)
+		r.slot, fault = j.wait(r.handoff)
 	}
-	if f != nil {
-		return r.fell(f)
+	if fault != nil {
+		return r.fell(fault)
 	}
 	r.begin()
 	s := r.stream
 	silent := s.from.whole || s.from.muffled // the answer may have no event before its end
 	return lifecycle.Event{
-		What: lifecycle.Bound, Copied: j.resume.charged > 0,
-		Whole: s.from.whole || x.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
+		What: lifecycle.Bound, Copied: j.resume.chargedBytes > 0,
+		Whole: s.from.whole || effect.Script == lifecycle.Early && silent, Deaf: deaf(silent, s.from.rank.Profile, j.req.Endpoint),
 	}
 }
 
@@ -256,44 +256,44 @@ func (r *runner) begin() {
 // mixed says whether the attempt goes to a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
-func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
-	if f != nil {
-		f.Moved = r.stream.from.run.Moved()
-		e := r.fell(f)
-		e.Quit = quit
+func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
+	if fault != nil {
+		fault.Moved = r.stream.from.run.Moved()
+		event := r.fell(fault)
+		event.Quit = quit
 		if r.stream.from.slot == nil { // all of its answer had come, so that its slot is free
 			r.stream.settle(board.Failed)
 		}
-		return e
+		return event
 	}
-	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.charged > 0}
+	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
-func (r *runner) fell(f *failure.Fault) lifecycle.Event {
-	r.fault, r.fail = f, f.Answer
-	if f.Why == lifecycle.Unlisted {
-		r.job.unlisted = f.Answer
+func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
+	r.fault, r.lastError = fault, fault.Answer
+	if fault.Why == lifecycle.Unlisted {
+		r.job.unlistedAnswer = fault.Answer
 	}
 	on := ""
 	switch {
 	case r.stream != nil:
-		r.stream.from.fault = f
+		r.stream.from.fault = fault
 		on = r.stream.from.failedOn()
-	case r.lease != nil && f.OfEngine():
+	case r.lease != nil && fault.OfEngine():
 		on = r.lease.Candidate.ID
 	}
-	if f.Why == lifecycle.Stale && r.lease != nil { // a stale connection says nothing against the prefill engine of this attempt
+	if fault.Why == lifecycle.Stale && r.lease != nil { // a stale connection says nothing against the prefill engine of this attempt
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.job.record.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
-	e := r.job.fell(f)
+	r.job.record.Report(journal.Event{What: journal.Failed, Cause: fault.Cause(), On: on, Status: fault.Status, Answer: fault.Answer})
+	event := r.job.fell(fault)
 	if r.stream != nil {
-		e.Engine = r.stream.from.rank.Instance
+		event.Engine = r.stream.from.rank.Instance
 	}
-	if f.Leg == lifecycle.Prefill && r.lease != nil {
-		e.Engine = r.prefiller().Instance
+	if fault.Leg == lifecycle.Prefill && r.lease != nil {
+		event.Engine = r.prefiller().Instance
 	}
-	return e
+	return event
 }
 
 // prefiller is the engine that was to prefill last.
@@ -305,17 +305,17 @@ func (r *runner) prefiller() prefill.Candidate {
 }
 
 // judge takes note of an engine that failed, or served. A prefill engine's 500 may be forgiven.
-func (r *runner) judge(x lifecycle.Effect) {
-	if x.Do == lifecycle.Condemn && x.Leg == lifecycle.Prefill {
+func (r *runner) judge(effect lifecycle.Effect) {
+	if effect.Do == lifecycle.Condemn && effect.Leg == lifecycle.Prefill {
 		tier, id := r.job.srv.Tier, r.prefiller().ID
-		r.job.accused = append(r.job.accused, func(f lifecycle.Finding) {
-			if f == lifecycle.Innocent {
+		r.job.accused = append(r.job.accused, func(finding lifecycle.Finding) {
+			if finding == lifecycle.Innocent {
 				tier.Forgive(id)
 			}
 		})
 		return
 	}
-	r.stream.judge(x)
+	r.stream.judge(effect)
 }
 
 // offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
@@ -323,15 +323,15 @@ func (r *runner) judge(x lifecycle.Effect) {
 func (r *runner) offer(group bool) lifecycle.Event {
 	j, node := r.job, r.job.srv.Node
 	no := lifecycle.Event{What: lifecycle.NotOffered}
-	if node == nil || !j.req.Endpoint.Common() || j.client.Left() || group && j.in.aimed() || !group && !node.Offered(j.model.Name) {
+	if node == nil || !j.req.Endpoint.Common() || j.client.Left() || group && j.incoming.aimed() || !group && !node.Offered(j.model.Name) {
 		return no
 	}
-	q := j.elsewhere(false)
-	if !group && !q.Offered() {
+	question := j.elsewhere(false)
+	if !group && !question.Offered() {
 		return no
 	}
-	if r.asks = q; r.fault == nil {
-		j.record.EndAttempt(r.fail)
+	if r.nextQuestion = question; r.fault == nil {
+		j.record.EndAttempt(r.lastError)
 	}
 	return lifecycle.Event{What: lifecycle.Offered}
 }
@@ -344,11 +344,11 @@ func (r *runner) answer() *stream {
 	}
 	switch s.shed(); {
 	case s.stage == ended: // all of it came at once
-		e := lifecycle.Event{What: lifecycle.Ends}
+		event := lifecycle.Event{What: lifecycle.Ends}
 		if s.from.fault != nil {
-			e = r.job.fell(s.from.fault)
+			event = r.job.fell(s.from.fault)
 		}
-		s.step(e)
+		s.step(event)
 	case s.from.call != nil: // from here on a close has the engine abort the request
 		r.job.client.OnGone(func() { s.from.call.Leave(upstream.Notice) })
 	}
@@ -361,19 +361,19 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 		return failure.Gone
 	case lifecycle.OfRanks:
 		if r.job.passed != nil {
-			return cmp.Or(r.job.passed.none, failure.NoRoute) // none is nil if the request has asked as many engines as it may
+			return cmp.Or(r.job.passed.noEngine, failure.NoRoute) // none is nil if the request has asked as many engines as it may
 		}
-		return failure.NoLocal(r.job.client.Left(), r.fail)
+		return failure.NoLocal(r.job.client.Left(), r.lastError)
 	case lifecycle.OfOwner:
 		return failure.NotOurs
 	case lifecycle.OfAttempt, lifecycle.OfPeer:
 	}
-	return r.fail
+	return r.lastError
 }
 
-func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
+func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 	j := r.job
-	switch t {
+	switch thing {
 	case lifecycle.Place:
 		if how == lifecycle.Back {
 			j.srv.Places.Release()
@@ -382,7 +382,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		switch {
 		case how == lifecycle.Pass: // the hand-off settles it, or the legs of the attempt do
 		case how == lifecycle.Discard:
-			j.discard(r.held)
+			j.discard(r.handoff)
 		default:
 			handoff.Settle(r.lease, how, r.fault)
 			if how == lifecycle.Free && r.fault != nil && r.fault.Why == lifecycle.Left {
@@ -392,13 +392,13 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 	case lifecycle.KV:
 		switch how {
 		case lifecycle.Discard:
-			j.discard(r.held)
+			j.discard(r.handoff)
 		case lifecycle.Doubt, lifecycle.DoubtOn:
-			j.doubts = append(j.doubts, r.held)
+			j.doubts = append(j.doubts, r.handoff)
 		default:
-			handoff.Settle(r.held.Lease, how, nil)
+			handoff.Settle(r.handoff.Lease, how, nil)
 		}
-		r.held = nil
+		r.handoff = nil
 	case lifecycle.Doubted:
 		if len(j.doubts) == 0 { // a panic came before the hand-off was noted
 			break
@@ -417,7 +417,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 			j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kinds[how]})
 			return
 		}
-		if s.from.local && how == lifecycle.Failing && r.fault != nil && !r.answers && !r.mixed() {
+		if s.from.local && how == lifecycle.Failing && r.fault != nil && !r.answerBegun && !r.mixed() {
 			j.srv.metrics.localFailures.Inc()
 			j.record.Route = ""
 			j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
@@ -426,7 +426,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		s.release(kinds[how])
 	case lifecycle.Call:
 		if j.passed != nil {
-			r.count(how)
+			r.countCall(how)
 		}
 		if r.stream != nil { // else a panic came before there was one
 			r.stream.from.hangUp(how)
@@ -434,7 +434,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		if how == lifecycle.Cancelled || j.passed != nil {
 			j.freed()
 		}
-		if r.stream != nil && !r.answers {
+		if r.stream != nil && !r.answerBegun {
 			r.stream.settle(kinds[how])
 		}
 	case lifecycle.Holder:
@@ -445,6 +445,6 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 	case lifecycle.Copy:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
-		r.giveUp(t, how)
+		r.giveUp(thing, how)
 	}
 }

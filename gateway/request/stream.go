@@ -25,15 +25,15 @@ type stream struct {
 	job  *job
 	from source
 
-	unread    []byte     // events the client has not taken yet
-	now       time.Time  // of the last arrival
-	firstAt   time.Time  // first data event; from then on the client may have bytes
-	tokenFrom time.Time  // first event that carried tokens
-	tokenAt   time.Time  // last event that carried tokens
-	sofar     *sse.Trail // what earlier sources gave; nil: there was none
-	earlier   int        // tokens of the answer from them
-	stage     stage
-	broken    *openai.Error // why it ended before it was whole
+	unread        []byte     // events the client has not taken yet
+	now           time.Time  // of the last arrival
+	firstAt       time.Time  // first data event; from then on the client may have bytes
+	firstTokenAt  time.Time  // first event that carried tokens
+	lastTokenAt   time.Time  // last event that carried tokens
+	earlierTrail  *sse.Trail // what earlier sources gave; nil: there was none
+	earlierTokens int        // tokens of the answer from them
+	stage         stage
+	broken        *openai.Error // why it ended before it was whole
 }
 
 // stage says how far an answer has come.
@@ -59,22 +59,22 @@ type source struct {
 
 	partner *partner // the prefill leg that runs beside the decode leg; nil: no prefill leg does
 
-	wait *engine.Wait   // for the first event
-	came engine.Arrival // the last arrival of bytes
+	wait        *engine.Wait   // for the first event
+	lastArrival engine.Arrival // the last arrival of bytes
 
-	mayHave int            // tokens that the rest of the answer may have
-	idle    time.Duration  // how long the engine may be silent, as the connection has it
-	halted  *atomic.Bool   // its engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
-	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
-	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
-	answer  *buffers
+	maxTokens  int            // tokens that the rest of the answer may have
+	idle       time.Duration  // how long the engine may be silent, as the connection has it
+	coreHalted *atomic.Bool   // its engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
+	mayCompute int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
+	fault      *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
+	answer     *buffers
 
 	whole    bool // the engine's own answer in one piece, no events
 	local    bool // the rank computes the prompt itself
 	stranded bool // its engine may keep blocks for ever
 	muffled  bool // the engine may send nothing of a text before it has all of it
 	beyond   bool // the engine's traffic expects it beyond the slots until hangUp
-	untold   bool // the engine sent no usage, and evenkeel writes it in the engine's place
+	noUsage  bool // the engine sent no usage, and evenkeel writes it in the engine's place
 	heard    bool // its first event came; the engine's traffic counts it until hangUp
 }
 
@@ -90,7 +90,7 @@ var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
 // tokens is how many tokens the answer has, from all its sources.
 func (s *stream) tokens() int {
-	return s.earlier + s.from.answer.Mirror.Tokens()
+	return s.earlierTokens + s.from.answer.Mirror.Tokens()
 }
 
 func (b *buffers) putBack() {
@@ -113,7 +113,7 @@ func (s *source) contentType() []byte {
 // slotless is the stream of an answer whose engine has no slot for it.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
-	s := &stream{job: j, from: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens,
+	s := &stream{job: j, from: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), maxTokens: ask.MaxTokens,
 		answer: buffersPool.Get().(*buffers)}}
 	s.from.answer.Trail.Reset(false)
 	s.from.answer.Answer.Reset(ask)
@@ -141,12 +141,12 @@ func (s *stream) Flow() *engine.Response {
 
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
-	dst, fx := s.from.answer.Feed(dst, data, now)
-	s.from.rank.Vouch(&s.from.came, s.job.req.Endpoint, len(data), false, fx.Events > 0, now)
-	if fx.Events > 0 {
-		s.progress(fx.Tokens, fx.Events)
+	dst, effects := s.from.answer.Feed(dst, data, now)
+	s.from.rank.Vouch(&s.from.lastArrival, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
+	if effects.Events > 0 {
+		s.progress(effects.Tokens, effects.Events)
 	}
-	return dst, fx.End
+	return dst, effects.End
 }
 
 func (s *stream) GoBack(events []byte, end sse.End) {

@@ -19,31 +19,31 @@ func newAssembler(j *job) *sse.Assembler {
 }
 
 // ending returns the events that end an answer in the engine's place.
-func ending(e mooncake.Endpoint, head sse.Head, finish string, u sse.Usage) []byte {
-	switch e {
+func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.Usage) []byte {
+	switch endpoint {
 	case mooncake.Tokens:
-		return sse.TokensEnding(nil, head, finish, u)
+		return sse.TokensEnding(nil, head, finish, usage)
 	case mooncake.Generate:
-		return sse.GeneratedEnding(nil, finish, u)
+		return sse.GeneratedEnding(nil, finish, usage)
 	case mooncake.Chat, mooncake.Completions, mooncake.Responses, mooncake.Messages:
 	}
-	return sse.Ending(nil, e == mooncake.Chat, head, finish, u)
+	return sse.Ending(nil, endpoint == mooncake.Chat, head, finish, usage)
 }
 
 // unanswered is the answer to a request that ended before a rank began it: events, or one piece.
 func unanswered(j *job) []byte {
-	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.mode}, j.ask // the mirror writes the request's name
+	head, ask := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.ask // the mirror writes the request's name
 	ask.Seam, ask.Trail, ask.Cached, ask.MaxTokens, ask.Context = nil, nil, sse.OwnCached, 0, 0
-	u := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
-	m, frames := sse.NewMirror(ask), sse.NewFramer(0)
+	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
+	mirror, framer := sse.NewMirror(ask), sse.NewFramer(0)
 	var assembler *sse.Assembler
 	if ask.Whole = !j.req.Stream && j.req.Endpoint == mooncake.Generate; !j.req.Stream && !ask.Whole {
 		assembler = newAssembler(j)
 	}
-	frames.Feed(ending(j.req.Endpoint, head, "abort", u))
+	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
 	var all []byte
-	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
-		out, _ := m.Event(e, nil)
+	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
+		out, _ := mirror.Event(e, nil)
 		if all = append(all, out...); assembler != nil {
 			_ = assembler.Add(out) // no error: evenkeel made the event
 		}

@@ -24,16 +24,16 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	j.enter(journal.Queued, "")
 	lease, err := j.awaitTurn()
 	j.record.Report(journal.Event{What: journal.Waited, Took: time.Since(began)})
-	q := j.question
+	question := j.question
 	j.question = nil
 	switch {
 	case err == nil:
-	case q == nil || q.Forward() == nil:
+	case question == nil || question.Forward() == nil:
 		return nil, nil, err
 	case errors.Is(err, prefill.ErrElsewhere):
-		return nil, q.Forward(), nil
+		return nil, question.Forward(), nil
 	default:
-		q.Forward().Drop()
+		question.Forward().Drop()
 		return nil, nil, err
 	}
 	defer onPanic(func() { // a panic here comes before the request's life knows of the lease and the place
@@ -42,18 +42,20 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 			j.srv.Places.Release()
 		}
 	})
-	if p := lease.Candidate; p.Profile.Early() { // the best rank may be of a decode engine that KV of this engine lately did not reach
-		blocked := j.srv.Dispatcher.Blocked(p.Board)
-		if slices.Contains(blocked, p.Instance) {
-			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease) // the other engine ends the prefill at most bind.lead later
+	// the best rank may be of a decode engine that KV of the chosen prefill engine lately did not reach
+	if candidate := lease.Candidate; candidate.Profile.Early() {
+		blocked := j.srv.Dispatcher.Blocked(candidate.Board)
+		if slices.Contains(blocked, candidate.Instance) {
+			// another engine is taken only if it ends the prefill at most bind.lead later
+			lease = cmp.Or(lease.Sooner(-j.srv.Settings().Bind.Lead, blocked), lease)
 		}
 	}
 	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
 		j.avoid.prefill = nil // forget the engines of attempts before the question
 	}
-	if q != nil {
-		q.Stayed()
+	if question != nil {
+		question.Stayed()
 	}
 	return lease, nil, nil
 }
@@ -63,80 +65,80 @@ func (j *job) notChosen(err error) *openai.Error {
 		j.freed()
 		return failure.Gone
 	}
-	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
-		return j.unlisted
+	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) {
+		return j.unlistedAnswer
 	}
-	return failure.Unplaced("prefill", err, j.prompt, j.model.Name, j.model.Mixed)
+	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.Mixed)
 }
 
 // awaitTurn waits for the request's turn. Most requests have it at once, so what can end a wait is only set up after that.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
-	k := j.ticket
-	if j.ticket = nil; k == nil {
+	ticket := j.ticket
+	if j.ticket = nil; ticket == nil {
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
 		if j.client.Left() {
 			return nil, context.Canceled
 		}
-		r := j.arrival()
+		arrival := j.arrival()
 		// this leg was served before, or a decode rank failed at it: another leg may have answered, so the deadline is void
 		if j.client.isLeg() {
-			r.Deadline = time.Time{}
+			arrival.Deadline = time.Time{}
 		}
-		entered, err := j.srv.Tier.Enter(r)
+		entered, err := j.srv.Tier.Enter(arrival)
 		if err != nil {
 			return nil, err
 		}
-		k = &entered
+		ticket = &entered
 	}
-	if lease := k.Served(); lease != nil {
+	if lease := ticket.Served(); lease != nil {
 		return lease, nil
 	}
 	ctx, cancel := context.WithCancel(j.srv.Serving())
 	defer cancel()
 	j.client.OnGone(cancel)
 	defer j.client.OnGone(nil)
-	return k.Wait(ctx)
+	return ticket.Wait(ctx)
 }
 
 // arrival is what the arrival queue knows of a request. A retry keeps the time of its
 // first arrival.
 func (j *job) arrival() prefill.Request {
-	r := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
+	arrival := prefill.Request{
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.promptTokens > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
 			j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
-		Session: j.in.Session, Ends: j.in.Ends, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
-		Key: cmp.Or(j.in.Flow, j.record.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill,
-		Returned: j.life.Waited(),
+		Session: j.incoming.Session, Ends: j.incoming.Ends, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
+		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, Reserved: j.life.Reserved(),
+		Exclude: j.avoid.prefill, Returned: j.life.Waited(),
 	}
 	if !j.life.Resumed() {
-		r.Deadline = j.in.Deadline
+		arrival.Deadline = j.incoming.Deadline
 	}
 	if j.holder == nil {
 		j.holder = &prefill.Holder{}
 	}
-	r.Holder = j.holder
-	if j.question != nil && !j.life.Reserved() && !j.in.aimed() { // a request stays if it has a place in the pool, or names engines
-		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
+	arrival.Holder = j.holder
+	if j.question != nil && !j.life.Reserved() && !j.incoming.aimed() { // a request stays if it has a place in the pool, or names engines
+		arrival.Elsewhere, arrival.Prompt = j.question, j.question.Prompt()
 	}
-	if r.Prompt.Keys == nil {
-		r.Prompt = j.recognize()
+	if arrival.Prompt.Keys == nil {
+		arrival.Prompt = j.recognize()
 	}
 	if node := j.srv.Node; node != nil {
-		r.May = node.May(j.record.Key, j.model.Name)
+		arrival.May = node.May(j.record.Key, j.model.Name)
 	}
-	return r
+	return arrival
 }
 
 // script is how a request goes on whose turn has come. As long as it is
 // not known where decode engines reach a prefill engine, its requests are bound after their prefill: the
 // answer of the prefill says where.
-func (srv *Server) script(c prefill.Candidate) lifecycle.Script {
+func (srv *Server) script(candidate prefill.Candidate) lifecycle.Script {
 	switch {
-	case c.Mixed:
+	case candidate.Mixed:
 		return lifecycle.Mixed
-	case c.Profile.Early() && (c.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(c) != nil):
+	case candidate.Profile.Early() && (candidate.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(candidate) != nil):
 		return lifecycle.Early
 	}
 	return lifecycle.Late
