@@ -19,7 +19,7 @@ const abortWait = 5 * time.Second
 
 // aborting is what a job needs so that its client can end the request by name, and still gets what there is of the answer.
 type aborting struct {
-	asked      atomic.Bool
+	asked      atomic.Bool // the client has ended the request by name
 	endpoint   mooncake.Endpoint
 	leave      func() // has the job believe that its client has left
 	outputMode []byte // output_mode
@@ -32,7 +32,8 @@ type aborting struct {
 // abortable is a client that also counts as gone once aborting.leave was called. isLeg must not take it for the share of a leg.
 type abortable struct{ *edge.Disconnect }
 
-// sent notes that a rank gets the request.
+// sentTo notes that the request is about to be sent to a rank, and under which id. If the client has ended the request meanwhile, its
+// job believes from now on that the client has left.
 func (a *aborting) sentTo(rank *fleet.Rank, headers []engine.Header) {
 	if a == nil {
 		return
@@ -50,7 +51,7 @@ func (a *aborting) sentTo(rank *fleet.Rank, headers []engine.Header) {
 	}
 }
 
-// lost notes that no rank has the request any more.
+// lostRank notes that no rank has the request any more.
 func (a *aborting) lostRank() {
 	if a == nil {
 		return
@@ -60,10 +61,12 @@ func (a *aborting) lostRank() {
 	a.rank = nil
 }
 
-// is says whether the client has ended the request.
+// endedByClient says whether the client has ended the request by its name.
 func (a *aborting) endedByClient() bool { return a != nil && a.asked.Load() }
 
-// end has the engine that decodes the request end it. If no rank has the request, end ends it at once.
+// end carries out that a client ends its request by name. The engine that decodes the request is told to end it, so that the client
+// still gets what there is of the answer. If no rank has the request, or the engine cannot be told, the request ends as if the client
+// had left.
 func (a *aborting) end(srv *Server) {
 	a.asked.Store(true)
 	a.mu.Lock()

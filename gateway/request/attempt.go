@@ -20,7 +20,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// othersTake says whether an engine has refused the request, and a rank takes it that is not around a rank which has refused it.
+// othersTake says whether an engine has refused the request while a rank takes requests that is neither around the refusing rank nor
+// avoided. A caller that named its rank gets no other one.
 func othersTake(j *job, fault *failure.Fault) bool {
 	return fault.Refused() && j.avoid.othersTake && j.incoming.ToDecode == nil
 }
@@ -50,7 +51,7 @@ func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	}
 }
 
-// backoff asks the budget of another attempt, and says how long to wait before it.
+// backoff asks the retry budget for another attempt. wait is how long to pause before it, and again says whether it may be made.
 func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, again bool) {
 	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
@@ -79,8 +80,8 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 // another engine may take.
 const maxRetryAfter = 5 * time.Second
 
-// legID is new for every leg and attempt, so that a retried probe never meets its own
-// first attempt.
+// legID returns the id that an engine gets for a call. It is new for every attempt, so that a repeated probe never meets the first one
+// on the engine. leg is a letter for the kind of the call.
 func (j *job) legID(leg string, attempt int) string {
 	return "ek-" + j.id + "-" + leg + strconv.Itoa(attempt)
 }
@@ -99,21 +100,24 @@ type leaving struct {
 	client   reader
 	call     *engine.Call
 	grace    time.Duration
-	earliest time.Time
-	timer    *time.Timer // belongs to departed, which no longer runs once OnGone(nil) has returned
+	earliest time.Time   // the call is not ended before this
+	timer    *time.Timer // ends the call; it belongs to departed, which no longer runs once OnGone(nil) has returned
 }
 
+// leaveAfter has the call end some time after the client has left: grace after that, but not before earliest. It is in force until stop
+// is called.
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
 	l := &leaving{client: r, call: call, grace: grace, earliest: moment}
 	r.OnGone(l.departed)
 	return l
 }
 
+// departed is called when the client has left, and starts the timer that ends the call.
 func (l *leaving) departed() {
 	l.timer = time.AfterFunc(max(l.grace, time.Until(l.earliest)), func() { l.call.Leave(upstream.Notice) })
 }
 
-// stop has the call go on, whatever becomes of the client.
+// stop takes leaveAfter back: the call goes on, whatever becomes of the client.
 func (l *leaving) stop() {
 	l.client.OnGone(nil)
 	if l.timer != nil {
@@ -121,7 +125,8 @@ func (l *leaving) stop() {
 	}
 }
 
-// fell makes the event that reports the end of a leg to the request's life.
+// fell makes the event that reports the end of a leg to the request's life. The event says whether the engine itself is at fault, and
+// which engines went down after their connections broke under this request.
 func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, Rooms: fault.Rooms}
 	switch arrived := !errors.Is(fault.Err, failure.ErrUndelivered); {
@@ -138,7 +143,8 @@ func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
+// judge tells the monitor what an answer, or the lack of one, says about the decode engine. A rank that failed or refused is noted so
+// that the next attempts avoid it.
 func (s *stream) judge(effect lifecycle.Effect) {
 	monitor, id, whom := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame
 	full := s.from.rank.Group != "" && s.from.fault != nil && s.from.fault.Refused()
@@ -188,6 +194,7 @@ func (s *source) failedOn() string {
 	return ""
 }
 
+// settleAccused does what was put off until the cause of the engines' failures was known; finding is that cause.
 func (j *job) settleAccused(finding lifecycle.Finding) {
 	for _, settle := range j.accused {
 		settle(finding)
@@ -195,6 +202,7 @@ func (j *job) settleAccused(finding lifecycle.Finding) {
 	j.accused = nil
 }
 
+// outcome returns what the dispatcher learns with the slot that comes back. kind is how the request ended.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.from.fault != nil && s.firstAt.IsZero() && s.from.fault.Unheard()
 	mirror := &s.from.answer.Mirror
@@ -206,13 +214,13 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 		Orphaned: s.from.stranded, Kept: kind == board.Finished && !s.from.local && mirror.Kept()}
 }
 
-// avoided are the engines that a request avoids, because they failed at it, or refused it.
+// avoided are the engines and ranks that a request avoids, because they failed at it or refused it.
 type avoided struct {
 	prefill     []string // candidates tried since the last start
 	decode      []int32  // workers that failed, and workers that may fail with them
 	refused     []int32  // workers that refused it; once a second worker around the same one refuses it, all workers around
 	lastChoice  []int32  // workers around one that refused it: the request goes there if no other worker can take it at once
-	haltedCores int      // how often the core of a rank stood still, and the request was taken from there
+	haltedCores int      // how often the request was taken from a rank whose core stood still
 	othersTake  bool     // a rank takes requests that is in none of these lists
 }
 

@@ -24,8 +24,7 @@ const (
 	anyVocabulary  = 512 << 10 // tokens: more than a model knows
 )
 
-// mayHave is how many tokens the rest of the job's answer may have on an engine
-// whose context is so long.
+// maxAnswerTokens is how many tokens the rest of the job's answer may have, on an engine whose context has so many tokens.
 func (j *job) maxAnswerTokens(context int) int {
 	most := prompt.Longest(context)
 	if limit := j.req.Limit; limit > 0 {
@@ -34,7 +33,7 @@ func (j *job) maxAnswerTokens(context int) int {
 	return most * max(1, j.req.Beams)
 }
 
-// echoed is how many tokens of the prompt the answer may begin with.
+// maxEchoed is the most tokens of the prompt that the answer may begin with; 0: the request does not ask for an echo.
 func (j *job) maxEchoed() int {
 	switch {
 	case !openai.Echoes(&j.body):
@@ -46,8 +45,8 @@ func (j *job) maxEchoed() int {
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
 }
 
-// mayTake is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token. Those of
-// one token have no more bytes than an event may have.
+// maxStreamBytes is how many bytes a stream of so many tokens may have. likeliest is how many likeliest tokens come with each token.
+// Those of one token together have no more bytes than eventBytes, which is what one event may have.
 func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
 		likeliest = anyVocabulary
@@ -55,8 +54,8 @@ func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
 	return int64(eventBytes) + int64(tokens)*int64(tokenBytes+min(likeliest*likeliestBytes, eventBytes))
 }
 
-// finishBody reads the rest of the body behind [DONE], within the reader's limits,
-// so that the connection can be used again. The client has its answer already.
+// finishBody reads the rest of a body behind [DONE], within the reader's limits, so that the connection can be used again. The client
+// has its answer already.
 func finishBody(resp *engine.Response, b *buffers) {
 	read := readPool.Get().(*[4 << 10]byte)
 	defer readPool.Put(read)
@@ -90,7 +89,7 @@ func (s *source) limits(first time.Duration) sse.Limits {
 		First: max(1, first), Gap: gap}
 }
 
-// waitAtMost is the time that a limit stands for.
+// waitAtMost returns the time that a limit of the request's life stands for. profile is that of the engine that is waited for.
 func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:
@@ -141,7 +140,7 @@ func watchCore(s *stream) (stop func()) {
 		if _, others := j.srv.Engines().Around(s.from.rank.Worker, avoided); !others {
 			return silence
 		}
-		if !halted.Load() {
+		if !halted.Load() { // a retry that was granted is not asked for again
 			if _, granted := j.srv.Tier.Retry(move, 0, errStuck); !granted {
 				return silence / 4
 			}
@@ -152,7 +151,7 @@ func watchCore(s *stream) (stop func()) {
 	})
 }
 
-// stuck corrects the reason of a call that watchCore has ended: Stuck, not Silent.
+// stuck corrects the reason of a call that watchCore has ended: the call fails as silent, but its core stands still.
 func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 	if fault != nil && fault.Why == lifecycle.Silent && s.from.coreHalted != nil && s.from.coreHalted.Load() {
 		fault.Why, fault.Err = lifecycle.Stuck, errStuck
@@ -163,9 +162,8 @@ func stuck(s *stream, fault *failure.Fault) *failure.Fault {
 // anyPrompt is more tokens than a prompt has.
 const anyPrompt = 1 << 40
 
-// computes tells the engine's monitor, right before the request is sent, how much of
-// the prompt the engine may compute itself. Tokens that it computes beyond that were
-// handed over and not pulled.
+// reportCompute tells the engine's monitor, right before the request is sent, how many tokens of the prompt the engine may compute
+// itself. If the engine computes more than that, tokens that were handed over were not pulled.
 func (s *source) reportCompute() {
 	if s.mayCompute = handoff.BlockTokens; s.local {
 		s.mayCompute = anyPrompt // the answer tells how long the prompt is
@@ -173,8 +171,8 @@ func (s *source) reportCompute() {
 	s.rank.Traffic.Sends(s.mayCompute)
 }
 
-// computed settles what computes has reported, once: the engine has counted the prompt
-// by its first event, or the request is over. none: the engine has computed nothing.
+// settleCompute replaces what reportCompute has announced by what the engine has computed, once. It is called when the engine has
+// counted the prompt, with its first event, or when the request is over. none says that the engine has computed nothing.
 func (s *source) settleCompute(none bool) {
 	if s.mayCompute == 0 {
 		return

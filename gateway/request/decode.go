@@ -18,9 +18,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// decode has the rank decode a hand-off, or the whole request if there is none. It returns with the first data event in hand: the
-// engine has the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no
-// engine uses the slot any more.
+// decode has the rank decode a hand-off, or serve the whole request if h is nil. It returns when the first data event is here: the
+// engine has the KV then, and only then the client gets a status line. quit says that the client has left, which has ended the call, and
+// that no engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
 	j, slot, phase := s.job, s.from.slot, journal.Transfer
 	if h == nil {
@@ -42,7 +42,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 }
 
 // decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
-// of one leg ends the other one. quit: the client has left, and the prefill leg has ended, or the engine keeps blocks for it.
+// of one leg ends the other one. pair is the number of the two legs in the request's life. quit says that the client has left, and that
+// the prefill leg has ended, or that the engine keeps blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -68,9 +69,9 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 	return nil, false
 }
 
-// open sends the decode request and reads up to the first data event. The
-// connection stays until then even if the client left, for a pull that is cut
-// leaks blocks on both sides.
+// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With
+// a hand-off, the connection stays until the first event even if the client leaves, because a pull of KV that is cut leaks blocks on
+// both engines.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault {
 	j := s.job
 	s.from.wait = h.Await(s.from.rank, s.from.began, s.from.whole)
@@ -154,6 +155,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.from.answer.Mirror.Prompt()))
 }
 
+// send sends the decode request. silence is how long the engine may send nothing; with handoff.Forever, other code limits the wait.
 func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := s.job
 	if s.slot.Beyond {
@@ -175,13 +177,14 @@ func (s *source) send(headers []engine.Header, body [][]byte, silence time.Durat
 	return fault
 }
 
-// disbelieved is the end of a decode leg whose KV may have been another prompt's.
+// disbelieved returns the fault of a decode leg whose KV may have been another prompt's, because it began too late.
 func disbelieved() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late,
 		handoff.ErrLate)
 }
 
-// openBeside sends the decode leg of a request whose prefill leg runs beside it, and reads up to its first data event.
+// openBeside sends the decode leg of a request whose prefill leg runs at the same time, and reads up to its first data event. The
+// partner ends the wait for it, because how long it may take depends on the prefill.
 func (s *stream) openBeside() *failure.Fault {
 	j := s.job
 	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // its partner limits this wait
@@ -222,8 +225,9 @@ func (s *stream) openBeside() *failure.Fault {
 	return fault
 }
 
-// firstBeside reads up to the first event. With SGLang it reads on up to the decode engine's count of the prompt, which the first event
-// may lack: an aborted transfer shows when this count is compared with the prefill engine's.
+// firstBeside reads up to the first event of a decode leg. With SGLang it reads on until the decode engine has told how many tokens the
+// prompt has, because the first event may lack that count. An aborted transfer of KV shows when the count is compared with the prefill
+// engine's.
 func (s *stream) firstBeside() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
 	for err == nil && s.from.rank.Profile.Connector == mooncake.SGLang && s.firstTokenAt.IsZero() && s.from.answer.Mirror.Prompt() == 0 &&
@@ -236,8 +240,8 @@ func (s *stream) firstBeside() error {
 	return err
 }
 
-// lostBeside is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
-// ended it.
+// lostBeside returns why a decode leg ended before its first event: its own fault, or that of the prefill leg that has ended it. how
+// tells the partner in which way the leg ended.
 func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *failure.Fault {
 	j := s.job
 	cause, stranded := s.partner.decodeEnded(how)
@@ -256,7 +260,8 @@ func (s *source) lostBeside(how lifecycle.EndReason, fault *failure.Fault) *fail
 	return &copied
 }
 
-// hear copies what the prefill engine has answered so far into the request. called is how long the decode engine took to call back.
+// takePrefillAnswer copies what the prefill engine has answered so far into the request and its record. It returns how long the decode
+// engine took to call back; 0: it did not.
 func (s *source) takePrefillAnswer() (called time.Duration) {
 	j, p := s.job, s.partner
 	j.mu.Lock()
@@ -273,7 +278,8 @@ func (s *source) takePrefillAnswer() (called time.Duration) {
 	return called
 }
 
-// meet sends the prefill leg of an attempt, or has it wait for the decode engine's callback. With a fault nothing was sent.
+// beginPrefill starts the prefill leg of an attempt on a goroutine of its own. The leg is sent at once, or waits for the decode engine's
+// callback first. pair is its number in the request's life, and until limits its first wait. With a fault nothing was sent.
 func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
 	j, candidate := s.job, lease.Candidate
 	p := &partner{
@@ -311,6 +317,8 @@ func pairID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
+// prepareMeeting settles how the two legs find each other: by a callback of the decode engine, or by the prefill engine's address. It
+// fails if the proxy does not listen for callbacks yet, or if that address is not known yet.
 func (p *partner) prepareMeeting() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()

@@ -17,7 +17,8 @@ import (
 	"evenkeel/gateway/upstream"
 )
 
-// fails ends the source before the answer was whole. Where the answer has begun, its life says what follows.
+// fails ends the source before the answer was whole. answer is the error for the client, and err the cause. If the answer has begun, the
+// request's life says what follows, so it may still go on elsewhere.
 func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	if s.stage >= ended {
 		return
@@ -51,6 +52,7 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	s.step(event)
 }
 
+// ends notes that the engine has sent all of the answer.
 func (s *stream) ends() {
 	if s.stage >= ended {
 		return
@@ -86,7 +88,8 @@ func (s *stream) step(event lifecycle.Event) {
 var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
 	lifecycle.Finish: board.Finished}
 
-// finish closes the stream's contents: whole when fail is nil, else with an error event, never as if whole.
+// finish ends what the client reads, once. The answer is whole if fail is nil. Else it ends with an error event, and never as if it were
+// whole.
 func (s *stream) finish(fail *openai.Error) {
 	if s.stage >= ended {
 		return
@@ -115,8 +118,8 @@ func (s *stream) finish(fail *openai.Error) {
 	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
 }
 
-// forLog is why a stream failed, without the words of the engine. Only the client
-// may get those, because many engines repeat what they were sent.
+// forLog is why a stream failed, without the engine's own words. Only the client may get those, because many engines repeat parts of the
+// prompt in them.
 func (s *stream) forLog(fail *openai.Error) string {
 	if said := s.from.answer.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
@@ -158,6 +161,7 @@ func (s *stream) Close() {
 	s.settle(board.Cancelled)
 }
 
+// report writes into the record and the metrics how the answer went.
 func (s *stream) report() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	if j.passed != nil {
@@ -181,8 +185,8 @@ func (s *stream) report() {
 	}
 }
 
-// reconcile learns from a whole answer how well its tokens were counted while they
-// came: that count is the load of the ranks.
+// reconcile compares an answer's tokens, as counted while they came, with the engine's final count. The count while they come is the
+// load of the ranks, so it learns from the difference how many tokens the engine puts in a chunk.
 func reconcile(s *stream) {
 	if s.broken != nil || s.from.whole || s.from.muffled {
 		return
@@ -194,6 +198,7 @@ func reconcile(s *stream) {
 	}
 }
 
+// collect reads the answer to its end and returns it in one piece, for a request that is not streamed. It settles the request.
 func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.Close()
 	for s.stage < ended {
@@ -215,6 +220,8 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	return body, nil
 }
 
+// settle gives back all that the stream still holds: its slot, its call and its buffers. kind is how the request ended for the
+// dispatcher.
 func (s *stream) settle(kind board.Kind) {
 	if s.stage == settled {
 		return
@@ -245,8 +252,8 @@ func (s *stream) detach() {
 	b.putBack()
 }
 
-// release gives the slot back, once. If the answer is not whole, it first waits
-// until the engine has dropped the request.
+// release gives the slot back, once. If the answer is not whole, it first waits until the engine has dropped the request, so that the
+// next request of this slot does not run beside it.
 func (s *stream) release(kind board.Kind) {
 	if s.from.slot == nil {
 		return
@@ -268,8 +275,8 @@ func (s *stream) release(kind board.Kind) {
 	s.from.slot = nil
 }
 
-// hangUp takes the call, once it is over, out of what its engine is to do, and out of what a drain may end. Free: the engine has computed
-// nothing.
+// hangUp takes a call that is over out of the engine's traffic, and out of what a drain may end. The engine has computed nothing if how
+// is Free.
 func (s *source) hangUp(how lifecycle.How) {
 	s.settleCompute(how == lifecycle.Free)
 	if s.heard {
@@ -302,8 +309,8 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	in.Record.End(fail)
 }
 
-// part ends the call and returns when the decode engine has noticed, so that no
-// other request has the slot while the engine still runs this one.
+// awaitEnd ends the call and returns when the decode engine has noticed, so that no other request has the slot while the engine still
+// runs this one. It waits for upstream.Notice at most.
 func (s *source) awaitEnd() {
 	if s.resp == nil || s.resp.Ended() {
 		return

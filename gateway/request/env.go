@@ -120,7 +120,7 @@ type Server struct {
 	resumeBytes atomic.Int64 // bytes kept for answers that may have to go on elsewhere
 }
 
-// New makes the server of a proxy.
+// New makes the server of a proxy. It registers the metrics of requests.
 func New(env Env) *Server {
 	srv := &Server{Env: env}
 	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings,
@@ -238,8 +238,8 @@ const (
 	localShort, localAsked, localWhole, localEnded        = "short", "asked", "endpoint", "ended"
 )
 
-// rebound counts a rank that a request was bound to and has lost; f is why the prefill leg ended the decode leg, nil if that has ended by
-// itself.
+// rebound counts a rank that a request was bound to and has lost before the first token. fault is why the prefill leg ended the decode
+// leg; nil: the decode leg ended by itself.
 func (m *metrics) rebound(fault *failure.Fault) {
 	cause := causePrefill
 	switch {

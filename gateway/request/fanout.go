@@ -41,13 +41,14 @@ type fanned struct {
 	stopOnce sync.Once
 	stop     chan struct{} // closed by endLegs
 
-	pieces     chan piece
-	pending    []byte
-	endedCount int // legs that ended
-	allEnded   bool
-	endError   *openai.Error
+	pieces     chan piece    // what the legs have for the client
+	pending    []byte        // bytes that Read has for the client now
+	endedCount int           // legs that have ended
+	allEnded   bool          // no leg has anything more for the client
+	endError   *openai.Error // the error that ended the whole answer; nil: none did
 }
 
+// A branch is one leg of a fan-out: a job with one prompt and one answer, and what it has given.
 type branch struct {
 	job    *job
 	share  *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
@@ -67,7 +68,8 @@ type piece struct {
 	fail        *openai.Error
 }
 
-// fanOut serves a request of several legs. An error it returns has not been answered.
+// fanOut serves a request that needs several answers of engines, each by a job of its own. An error that it returns has not been
+// answered yet.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.Part) *openai.Error {
 	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
@@ -105,8 +107,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	return nil
 }
 
-// goElsewhere has all legs enter the arrival queue. Another dispatcher may answer the
-// whole request. If that gives it back, the legs take their old places.
+// goElsewhere has all legs enter the arrival queue. Another dispatcher may then answer the whole request (answered). If that one gives
+// the request back, the legs take their old places in the queue.
 func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
@@ -142,8 +144,8 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 	}
 }
 
-// enter puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request may
-// go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
+// enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request
+// may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
 func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
 	if !f.srv.Settings().Geo.Follows() {
@@ -173,8 +175,7 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// ask gives the legs one common question, and returns it; nil: there are no other
-// regions.
+// askForAll gives the legs one common question where the request should go, and returns it; nil: there are no other regions.
 func (f *fanned) askForAll(legs []branch) (question *geo.Question) {
 	first := legs[0]
 	if question = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); question == nil {
@@ -188,6 +189,7 @@ func (f *fanned) askForAll(legs []branch) (question *geo.Question) {
 	return question
 }
 
+// awaitElsewhere waits for the decision about the first leg, and says whether another dispatcher should have the request.
 func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
 	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()
@@ -215,6 +217,7 @@ func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	}
 }
 
+// send passes a piece on to the client's side. It returns false if the legs were ended, so that nobody reads it.
 func (f *fanned) send(p piece) bool {
 	select {
 	case f.pieces <- p:
@@ -224,7 +227,7 @@ func (f *fanned) send(p piece) bool {
 	}
 }
 
-// next waits for what one of the legs has; false: the client has left.
+// next waits for the next piece of any leg. It returns false if the legs were ended, because the client has left.
 func (f *fanned) next() (piece, bool) {
 	select {
 	case p := <-f.pieces:
@@ -234,6 +237,7 @@ func (f *fanned) next() (piece, bool) {
 	}
 }
 
+// collect answers a fan-out in one piece, once all legs have ended.
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.serve(func(l *branch) *openai.Error {
 		s, fail := l.job.serve(nil)
@@ -288,6 +292,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.srv.Stream(ctx, first.contentType, f, 0)
 }
 
+// relay runs one leg of a streamed fan-out, and passes its events on as they come.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil && f.aborted(l, fail) {
@@ -315,12 +320,12 @@ func (f *fanned) relay(l *branch) *openai.Error {
 	}
 }
 
-// aborted says whether a leg failed because the client has ended the request, and reads on.
+// aborted says whether a leg failed because the client has ended the request by name, and still waits for the answer.
 func (f *fanned) aborted(l *branch, fail *openai.Error) bool {
 	return l.job.abort.endedByClient() && !f.conn.Left() && fail.Status == failure.Gone.Status
 }
 
-// put lays a piece where Read finds it. Behind the last one it lays the end of the whole answer: the sum of the legs' usage, or the
+// put lays a piece where Read finds it. Behind the last piece it lays the end of the whole answer: the sum of the legs' usage or the
 // error, and [DONE].
 func (f *fanned) put(p piece) {
 	f.pending = p.events
@@ -341,7 +346,7 @@ func (f *fanned) put(p piece) {
 	f.pending = append(f.pending, sse.Done...)
 }
 
-// sumUsage counts each prompt once and every completion.
+// sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg told it.
 func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
 	seen := map[int]bool{}
@@ -390,13 +395,14 @@ func (f *fanned) Close() {
 	f.settle(f.endError)
 }
 
+// refuse answers with an error in place of the whole answer, and ends all legs.
 func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.markAnswer(ctx, fail)
 	f.srv.Fail(ctx, fail)
 	f.settle(fail)
 }
 
-// letters numbers legs in a request id: aa, ab, ..., zz, baa, ...
+// letters returns the letters that stand for the number of a leg in its request id: aa, ab, ..., zz, baa, ...
 func letters(i int) string {
 	name := string(rune('a' + i%26))
 	for i /= 26; i >= 26; i /= 26 {
@@ -413,9 +419,8 @@ func (f *fanned) endLegs() {
 	}
 }
 
-// part ends the legs and settles the request once each leg has ended its calls. After
-// a failure that may take until the first event of each leg, so the client does not
-// wait for it.
+// settle ends the legs, and settles the request once each leg has ended its calls. After a failure that may take until the first event
+// of each leg, so the client does not wait for it.
 func (f *fanned) settle(fail *openai.Error) {
 	f.endLegs()
 	f.conn.OnGone(nil)
@@ -431,6 +436,8 @@ func (f *fanned) settle(fail *openai.Error) {
 	}
 }
 
+// markAnswer sets the headers that say where the request was served, and, if it came from another dispatcher, what that one needs to
+// know. fail is the request's error; nil: it has an answer.
 func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.srv.markRoute(ctx, f.in)
 	if f.in.From != nil {
@@ -438,8 +445,8 @@ func (f *fanned) markAnswer(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	}
 }
 
-// nameable lets the client end all legs by the name of the whole answer, if its endpoint has such names. Legs of /generate have names,
-// too, by which each ends alone.
+// nameable lets the client end all legs by the name of the whole answer, if its endpoint has such names. Each answer of /generate has a
+// name of its own, too, by which it ends alone.
 func (f *fanned) nameable(whole *job) {
 	if whole.ask.ID == nil {
 		return

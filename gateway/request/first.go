@@ -16,6 +16,7 @@ import (
 	"evenkeel/sse"
 )
 
+// readFirst reads an answer up to its first data event, or all of an answer in one piece. deadline is when the first event must be here.
 func (s *stream) readFirst(deadline time.Time) error {
 	if s.from.whole {
 		s.from.resp.SetDeadline(deadline)
@@ -44,9 +45,8 @@ func (s *stream) readFirst(deadline time.Time) error {
 
 var errNotJSON = errors.New("the engine's answer is not JSON")
 
-// readWhole takes an answer that comes in one piece as if it were the one event
-// of a stream: so the mirror counts it, corrects its cached_tokens and knows a
-// failure.
+// readWhole reads an answer that comes in one piece, and takes it as if it were the one event of a stream. So the mirror counts its
+// tokens, corrects its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
 	body, err := s.from.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.from.whole))
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *stream) readWhole() error {
 	return takeWhole(s, body)
 }
 
-// takeWhole is readWhole of an answer that has been read.
+// takeWhole is readWhole for an answer that was read already; body is all of it.
 func takeWhole(s *stream, body []byte) error {
 	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
 	line.WriteString("data: ")
@@ -73,7 +73,7 @@ func takeWhole(s *stream, body []byte) error {
 	return complete(s)
 }
 
-// complete ends an answer that has come in full. If the answer has not ended by itself, that is a failure.
+// complete ends an answer that has come in full. It fails if the answer did not end by itself, or ended with an error.
 func complete(s *stream) error {
 	if s.stage < ended {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
@@ -84,8 +84,8 @@ func complete(s *stream) error {
 	return nil
 }
 
-// mostBytes is how many bytes a body in one piece may have. It is an answer if whole is set. Else the engine should have streamed, and the
-// body is its error.
+// maxBodyBytes is how many bytes a body in one piece may have. If whole is true, the body is an answer. Else the engine should have
+// streamed, and the body is its error.
 func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	if whole {
 		return max(settings.Limits.AnswerBytes, settings.Limits.EventBytes)
@@ -93,11 +93,12 @@ func maxBodyBytes(settings *fleet.Settings, whole bool) int {
 	return settings.Limits.EventBytes
 }
 
-// tooLong says whether a whole answer is larger than allowed. The request asked for so
-// much, so no other engine would answer otherwise.
+// tooLong says whether err means that an answer in one piece is larger than allowed. The request asked for so much, so no other engine
+// would answer otherwise.
 func (s *source) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
 
-// side is what the stream's engine is called in errors.
+// side is what clients and operators read as the name of the stream's engine in errors: "decode", or failure.Engine for a rank that also
+// prefills.
 func (s *source) side() string {
 	if s.rank.Group != "" {
 		return failure.Engine
@@ -105,8 +106,8 @@ func (s *source) side() string {
 	return "decode"
 }
 
-// failure is the fault of a decode that forwarded nothing. The client gets a refusal that
-// came late. All else counts as the engine's failure.
+// decodeFault returns the fault of a decode call that ended with err before the client got anything. If the engine refused the request
+// in an event of its stream, the client gets this refusal. All else counts as the engine's failure.
 func (s *stream) decodeFault(err error) *failure.Fault {
 	fault := s.from.fault
 	if fault == nil || s.from.tooLong(err) || errors.Is(s.from.answer.Err(), sse.ErrLargeEvent) {
@@ -142,6 +143,8 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	return fault
 }
 
+// discard has the KV of a hand-off freed that is not used any more. If the client has left, the record learns when nothing of the
+// request is held any more.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.Left() {
 		j.srv.discards.Discard(h, j.freed)
@@ -150,7 +153,8 @@ func (j *job) discard(h *handoff.Handoff) {
 	}
 }
 
-// overdue says whether a first event would by now come too late to be believed, and counts the answer that was given up then.
+// overdue says whether a first event of an answer made of this hand-off would by now come too late to be believed. It also counts the
+// answer that was given up for that.
 func (s *stream) overdue(h *handoff.Handoff) bool {
 	over := h != nil && s.from.wait.Over(time.Now())
 	if over && !s.from.whole {
@@ -159,7 +163,7 @@ func (s *stream) overdue(h *handoff.Handoff) bool {
 	return over
 }
 
-// late counts an answer whose KV may have been another prompt's.
+// countLate counts an answer that is not believed, because its KV may have been another prompt's when it was read.
 func (s *source) countLate() {
 	s.job.srv.metrics.latePulls.Inc()
 	s.rank.Lost(s.job.req.Endpoint)

@@ -23,9 +23,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// send has another dispatcher answer. A peer that fails before the client has
-// anything gives the request back: it is not answered then, and there is no error. The
-// request takes its old place in the queue and stays, or evenkeel asks again where it goes.
+// send has another dispatcher answer. If that peer fails before the client has anything, it gives the request back, and send returns no
+// error. The request then takes its old place in the queue and stays, or evenkeel asks again where it goes.
 func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.What, *openai.Error) {
 	peer := &forwarded{forward, j}
 	if j.client.Left() {
@@ -62,6 +61,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Wh
 	return lifecycle.PeerAnswers, nil
 }
 
+// passedOn returns the headers of the client's request that the other dispatcher gets, too. A deadline is told as the milliseconds that
+// are left of it.
 func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
@@ -78,8 +79,8 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	return headers
 }
 
-// cameBack handles a forward that gave the client nothing. Without an error the
-// request is served here, or evenkeel asks again where it goes.
+// cameBack handles a forward that gave the client nothing. Without an error the request is served here, or evenkeel asks again where it
+// goes.
 func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	if returned.Gone || j.client.Left() {
 		j.freed()
@@ -117,8 +118,9 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.What, *openai.Error) {
 	return what, nil
 }
 
-// elsewhere is the question of the arrival queue whether another dispatcher should have the request; nil: it does not ask. A request whose
-// stream has no [DONE] goes to no other dispatcher.
+// elsewhere returns the question whether another dispatcher should have the request, which goes with it into the arrival queue; nil:
+// nothing is asked. stay is true if the request must be served here. Requests of endpoints whose streams have no [DONE] go to no other
+// dispatcher.
 func (j *job) elsewhere(stay bool) *geo.Question {
 	if j.srv.Node == nil || !j.req.Endpoint.Common() {
 		return nil
@@ -147,6 +149,7 @@ type forwarded struct {
 	job *job
 }
 
+// started notes that the other dispatcher's answer has begun. Nothing of the request's body is needed here any more.
 func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enter(journal.Streaming, "")
@@ -158,6 +161,7 @@ func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j.srv.markRoute(ctx, j.incoming)
 }
 
+// inOnePiece answers with what the other dispatcher gave in one piece, and settles the request.
 func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.started(ctx)
@@ -201,6 +205,7 @@ func (f *forwarded) Close() {
 // Panicked is Close where the stream has panicked.
 func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 
+// mayRelay is how many bytes the other dispatcher's answer may have.
 func (f *forwarded) mayRelay() int64 {
 	j := f.job
 	answers := 1
@@ -214,8 +219,8 @@ func (f *forwarded) mayRelay() int64 {
 	return int64(answers) * each
 }
 
-// believes says whether the answer that another proxy gave in one piece can have
-// so many tokens.
+// believes says whether an answer that another dispatcher gave in one piece can have so many tokens. A count that it cannot have is not
+// noted.
 func (f *forwarded) believes(prompted, completion int) bool {
 	j := f.job
 	if j.changes == nil { // several answers of several prompts

@@ -20,8 +20,9 @@ import (
 // This file has the code by which a request goes on from the KV that the decode engine of the turn before has kept (profile hand_back:
 // fetched).
 
-// ownTurns returns the scope of the turns that a request may go on from, and the token ids of its prompt. ok is false if the token ids are
-// not given, if the engine changes the prompt, or if the engine must compute it.
+// ownTurns returns the token ids of a request's prompt, and the scope of the earlier turns that it may go on from: those of the same
+// caller, model and cache_salt. ok is false if the token ids are not given, if the engine changes the prompt, or if the engine must
+// compute it.
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
@@ -32,8 +33,9 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 
-// fetching has the prefill engine of a lease fetch what the decode engine of the turn before has kept. It returns the turn, which no other
-// request can take now; nil: there is none. Only the first attempt fetches: the next ones do not depend on what another engine keeps.
+// fetchTurn has the prefill engine of a lease fetch the KV that the decode engine of the turn before has kept. It returns the changes of
+// the probe's body, and the turn, which no other request can take now; nil: there is none. Only the first attempt fetches: the next ones
+// do not depend on what another engine keeps.
 func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
@@ -56,8 +58,8 @@ func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *hand
 	return &fetches, turn
 }
 
-// fetched takes note of how a prefill ended that was to fetch a turn. An engine that cannot fetch it says that it failed, and is not to
-// blame (vLLM 0.33.0, kv_load_failure_policy fail); neither is the request.
+// fetchEnded takes note of how a prefill ended that was to fetch a turn; nil: there was none to fetch. An engine that cannot fetch the
+// turn answers that it failed, and is not to blame (vLLM 0.33.0, kv_load_failure_policy fail); neither is the request.
 func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	switch {
 	case turn == nil:
@@ -72,7 +74,7 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 	}
 }
 
-// keepTurn remembers the KV of an answer that is whole.
+// keepTurn remembers which KV the decode engine keeps after a whole answer, so that the next turn of the conversation can fetch it.
 func (s *stream) keepTurn() {
 	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Trail
 	if profile.HandBack != mooncake.HandBackFetched || len(trail.HandBack) == 0 || j.life.Resumed() || !trail.Exact() || s.from.local ||

@@ -185,7 +185,7 @@ const (
 	wayFallback  = "fallback"
 )
 
-// keep has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
+// keepAlive has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
 // Another dispatcher gets no comments: it needs the status, and sends comments to its client itself.
 func (srv *Server) keepAlive(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && in.From == nil {
@@ -217,9 +217,8 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	}
 }
 
-// expose says in an answer's headers which way the request went, and what it
-// waited for up to its first event, as a Server-Timing header would. Not every
-// caller may see it: names of engines are addresses.
+// exposeRoute says in an answer's headers which way the request went, and what it waited for up to its first event, in the form of a
+// Server-Timing header. Not every caller may see it: names of engines are addresses.
 func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	record := in.Record
 	if !srv.Settings().ExposeRoute && !in.Explain || record.Route == "" {
@@ -246,8 +245,8 @@ func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	}
 }
 
-// explain marks an answer to another dispatcher: with its count of cached tokens, or with a
-// code of the refusal, by which the other dispatcher decides whether the request goes on elsewhere.
+// markForPeer marks an answer to another dispatcher: with its count of cached tokens, or with a code of the refusal, by which the other
+// dispatcher decides whether the request goes on elsewhere.
 func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
 		if in.Record.PromptTokens > 0 {
@@ -307,7 +306,7 @@ func (c *charged) Close() error {
 	return nil
 }
 
-// nameable lets the client of a job end it by name, if its endpoint has such names. For several answers, fanned.nameable does so.
+// makeNameable lets the client of a job end it by name, if its endpoint has such names. For several answers, fanned.nameable does so.
 func makeNameable(j *job, conn *edge.Conn) {
 	if j.ask.ID == nil {
 		return
@@ -324,7 +323,8 @@ func makeNameable(j *job, conn *edge.Conn) {
 	}
 }
 
-// answerAborted answers a request that its client has ended before a rank began it. It says whether it did.
+// answerAborted answers a request that its client has ended by name before a rank began the answer: with an answer that has no tokens.
+// It returns false, and does nothing, for any other request.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
 	if !j.abort.endedByClient() || conn.Left() || fail.Status != failure.Gone.Status {
 		return false
@@ -339,7 +339,7 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 	return true
 }
 
-// ready is a stream whose events are all here.
+// readyEvents is a stream whose events are all here.
 type readyEvents struct {
 	*bytes.Reader
 	over func()

@@ -39,27 +39,27 @@ type job struct {
 	body     mooncake.Body     // dropped once a decode engine has it
 	changes  *mooncake.Changes // what a leg of a fan-out changes in the body
 	passed   *Passed           // nil: prompts are prefilled and decoded
-	client   reader
-	id       string // request id, the stem of the engines' ids
-	model    fleet.Route
-	ask      sse.Ask
-	incoming *Incoming
-	record   *journal.Request // of in; of a leg, its own
-	abort    *aborting        // nil: its client cannot end it by a name
+	client   reader            // whom the answer goes to
+	id       string            // request id, the stem of the engines' ids
+	model    fleet.Route       // the model that is asked for, and the board of its ranks
+	ask      sse.Ask           // what the client gets of the engine's answer, and in which form
+	incoming *Incoming         // the client's request as it was admitted
+	record   *journal.Request  // of incoming; a leg of a fan-out has its own
+	abort    *aborting         // nil: its client cannot end it by a name
 
-	decodeProcess int             // the decode engine's process at the time of the decode call
-	promptTokens  int             // tokens as the prefill engine counted them; of a resumed request with the answer so far
+	decodeProcess int             // the decode engine's process when the decode call was made
+	promptTokens  int             // tokens of the prompt as an engine counted them; of a resumed request with the answer so far; 0: none has
 	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket        *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	ticket        *prefill.Ticket // the place in the arrival queue of a leg that has entered it with its siblings; nil: it enters alone
 	holder        *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 
 	mu           sync.Mutex // held for each Step of the life: a prefill leg beside a decode leg has a goroutine of its own
 	life         lifecycle.Lifecycle
 	tape         recording.Tape
 	question     *geo.Question // asks where the request goes; nil: there are no other regions, or that is decided
-	ranElsewhere int           // proxies of this region that may have served it, and gave it back
+	ranElsewhere int           // how many proxies of this region may have run the request before they gave it back
 
-	unlistedAnswer *openai.Error // the answer of the last engine that did not have the model; nil: there was none
+	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
 
 	avoid avoided
 	local locally
@@ -100,11 +100,11 @@ type Passed struct {
 	Memory   *edge.Charge // for an answer in one piece
 	Took     prometheus.Observer
 
-	triedEngines []string
+	triedEngines []string       // names of the engines that had the request
 	chosen       fleet.Whole    // the engine that was chosen last
-	earlierFault *failure.Fault // the fault of the last call but one
-	noEngine     *openai.Error  // why there is no engine
-	answer       []byte         // the answer, if it comes in one
+	earlierFault *failure.Fault // the fault of the call before the last one
+	noEngine     *openai.Error  // why no engine can be chosen; nil: one was
+	answer       []byte         // if it comes in one piece
 }
 
 // Choice is which engine gets a request that is passed through.
@@ -122,8 +122,8 @@ func (j *job) parts() *prompt.Parts {
 	return &prompt.Parts{Req: j.req, Body: &j.body, Changes: j.changes, Model: j.model, Resumed: j.life.Resumed()}
 }
 
-// promptHash tells prompts apart; 0: no predictor needs that. The request log has it
-// for `evenkeel fit`.
+// promptHash returns a hash that tells this prompt from others, and notes it in the request's record, from which `evenkeel fit` reads
+// it. It returns 0 if no predictor needs such hashes.
 func (j *job) promptHash() uint64 {
 	key := j.srv.PromptKey()
 	if key == nil {
@@ -138,30 +138,30 @@ func (j *job) promptHash() uint64 {
 
 // locally is what a job needs to be served whole by a decode rank.
 type locally struct {
-	decided     bool             // it was decided whether that may be; a failed attempt is not made again
-	endedTokens int              // tokens of a prompt whose probes hand nothing off; 0: they may
-	boundSlot   *dispatcher.Slot // bound beforehand, with the siblings of a leg
+	decided     bool             // true once it was decided whether that may be; a failed attempt is not made again
+	endedTokens int              // tokens of a prompt whose answer ends at once, so that probes hand nothing off; 0: they may
+	boundSlot   *dispatcher.Slot // the slot that was bound beforehand, with the siblings of a leg; nil: none was
 	knownPrompt *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
 }
 
 // resumption is what a job keeps so that a lost answer can go on, and what its
 // next attempt starts from.
 type resumption struct {
-	keeping      lifecycle.Keeping
-	how          string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
-	promptIDs    json.RawMessage // of the prompt, as the prefill engine had them
-	chargedBytes int64           // bytes kept, on the gateway's account
+	keeping      lifecycle.Keeping // which parts of the request are kept
+	how          string            // the way to go on, as howToResume returns it; empty: the answer can only begin anew
+	promptIDs    json.RawMessage   // token ids of the prompt, as the prefill engine had them
+	chargedBytes int64             // bytes kept, as the gateway's account of them has it
 
-	promptTokens  int // tokens of the client's prompt as the prefill engine counts them
-	answerTokens  int // tokens of the answer that are part of the prompt now
-	prefillCounts int // prompt tokens the prefill engine has to count now; 0: any number
-	decodeCounts  int // the same of the decode engine
+	promptTokens  int // tokens of the client's prompt without any answer, as the prefill engine counts them
+	answerTokens  int // tokens of the lost answer that are part of the prompt now
+	prefillCounts int // prompt tokens that the prefill engine has to count now; 0: any number
+	decodeCounts  int // prompt tokens that the decode engine has to count now; 0: any number
 }
 
 // reader is who reads the answer: a client's connection, or a leg's share of it.
 type reader struct{ client }
 
-// isLeg says whether the job is a leg of a fan-out, so that the client's request has another record.
+// isLeg says whether the job is a leg of a fan-out. The client's request then has a record of its own, apart from the job's.
 func (r reader) isLeg() bool { _, ok := r.client.(*edge.Disconnect); return ok }
 
 // Incoming is a request as it was admitted, and its record.
@@ -177,7 +177,7 @@ type Incoming struct {
 	Address    string       // of the client
 	From       *geo.Hop     // how it came from another dispatcher; nil: from a client
 	way        string       // where it was served, as routeHeader names it; empty: nowhere
-	concluded  atomic.Bool  // it was accounted for
+	concluded  atomic.Bool  // Conclude has settled it, which happens once
 	forgetName func()       // ends the client's power to end the request by name; nil: the request has no name
 }
 
@@ -208,10 +208,11 @@ type Wishes struct {
 	ToDecode      []int32   // the decode rank that has to decode; nil: any
 }
 
-// aimed says whether a trusted caller named an engine.
+// aimed says whether a trusted caller named the engine that has to prefill, or the rank that has to decode.
 func (w *Wishes) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
 
-// onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.
+// onPanic is deferred by a step that has taken something which nothing else would give back yet. If the step panics, onPanic calls
+// giveBack and lets the panic go on to the edge, which recovers it.
 func onPanic(giveBack func()) {
 	if v := recover(); v != nil {
 		giveBack()
@@ -219,20 +220,23 @@ func onPanic(giveBack func()) {
 	}
 }
 
+// tell reports an event to the request's life, appends to effects what the life wants done about it, and returns the result. It holds
+// the job's mutex meanwhile.
 func (j *job) tell(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stepped(event, effects)
 }
 
-// stepped is tell for callers that hold the mutex.
+// stepped is tell for callers that hold the job's mutex. It also writes the event and its effects to the tape.
 func (j *job) stepped(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	effects = j.life.Step(event, effects)
 	j.tape.Step(event, effects)
 	return effects
 }
 
-// enter begins a phase, and a call of this name with it unless it is empty.
+// enter notes in the record that the request enters a phase. call names the call to an engine that begins with the phase; empty: none
+// does.
 func (j *job) enter(phase journal.Phase, call string) {
 	j.record.Report(journal.Event{What: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }

@@ -26,7 +26,8 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// recognize hashes the prompt. If evenkeel remembers what the model's decode ranks hold, the job keeps the hashes, and hashes only once.
+// recognize hashes the prompt, so that prefix caches can be asked for it. If evenkeel remembers what the model's decode ranks hold, the
+// job keeps the hashes, and hashes only once.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
@@ -94,7 +95,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	return result.Slot
 }
 
-// near are the ranks of a board that hold a part of the prompt and need not pull it.
+// nearRanks returns the ranks of the board that hold a part of the prompt, and how many tokens of it, which they need not pull.
 func (j *job) nearRanks(on string, tokens int) (hits []board.Hit) {
 	if j.local.knownPrompt == nil || j.life.Resumed() {
 		return nil
@@ -105,9 +106,9 @@ func (j *job) nearRanks(on string, tokens int) (hits []board.Hit) {
 	return hits
 }
 
-// why is the reason for which the request may be served whole now; empty: it may not. For a
-// short prompt, or if the caller wants it, that is decided once. After a failed prefill the request
-// may only be served whole if the engine found the answer empty, and so handed nothing off.
+// reason returns why the request may be served whole by a decode rank now; empty: it may not be. For a short prompt, or if the caller
+// wants it, that is decided once. After a failed prefill the request may only be served whole if the engine found the answer empty, and
+// so handed nothing off.
 func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.aimed():
@@ -130,6 +131,8 @@ func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed boo
 	return ""
 }
 
+// localRule returns which decode ranks may compute the prompt themselves: how many of its tokens may be new to them, and how many such
+// tokens may be in flight. why is the reason of the attempt.
 func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
@@ -145,10 +148,10 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	return rule
 }
 
-// arrived notes with the first event that the prompt's KV is on the rank. The
-// answer's will be there too, but its blocks cannot be named: the next turn has it
-// as text that may get other token ids. And if an expected hit is none, the rank computes
-// it, and its whole group waits. So what is known is never more than what is held.
+// kvArrived notes, with the first event, that the prompt's KV is on the rank. h is the hand-off it came from; nil: there was none. The
+// KV of the answer will be there too, but its blocks cannot be named: the next turn has the answer as text, which may get other token
+// ids. A hit that is expected and does not come is computed by the rank while its whole group waits. So evenkeel never notes more than
+// the rank holds.
 func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
 		return // the KV is not the prompt's alone
@@ -173,8 +176,8 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	}
 }
 
-// countLocal takes the prompt's length, and its token ids, from the rank that
-// computed it.
+// countLocal takes the prompt's length, and its token ids, from the decode engine. It is called where no probe has told them before: the
+// rank computes the prompt itself, or the prefill leg runs at the same time.
 func (j *job) countLocal(s *stream) {
 	j.promptTokens = cmp.Or(s.from.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.from.slot != nil { // else all of the answer came at once
@@ -190,7 +193,8 @@ func (j *job) countLocal(s *stream) {
 	}
 }
 
-// reportLocal takes what the engine's final usage says about hits in its prefix cache.
+// reportLocal notes how many tokens the engine found in its prefix cache, by its final usage, and compares them with the hits that were
+// expected. An engine whose prefix cache does not work as expected gets no more prompts without a hand-off.
 func (s *stream) reportLocal() {
 	j := s.job
 	if !s.from.local || s.broken != nil {

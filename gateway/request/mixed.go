@@ -12,8 +12,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The rank
-// gets the prompt with the next call. The dispatcher also considers how much of the prompt each rank holds.
+// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The dispatcher also considers
+// how much of the prompt each rank holds already. The rank gets the prompt with the next call.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
 	if j.promptTokens > 0 || j.life.Resumed() || sought.Media || sought.Bytes == 0 || j.req.PromptTokens > 0 {

@@ -29,40 +29,38 @@ type partner struct {
 	pair        int    // the number of the pair in the request's life, from 1
 	id          string // X-Request-Id of both legs, never used before
 	dialect     lifecycle.Dialect
-	decode      *engine.Call
-	rank        *fleet.Rank // the rank that decodes
+	decode      *engine.Call // the call of the decode leg
+	rank        *fleet.Rank  // the rank that decodes
 	slot        *dispatcher.Slot
 	meeting     *mooncake.Meeting
 	headers     []engine.Header // of the prefill leg
 	body        mooncake.Body
 	changes     *mooncake.Changes
-	prompt      int  // tokens, as estimated
-	maxTokens   int  // tokens that the answer may have
-	silent      bool // the answer comes in one piece, or may say nothing before its end
-	streamed    bool
-	expected    *metaserver.Expectation // nil: nothing is called back
+	prompt      int                     // tokens, as estimated
+	maxTokens   int                     // tokens that the answer may have
+	silent      bool                    // nothing of the answer may come before its end: it comes in one piece, or its engine may hold it back
+	streamed    bool                    // the answer comes event by event
+	expected    *metaserver.Expectation // the decode engine's callback; nil: nothing is called back
 	decodeOver  chan struct{}           // closed when the decode leg has ended
 	prefillOver chan struct{}           // closed when the prefill leg has ended
 	born        fleet.Birth             // of the prefill engine that has the leg
-	tried       []string                // prefill engines
+	tried       []string                // ids of the prefill engines that were asked
 	waitLimit   lifecycle.Limit         // how long the prefill leg's present wait may last
 
 	// These are guarded by the job's mutex.
-	lease           *prefill.Lease // nil once it is settled
-	lastLease       *prefill.Lease // the same, settled or not
-	refusal         *failure.Fault // of the last engine that took nothing
-	failed          *failure.Fault // why one leg has ended the other
-	call            *engine.Call   // the prefill leg's; nil: there is none now
-	closed          bool           // dead is closed
-	stranded        bool           // the decode engine may keep blocks for ever
-	answeredAt      time.Time      // when the prefill engine has answered
-	probed          mooncake.ProbeAnswer
-	calledBackAfter time.Duration // time until the decode engine had called back
-	prefillTook     time.Duration // how long the prefill leg took
-	firstTimer      *time.Timer
-
-	// how long the goroutine of the decode leg waits for the end of the prefill leg before it goes on; 0: it does not wait
-	firstWait time.Duration
+	lease           *prefill.Lease       // nil once it is settled
+	lastLease       *prefill.Lease       // the lease of the engine asked last, settled or not
+	refusal         *failure.Fault       // of the last engine that took nothing
+	failed          *failure.Fault       // why one leg has ended the other
+	call            *engine.Call         // the prefill leg's; nil: there is none now
+	closed          bool                 // decodeOver is closed
+	stranded        bool                 // the decode engine may keep blocks for ever
+	answeredAt      time.Time            // when the prefill engine has answered
+	probed          mooncake.ProbeAnswer // what it has answered
+	calledBackAfter time.Duration        // time until the decode engine had called back
+	prefillTook     time.Duration        // how long the call of the prefill leg took
+	firstTimer      *time.Timer          // ends the wait for the first event
+	firstWait       time.Duration
 }
 
 // Why the legs of a request did not come together.
@@ -79,7 +77,8 @@ var (
 	errLeft        = errors.New("the client left")
 )
 
-// awaitCallback waits until the decode engine has said where the KV goes. It returns whether there is something to prefill.
+// awaitCallback waits until the decode engine has called back to say where the KV goes. It returns whether there is something to
+// prefill.
 func (p *partner) awaitCallback() bool {
 	began := time.Now()
 	select {
@@ -95,6 +94,8 @@ func (p *partner) awaitCallback() bool {
 	return p.lateCallback()
 }
 
+// calledBack passes the decode engine's callback on to the request's life. took is how long the engine took to call back. It returns
+// whether there is something to prefill.
 func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -120,7 +121,7 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 }
 
 // lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode engine has allocated blocks,
-// and only the end of a prefill frees them: so it returns true, and a prefill is run.
+// and only the end of a prefill frees them: so lateCallback returns true, and a prefill is run.
 func (p *partner) lateCallback() bool {
 	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
@@ -137,6 +138,8 @@ func (p *partner) lateCallback() bool {
 	return p.tell(event, nil)
 }
 
+// tryAnother looks for another prefill engine after one has not taken the prefill leg, and moves the leg there. It returns false if
+// there is none.
 func (p *partner) tryAnother() bool {
 	srv := p.job.srv
 	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
@@ -153,8 +156,8 @@ func (p *partner) tryAnother() bool {
 	return true
 }
 
-// lookAgain moves the prefill to another engine if it would end there at least a step sooner. It runs when the decode engine has room:
-// during the wait for that, other prefills may have ended earlier than predicted, or later.
+// lookForSooner moves the prefill to another engine if it would end there at least one step of the decode rank sooner. It runs when the
+// decode engine has room: during the wait for that, other prefills may have ended earlier than predicted, or later.
 func (p *partner) lookForSooner() {
 	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
 	p.job.mu.Lock()
@@ -169,7 +172,7 @@ func (p *partner) lookForSooner() {
 	}
 }
 
-// goTo moves the prefill to the engine of lease. It is called with the job's mutex held.
+// moveTo moves the prefill to the engine of lease. It is called with the job's mutex held.
 func (p *partner) moveTo(lease *prefill.Lease) {
 	lease.PassOn()
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
@@ -185,15 +188,15 @@ func (p *partner) tell(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	return goesOn
 }
 
-// locked has f hold the job's mutex. It is free again even if f panics, because what cleans up then needs it.
+// locked calls f with the job's mutex held. The mutex is free again even if f panics, because what cleans up after a panic needs it.
 func (p *partner) locked(f func()) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	f()
 }
 
-// step tells the life what happens to a leg, and carries out what is to be done. f is why a leg ends, if that ends the other one. It is
-// called with the job's mutex held, and returns whether the prefill leg goes on.
+// step tells the request's life what happens to a leg, and carries out what is to be done about it. fault is why a leg ends, if that
+// ends the other one. It is called with the job's mutex held, and returns whether the prefill leg goes on.
 func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.Ended
@@ -215,7 +218,7 @@ func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool
 	return goesOn
 }
 
-// notice closes dead if the decode leg has ended. It is called with the job's mutex held.
+// notice closes decodeOver if the decode leg has ended. It is called with the job's mutex held.
 func (p *partner) notice() {
 	if p.legs().Closed() && !p.closed {
 		p.closed = true
@@ -231,7 +234,8 @@ func (p *partner) carryOut(effect lifecycle.Effect) {
 	})
 }
 
-// do carries an effect out, and says whether it has the prefill leg go on. It does not block.
+// do carries an effect out, without blocking, and says whether the effect has the prefill leg go on. fault is why the prefill lease is
+// settled, if it is.
 func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Do {
 	case lifecycle.EndDecode:
@@ -279,6 +283,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	return false
 }
 
+// limit returns the time that a limit of the request's life stands for, for this pair of engines.
 func (p *partner) limit(limit lifecycle.Limit) time.Duration {
 	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
@@ -287,13 +292,14 @@ func (p *partner) limit(limit lifecycle.Limit) time.Duration {
 	return wait
 }
 
+// forget stops listening for the decode engine's callback after grace. Without a callback it does nothing.
 func (p *partner) forget(grace time.Duration) {
 	if p.expected != nil {
 		p.expected.Forget(grace)
 	}
 }
 
-// abort has an engine of SGLang end the leg. The request does not wait for the engine's answer.
+// abort tells an engine of SGLang to end its leg. The request does not wait for the engine's answer.
 func (p *partner) abort(target *engine.Target) {
 	srv := p.job.srv
 	_ = srv.legs.Run(math.MaxInt, func() { // if it is not run, the proxy is about to end, and engines notice that
@@ -304,7 +310,7 @@ func (p *partner) abort(target *engine.Target) {
 	})
 }
 
-// awaitFirst starts the timer for the first event. It is called with the job's mutex held.
+// awaitFirst starts the timer that ends the decode leg if its first event does not come in time. It is called with the job's mutex held.
 func (p *partner) awaitFirst(limit lifecycle.Limit) {
 	wait, cause := p.limit(limit), errSilent
 	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout {
@@ -339,6 +345,7 @@ func unbegun(why error) *failure.Fault {
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
+// left returns the fault of a leg that ends because the client has left.
 func left() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
 }
@@ -355,7 +362,7 @@ func (p *partner) started(prompt int) *failure.Fault {
 	return p.lost()
 }
 
-// awaitPrefill waits for the end of the prefill leg, if the last step has said so.
+// awaitPrefill waits for the end of the prefill leg if the last effects asked for that.
 func (p *partner) awaitPrefill() {
 	if p.firstWait > 0 {
 		p.awaitOver(p.firstWait)
@@ -363,7 +370,7 @@ func (p *partner) awaitPrefill() {
 	p.firstWait = 0
 }
 
-// awaitOver waits for the end of the prefill leg, for at most so long.
+// awaitOver waits for the end of the prefill leg, for limit at most, and says whether it has come.
 func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	select {
 	case <-p.prefillOver:
@@ -398,8 +405,9 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	return p.lost()
 }
 
-// decodeEnded reports that the decode leg has ended without a first event, and ends the prefill leg where that is of use. f is why the
-// prefill leg has ended the decode leg, nil if that has ended by itself. stranded says that the decode engine may keep blocks for ever.
+// decodeEnded reports that the decode leg has ended without a first event, and ends the prefill leg where that is of use. It returns why
+// the prefill leg has ended the decode leg; nil: the decode leg ended by itself. stranded says that the decode engine may keep blocks
+// for ever.
 func (p *partner) decodeEnded(how lifecycle.EndReason) (fault *failure.Fault, stranded bool) {
 	p.locked(func() {
 		p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
@@ -424,6 +432,7 @@ func (p *partner) outlived() bool {
 	return p.legs().Stranded()
 }
 
+// prefiller is the engine that the prefill leg went to last.
 func (p *partner) prefiller() prefill.Candidate {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -440,8 +449,8 @@ func (p *partner) lost() *failure.Fault {
 	return p.failed
 }
 
-// close reports that the decode leg has ended after its first event. abandoned: the client does not wait for the answer any more. Then the
-// prefill engine's answer is not waited for either, if the engine can be told to abort.
+// close reports that the decode leg has ended after its first event. If abandoned is true, the client does not wait for the answer any
+// more. Then the prefill engine's answer is not waited for either, if the engine can be told to abort.
 func (p *partner) close(abandoned bool) {
 	if abandoned && p.dialect.Aborts {
 		p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())

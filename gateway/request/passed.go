@@ -27,7 +27,7 @@ var (
 	errTold   = errors.New("the engine sent an event that says it failed")
 )
 
-// pass carries out the effects that occur only for a request that is passed through.
+// doPassed carries out the effects that occur only for a request that is passed through to one engine.
 func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passed
 	switch effect.Do {
@@ -51,7 +51,8 @@ func (r *runner) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 	return event
 }
 
-// sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
+// sendOver sends the request to the engine that was chosen, and returns what came of it. If anew is true, it is sent once more to the
+// same engine, over a new connection.
 func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	j, p := r.job, r.job.passed
 	if r.stream = nil; anew {
@@ -76,7 +77,7 @@ func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	return r.fell(fault)
 }
 
-// openPassed sends the request, and reads its answer or the beginning of it.
+// openPassed sends the request, and reads its answer in one piece or the first event of it. anew is that of sendOver.
 func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passed, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
@@ -111,7 +112,8 @@ func openPassed(s *stream, anew bool, until lifecycle.Limit) (fault *failure.Fau
 	return fault
 }
 
-// refused sets the reason of an engine's error status.
+// refused sets the reason of an engine's error status: whether the engine lacks the endpoint, cannot do what is asked for, or refuses
+// this request.
 func (p *Passed) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
 	fault.Why = lifecycle.ByStatus(fault.Answer.Status) // a refusal of our own credential is not the request's fault
 	switch {
@@ -130,7 +132,7 @@ func lacksRoute(status int, body []byte) bool {
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
-// beginsPassed reads an answer that comes in one piece, or the first event of a stream. Until then the client gets nothing.
+// beginsPassed reads an answer that comes in one piece, or the first event of a stream. Until it returns, the client gets nothing.
 func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.from.resp.ContentType(), []byte("text/event-stream")) {
@@ -154,7 +156,7 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 	return call.Broke(s.from.fault.Err)
 }
 
-// takePiece reads an answer in one piece, of any content type.
+// takePiece reads an answer in one piece, of any content type, of at most limit bytes.
 func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passed
 	isJSON := bytes.HasPrefix(s.from.resp.ContentType(), []byte("application/json"))
@@ -188,7 +190,8 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 // firstRoom is how many bytes a charge may always take, however full its account is.
 const firstRoom = 4 << 10
 
-// readAll reads the body, and charges its caller for the memory as it grows.
+// readAll reads the body, and charges its caller for the memory as the answer grows. It fails with errNoRoom if the caller may have no
+// more memory.
 func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
 	limit = p.Memory.Most(limit+1) - 1 // one byte more shows that the answer is too large
 	for {
@@ -213,7 +216,7 @@ func (p *Passed) readAll(resp *engine.Response, limit int) (whole []byte, err er
 	}
 }
 
-// giveUp settles a thing of a request that is passed through, but not its call.
+// giveUp gives back a thing that only a request that is passed through has: its seat, its body, or the memory of its answer.
 func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	j, p := r.job, r.job.passed
 	switch {
@@ -227,8 +230,8 @@ func (r *runner) giveUp(thing lifecycle.Thing, how lifecycle.How) {
 	}
 }
 
-// count takes a call out of what its engine has, and notes how many tokens the engine has computed. If it did not count them, but may
-// have computed them (Spent), the estimate counts.
+// countCall takes a call that is over out of what its engine has, and notes how many tokens the engine has computed. If the engine did
+// not count them, but may have computed them (Spent), the estimate counts.
 func (r *runner) countCall(how lifecycle.How) {
 	p, record := r.job.passed, r.job.record
 	p.Engines.Count(p.chosen.Instance, -1)

@@ -20,7 +20,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// wait parks the hand-off in the pool until the dispatcher binds it to a rank.
+// wait parks the hand-off in the pool until the dispatcher binds it to a rank. If that fails, the fault says that the prefill engine
+// still keeps the KV.
 func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	slot, fault := j.place(h.Lease.Candidate, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Deadline = h.BindBy()
@@ -32,11 +33,10 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	return slot, fault
 }
 
-// place waits in the pool until the dispatcher binds the request to a rank. enqueue completes the
-// pool's entry, and gives it to the dispatcher.
-// Any other end of the wait ends the request, with two exceptions: if the region's
-// engines were handed back or it lost its ranks, the prompt is prefilled again in
-// another region, and if its decode group is another proxy's now, that proxy is asked.
+// place waits in the pool until the dispatcher binds the request to a decode rank, and returns its slot. tokens is the length of the
+// prompt. enqueue completes the pool's entry, and gives it to the dispatcher. Any other end of the wait ends the request, with two
+// exceptions: if the region's engines were handed back or it lost its ranks, the prompt is prefilled again in another region, and if its
+// decode group is another proxy's now, that proxy is asked.
 func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
 	*failure.Fault) {
 	queued := false
@@ -120,9 +120,9 @@ func (j *job) wanted() time.Time {
 	return j.incoming.Deadline
 }
 
-// unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
-// regions. So a hand-off in a region whose ranks are gone, most often because the
-// region was handed back, is spent: the prompt is prefilled again elsewhere, once.
+// unplaced returns the fault of a request that got no decode rank. unowned says that its decode group is another proxy's now. KV does
+// not cross regions. So a hand-off in a region whose ranks are gone, most often because the region was handed back, is spent: the prompt
+// is prefilled again elsewhere, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
 		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)

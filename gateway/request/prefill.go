@@ -28,12 +28,13 @@ import (
 type prefillCall struct {
 	upstream.Call
 	srv         *Server
-	run         *fleet.Run // a drain may end it
-	engineBirth fleet.Birth
+	run         *fleet.Run  // has the call among those that a drain may end
+	engineBirth fleet.Birth // which process and weights the engine has at this time
 	began       time.Time
 }
 
-// toPrefill prepares the call to the engine of a lease. until bounds the wait for its answer. A drain may end the call, until untrack.
+// toPrefill prepares the call to the prefill engine of a lease. until limits the wait for its answer. A drain may end the call, until
+// untrack is called.
 func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall {
 	srv, candidate := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
@@ -53,11 +54,12 @@ func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Limit) *prefillCall
 
 func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
 
-// by is until when the engine may answer.
+// answerBy is until when the engine may answer.
 func (c *prefillCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
-// ended takes note of how the call has ended; f is nil if it has brought an answer. An engine aborts with the connection, unless its
-// answer had begun. stopped says that the call was ended here, or never sent, and left that the client had left.
+// ended takes note of how the call has ended, and returns the fault with its reason set; a nil fault means that the call has brought an
+// answer. If the connection is closed before the answer begins, the engine aborts the request. stopped says that the call was ended by
+// the proxy, or never sent, and left that the client had left.
 func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 	switch {
 	case fault == nil || fault.Status != 0:
@@ -79,7 +81,7 @@ func (c *prefillCall) ended(fault *failure.Fault, stopped, left bool) *failure.F
 	return fault
 }
 
-// answered takes note of a call that came before any decode leg, and has ended.
+// answered is ended for a call that comes before any decode leg. It also notes in the record how long the engine took.
 func (c *prefillCall) answered(j *job, fault *failure.Fault) *failure.Fault {
 	if fault == nil || fault.Status != 0 {
 		j.record.Report(journal.Event{What: journal.Probed, Took: time.Since(c.began)})
@@ -90,8 +92,9 @@ func (c *prefillCall) answered(j *job, fault *failure.Fault) *failure.Fault {
 // answerPool has the buffers of probes' answers. What outlives a probe is copied.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// probe runs the prefill. Once the engine answers, it holds the blocks. So the hand-off is
-// also read if the client has left, to be discarded. With a fault, the hand-off is of no use.
+// probe has the engine of the lease compute the prompt, and returns the hand-off that its answer has. Once the engine answers, it holds
+// the prompt's KV blocks. So the hand-off is also read if the client has left, to be discarded. A hand-off that is returned with a fault
+// is of no use.
 func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
 	exchange, err := j.srv.Fleet.Exchange(candidate)
@@ -142,7 +145,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	return j.accept(lease, call.engineBirth, exchange, answer, answered)
 }
 
-// accept makes a hand-off of a probe's answer.
+// accept makes a hand-off of a probe's answer, or says why it cannot. answered is when the head of the answer came, from which the
+// engine counts its hold timeout. exchange is what the probe named to the engine for the transfer; nil: this engine needs no such name.
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.Exchange, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate := lease.Candidate
@@ -196,8 +200,8 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, exchange *mooncake.
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
 }
 
-// prefilled takes note of what the prefill engine has said of the prompt. p is the profile of an engine: if it loses the answer, the token
-// ids may be needed.
+// prefilled takes note of what the prefill engine has said of the prompt. The profile is that of an engine of the attempt: whether the
+// prompt's token ids are kept, in case the answer is lost, depends on it.
 func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
 	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
 	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
@@ -214,7 +218,7 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 	}
 }
 
-// ignored is the end of a leg whose engine did not go on from the answer so far; nil if fail is nil.
+// ignored returns the fault of a leg whose engine did not go on from the answer so far; nil if fail is nil.
 func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
@@ -222,9 +226,9 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
 }
 
-// endsAtOnce notes that the first token was the end of the answer.
-// Later probes mask the end-of-sequence token; where that does not help, a decode
-// rank may do without a hand-off.
+// endsAtOnce notes that the prompt's first token was the end of the answer, so that the engine handed nothing off. Later probes mask the
+// end-of-sequence token. If that was done already and did not help, a decode rank may compute the prompt without a hand-off. tokens is
+// the length of the prompt; 0: it is estimated.
 func (j *job) endsAtOnce(tokens int) {
 	if j.changes.IgnoreEOS {
 		j.local.endedTokens = cmp.Or(tokens, j.estimate())
@@ -235,7 +239,8 @@ func (j *job) endsAtOnce(tokens int) {
 	j.changes = &changes
 }
 
-// serve is the goroutine of the prefill leg.
+// serve runs the prefill leg, on a goroutine of its own: it waits for the decode engine's callback if there is one, and then asks
+// prefill engines until one takes the leg.
 func (p *partner) serve() {
 	defer close(p.prefillOver)
 	if p.dialect.CallsBack {
@@ -291,7 +296,7 @@ func (p *partner) probe() (again bool) {
 	return p.step(lifecycle.Event{What: lifecycle.PrefillFell, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
 }
 
-// accept reads an answer with status 200. It is called with the job's mutex held.
+// accept reads the prefill engine's answer, which has status 200; at is when it came. It is called with the job's mutex held.
 func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
@@ -368,7 +373,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Limit) (*stream,
 	return s, nil
 }
 
-// takeAll takes an answer that has come in full.
+// takeAll takes in an answer of which all bytes are here, a stream of events or one piece.
 func takeAll(s *stream, answer []byte) error {
 	if s.from.whole {
 		return takeWhole(s, answer)

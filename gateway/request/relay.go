@@ -22,6 +22,7 @@ import (
 	"evenkeel/sse"
 )
 
+// newStream prepares the stream of an answer from the rank of the slot. Nothing is sent yet.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.New(j.srv.Client, rank.Profile, rank.Target)
@@ -62,8 +63,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	return s
 }
 
-// muffled says whether an engine may hold a text back until it has all of it. SGLang does so with a response while a call of a tool
-// may follow, because its events say which of both the text is (0.5.23, responses_stream_generator_non_harmony in
+// muffled says whether an engine may hold a text back until it has all of it. SGLang does so with a response while a call of a tool may
+// follow, because its events say whether the text is one (0.5.23, responses_stream_generator_non_harmony in
 // entrypoints/openai/serving_responses.py).
 func (j *job) muffled(profile *mooncake.Profile) bool {
 	if profile.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
@@ -73,7 +74,7 @@ func (j *job) muffled(profile *mooncake.Profile) bool {
 	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0
 }
 
-// opened notes that the first data event is here.
+// opened notes that the first data event has come: from now on the client may have a part of the answer.
 func (s *stream) opened() {
 	s.firstAt = time.Now()
 	s.from.settleCompute(false)
@@ -92,9 +93,8 @@ func (s *stream) opened() {
 	j.enter(journal.Streaming, "")
 }
 
-// fill reads one arrival and turns its complete events into bytes for the
-// client. An error is returned only before the first data event; afterwards it
-// becomes the stream's last event.
+// fill waits for the engine's next bytes, and turns the events that are complete with them into bytes for the client. It returns an
+// error only before the first data event. After that, an error becomes the stream's last event.
 func (s *stream) fill() error {
 	if s.stage == lost {
 		s.goOn()
@@ -120,6 +120,7 @@ func (s *stream) fill() error {
 	return err
 }
 
+// feed takes in bytes that the engine has sent; now is when they came.
 func (s *stream) feed(p []byte, now time.Time) {
 	var effects sse.Effects
 	s.now = now
@@ -128,7 +129,8 @@ func (s *stream) feed(p []byte, now time.Time) {
 	s.effect(effects)
 }
 
-// broke ends the source, whose body ended with err or is not read any further.
+// broke ends the source, whose body ended with err or is not read any further. It decides whether the answer was whole, and else whose
+// fault that is.
 func (s *stream) broke(err error) {
 	s.from.answer.out = s.from.answer.Mend(s.from.answer.out) // the error or the end must be an event of its own
 	whole := errors.Is(err, io.EOF) && s.from.answer.Closed() == sse.Whole
@@ -158,8 +160,7 @@ func (s *stream) broke(err error) {
 	}
 }
 
-// cutPassed ends an answer that is passed on, whose body ended with err or is not read any further. beginsPassed says what that means
-// before the first event.
+// cutPassed is broke for a request that is passed through. What that means before the first event is decided by beginsPassed.
 func cutPassed(s *stream, err error) {
 	err = cmp.Or(s.from.answer.Err(), err) // whatever else came, not all of it was read
 	begun, over := s.from.answer.Mirror.Started(), errors.Is(err, io.EOF)
@@ -191,13 +192,15 @@ var (
 // notAnswered is what a client reads if the engine of its request was taken out of service before the end of the answer.
 const notAnswered = "its engine was taken out of service; send the request again"
 
-// event takes in one event that comes from no socket.
+// event takes in one event that was not read from a stream: a whole answer in the form of an event, or the end that evenkeel writes in
+// the engine's place.
 func (s *stream) event(e sse.Event) {
 	var effects sse.Effects
 	s.from.answer.out, effects = s.from.answer.Event(s.from.answer.out, e)
 	s.effect(effects)
 }
 
+// effect counts the events that were taken in, and ends the source if the last of them has ended the answer.
 func (s *stream) effect(effects sse.Effects) {
 	if effects.Events > 0 {
 		s.progress(effects.Tokens, effects.Events)
@@ -232,8 +235,8 @@ func (s *stream) effect(effects sse.Effects) {
 	}
 }
 
-// progress notes in the slot how far the request is after so many more events with
-// tokens; the next round reads it.
+// progress reports to the slot, to the engine's traffic and to the metrics that so many more tokens have come, in so many events. The
+// dispatcher's next round reads the slot.
 func (s *stream) progress(tokens, events int) {
 	if s.from.slot != nil { // else a prefill engine answers
 		if s.from.whole { // the partner says so when the prefill engine has answered, which may come later than this answer
@@ -256,7 +259,7 @@ func (s *stream) progress(tokens, events int) {
 	s.lastTokenAt = s.now
 }
 
-// Read hands out what has arrived, waiting for the first bytes only.
+// Read hands out what has arrived. It waits only if nothing has.
 func (s *stream) Read(p []byte) (int, error) {
 	if len(s.unread) == 0 {
 		events, err := s.Next()
@@ -276,8 +279,8 @@ func (s *stream) Pending() int { return len(s.unread) + len(s.from.answer.out) }
 // Ended says that nothing comes after what Read has.
 func (s *stream) Ended() bool { return s.stage >= ended }
 
-// Next returns the whole events that have arrived, waiting for the first; they
-// are valid until the next call. io.EOF ends the answer, whole or not.
+// Next returns whole events, all that have arrived, and waits if there are none. They are valid until the next call. io.EOF ends the
+// answer, whole or not.
 func (s *stream) Next() ([]byte, error) {
 	for len(s.from.answer.out) == 0 || s.more() {
 		if s.stage >= ended {
@@ -292,7 +295,7 @@ func (s *stream) Next() ([]byte, error) {
 	return events, nil
 }
 
-// more says that more bytes have arrived, which the client must get at once, too.
+// more says whether bytes have arrived which the client should get together with those that wait for it.
 func (s *stream) more() bool {
 	return s.stage == flows && len(s.from.answer.out) < mostAtOnce && s.from.resp.Arrived()
 }

@@ -20,8 +20,8 @@ import (
 var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
 	"profile, or upgrade the engine")
 
-// goOn continues the answer where it was lost. The request is served again, with what
-// the client has as a part of the prompt, and the parts are joined to one answer.
+// goOn continues an answer that its engine has lost. The request is served again, with what the client has of the answer as a part of
+// the prompt, and the parts are joined to one answer.
 func (s *stream) goOn() {
 	j, fault, moved := s.job, s.from.fault, s.from.run.Moved()
 	if !j.client.Left() {
@@ -72,8 +72,8 @@ func (s *stream) goOn() {
 	}
 }
 
-// plan sets the job up for its next attempt and returns the tier. With
-// lifecycle.Concluding it has put the end of the answer into the stream.
+// plan decides how the lost answer goes on, and prepares the job for its next attempt. With lifecycle.Concluding no token is left to
+// compute, and plan has put the end of the answer into the stream. With lifecycle.Broken the answer cannot go on.
 func (s *stream) plan() lifecycle.Tier {
 	j, resume := s.job, &s.job.resume
 	if s.earlierTrail == nil {
@@ -123,7 +123,7 @@ func (s *stream) plan() lifecycle.Tier {
 	return p.Tier
 }
 
-// most is how many tokens the whole answer may have.
+// maxWholeAnswer is how many tokens the whole answer may have, together with what the client has of it already.
 func (j *job) maxWholeAnswer() int {
 	most := prompt.Longest(j.model.MaxLen)
 	if j.model.MaxLen > 0 {
@@ -135,7 +135,8 @@ func (j *job) maxWholeAnswer() int {
 	return most
 }
 
-// adopt goes on reading from next, whose first events are here.
+// adopt makes the source of next that of this stream. next is the stream of the attempt that goes on with the answer; its first events
+// are here.
 func (s *stream) adopt(next *stream) {
 	assembler := s.from.answer.Assembler
 	s.detach()
@@ -157,7 +158,7 @@ func (s *stream) adopt(next *stream) {
 	s.from.answer.out = s.from.answer.out[:0]
 }
 
-// before makes the mirror ready for the end of an answer that has so many tokens already.
+// resetForEnd makes the mirror ready for an end that evenkeel writes itself, of an answer that has so many tokens already.
 func (s *stream) resetForEnd(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cachedTokens
@@ -166,8 +167,8 @@ func (s *stream) resetForEnd(tokens int) {
 	s.from.answer.Trail.Reset(false)
 }
 
-// conclude ends an answer in the engine's place: with its usage, and before
-// that with the finish_reason if none came. The count of tokens may be an estimate, so the usage has no more than the answer may have.
+// writeEnding ends an answer in the engine's place: with its usage, and before that with the finish_reason in finish; empty: the engine
+// has sent one. The count of tokens may be an estimate, so the usage never has more than the answer may have.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
 	mirror := &s.from.answer.Mirror
@@ -189,8 +190,9 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	}
 }
 
-// verify checks that a resumed prompt has as many tokens as prompt and answer
-// together: an engine that overlooked the answer so far would begin it again.
+// verify checks that the engine of a resumed request has counted as many prompt tokens as prompt and answer have together. An engine
+// that overlooked the answer so far would begin it again. want is how many tokens there must be; 0: more than the client's prompt alone
+// has. counted is 0 if the engine did not say.
 func (j *job) verify(want, counted int) *openai.Error {
 	resume := &j.resume
 	switch {
@@ -204,7 +206,7 @@ func (j *job) verify(want, counted int) *openai.Error {
 	return nil
 }
 
-// keep decides what of a request stays in memory, in case this rank loses its answer.
+// keep decides what of a request stays in memory, in case this rank loses its answer, and charges the gateway's account for it.
 func (j *job) keep(rank *fleet.Rank) {
 	if j.life.Resumed() {
 		return
@@ -231,8 +233,8 @@ func (j *job) forget() {
 	j.resume.chargedBytes = 0
 }
 
-// shed drops what the answer will not need any more: a long prompt must not
-// stay for a long answer.
+// shed drops the parts of the request that its answer will not need any more, so that a long prompt does not stay in memory during a
+// long answer.
 func (s *stream) shed() {
 	j := s.job
 	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart &&
@@ -243,8 +245,8 @@ func (s *stream) shed() {
 	j.body, j.changes, j.resume.promptIDs, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
-// howToResume is the way this request could go on, as far as it is known
-// beforehand.
+// howToResume returns the way in which a lost answer of this request could go on: a value of chat_resume, or how a prompt of completions
+// is continued; empty: it could not.
 func (j *job) howToResume(profile *mooncake.Profile) string {
 	how := profile.ChatResume
 	byText := mooncake.ChatResumeContinue
@@ -272,6 +274,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 	return how
 }
 
+// recomputeMax is how often the profile allows a lost answer to go on; 0: never.
 func recomputeMax(profile *mooncake.Profile) int {
 	if profile.RecomputeMax == nil {
 		return 0
@@ -285,8 +288,8 @@ func wantsIDs(req *openai.Request, profile *mooncake.Profile) bool {
 		profile.ChatResume == mooncake.ChatResumeAscend
 }
 
-// seesTokens says whether the client gets more of a token than its text, so
-// that no token that it has may be made anew.
+// seesTokens says whether the client sees more of each token than its text, such as its id. Then no token that the client has may be
+// computed again.
 func (j *job) seesTokens() bool {
 	return j.ask.TokenIDs || j.req.Endpoint == mooncake.Generate || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

@@ -58,15 +58,18 @@ type runner struct {
 	forward      *geo.Forward  // the way to another dispatcher that should have the request
 	nextQuestion *geo.Question // the question that goes with the request's next turn
 	lease        *prefill.Lease
-	handoff      *handoff.Handoff
+	handoff      *handoff.Handoff // what the probe has handed over and no decode engine has taken yet; nil: nothing
 	slot         *dispatcher.Slot
 	stream       *stream
 	fault        *failure.Fault // how the last leg failed; nil: no leg did
-	lastError    *openai.Error  // the error of the last attempt
+	lastError    *openai.Error  // what the client gets if no further attempt is made
 
 	answerBegun bool // the answer has begun: the runner carries out what follows its end
 }
 
+// run reports event to the request's life, carries out the effects that the life returns, and goes on with the event that the last of
+// them brings, until the life says that there is an answer or an error. It returns the stream of the answer, or the error; both are nil
+// if another dispatcher answers.
 func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
@@ -111,11 +114,12 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 	}
 }
 
-// do carries out an effect. If the effect is waited for, do returns the event that says how it ended.
+// do carries out one effect. Most effects are done at once, and do returns no event. If an effect is waited for, do returns the event
+// that says how it ended.
 func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Do {
-	case lifecycle.Question:
+	case lifecycle.Question: // where should the request go?
 		if j.question == nil {
 			j.question = j.elsewhere(false)
 		}
@@ -198,6 +202,8 @@ func (r *runner) do(effect lifecycle.Effect) lifecycle.Event {
 	return lifecycle.Event{}
 }
 
+// queue waits for the request's turn in the arrival queue. The event says that it has a lease on a prefill engine (Turn), that another
+// dispatcher should have it (Directed), or that there is no turn for it (NoTurn).
 func (r *runner) queue() lifecycle.Event {
 	j := r.job
 	lease, away, err := j.choose()
@@ -218,6 +224,8 @@ func (r *runner) queue() lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.Turn, Script: script, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
 }
 
+// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the rank's slot. The script says
+// whether the prompt is prefilled before that (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
 func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	if effect.Place { // a hand-off that comes back for another rank
@@ -247,6 +255,8 @@ func (r *runner) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 }
 
+// begin prepares the stream of the answer for the slot that the attempt has got. From then on the stream has the slot, and gives it
+// back.
 func (r *runner) begin() {
 	// a panic here comes before the request's life knows of the slot
 	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) })
@@ -256,6 +266,8 @@ func (r *runner) begin() {
 // mixed says whether the attempt goes to a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
+// began returns the event that reports how the beginning of an answer went: First without a fault, else what fell makes of the fault.
+// quit says that the client has left, which has ended the call, and that no engine uses the slot any more.
 func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
 		fault.Moved = r.stream.from.run.Moved()
@@ -269,6 +281,8 @@ func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
+// fell notes that a leg of the attempt has failed, and returns the event that reports it to the request's life. The record gets the
+// fault and the name of the engine that failed.
 func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
 	if fault.Why == lifecycle.Unlisted {
@@ -296,7 +310,7 @@ func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// prefiller is the engine that was to prefill last.
+// prefiller is the prefill engine that the attempt asked last. It is not that of the lease if the prefill leg went on to another engine.
 func (r *runner) prefiller() prefill.Candidate {
 	if r.stream != nil && r.stream.from.partner != nil {
 		return r.stream.from.partner.prefiller()
@@ -304,7 +318,8 @@ func (r *runner) prefiller() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// judge takes note of an engine that failed, or served. A prefill engine's 500 may be forgiven.
+// judge takes note of an engine that failed, or served. A prefill engine's status 500 is forgiven if another engine fails at the same
+// request, because the request is the likely cause then.
 func (r *runner) judge(effect lifecycle.Effect) {
 	if effect.Do == lifecycle.Condemn && effect.Leg == lifecycle.Prefill {
 		tier, id := r.job.srv.Tier, r.prefiller().ID
@@ -318,8 +333,8 @@ func (r *runner) judge(effect lifecycle.Effect) {
 	r.stream.judge(effect)
 }
 
-// offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
-// have not failed yet.
+// offer asks whether a request that cannot be served here should go elsewhere: to the owner of its decode group if group is true, else
+// to a region where attempts have not failed yet. If so, the question goes with the request's next turn.
 func (r *runner) offer(group bool) lifecycle.Event {
 	j, node := r.job, r.job.srv.Node
 	no := lifecycle.Event{What: lifecycle.NotOffered}
@@ -336,7 +351,7 @@ func (r *runner) offer(group bool) lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.Offered}
 }
 
-// answer is nil if another dispatcher has answered.
+// answer returns the stream whose first event has come. It is nil if another dispatcher has answered.
 func (r *runner) answer() *stream {
 	s := r.stream
 	if s == nil {
@@ -355,6 +370,7 @@ func (r *runner) answer() *stream {
 	return s
 }
 
+// error returns the error that the client gets in the end.
 func (r *runner) error(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:
@@ -371,6 +387,7 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 	return r.lastError
 }
 
+// settle gives back a thing that the request holds, or passes it on. how says what became of it.
 func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 	j := r.job
 	switch thing {

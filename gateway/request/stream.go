@@ -25,15 +25,15 @@ type stream struct {
 	job  *job
 	from source
 
-	unread        []byte     // events the client has not taken yet
-	now           time.Time  // of the last arrival
-	firstAt       time.Time  // first data event; from then on the client may have bytes
-	firstTokenAt  time.Time  // first event that carried tokens
-	lastTokenAt   time.Time  // last event that carried tokens
-	earlierTrail  *sse.Trail // what earlier sources gave; nil: there was none
-	earlierTokens int        // tokens of the answer from them
-	stage         stage
-	broken        *openai.Error // why it ended before it was whole
+	unread        []byte        // events the client has not taken yet
+	now           time.Time     // of the last arrival
+	firstAt       time.Time     // first data event; from then on the client may have bytes
+	firstTokenAt  time.Time     // first event that carried tokens
+	lastTokenAt   time.Time     // last event that carried tokens
+	earlierTrail  *sse.Trail    // what earlier sources gave of the answer; nil: there was none
+	earlierTokens int           // tokens of the answer from earlier sources
+	stage         stage         // how far the answer has come
+	broken        *openai.Error // why the answer ended before it was whole; nil: it did not
 }
 
 // stage says how far an answer has come.
@@ -64,8 +64,8 @@ type source struct {
 
 	maxTokens  int            // tokens that the rest of the answer may have
 	idle       time.Duration  // how long the engine may be silent, as the connection has it
-	coreHalted *atomic.Bool   // its engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
-	mayCompute int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
+	coreHalted *atomic.Bool   // true once the engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
+	mayCompute int64          // what reportCompute has announced: prompt tokens that the engine was to compute at most; 0: that is settled
 	fault      *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
 	answer     *buffers
 
@@ -73,7 +73,7 @@ type source struct {
 	local    bool // the rank computes the prompt itself
 	stranded bool // its engine may keep blocks for ever
 	muffled  bool // the engine may send nothing of a text before it has all of it
-	beyond   bool // the engine's traffic expects it beyond the slots until hangUp
+	beyond   bool // the engine's traffic counts the request as one beyond the rank's slots, until hangUp
 	noUsage  bool // the engine sent no usage, and evenkeel writes it in the engine's place
 	heard    bool // its first event came; the engine's traffic counts it until hangUp
 }
@@ -93,6 +93,7 @@ func (s *stream) tokens() int {
 	return s.earlierTokens + s.from.answer.Mirror.Tokens()
 }
 
+// putBack returns the buffers to the pool, except those that one huge answer has made large.
 func (b *buffers) putBack() {
 	b.Assembler = nil
 	if cap(b.Trail.IDs) > 64<<10 || cap(b.Trail.Last) > 64<<10 {
@@ -103,6 +104,7 @@ func (b *buffers) putBack() {
 	}
 }
 
+// contentType is that of the engine's answer. Without a response, all events are here already, and a stream of events is meant.
 func (s *source) contentType() []byte {
 	if s.resp == nil { // all of it is here
 		return []byte("text/event-stream")
@@ -110,7 +112,8 @@ func (s *source) contentType() []byte {
 	return s.resp.ContentType()
 }
 
-// slotless is the stream of an answer whose engine has no slot for it.
+// slotless prepares the stream of an answer whose engine has no slot for it: a prefill engine's own answer, or one that is passed
+// through.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
 	s := &stream{job: j, from: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), maxTokens: ask.MaxTokens,
@@ -131,6 +134,8 @@ func (s *stream) Wait(now time.Time) time.Duration { return s.from.answer.Reader
 
 func (s *stream) Err() error { return s.from.answer.Err() }
 
+// Flow returns the response from which a loop may read the rest of the answer; nil: no loop may, because the answer has ended, is not
+// streamed, or has bytes here that were not read yet.
 func (s *stream) Flow() *engine.Response {
 	if s.stage != flows || s.from.slot == nil || s.from.answer.Assembler != nil || s.from.resp.Arrived() {
 		return nil
@@ -139,6 +144,8 @@ func (s *stream) Flow() *engine.Response {
 	return s.from.resp
 }
 
+// Arrive takes in bytes that a loop has read, and appends what the client gets of them to dst. The end says whether the engine's answer
+// is over with them.
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
 	dst, effects := s.from.answer.Feed(dst, data, now)
@@ -149,6 +156,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, effects.End
 }
 
+// GoBack takes the answer back from a loop, with the events that the client has not got yet. end is that of the last Arrive.
 func (s *stream) GoBack(events []byte, end sse.End) {
 	s.from.answer.out = events
 	switch err := s.from.answer.Err(); {
@@ -159,6 +167,7 @@ func (s *stream) GoBack(events []byte, end sse.End) {
 	}
 }
 
+// Panicked settles the request if the code that streams its answer has panicked with v.
 func (s *stream) Panicked(v any) { s.job.panicked(v, s.Close) }
 
 // panicked settles a request whose stream has panicked.

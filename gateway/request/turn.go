@@ -17,8 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// choose waits in the arrival queue for a place in the pool and an engine that may
-// take the prompt. If another dispatcher should have the request, it returns the way there.
+// choose waits in the arrival queue for a place in the pool and an engine that may take the prompt. It returns the lease on that engine,
+// or the way to another dispatcher that should have the request.
 func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
@@ -60,6 +60,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	return lease, nil, nil
 }
 
+// notChosen returns the client's error for a request that left the arrival queue without a lease.
 func (j *job) notChosen(err error) *openai.Error {
 	if j.client.Left() {
 		j.freed()
@@ -71,10 +72,11 @@ func (j *job) notChosen(err error) *openai.Error {
 	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.Mixed)
 }
 
-// awaitTurn waits for the request's turn. Most requests have it at once, so what can end a wait is only set up after that.
+// awaitTurn waits for the request's turn in the arrival queue. Most requests have it at once, so the context that can end the wait is
+// only set up if they do not.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	ticket := j.ticket
-	if j.ticket = nil; ticket == nil {
+	if j.ticket = nil; ticket == nil { // else the request has entered the queue already, with its siblings
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
@@ -102,8 +104,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 	return ticket.Wait(ctx)
 }
 
-// arrival is what the arrival queue knows of a request. A retry keeps the time of its
-// first arrival.
+// arrival describes the request for the arrival queue. A retry keeps the time of its first arrival.
 func (j *job) arrival() prefill.Request {
 	arrival := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.promptTokens > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
@@ -131,9 +132,9 @@ func (j *job) arrival() prefill.Request {
 	return arrival
 }
 
-// script is how a request goes on whose turn has come. As long as it is
-// not known where decode engines reach a prefill engine, its requests are bound after their prefill: the
-// answer of the prefill says where.
+// script says in which order a request goes on whose turn has come. If the connector allows it, the request is bound to a decode rank
+// before its prefill (Early). With NIXLPush this needs the address at which decode engines reach the prefill engine. As long as that is
+// unknown, requests are bound after their prefill (Late), whose answer has the address.
 func (srv *Server) script(candidate prefill.Candidate) lifecycle.Script {
 	switch {
 	case candidate.Mixed:
