@@ -21,22 +21,23 @@ var dialects = [mooncake.Endpoints]dialect{
 	mooncake.Chat:        {rules: rules, prompt: "messages", length: "max_tokens"},
 	mooncake.Completions: {rules: rules, prompt: "prompt", length: "max_tokens"},
 	mooncake.Responses:   {rules: responsesRules, prompt: "input", lead: "instructions", length: "max_output_tokens"},
-	mooncake.Messages:    {rules: messagesRules, prompt: "messages", lead: "system", length: "max_tokens", check: (*parser).message},
+	mooncake.Messages:    {rules: messagesRules, prompt: "messages", lead: "system", length: "max_tokens", check: (*parser).messageTogether},
 	mooncake.Tokens:      {rules: tokensRules, prompt: "prompt", length: "max_tokens", check: (*parser).tokensTogether},
 	mooncake.Generate:    {rules: generateRules, prompt: "prompt", length: "max_tokens", check: (*parser).generateTogether},
 }
 
 // PromptKey is the key of the body that holds the prompt.
-func PromptKey(ep mooncake.Endpoint) string { return dialects[ep].prompt }
+func PromptKey(endpoint mooncake.Endpoint) string { return dialects[endpoint].prompt }
 
-// Lead is the text that stands before the prompt and distinguishes it from other prompts; empty: there is none.
-func Lead(b *mooncake.Body, ep mooncake.Endpoint) string {
-	said, _ := b.Get(dialects[ep].lead)
-	if len(said) == 0 || said[0] != '[' {
-		return string(said)
+// Lead is the text that stands before the prompt and distinguishes it from other prompts, for example a system message of Anthropic's
+// API; empty: there is none.
+func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
+	lead, _ := body.Get(dialects[endpoint].lead)
+	if len(lead) == 0 || lead[0] != '[' {
+		return string(lead)
 	}
 	var text strings.Builder
-	for block := range rawjson.Elements(said) {
+	for block := range rawjson.Elements(lead) {
 		for key, v := range rawjson.Members(block) {
 			if key == "text" && !bytes.HasPrefix(v, []byte(billing)) {
 				text.Write(v)

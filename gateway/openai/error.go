@@ -36,7 +36,7 @@ type Error struct {
 
 // NewError returns an error of the type that goes with its status.
 func NewError(status int, code, message string) *Error {
-	return &Error{Status: status, Type: typeOf(status), Code: code, Message: message}
+	return &Error{Status: status, Type: typeOfStatus(status), Code: code, Message: message}
 }
 
 // Unavailable returns a 503 with a Retry-After of so many seconds.
@@ -46,7 +46,8 @@ func Unavailable(code, message string, retryAfter int) *Error {
 	return e
 }
 
-func typeOf(status int) string {
+// typeOfStatus returns the type of an error with this status, in OpenAI's API.
+func typeOfStatus(status int) string {
 	switch {
 	case status == http.StatusTooManyRequests:
 		return "rate_limit_error"
@@ -76,7 +77,7 @@ func (e *Error) JSON() []byte {
 	}
 	in := inner{Message: e.Message, Type: e.Type}
 	if in.Type == "" {
-		in.Type = typeOf(e.Status)
+		in.Type = typeOfStatus(e.Status)
 	}
 	if e.Param != "" {
 		in.Param = &e.Param
@@ -90,7 +91,8 @@ func (e *Error) JSON() []byte {
 	return body
 }
 
-func bad(code, param, format string, args ...any) *Error {
+// badRequest returns an error of status 400. param is the key at fault; empty: none is.
+func badRequest(code, param, format string, args ...any) *Error {
 	e := NewError(http.StatusBadRequest, code, fmt.Sprintf(format, args...))
 	e.Param = param
 	return e

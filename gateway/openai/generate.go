@@ -22,7 +22,7 @@ var generateRules = map[string]rule{
 		p.promptLogprobs, p.rowsInStream = n >= 0, true
 	}),
 	"token_ids_logprob":    tokenIDs(math.MaxInt32, nil),
-	"rid":                  optional(rids),
+	"rid":                  optional(requestNames),
 	"return_hidden_states": refuse("an answer that goes on with another engine has none of those before", "false"),
 
 	"image_data": refuse("media are not supported here; send a chat"),
@@ -52,8 +52,8 @@ const defaultNewTokens = 128
 
 // promptOrList checks a prompt, or a list of prompts; the answer to a list is a list, too.
 func promptOrList(p *parser, key string, v json.RawMessage) *Error {
-	if e := p.prompt(key, v); e != nil {
-		return e
+	if refusal := p.prompt(key, v); refusal != nil {
+		return refusal
 	}
 	if !isArray(v) {
 		return nil
@@ -67,24 +67,24 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// rids checks the client's names: one for the request, or one for each prompt of a list, all different (SGLang 0.5.23,
-// _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
-func rids(p *parser, key string, v json.RawMessage) *Error {
+// requestNames checks the key rid, the client's names: one for the request, or one for each prompt of a list, all different (SGLang
+// 0.5.23, _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
+func requestNames(p *parser, key string, v json.RawMessage) *Error {
 	if isString(v) {
 		return nil
 	}
 	if !isArray(v) {
-		return wrong(key, v, isString, "the name of the request, or a list with a name for each prompt")
+		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
 	p.req.Names = [][]byte{}
 	seen := map[string]bool{} // a map, because a body may have very many names
-	for one := range rawjson.Elements(v) {
-		if !isString(one) || len(one) <= len(`""`) || len(one) > longestName {
-			return bad(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
+	for value := range rawjson.Elements(v) {
+		if !isString(value) || len(value) <= len(`""`) || len(value) > longestName {
+			return badRequest(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
 		}
-		name := rawjson.Unquote(one)
+		name := rawjson.Unquote(value)
 		if seen[name] {
-			return bad(CodeInvalidValue, key, "%q has a name twice", key)
+			return badRequest(CodeInvalidValue, key, "%q has a name twice", key)
 		}
 		seen[name] = true
 		p.req.Names = append(p.req.Names, []byte(name))
@@ -94,59 +94,59 @@ func rids(p *parser, key string, v json.RawMessage) *Error {
 
 // generateTogether checks what depends on several keys of /generate.
 func (p *parser) generateTogether() *Error {
-	r := p.req
+	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
-	if r.Names != nil && (!r.Listed || len(r.Names) != len(r.Prompts)) {
-		return bad(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list", len(r.Names))
+	if req.Names != nil && (!req.Listed || len(req.Names) != len(req.Prompts)) {
+		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list", len(req.Names))
 	}
-	if r.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
-		r.Names = nil
+	if req.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
+		req.Names = nil
 	}
-	r.Listed = r.Listed || r.N > 1
-	if r.Body.Count("max_tokens") == 0 {
-		r.Limit = defaultNewTokens
+	req.Listed = req.Listed || req.N > 1
+	if req.Body.Count("max_tokens") == 0 {
+		req.Limit = defaultNewTokens
 	}
 	return nil
 }
 
 // NameGenerate is the meta_info.id of an answer to /generate: the client's rid, or our own.
-func NameGenerate(b *mooncake.Body, own string) []byte {
-	said, _ := b.Get("rid")
-	if len(said) > len(`""`) && len(said) <= longestName && isString(said) {
-		own = rawjson.Unquote(said)
+func NameGenerate(body *mooncake.Body, id string) []byte {
+	rid, _ := body.Get("rid")
+	if len(rid) > len(`""`) && len(rid) <= longestName && isString(rid) {
+		id = rawjson.Unquote(rid)
 	}
-	return []byte(own)
+	return []byte(id)
 }
 
 // AbortGeneratePath is the path, here and at the engines, at which a client ends requests to /generate by their names. A body without
 // a name ends no request (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// Aborts says which requests a body asks to end. At AbortGeneratePath, this is the request with the rid, or all requests of
-// the caller.
-func Aborts(path string, raw []byte) (takes func(name string) bool, e *Error) {
-	b, err := mooncake.ScanBody(raw, 0)
+// Aborts reads a body that asks to end requests, and returns a function that says whether the request of a name is to end. At
+// AbortGeneratePath, this is the request with the rid, or all requests of the caller.
+func Aborts(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
+	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {
-		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
+		return nil, badRequest(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
 	if path == AbortTokensPath {
-		names, e := abortsOf(&b)
-		return func(name string) bool { return names[name] }, e
+		names, refusal := abortsOf(&body)
+		return func(name string) bool { return names[name] }, refusal
 	}
-	all, ok := b.Get("abort_all")
-	if ok && !isNull(all) && !isBoolean(all) {
-		return nil, wrong("abort_all", all, isBoolean, "true or false")
+	abortAll, ok := body.Get("abort_all")
+	if ok && !isNull(abortAll) && !isBoolean(abortAll) {
+		return nil, wrongValue("abort_all", abortAll, isBoolean, "true or false")
 	}
-	rid, ok := b.Get("rid")
+	rid, ok := body.Get("rid")
 	if ok && !isNull(rid) && !isString(rid) {
-		return nil, wrong("rid", rid, isString, "the rid of a request")
+		return nil, wrongValue("rid", rid, isString, "the rid of a request")
 	}
-	if string(all) == "true" {
+	if string(abortAll) == "true" {
 		return func(string) bool { return true }, nil
 	}
 	name := ""
 	if ok && isString(rid) {
 		name = rawjson.Unquote(rid)
 	}
-	return func(has string) bool { return name != "" && has == name }, nil
+	return func(requestName string) bool { return name != "" && requestName == name }, nil
 }

@@ -21,16 +21,16 @@ func (p *parser) content(v json.RawMessage) *Error {
 		check = (*parser).block
 	}
 	if isObject(v) {
-		if e := check(p, v); e != nil {
-			return e.within(".")
+		if refusal := check(p, v); refusal != nil {
+			return refusal.within(".")
 		}
 		return nil
 	}
 	n := 0
 	for part := range rawjson.Elements(v) {
 		if isObject(part) {
-			if e := check(p, part); e != nil {
-				return e.within(fmt.Sprintf("[%d].", n))
+			if refusal := check(p, part); refusal != nil {
+				return refusal.within(fmt.Sprintf("[%d].", n))
 			}
 		}
 		n++
@@ -45,9 +45,11 @@ var partTypes = []string{
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
 }
 
+// part checks one part of a message: its type, and where its medium comes from. It refuses tensors, and removes the name that would let
+// an engine take the medium from its cache.
 func (p *parser) part(part json.RawMessage) *Error {
-	named, kind, media := false, "", ""
-	var strange *Error // returned only if no key gives a more precise error
+	hasName, kind, media := false, "", ""
+	var unknownType *Error // returned only if no key gives a more precise error
 	for key, v := range rawjson.Members(part) {
 		switch key {
 		case "type":
@@ -55,17 +57,17 @@ func (p *parser) part(part json.RawMessage) *Error {
 				continue
 			}
 			if !isString(v) {
-				return wrong(key, v, isString, "a string")
+				return wrongValue(key, v, isString, "a string")
 			}
-			if kind = rawjson.Unquote(v); strange == nil && !slices.Contains(partTypes, kind) { // of repeated keys, a parser may take any
-				strange = bad(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
+			if kind = rawjson.Unquote(v); unknownType == nil && !slices.Contains(partTypes, kind) { // of repeated keys, a parser may take any
+				unknownType = badRequest(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":
 			if isNull(v) {
 				continue
 			}
-			if e := p.media(key, v); e != nil {
-				return e
+			if refusal := p.media(key, v); refusal != nil {
+				return refusal
 			}
 			media = key
 		case "input_audio":
@@ -73,26 +75,26 @@ func (p *parser) part(part json.RawMessage) *Error {
 				continue
 			}
 			if !isObject(v) {
-				return wrong(key, v, isObject, "an object with data and format")
+				return wrongValue(key, v, isObject, "an object with data and format")
 			}
 			p.mediaBytes += len(v)
 			media = key
 		case "uuid":
-			named = true
+			hasName = true
 		case "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil":
-			return bad(CodeUnsupported, key, "%q is not supported: engines do not load tensors that clients send", key)
+			return badRequest(CodeUnsupported, key, "%q is not supported: engines do not load tensors that clients send", key)
 		}
 	}
-	if strange != nil {
-		return strange
+	if unknownType != nil {
+		return unknownType
 	}
 	if kind == "input_image" {
 		kind = "image_url" // the key that has the URL of an input_image
 	}
 	if media == "" && (strings.HasSuffix(kind, "_url") || kind == "input_audio") {
-		return bad(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
+		return badRequest(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
 	}
-	if named {
+	if hasName {
 		// vLLM finds a medium in its cache by this name alone, whichever client gave it: a
 		// client could name the medium of another client. Without a name, vLLM uses the content.
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
@@ -107,34 +109,35 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 		return p.mediaURL(key, v)
 	}
 	if !isObject(v) {
-		return wrong(key, v, isObject, "an object with a url, or a URL")
+		return wrongValue(key, v, isObject, "an object with a url, or a URL")
 	}
 	found := false
-	for inner, u := range rawjson.Members(v) {
+	for inner, address := range rawjson.Members(v) {
 		if inner != "url" { // each of repeated keys: a parser may take any
 			continue
 		}
-		if !isString(u) {
-			return wrong(key+".url", u, isString, "a URL")
+		if !isString(address) {
+			return wrongValue(key+".url", address, isString, "a URL")
 		}
 		found = true
-		if e := p.mediaURL(inner, u); e != nil {
-			return e.within(key + ".")
+		if refusal := p.mediaURL(inner, address); refusal != nil {
+			return refusal.within(key + ".")
 		}
 	}
 	if !found {
-		return bad(CodeMissing, key+".url", "%q has no url; send the medium itself", key)
+		return badRequest(CodeMissing, key+".url", "%q has no url; send the medium itself", key)
 	}
 	return nil
 }
 
+// mediaURL checks the URL of a medium: it must have the medium in itself (data:), or name a host that the operator trusts.
 func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
 	if bytes.HasPrefix(v, []byte(`"data:`)) {
 		p.mediaBytes += len(v)
 		return nil
 	}
 	if !p.allowed(rawjson.Unquote(v)) {
-		return bad(CodeInvalidValue, param, "media must come as a data: URL%s", p.orFrom())
+		return badRequest(CodeInvalidValue, param, "media must come as a data: URL%s", p.hostsHint())
 	}
 	return nil
 }
@@ -144,16 +147,17 @@ func (p *parser) allowed(text string) bool {
 	if strings.ContainsAny(text, "\\ \t\r\n") {
 		return false
 	}
-	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
+	address, err := url.Parse(text)
+	if err != nil || address.Scheme != "http" && address.Scheme != "https" || address.User != nil {
 		return false
 	}
-	return slices.ContainsFunc(p.lim.MediaHosts, func(host string) bool { return strings.EqualFold(host, u.Host) })
+	return slices.ContainsFunc(p.limits.MediaHosts, func(host string) bool { return strings.EqualFold(host, address.Host) })
 }
 
-func (p *parser) orFrom() string {
-	if len(p.lim.MediaHosts) == 0 {
+// hostsHint is the end of an error message that names the hosts from which media may come; empty: there are none.
+func (p *parser) hostsHint() string {
+	if len(p.limits.MediaHosts) == 0 {
 		return ""
 	}
-	return " or from " + strings.Join(p.lim.MediaHosts, ", ")
+	return " or from " + strings.Join(p.limits.MediaHosts, ", ")
 }

@@ -30,13 +30,14 @@ var messagesRules = map[string]rule{
 // leastThinking is the least budget for thinking, in tokens, as in Anthropic's API and vLLM.
 const leastThinking = 1024
 
-// message checks what depends on several keys of a message.
-func (p *parser) message() *Error {
+// messageTogether checks what depends on several keys of a request to /v1/messages.
+func (p *parser) messageTogether() *Error {
 	switch {
 	case p.maxTokens == 0:
-		return bad(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
+		return badRequest(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
 	case p.thinking >= p.maxTokens: // the decode engine would refuse it, after a whole prefill
-		return bad(CodeInvalidValue, "thinking.budget_tokens", "\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d",
+		return badRequest(CodeInvalidValue, "thinking.budget_tokens",
+			"\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d",
 			p.thinking, p.maxTokens)
 	}
 	return nil
@@ -45,13 +46,13 @@ func (p *parser) message() *Error {
 // thinking checks the object thinking. It refuses repeated keys: the prompt may depend on the type, and both engines must read the same.
 func thinking(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
-		return wrong(key, v, isObject, "an object")
+		return wrongValue(key, v, isObject, "an object")
 	}
 	seen := map[string]bool{}
 	for inner, v := range rawjson.Members(v) {
-		at := key + "." + inner
+		path := key + "." + inner
 		if seen[inner] {
-			return bad(CodeDuplicateKey, shorten(at), "the key %q appears more than once; send it once", shorten(at))
+			return badRequest(CodeDuplicateKey, shorten(path), "the key %q appears more than once; send it once", shorten(path))
 		}
 		seen[inner] = true
 		if inner != "budget_tokens" {
@@ -59,9 +60,9 @@ func thinking(p *parser, key string, v json.RawMessage) *Error {
 		}
 		n, ok := integer(v, leastThinking, math.MaxInt32)
 		if !ok {
-			return wrong(at, v, isInteger, fmt.Sprintf("an integer of %d or more", leastThinking))
+			return wrongValue(path, v, isInteger, fmt.Sprintf("an integer of %d or more", leastThinking))
 		}
-		plain(v, n)
+		writePlain(v, n)
 		p.thinking = int(n)
 	}
 	return nil
@@ -70,10 +71,10 @@ func thinking(p *parser, key string, v json.RawMessage) *Error {
 // system checks the text before the messages: a text, or blocks of text.
 func (p *parser) system(key string, v json.RawMessage) *Error {
 	if !isString(v) && !isArray(v) {
-		return wrong(key, v, isString, "a text or a list of blocks")
+		return wrongValue(key, v, isString, "a text or a list of blocks")
 	}
-	if e := p.content(v); e != nil {
-		return e.within(key)
+	if refusal := p.content(v); refusal != nil {
+		return refusal.within(key)
 	}
 	p.req.PromptBytes += len(v)
 	return nil
@@ -93,41 +94,41 @@ func (p *parser) block(block json.RawMessage) *Error {
 			continue
 		}
 		if !isString(v) {
-			return wrong(key, v, isString, "a string")
+			return wrongValue(key, v, isString, "a string")
 		}
 		if kind = rawjson.Unquote(v); !slices.Contains(blockTypes, kind) {
-			return bad(CodeUnsupported, key, "a block of type %q is not supported", shorten(kind))
+			return badRequest(CodeUnsupported, key, "a block of type %q is not supported", shorten(kind))
 		}
 	}
 	if kind == "" {
-		return bad(CodeMissing, "type", "the block has no \"type\"")
+		return badRequest(CodeMissing, "type", "the block has no \"type\"")
 	}
 	for key, v := range rawjson.Members(block) {
-		var e *Error
+		var refusal *Error
 		switch key {
 		case "source":
-			e = p.source(v)
+			refusal = p.source(v)
 		case "content":
-			e = p.result(v)
+			refusal = p.toolResult(v)
 		}
-		if e != nil {
-			return e.under(key)
+		if refusal != nil {
+			return refusal.under(key)
 		}
 	}
 	return nil
 }
 
-// result checks the blocks in a tool's result. Engines leave out blocks that they do not know,
-// so only their media are looked at.
-func (p *parser) result(list json.RawMessage) *Error {
+// toolResult checks the blocks in a tool's result. Engines leave out blocks of types that they do not know, so only the media of the
+// blocks are looked at.
+func (p *parser) toolResult(list json.RawMessage) *Error {
 	n := 0
 	for block := range rawjson.Elements(list) {
 		for key, v := range rawjson.Members(block) {
 			if key != "source" {
 				continue
 			}
-			if e := p.source(v); e != nil {
-				return e.under(key).within(fmt.Sprintf("[%d].", n))
+			if refusal := p.source(v); refusal != nil {
+				return refusal.under(key).within(fmt.Sprintf("[%d].", n))
 			}
 		}
 		n++
@@ -143,10 +144,10 @@ func (p *parser) source(v json.RawMessage) *Error {
 			p.mediaBytes += len(inner)
 		case key != "url" || isNull(inner): // each of repeated keys: a parser may take any
 		case !isString(inner):
-			return wrong(key, inner, isString, "a URL")
+			return wrongValue(key, inner, isString, "a URL")
 		default:
-			if e := p.mediaURL(key, inner); e != nil {
-				return e
+			if refusal := p.mediaURL(key, inner); refusal != nil {
+				return refusal
 			}
 		}
 	}
@@ -165,8 +166,8 @@ var countRules = map[string]rule{
 }
 
 // ParseCount is ParsePassed for a request to count the tokens of a message.
-func ParseCount(raw []byte, lim Limits) (*Request, *Error) {
-	return parsePassed(raw, lim, mooncake.Messages, countRules)
+func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
+	return parsePassed(raw, limits, mooncake.Messages, countRules)
 }
 
 // In returns the body of the error in the shape of the API that has the path: Anthropic's for messages, else OpenAI's.
@@ -176,18 +177,18 @@ func (e *Error) In(path string) []byte {
 	if !Anthropics(path) {
 		return e.JSON()
 	}
-	if _, anthropics := saidIn(e.Raw); anthropics {
+	if _, anthropics := engineMessage(e.Raw); anthropics {
 		return e.Raw
 	}
-	var in struct {
+	var inner struct {
 		Type    string `json:"type"`
 		Message string `json:"message"`
 	}
-	in.Type, in.Message = e.TypeIn(path), e.Words()
+	inner.Type, inner.Message = e.TypeIn(path), e.Words()
 	body, _ := json.Marshal(struct { // strings always marshal
 		Type  string `json:"type"`
 		Error any    `json:"error"`
-	}{"error", in})
+	}{"error", inner})
 	return body
 }
 
@@ -203,7 +204,7 @@ func (e *Error) Typed(path string) (body []byte, contentType string) {
 // Words is the error as one text: the engine's message if there is one, and the key at fault.
 func (e *Error) Words() string {
 	message := e.Message
-	if said, _ := saidIn(e.Raw); said != "" {
+	if said, _ := engineMessage(e.Raw); said != "" {
 		message = said
 	}
 	if e.Param != "" && !strings.Contains(message, e.Param) {
@@ -215,8 +216,9 @@ func (e *Error) Words() string {
 	return message
 }
 
-// saidIn is the message in an engine's error, and whether the error has Anthropic's shape.
-func saidIn(raw []byte) (message string, anthropics bool) {
+// engineMessage returns the message in an engine's error, and whether the error has Anthropic's shape. The message is empty if raw is
+// not JSON or has none.
+func engineMessage(raw []byte) (message string, anthropics bool) {
 	var said struct {
 		Type  string
 		Error struct{ Type, Message string }
@@ -238,7 +240,7 @@ func (e *Error) TypeIn(path string) string {
 	case e.Type != "":
 		return e.Type
 	default:
-		return typeOf(e.Status)
+		return typeOfStatus(e.Status)
 	}
 	switch e.Status {
 	case http.StatusUnauthorized:

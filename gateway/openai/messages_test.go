@@ -58,7 +58,7 @@ func TestErrorsOfMessagesHaveAnthropicsShape(t *testing.T) {
 		require.Equal(t, e.JSON(), e.In("/v1/chat/completions"))
 		require.Equal(t, e.Type, e.TypeIn("/v1/responses"))
 	}
-	e := bad(CodeInvalidValue, "a.b", "it must be 1")
+	e := badRequest(CodeInvalidValue, "a.b", "it must be 1")
 	require.Contains(t, string(e.In("/v1/messages")), `"a.b: it must be 1"`)
 	e.Message = "a.b is 2"
 	require.Contains(t, string(e.In("/v1/messages")), `"a.b is 2"`)

@@ -72,126 +72,128 @@ type Part struct {
 // of a plain request changes nothing in the body.
 func (r *Request) Parts() []Part {
 	prompts := max(1, len(r.Prompts))
-	legs := make([]Part, 0, prompts*r.N)
-	for p := range prompts {
+	parts := make([]Part, 0, prompts*r.N)
+	for prompt := range prompts {
 		for sample := range r.N {
-			leg := Part{Choice: p*r.N + sample, Prompt: p}
-			leg.SeedOffset = sample
+			part := Part{Choice: prompt*r.N + sample, Prompt: prompt}
+			part.SeedOffset = sample
 			if r.Prompts != nil {
-				leg.Changes.Prompt = r.Prompts[p]
+				part.Changes.Prompt = r.Prompts[prompt]
 			}
-			legs = append(legs, leg)
+			parts = append(parts, part)
 		}
 	}
-	return legs
+	return parts
 }
 
-// Parse reads and checks a request body; every refusal has status 400 and, if
-// one key is at fault, its name. The request points into raw.
-func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
-	body, err := mooncake.ScanFor(ep, raw, lim.MaxDepth)
+// Parse reads and checks the body of a request to endpoint. Every refusal has status 400 and, if one key is at fault, the name of that
+// key. The request points into raw.
+func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Error) {
+	body, err := mooncake.ScanFor(endpoint, raw, limits.MaxDepth)
 	if err != nil {
-		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
+		return nil, badRequest(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
-	p, d := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}, &dialects[ep]
+	p, d := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &dialects[endpoint]
 	for key, v := range body.All() {
 		rule, ok := d.rules[key]
 		if !ok && !mooncake.Reserved(key) {
 			continue
 		}
 		if body.Count(key) > 1 { // engines would take the last value, other parsers the first
-			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
+			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
 		}
 		if rule != nil {
-			if e := rule(&p, key, v); e != nil {
-				return nil, e.asCalled(&body, key)
+			if refusal := rule(&p, key, v); refusal != nil {
+				return nil, refusal.asCalled(&body, key)
 			}
 		}
 	}
-	if e := p.together(); e != nil {
-		return nil, e.asCalled(&body, e.Param)
+	if refusal := p.checkTogether(); refusal != nil {
+		return nil, refusal.asCalled(&body, refusal.Param)
 	}
 	return p.req, nil
 }
 
 // parser holds what the rules find in a request, and what one rule needs from another.
 type parser struct {
-	lim Limits
-	req *Request
+	limits Limits
+	req    *Request
 
-	maxTokens, maxCompletionTokens int
-	minTokens                      int
+	maxTokens, maxCompletionTokens int  // 0: not given
+	minTokens                      int  // 0: not given
 	hasPrompt                      bool // messages or prompt, whichever the endpoint reads
-	streamOptions                  bool
-	stopTokens                     bool
+	streamOptions                  bool // the request has stream_options
+	stopTokens                     bool // it has stop_token_ids
 	echo, logprobs                 bool
 	promptLogprobs, beams          bool
 	rowsInStream                   bool // the logprobs of the prompt that are asked for are allowed in a stream
 	derender                       bool // engines parse the answer after all of it is generated
-	mediaBytes                     int
-	thinking                       int // tokens of the answer that may be thinking
+	mediaBytes                     int  // of inline media, which are no text of the prompt
+	thinking                       int  // tokens of the answer that may be thinking
 }
 
 // DefaultCompletionTokens is the most tokens of a completion whose request lacks the key max_tokens, as in
 // OpenAI's API and vLLM. If max_tokens is null, only the context limits the completion.
 const DefaultCompletionTokens = 16
 
-// together checks what depends on several keys, and completes the request.
-func (p *parser) together() *Error {
-	r, d := p.req, &dialects[p.req.Endpoint]
-	if e := p.named(); e != nil {
-		return e
+// checkTogether checks what depends on several keys, once all of them were read, and completes the request.
+func (p *parser) checkTogether() *Error {
+	req, d := p.req, &dialects[p.req.Endpoint]
+	if refusal := p.requireModel(); refusal != nil {
+		return refusal
 	}
 	if !p.hasPrompt {
-		return bad(CodeMissing, d.prompt, "the request has no %q", d.prompt)
+		return badRequest(CodeMissing, d.prompt, "the request has no %q", d.prompt)
 	}
-	if p.streamOptions && !r.Stream && r.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
-		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
+	if p.streamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
+		return badRequest(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	if r.Likeliest != 0 && !p.logprobs && r.Endpoint != mooncake.Responses && r.Endpoint != mooncake.Generate {
-		return bad(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
+	if req.Likeliest != 0 && !p.logprobs && req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate {
+		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
-	r.MaxTokens, r.MaxTokensKey = p.maxTokens, d.length
-	if r.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
-		r.MaxTokens, r.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
+	req.MaxTokens, req.MaxTokensKey = p.maxTokens, d.length
+	if req.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
+		req.MaxTokens, req.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
 	}
-	r.Limit = r.MaxTokens
-	if r.MaxTokens == 0 {
-		r.MaxTokensKey = ""
-		if r.Endpoint == mooncake.Completions && r.Body.Count("max_tokens") == 0 {
-			r.Limit = DefaultCompletionTokens
+	req.Limit = req.MaxTokens
+	if req.MaxTokens == 0 {
+		req.MaxTokensKey = ""
+		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 {
+			req.Limit = DefaultCompletionTokens
 		}
 	}
 	if d.check != nil {
-		if e := d.check(p); e != nil {
-			return e
+		if refusal := d.check(p); refusal != nil {
+			return refusal
 		}
 	}
-	if r.Limit > 0 && p.minTokens > r.Limit { // the decode engine would refuse it, after a whole prefill
-		return bad(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, r.Limit)
+	if req.Limit > 0 && p.minTokens > req.Limit { // the decode engine would refuse it, after a whole prefill
+		return badRequest(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, req.Limit)
 	}
-	if p.stopTokens && p.minTokens > 0 && p.lim.VocabSize <= 0 {
-		return bad(CodeUnsupported, "stop_token_ids",
+	if p.stopTokens && p.minTokens > 0 && p.limits.VocabSize <= 0 {
+		return badRequest(CodeUnsupported, "stop_token_ids",
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
-	if prompts, most := max(1, len(r.Prompts)), unbounded(p.lim.Answers); r.N > most/prompts { // a product could overflow
-		return bad(CodeInvalidValue, d.prompt, "%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
-			prompts, r.N, most)
+	if prompts, most := max(1, len(req.Prompts)), unbounded(p.limits.Answers); req.N > most/prompts { // a product could overflow
+		return badRequest(CodeInvalidValue, d.prompt,
+			"%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
+			prompts, req.N, most)
 	}
-	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
-	r.PromptRows = p.promptLogprobs || p.echo && (p.logprobs || r.Endpoint == mooncake.Chat)
-	if r.Stream && p.promptLogprobs && !p.rowsInStream { // the decode engine would refuse it, after a whole prefill
-		return bad(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
+	req.ContinuousUsage = req.ContinuousUsage && req.IncludeUsage
+	req.PromptRows = p.promptLogprobs || p.echo && (p.logprobs || req.Endpoint == mooncake.Chat)
+	if req.Stream && p.promptLogprobs && !p.rowsInStream { // the decode engine would refuse it, after a whole prefill
+		return badRequest(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
 	}
 	if p.beams {
-		if r.Stream {
-			return bad(CodeUnsupported, "use_beam_search",
+		if req.Stream {
+			return badRequest(CodeUnsupported, "use_beam_search",
 				"\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
 		}
-		r.Beams, r.N = r.N, 1 // one engine computes all beams
+		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
-	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || p.derender || !r.Endpoint.Assembles() || HasTools(&r.Body) || asksBeside(&r.Body))
-	tools, _ := r.Body.Get("tools")
-	r.PromptBytes += len(tools) - p.mediaBytes
+	req.Passthrough = !req.Stream && (req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) ||
+		asksBeside(&req.Body))
+	tools, _ := req.Body.Get("tools")
+	req.PromptBytes += len(tools) - p.mediaBytes
 	return nil
 }

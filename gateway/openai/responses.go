@@ -11,10 +11,10 @@ import (
 // responsesRules are the rules for /v1/responses.
 var responsesRules = map[string]rule{
 	"model":        model,
-	"input":        input,
+	"input":        responseInput,
 	"instructions": optional(instructions),
 	"stream":       flag(func(p *parser, on bool) { p.req.Stream = on }),
-	"tools":        optional(functions),
+	"tools":        optional(responseTools),
 
 	"store":                   refuse("no engine keeps responses here, because the next request may go to another; leave it out or send false", "false"),
 	"background":              refuse("no engine keeps responses here, so they cannot be fetched later; wait for the answer", "false"),
@@ -47,26 +47,27 @@ var responsesRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// input checks the prompt: a text, or the items of a conversation.
-func input(p *parser, key string, v json.RawMessage) *Error {
+// responseInput checks the prompt of a response: a text, or the items of a conversation.
+func responseInput(p *parser, key string, v json.RawMessage) *Error {
 	switch {
 	case isString(v):
 	case !isArray(v):
-		return wrong(key, v, isArray, "a text or a list of items")
+		return wrongValue(key, v, isArray, "a text or a list of items")
 	default:
-		n, e := objects(key, v, "an item of a conversation", func(at string, item json.RawMessage) *Error {
+		n, refusal := eachObject(key, v, "an item of a conversation", func(path string, item json.RawMessage) *Error {
 			for field, kind := range rawjson.Members(item) {
 				if field == "type" && isString(kind) && rawjson.Unquote(kind) == "item_reference" {
-					return bad(CodeUnsupported, at+".type", "an item_reference is not supported: no engine keeps items here; send the item itself")
+					return badRequest(CodeUnsupported, path+".type",
+						"an item_reference is not supported: no engine keeps items here; send the item itself")
 				}
 			}
-			return p.mediaIn(at, item)
+			return p.mediaIn(path, item)
 		})
-		if e != nil {
-			return e
+		if refusal != nil {
+			return refusal
 		}
 		if n == 0 {
-			return bad(CodeInvalidValue, key, "%q is empty; send at least one item", key)
+			return badRequest(CodeInvalidValue, key, "%q is empty; send at least one item", key)
 		}
 	}
 	p.hasPrompt = true
@@ -74,47 +75,50 @@ func input(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
+// instructions checks the text that stands before the prompt of a response.
 func instructions(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
-		return wrong(key, v, isString, "a text")
+		return wrongValue(key, v, isString, "a text")
 	}
 	p.req.PromptBytes += len(v)
 	return nil
 }
 
-// functions refuses tools that an engine would run by itself: the engine would generate again with
-// the tool's result, and use the hand-off a second time.
-func functions(_ *parser, key string, v json.RawMessage) *Error {
+// responseTools refuses tools that an engine would run by itself: the engine would generate again with the tool's result, and use the
+// hand-off a second time.
+func responseTools(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
-		return wrong(key, v, isArray, "a list of tools")
+		return wrongValue(key, v, isArray, "a list of tools")
 	}
-	_, e := objects(key, v, "a tool", func(at string, tool json.RawMessage) *Error {
+	_, refusal := eachObject(key, v, "a tool", func(path string, tool json.RawMessage) *Error {
 		for field, kind := range rawjson.Members(tool) {
 			if field != "type" { // a repeated key is checked each time, because a parser may take any of them
 				continue
 			}
 			if !isString(kind) {
-				return wrong(at+".type", kind, isString, "a string")
+				return wrongValue(path+".type", kind, isString, "a string")
 			}
 			if name := rawjson.Unquote(kind); name != "function" && name != "custom" {
-				return bad(CodeUnsupported, at+".type",
+				return badRequest(CodeUnsupported, path+".type",
 					"a tool of type %q is not supported: only tools of type function or custom, which the client runs", shorten(name))
 			}
 		}
 		return nil
 	})
-	return e
+	return refusal
 }
 
-// objects checks each element of a list, which must be an object, and counts them.
-func objects(key string, list json.RawMessage, what string, check func(at string, item json.RawMessage) *Error) (n int, e *Error) {
+// eachObject checks each element of a list, which must be an object, with check, and counts them. path names the element in error
+// messages, and what says what it should be.
+func eachObject(key string, list json.RawMessage, what string, check func(path string, item json.RawMessage) *Error) (n int,
+	refusal *Error) {
 	for item := range rawjson.Elements(list) {
 		at := fmt.Sprintf("%s[%d]", key, n)
 		if n++; !isObject(item) {
-			return n, wrong(at, item, isObject, what)
+			return n, wrongValue(at, item, isObject, what)
 		}
-		if e := check(at, item); e != nil {
-			return n, e
+		if refusal := check(at, item); refusal != nil {
+			return n, refusal
 		}
 	}
 	return n, nil

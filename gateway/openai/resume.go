@@ -7,15 +7,13 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Unresumable tells whether a request asks for something an engine could not
-// carry on in the middle of an answer: a grammar, a thinking
-// budget, a stop string that begins in what went before, media that the token
-// ids of the prompt do not hold.
-func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
-	if !ep.GoesOn() {
+// Unresumable says whether a request asks for something that an engine could not carry on in the middle of an answer: a grammar, a
+// thinking budget, a stop string that may begin in what went before, or media that the token ids of the prompt do not hold.
+func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
+	if !endpoint.GoesOn() {
 		return true // the events of such an endpoint number the parts of the answer, or its last event repeats all of them
 	}
-	for key, v := range b.All() {
+	for key, v := range body.All() {
 		if isNull(v) {
 			continue
 		}
@@ -31,7 +29,7 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 				}
 			}
 		case "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "session_params": // of /generate
-			if ep == mooncake.Generate {
+			if endpoint == mooncake.Generate {
 				return true
 			}
 		case "stop":
@@ -39,7 +37,7 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 				return true
 			}
 		case "messages":
-			if HasMedia(b, ep) {
+			if HasMedia(body, endpoint) {
 				return true
 			}
 		case "content_parts", "trace_decode_token_ids": // the engine replaces media by other tokens; a trace begins with the first token
@@ -56,16 +54,16 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 // HasTools tells whether a chat offers tools. Templates then render an assistant's message differently than it was generated. And
 // engines parse tool calls in a whole text differently than in a stream: if max_tokens cuts a call, vLLM streams the
 // part that there is, but returns it as text in an answer in one piece (0.32, 0.33).
-func HasTools(b *mooncake.Body) bool {
-	v, ok := b.Get("tools")
+func HasTools(body *mooncake.Body) bool {
+	v, ok := body.Get("tools")
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
 // asksBeside says whether a request asks for something beside the tokens of its answer, such as return_meta_info or
 // return_routed_experts. Engines return all of it in an answer in one piece, but only a part in a stream, and SGLang refuses some of it
 // in a stream (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both, so they do not count here.
-func asksBeside(b *mooncake.Body) bool {
-	for key, v := range b.All() {
+func asksBeside(body *mooncake.Body) bool {
+	for key, v := range body.All() {
 		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) &&
 			string(v) != "false" {
 			return true
@@ -75,25 +73,25 @@ func asksBeside(b *mooncake.Body) bool {
 }
 
 // HasLogprobs tells whether the answer has its tokens' probabilities.
-func HasLogprobs(b *mooncake.Body) bool {
-	v, ok := b.Get("logprobs")
+func HasLogprobs(body *mooncake.Body) bool {
+	v, ok := body.Get("logprobs")
 	return ok && !isNull(v) && string(v) != "false"
 }
 
 // Echoes tells whether the answer begins with the prompt.
-func Echoes(b *mooncake.Body) bool {
-	v, _ := b.Get("echo")
+func Echoes(body *mooncake.Body) bool {
+	v, _ := body.Get("echo")
 	return string(v) == "true"
 }
 
 // HasMedia tells whether some message of a chat has a part that is not text, or whether media belong to token ids.
-func HasMedia(b *mooncake.Body, ep mooncake.Endpoint) bool {
-	if ep == mooncake.Tokens {
-		parts, ok := b.Get("content_parts")
+func HasMedia(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
+	if endpoint == mooncake.Tokens {
+		parts, ok := body.Get("content_parts")
 		return ok && !isNull(parts)
 	}
-	messages, ok := b.Get("messages")
-	if !ok || ep != mooncake.Chat {
+	messages, ok := body.Get("messages")
+	if !ok || endpoint != mooncake.Chat {
 		return false
 	}
 	for message := range rawjson.Elements(messages) {

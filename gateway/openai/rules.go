@@ -10,7 +10,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// rule checks the value of a key and notes what the request needs from it.
+// A rule checks the value v of a key and notes what the request needs from it. It returns the refusal, or nil.
 type rule func(p *parser, key string, v json.RawMessage) *Error
 
 // rules has every key that evenkeel acts on: keys that it sets or drops on either leg, and keys
@@ -74,7 +74,7 @@ func maxTokens(p *parser, key string, v json.RawMessage) *Error {
 
 var fromOne = integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n })
 
-// optional makes null the same as absent, as the engines do.
+// optional makes a rule that takes null for an absent key, as the engines do.
 func optional(r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if isNull(v) {
@@ -84,32 +84,35 @@ func optional(r rule) rule {
 	}
 }
 
-// only applies a rule at one endpoint; at other endpoints the key has no meaning.
-func only(ep mooncake.Endpoint, r rule) rule {
+// only makes a rule that is applied at one endpoint. At other endpoints the key has no meaning.
+func only(endpoint mooncake.Endpoint, r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
-		if p.req.Endpoint != ep || isNull(v) {
+		if p.req.Endpoint != endpoint || isNull(v) {
 			return nil
 		}
 		return r(p, key, v)
 	}
 }
 
+// refuse makes a rule for a key that is not supported. The client reads the reason. The values in unless, as JSON, are allowed all the
+// same, because they ask for nothing.
 func refuse(reason string, unless ...string) rule {
 	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
-		for _, u := range unless {
-			if string(v) == u {
+		for _, allowed := range unless {
+			if string(v) == allowed {
 				return nil
 			}
 		}
-		return bad(CodeUnsupported, key, "%q is not supported: %s", key, reason)
+		return badRequest(CodeUnsupported, key, "%q is not supported: %s", key, reason)
 	})
 }
 
+// flag makes a rule for a key that is true or false. note is called with the value; nil: nothing is noted.
 func flag(note func(*parser, bool)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		on, ok := boolean(v)
 		if !ok {
-			return wrong(key, v, isBoolean, "true or false")
+			return wrongValue(key, v, isBoolean, "true or false")
 		}
 		if note != nil {
 			note(p, on)
@@ -118,11 +121,12 @@ func flag(note func(*parser, bool)) rule {
 	})
 }
 
+// integers makes a rule for a key that is an integer from lo to hi. note is called with the value; nil: nothing is noted.
 func integers(lo, hi int64, note func(*parser, int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		n, ok := integer(v, lo, hi)
 		if !ok {
-			return wrong(key, v, isInteger, integerIn(lo, hi))
+			return wrongValue(key, v, isInteger, integerIn(lo, hi))
 		}
 		if !isPlain(v) { // not every engine takes 1.0 or 1e0 for an integer
 			p.req.Body.Set(key, strconv.AppendInt(nil, n, 10))
@@ -134,6 +138,7 @@ func integers(lo, hi int64, note func(*parser, int)) rule {
 	})
 }
 
+// integerIn describes an integer from lo to hi, for error messages.
 func integerIn(lo, hi int64) string {
 	switch {
 	case lo == hi:
@@ -146,6 +151,7 @@ func integerIn(lo, hi int64) string {
 	return fmt.Sprintf("an integer from %d to %d", lo, hi)
 }
 
+// numbers makes a rule for a key that is a number from lo to hi.
 func numbers(lo, hi float64) rule {
 	want := fmt.Sprintf("a number from %g to %g", lo, hi)
 	if hi == math.MaxFloat64 {
@@ -153,13 +159,14 @@ func numbers(lo, hi float64) rule {
 	}
 	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
 		if !number(v, lo, hi) {
-			return wrong(key, v, isNumber, want)
+			return wrongValue(key, v, isNumber, want)
 		}
 		return nil
 	})
 }
 
-// stringList is a list of strings, at most as many as most says, or one string if alone allows it.
+// stringList makes a rule for a key that is a list of strings, of at most as many as most says; nil: of any number. If alone is true,
+// the value may also be one string.
 func stringList(most func(Limits) int, alone bool) rule {
 	want := "a list of strings that are not empty"
 	if alone {
@@ -168,43 +175,46 @@ func stringList(most func(Limits) int, alone bool) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if alone && isString(v) {
 			if len(v) == len(`""`) {
-				return wrong(key, v, isString, want)
+				return wrongValue(key, v, isString, want)
 			}
 			return nil
 		}
 		if !isArray(v) {
-			return wrong(key, v, isArray, want)
+			return wrongValue(key, v, isArray, want)
 		}
 		n := 0
 		for s := range rawjson.Elements(v) {
 			n++
 			if !isString(s) || len(s) == len(`""`) {
-				return wrong(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
+				return wrongValue(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
 			}
 		}
-		if most != nil && n > unbounded(most(p.lim)) {
-			return bad(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most(p.lim))
+		if most != nil && n > unbounded(most(p.limits)) {
+			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most(p.limits))
 		}
 		return nil
 	})
 }
 
-// stopStrings: a probe has none, so only the decode engine would refuse too many, after a whole prefill.
+// stopStrings makes the rule for stop strings. A probe has none, so only the decode engine would refuse too many of them, after a whole
+// prefill. If alone is true, the value may be one string.
 func stopStrings(alone bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, alone)
 }
 
+// tokenIDs makes a rule for a key that is a list of token ids, at most as many as most. note is called with their number; nil: nothing
+// is noted.
 func tokenIDs(most int, note func(p *parser, n int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isArray(v) {
-			return wrong(key, v, isArray, "a list of token ids")
+			return wrongValue(key, v, isArray, "a list of token ids")
 		}
-		n, e := p.tokens(key, v)
-		if e != nil {
-			return e
+		n, refusal := p.tokens(key, v)
+		if refusal != nil {
+			return refusal
 		}
 		if n > most {
-			return bad(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most)
+			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most)
 		}
 		if note != nil {
 			note(p, n)
@@ -214,20 +224,21 @@ func tokenIDs(most int, note func(p *parser, n int)) rule {
 }
 
 // tokens counts a list of token ids and checks that each is in the vocabulary.
-func (p *parser) tokens(key string, list json.RawMessage) (n int, e *Error) {
+func (p *parser) tokens(key string, list json.RawMessage) (n int, refusal *Error) {
 	for id := range rawjson.Elements(list) {
-		if !p.takesToken(id) {
-			return 0, wrong(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", p.maxToken()))
+		if !p.acceptToken(id) {
+			return 0, wrongValue(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", p.maxToken()))
 		}
 		n++
 	}
 	return n, nil
 }
 
-// takesToken says whether an element of a list is a token id, and writes it with digits only.
-func (p *parser) takesToken(id json.RawMessage) bool {
+// acceptToken says whether an element of a list is a token id. If it is, acceptToken writes it with digits only, because not every
+// engine takes 1.0 for an integer.
+func (p *parser) acceptToken(id json.RawMessage) bool {
 	token, ok := integer(id, 0, p.maxToken())
-	return ok && plain(id, token)
+	return ok && writePlain(id, token)
 }
 
 func (p *parser) isToken(id json.RawMessage) bool {
@@ -235,27 +246,30 @@ func (p *parser) isToken(id json.RawMessage) bool {
 	return ok
 }
 
+// maxToken is the largest token id that is accepted.
 func (p *parser) maxToken() int64 {
-	if p.lim.VocabSize > 0 {
-		return int64(p.lim.VocabSize) - 1
+	if p.limits.VocabSize > 0 {
+		return int64(p.limits.VocabSize) - 1
 	}
 	return math.MaxInt32
 }
 
+// model notes the model that the request names.
 func model(p *parser, key string, v json.RawMessage) *Error {
 	if isNull(v) {
 		return nil
 	}
 	if !isString(v) {
-		return wrong(key, v, isString, "the name of a model")
+		return wrongValue(key, v, isString, "the name of a model")
 	}
 	p.req.Model = rawjson.Unquote(v)
 	return nil
 }
 
+// streamOptions checks stream_options and notes what they ask for.
 var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
-		return wrong(key, v, isObject, "an object")
+		return wrongValue(key, v, isObject, "an object")
 	}
 	p.streamOptions = true
 	seen := map[string]bool{}
@@ -271,7 +285,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 		}
 		param := key + "." + inner
 		if seen[inner] {
-			return bad(CodeDuplicateKey, param, "the key %q appears more than once; send it once", param)
+			return badRequest(CodeDuplicateKey, param, "the key %q appears more than once; send it once", param)
 		}
 		seen[inner] = true
 		if isNull(v) {
@@ -279,7 +293,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 		}
 		on, ok := boolean(v)
 		if !ok {
-			return wrong(param, v, isBoolean, "true or false")
+			return wrongValue(param, v, isBoolean, "true or false")
 		}
 		*field = on
 	}
@@ -288,7 +302,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 
 // answers notes how many answers each prompt gets.
 func answers(p *parser, key string, v json.RawMessage) *Error {
-	return integers(1, int64(unbounded(p.lim.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
+	return integers(1, int64(unbounded(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
 
 // likeliest notes for how many tokens, at each token, the answer has probabilities. Engines limit it themselves (vLLM's --max-logprobs).
@@ -303,22 +317,23 @@ var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	return likeliest(p, key, v)
 })
 
+// logitBias checks logit_bias: at most 1024 token ids of the model, each with a number from -100 to 100.
 var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
-		return wrong(key, v, isObject, "an object")
+		return wrongValue(key, v, isObject, "an object")
 	}
 	n := 0
 	for id, bias := range rawjson.Members(v) {
 		if !isDigits(id) || !p.isToken(json.RawMessage(id)) {
-			return bad(CodeInvalidValue, key, "%q has the key %q, which is not a token id of the model", key, shorten(id))
+			return badRequest(CodeInvalidValue, key, "%q has the key %q, which is not a token id of the model", key, shorten(id))
 		}
 		if !number(bias, -100, 100) {
-			return wrong(key+"."+id, bias, isNumber, "a number from -100 to 100")
+			return wrongValue(key+"."+id, bias, isNumber, "a number from -100 to 100")
 		}
 		n++
 	}
 	if n > 1024 {
-		return bad(CodeInvalidValue, key, "%q has %d entries, more than 1024", key, n)
+		return badRequest(CodeInvalidValue, key, "%q has %d entries, more than 1024", key, n)
 	}
 	return nil
 })
@@ -327,21 +342,22 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 // replaces the template itself (CVE-2025-61620).
 var chatTemplateArgs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
-		return wrong(key, v, isObject, "an object")
+		return wrongValue(key, v, isObject, "an object")
 	}
 	for inner, arg := range rawjson.Members(v) {
 		if inner == "chat_template" {
-			if e := chatTemplate(p, key+"."+inner, arg); e != nil {
-				return e
+			if refusal := chatTemplate(p, key+"."+inner, arg); refusal != nil {
+				return refusal
 			}
 		}
 	}
 	return nil
 })
 
+// chatTemplate refuses a client's own chat template, unless the operator allows it.
 var chatTemplate = optional(func(p *parser, key string, _ json.RawMessage) *Error {
-	if p.lim.ChatTemplate {
+	if p.limits.ChatTemplate {
 		return nil
 	}
-	return bad(CodeUnsupported, key, "%q is not allowed here; the model's own template is used", key)
+	return badRequest(CodeUnsupported, key, "%q is not allowed here; the model's own template is used", key)
 })

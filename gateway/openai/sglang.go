@@ -33,26 +33,28 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 			key = "top_logprobs_num"
 		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens:
 		}
-		return bad(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d", r.Likeliest, most)
+		return badRequest(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d", r.Likeliest, most)
 	}
 	for key, v := range r.Body.All() {
 		if why, ok := sglang[key]; ok && !isNull(v) {
-			return bad(CodeUnsupported, key, "%q is not supported: %s", key, why)
+			return badRequest(CodeUnsupported, key, "%q is not supported: %s", key, why)
 		}
 	}
 	if r.Beams > 0 {
-		return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" is not supported: the engines of this model have no beam search")
+		return badRequest(CodeUnsupported, "use_beam_search",
+			"\"use_beam_search\" is not supported: the engines of this model have no beam search")
 	}
 	if v, there := r.Body.Get("prompt_logprobs"); there && !isNull(v) {
-		return bad(CodeUnsupported, "prompt_logprobs",
+		return badRequest(CodeUnsupported, "prompt_logprobs",
 			"\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
 	}
 	if r.Endpoint == mooncake.Chat {
 		r.PromptRows = false // SGLang has no echo in chats
 	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {
-		return bad(CodeUnsupported, "return_token_ids", "\"return_token_ids\" is not supported for chats by the engines of this model, which "+
-			"have no place for token ids in a stream; completions have one")
+		return badRequest(CodeUnsupported, "return_token_ids",
+			"\"return_token_ids\" is not supported for chats by the engines of this model, which "+
+				"have no place for token ids in a stream; completions have one")
 	}
 	return nil
 }

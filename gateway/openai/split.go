@@ -8,16 +8,18 @@ import "evenkeel/mooncake"
 func (r *Request) Split(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:
-		return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
-			"decode, and beam search cannot be split so")
+		return badRequest(CodeUnsupported, "use_beam_search",
+			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
+				"decode, and beam search cannot be split so")
 	case !r.PromptRows:
 	case r.Limit == 1 && r.Endpoint.Assembles():
 		r.PrefillOnly = true
 	case !recompute:
 		key, what := "prompt_logprobs", "\"prompt_logprobs\""
 		if r.Endpoint == mooncake.Generate {
-			return bad(CodeUnsupported, "logprob_start_len", "\"logprob_start_len\" of 0 or more with \"return_logprob\" is not supported here: "+
-				"the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
+			return badRequest(CodeUnsupported, "logprob_start_len",
+				"\"logprob_start_len\" of 0 or more with \"return_logprob\" is not supported here: "+
+					"the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
 		}
 		if r.Body.Count(key) == 0 {
 			key, what = "echo", "\"echo\" with logprobs"
@@ -25,8 +27,9 @@ func (r *Request) Split(recompute bool) *Error {
 				what = "\"echo\" in a chat"
 			}
 		}
-		return bad(CodeUnsupported, key, "%s is not supported here with \"max_tokens\" above 1: a decode engine of this model gets the KV cache "+
-			"of the prompt from another engine and cannot compute the prompt's logprobs", what)
+		return badRequest(CodeUnsupported, key,
+			"%s is not supported here with \"max_tokens\" above 1: a decode engine of this model gets the KV cache "+
+				"of the prompt from another engine and cannot compute the prompt's logprobs", what)
 	}
 	return nil
 }

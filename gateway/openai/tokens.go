@@ -54,14 +54,14 @@ var tokensRules = map[string]rule{
 // tokenList checks a prompt of token ids.
 func tokenList(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
-		return wrong(key, v, isArray, "a list of token ids")
+		return wrongValue(key, v, isArray, "a list of token ids")
 	}
-	n, e := p.tokens(key, v)
-	if e != nil {
-		return e
+	n, refusal := p.tokens(key, v)
+	if refusal != nil {
+		return refusal
 	}
 	if n == 0 {
-		return bad(CodeInvalidValue, key, "%q is empty; send at least one token id", key)
+		return badRequest(CodeInvalidValue, key, "%q is empty; send at least one token id", key)
 	}
 	p.hasPrompt = true
 	p.req.PromptBytes += len(v)
@@ -72,12 +72,12 @@ func tokenList(p *parser, key string, v json.RawMessage) *Error {
 // samplingParams checks that sampling_params is an object without repeated keys; each member has a rule of its own.
 func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
-		return wrong(key, v, isObject, "an object")
+		return wrongValue(key, v, isObject, "an object")
 	}
 	seen := map[string]bool{}
 	for inner := range rawjson.Members(v) {
 		if seen[inner] { // the engines would take the last, others the first
-			return bad(CodeDuplicateKey, key+"."+inner, "the key %q appears more than once; send it once", key+"."+inner)
+			return badRequest(CodeDuplicateKey, key+"."+inner, "the key %q appears more than once; send it once", key+"."+inner)
 		}
 		seen[inner] = true
 	}
@@ -87,27 +87,27 @@ func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 // contentParts checks the media that the engines fetch; each part has its URL beside its type.
 func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
-		return wrong(key, v, isArray, "a list of parts")
+		return wrongValue(key, v, isArray, "a list of parts")
 	}
 	p.req.PromptBytes += len(v)
-	_, e := objects(key, v, "a part", func(at string, part json.RawMessage) *Error {
+	_, refusal := eachObject(key, v, "a part", func(path string, part json.RawMessage) *Error {
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" }) // see part
 		for field, url := range rawjson.Members(part) {
 			if field == "url" && !isNull(url) {
-				if e := p.media(field, url); e != nil {
-					return e.within(at + ".")
+				if refusal := p.media(field, url); refusal != nil {
+					return refusal.within(path + ".")
 				}
 			}
 		}
 		return nil
 	})
-	return e
+	return refusal
 }
 
 // outputMode notes derender (vLLM 0.33.0): engines then parse the answer after all of it is generated, so it is never streamed.
 func outputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
-		return wrong(key, v, isString, "tokens, text or derender")
+		return wrongValue(key, v, isString, "tokens, text or derender")
 	}
 	p.derender = rawjson.Unquote(v) == "derender"
 	return nil
@@ -116,34 +116,35 @@ func outputMode(p *parser, key string, v json.RawMessage) *Error {
 // tokensTogether checks what depends on several keys of /inference/v1/generate.
 func (p *parser) tokensTogether() *Error {
 	if v, ok := p.req.Body.Get("sampling_params"); !ok || isNull(v) {
-		return bad(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
+		return badRequest(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
 	}
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
 		p.req.PromptTokens = 0 // engines replace each medium by more tokens
 	}
 	if p.req.Stream && p.promptLogprobs {
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
-			return bad(CodeInvalidValue, "prompt_logprob_token_ids",
+			return badRequest(CodeInvalidValue, "prompt_logprob_token_ids",
 				"\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
 		}
 		p.req.Body.Set("prompt_logprobs", []byte("null"))
 		p.promptLogprobs = false
 	}
 	if p.derender && p.req.Stream { // the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
-		return bad(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
+		return badRequest(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
 	}
 	return nil
 }
 
-// NameTokens is the request_id of an answer to /inference/v1/generate, as vLLM would choose it (0.32.0,
-// _base_request_id in entrypoints/serve/engine/serving.py: the header X-Request-Id comes first). Clients abort their requests by this name.
-func NameTokens(b *mooncake.Body, header, own string) []byte {
-	said, _ := b.Get("request_id")
+// NameTokens is the request_id of an answer to /inference/v1/generate, as vLLM would choose it (0.32.0, _base_request_id in
+// entrypoints/serve/engine/serving.py): by header, which is X-Request-Id, else by the body, else by own, which is evenkeel's id. Clients
+// abort their requests by this name.
+func NameTokens(body *mooncake.Body, header, own string) []byte {
+	requestID, _ := body.Get("request_id")
 	switch {
 	case header != "":
 		own = header
-	case len(said) > len(`""`) && len(said) <= longestName && isString(said):
-		own = rawjson.Unquote(said)
+	case len(requestID) > len(`""`) && len(requestID) <= longestName && isString(requestID):
+		own = rawjson.Unquote(requestID)
 	}
 	return []byte("generate-tokens-" + own)
 }
@@ -155,20 +156,20 @@ const longestName = 256
 // AbortTokensPath is the path, here and at the engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// abortsOf reads which requests are to end. It refuses the same bodies as vLLM 0.32.0 (abort_requests in
+// abortsOf reads the names of the requests that are to end. It refuses the same bodies as vLLM 0.32.0 (abort_requests in
 // entrypoints/scale_out/token_in_token_out/api_router.py), but in OpenAI's shape.
-func abortsOf(b *mooncake.Body) (names map[string]bool, e *Error) {
-	list, ok := b.Get("request_ids")
+func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
+	list, ok := body.Get("request_ids")
 	if !ok || isNull(list) {
-		return nil, bad(CodeMissing, "request_ids", "the request has no \"request_ids\"")
+		return nil, badRequest(CodeMissing, "request_ids", "the request has no \"request_ids\"")
 	}
 	if !isArray(list) {
-		return nil, wrong("request_ids", list, isArray, "a list of names of requests")
+		return nil, wrongValue("request_ids", list, isArray, "a list of names of requests")
 	}
 	names, n := map[string]bool{}, 0
 	for name := range rawjson.Elements(list) {
 		if !isString(name) {
-			return nil, wrong(fmt.Sprintf("request_ids[%d]", n), name, isString, "the name of a request")
+			return nil, wrongValue(fmt.Sprintf("request_ids[%d]", n), name, isString, "the name of a request")
 		}
 		names[rawjson.Unquote(name)] = true
 		n++
@@ -177,16 +178,16 @@ func abortsOf(b *mooncake.Body) (names map[string]bool, e *Error) {
 }
 
 // OutputMode is the output_mode of an answer, as JSON.
-func OutputMode(b *mooncake.Body) json.RawMessage {
-	if mode, ok := b.Get("output_mode"); ok && isString(mode) {
+func OutputMode(body *mooncake.Body) json.RawMessage {
+	if mode, ok := body.Get("output_mode"); ok && isString(mode) {
 		return mode
 	}
 	return json.RawMessage(`"tokens"`)
 }
 
 // asCalled replaces the key of completions in the error by the key of the body's own endpoint.
-func (e *Error) asCalled(b *mooncake.Body, key string) *Error {
-	if name := b.Name(key); e != nil && name != key {
+func (e *Error) asCalled(body *mooncake.Body, key string) *Error {
+	if name := body.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)
 		e.Message = strings.Replace(e.Message, fmt.Sprintf("%q", key), fmt.Sprintf("%q", name), 1)
 	}

@@ -87,6 +87,7 @@ func isDigits(s string) bool {
 
 func boolean(v json.RawMessage) (on, ok bool) { return v[0] == 't', isBoolean(v) }
 
+// integer returns a whole number, and whether v is one from lo to hi.
 func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
 	text, ok := digitsOf(v)
 	if !ok {
@@ -96,9 +97,9 @@ func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
 	return n, err == nil && n >= lo && n <= hi
 }
 
-// plain overwrites a whole number inside a member by its digits, in place, because not every engine takes 1.0 and 1e0 for
-// integers. ok is false if the digits need more room.
-func plain(v json.RawMessage, n int64) (ok bool) {
+// writePlain overwrites the whole number v, which is n, by its digits. It does so in place, within the member that has it, because not
+// every engine takes 1.0 and 1e0 for integers. ok is false if the digits need more room than v has.
+func writePlain(v json.RawMessage, n int64) (ok bool) {
 	if isPlain(v) {
 		return true
 	}
@@ -112,6 +113,7 @@ func plain(v json.RawMessage, n int64) (ok bool) {
 	return true
 }
 
+// number says whether v is a number from lo to hi.
 func number(v json.RawMessage, lo, hi float64) bool {
 	if !isNumber(v) {
 		return false
@@ -120,13 +122,14 @@ func number(v json.RawMessage, lo, hi float64) bool {
 	return err == nil && f >= lo && f <= hi
 }
 
-// wrong says that v is of another type than it must be, or out of range.
-func wrong(param string, v json.RawMessage, hasType func(json.RawMessage) bool, want string) *Error {
+// wrongValue returns the refusal of a value that has another type than it must have, as hasType says, or is out of range. want describes
+// what it must be.
+func wrongValue(param string, v json.RawMessage, hasType func(json.RawMessage) bool, want string) *Error {
 	code := CodeInvalidType
 	if hasType(v) {
 		code = CodeInvalidValue
 	}
-	return bad(code, param, "%q is %s; it must be %s", param, shorten(string(v)), want)
+	return badRequest(code, param, "%q is %s; it must be %s", param, shorten(string(v)), want)
 }
 
 // shorten cuts a value to about 60 bytes for an error message.
