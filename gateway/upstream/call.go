@@ -32,23 +32,24 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 	return client.NewCall(target)
 }
 
-// Meet returns how the two legs of the request with this id, which run at once, find each other, as far as that is known before they
-// are sent. ranks is how many ranks the prefill engine has.
-func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile,
-	decode *engine.Target) *mooncake.Meeting {
-	m := &mooncake.Meeting{Endpoint: e, RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank),
-		RequestID: e.RequestID(id)}
-	if p.Connector == mooncake.SGLang {
+// Meet returns how the two legs of the request with this id find each other. The legs run at once, so this is only as far as it is known
+// before they are sent. ranks is how many ranks the prefill engine has.
+func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
+	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
+	meeting := &mooncake.Meeting{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
+		DecodeRank: decodeProfile.NamedRank(decode.Rank),
+		RequestID:  endpoint.RequestID(id)}
+	if prefillProfile.Connector == mooncake.SGLang {
 		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a random room, so that it is new; modulo ranks it must be the prefill rank
-		m.Host, m.Port, m.Room = prefill.URL.Hostname(), p.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
+		meeting.Host, meeting.Port, meeting.Room = prefill.URL.Hostname(), prefillProfile.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
 	}
-	return m
+	return meeting
 }
 
 // Headers returns the headers of a leg with this id, for a request that is bound before its prefill.
-func Headers(id string, e mooncake.Endpoint, p *mooncake.Profile) []engine.Header {
+func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
-	if p.Nameless(e) {
+	if prefillProfile.Nameless(endpoint) {
 		headers = append(headers, engine.Header{Name: mooncake.RIDHeader, Value: id})
 	}
 	return headers
@@ -81,13 +82,13 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 // fault, and its response is returned, too.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
 	scope := c.Scope // a closure that has it, and not c, leaves c on its caller's stack
-	sent, ours := scope.Enter()
-	defer sent()
+	markSent, ours := scope.Enter()
+	defer markSent() // if nothing is written; else OnWritten has called it earlier
 	if !ours {
 		return nil, c.Broke(owner.ErrNotOwner)
 	}
 	if scope != nil {
-		c.OnWritten(sent)
+		c.OnWritten(markSent)
 		epoch := scope.Epoch()
 		c.Guard(func() error { return scope.Still(epoch) })
 	}
@@ -104,25 +105,25 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	return resp, nil
 }
 
-// Whole sends the request and reads its answer to the end, until by at the latest. The answer may have at most most bytes. It
-// is read into room if room is large enough.
-func (c *Call) Whole(headers []engine.Header, body [][]byte, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
-	resp, f := c.Open(headers, body)
-	if f == nil {
-		room, f = c.Read(resp, room, most, by)
+// Whole sends the request and reads its answer to the end, until deadline at the latest. The answer may have maxBytes at most. It is
+// read into buffer if buffer is large enough.
+func (c *Call) Whole(headers []engine.Header, body [][]byte, buffer []byte, maxBytes int, deadline time.Time) ([]byte, *failure.Fault) {
+	resp, fault := c.Open(headers, body)
+	if fault == nil {
+		buffer, fault = c.Read(resp, buffer, maxBytes, deadline)
 	}
 	if resp != nil {
 		resp.Close()
 	}
-	return room, f
+	return buffer, fault
 }
 
 // Read reads the answer of an open call to its end, as Whole does.
-func (c *Call) Read(resp *engine.Response, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
-	resp.SetDeadline(by)
-	answer, err := resp.ReadInto(room, most)
+func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline time.Time) ([]byte, *failure.Fault) {
+	resp.SetDeadline(deadline)
+	answer, err := resp.ReadInto(buffer, maxBytes)
 	if err != nil {
-		return room, c.Broke(err)
+		return buffer, c.Broke(err)
 	}
 	return answer, nil
 }
@@ -135,36 +136,36 @@ func (c *Call) Broke(err error) *failure.Fault {
 	if c.Run != nil {
 		err = c.Run.Cause(err)
 	}
-	return &failure.Fault{Ended: ended(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
+	return &failure.Fault{Ended: endOf(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
 }
 
-// ended says how far a leg had come, and why it ended.
-func ended(leg lifecycle.Leg, err error) lifecycle.Ended {
-	e := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.Broke}
+// endOf says how far a leg had come when its call failed with err, and why it ended.
+func endOf(leg lifecycle.Leg, err error) lifecycle.Ended {
+	end := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.Broke}
 	var call *engine.Error
 	switch isCall := errors.As(err, &call); {
 	case errors.Is(err, sse.ErrSilent):
-		e.Why = lifecycle.Silent
-		return e
+		end.Why = lifecycle.Silent
+		return end
 	case !isCall: // the answer is not as it should be
-		e.Why = lifecycle.Garbled
-		return e
+		end.Why = lifecycle.Garbled
+		return end
 	case !call.Sent:
-		e.Far = lifecycle.Unsent
+		end.Far = lifecycle.Unsent
 	case !call.Answered:
-		e.Far = lifecycle.Sent
+		end.Far = lifecycle.Sent
 	}
 	switch {
 	case call.Aborted || errors.Is(err, engine.ErrClosed):
-		e.Why = lifecycle.HungUp
+		end.Why = lifecycle.HungUp
 	case call.Stale():
-		e.Why = lifecycle.Stale
-	case e.Far == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
-		e.Why = lifecycle.Unreachable
+		end.Why = lifecycle.Stale
+	case end.Far == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
+		end.Why = lifecycle.Unreachable
 	case engine.WasSilent(err):
-		e.Why = lifecycle.Silent
+		end.Why = lifecycle.Silent
 	}
-	return e
+	return end
 }
 
 // refused returns the fault of a call whose engine answered with an error status. The engine's 4xx answers reach the client as they
@@ -173,12 +174,12 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
 	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
-	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
+	engineWord := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
 		return &failure.Fault{
 			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Withheld}, Answer: failure.Withheld(side, why), Status: status,
 			Engine: c.Engine,
-			Err:    fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
+			Err:    fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
@@ -186,17 +187,18 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 		answer.Code = failure.NoSuchModel("").Code // another region may have it
 		return &failure.Fault{
 			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
-			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
+			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),
 		}
 	}
 	return &failure.Fault{
 		Ended:  lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(status)},
 		Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
-		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),
+		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", engineWord, id, status), string(c.Refusal)),
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
 	}
 }
 
+// side is what clients and operators read as the name of the call's engine in errors.
 func (c *Call) side() string {
 	if c.Mixed {
 		return failure.Engine
@@ -209,9 +211,9 @@ func (c *Call) side() string {
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
-	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
-	if f != nil && f.Status == 0 {
-		return f.Err
+	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
+	if fault != nil && fault.Status == 0 {
+		return fault.Err
 	}
 	return nil
 }
@@ -221,9 +223,10 @@ func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 func AbortTokens(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/inference/v1/abort_requests",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
-	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))}, nil, 1<<10, time.Now().Add(2*abortTime))
-	if f != nil {
-		return f.Err
+	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"),
+		[][]byte{fmt.Appendf(nil, `{"request_ids":[%q]}`, mooncake.Tokens.RequestID(id))}, nil, 1<<10, time.Now().Add(2*abortTime))
+	if fault != nil {
+		return fault.Err
 	}
 	return nil
 }
