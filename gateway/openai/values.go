@@ -76,6 +76,7 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 	return sign + digits + strings.Repeat("0", min(zeros, most)), true
 }
 
+// isDigits says whether a text is not empty and has digits only.
 func isDigits(s string) bool {
 	for _, c := range s {
 		if c < '0' || c > '9' {

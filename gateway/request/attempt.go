@@ -146,7 +146,7 @@ func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 // judge tells the monitor what an answer, or the lack of one, says about the decode engine. A rank that failed or refused is noted so
 // that the next attempts avoid it.
 func (s *stream) judge(effect lifecycle.Effect) {
-	monitor, id, whom := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame
+	monitor, id, blame := s.job.srv.Monitor, s.from.rank.Instance, effect.Blame
 	full := s.from.rank.Group != "" && s.from.fault != nil && s.from.fault.Refused()
 	switch {
 	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
@@ -163,7 +163,7 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	case effect.Do == lifecycle.Shun:
 		answered := s.from.fault != nil && s.from.fault.Why == lifecycle.Failed // a crash says nothing about the other engines of the host
 		s.job.avoid.decode = s.job.srv.Engines().Beside(s.from.rank.Worker, answered, s.job.avoid.decode)
-	case whom == lifecycle.Disputed:
+	case blame == lifecycle.Disputed:
 		err, settle := s.from.fault.Err, monitor.Accuse(id)
 		s.job.accused = append(s.job.accused, func(finding lifecycle.Finding) {
 			settle()
@@ -175,9 +175,9 @@ func (s *stream) judge(effect lifecycle.Effect) {
 			case lifecycle.Innocent:
 			}
 		})
-	case whom == lifecycle.Wedged:
+	case blame == lifecycle.Wedged:
 		monitor.Judge(id, engine.Silent, s.from.fault.Err)
-	case whom == lifecycle.Engine:
+	case blame == lifecycle.Engine:
 		monitor.Judge(id, engine.Faulted, s.from.fault.Err)
 	}
 }

@@ -113,7 +113,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	case h != nil:
 		silence = min(silence, h.PulledBy().Sub(s.from.began))
 	}
-	pulled := s.from.began.Add(silence)
+	pullOver := s.from.began.Add(silence)
 	// If nothing renews the hold on the KV, the KV must be pulled in time, even if the request waits in the engine's own queue.
 	if s.from.slot.Beyond && h != nil && !s.from.whole && profile.Renews() {
 		defer handoff.LimitFromSlot(s.from.slot, s.from.call, silence)()
@@ -121,7 +121,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	}
 	if s.from.whole { // the engine sends the answer in one piece: nothing arrives before all of it is computed
 		if h != nil { // no first event shows that its pull is over, so the call outlives its client until a first event would have come
-			defer j.client.leaveAfter(s.from.call, 0, pulled).stop()
+			defer j.client.leaveAfter(s.from.call, 0, pullOver).stop()
 		}
 		defer handoff.LimitWhole(s.from.rank, s.from.call, j.srv.Settings(), s.from.maxTokens)()
 		silence = handoff.Forever
@@ -132,16 +132,16 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
 	changes := j.changes
 	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate {
-		named := *j.changes
-		named.RID = j.legID("d", j.record.Attempts)
-		changes = &named
+		withRID := *j.changes
+		withRID.RID = j.legID("d", j.record.Attempts)
+		changes = &withRID
 	}
 	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.from.wait.Salt(), !s.from.whole, nil)
 	if fault := stuck(s, s.from.send(headers, body, silence)); fault != nil {
 		if fault.Engine != "" {
 			j.srv.Monitor.Report(fault.Engine, fault.Err)
 		}
-		if s.from.whole && fault.Why == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
+		if s.from.whole && fault.Why == lifecycle.HungUp && fault.Far != lifecycle.Unsent && !time.Now().Before(pullOver) {
 			fault.Far = lifecycle.Through // only the answer was given up: its pull was over
 		}
 		return fault
@@ -189,7 +189,6 @@ func (s *stream) openBeside() *failure.Fault {
 	j := s.job
 	s.from.wait = (*handoff.Handoff)(nil).Await(s.from.rank, s.from.began, s.from.whole) // its partner limits this wait
 	defer s.from.wait.End()
-	// The legs' partner ends the wait: how long it may take depends on the prefill.
 	body := s.from.rank.Profile.EarlyDecode(&j.body, j.changes, s.from.partner.meeting, s.from.wait.Salt(), !s.from.whole, nil)
 	if fault := s.from.send(upstream.Headers(s.from.partner.id, j.req.Endpoint, s.from.rank.Profile), body, handoff.Forever); fault != nil {
 		how := lifecycle.Died

@@ -169,6 +169,8 @@ type metrics struct {
 	localFailures, localDeclined prometheus.Counter
 }
 
+// newMetrics registers the metrics of requests. buckets are those of histograms of seconds, and open counts the client requests being
+// served.
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
 	auto := promauto.With(reg)
 	counter := func(name, help string) prometheus.Counter {

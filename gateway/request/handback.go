@@ -53,9 +53,9 @@ func (j *job) fetchTurn(lease *prefill.Lease) (leg *mooncake.Changes, turn *hand
 		j.srv.metrics.handBacks.WithLabelValues("none").Inc()
 		return j.changes, nil
 	}
-	fetches := *j.changes
-	fetches.Fetch = turn.Params
-	return &fetches, turn
+	changes := *j.changes
+	changes.Fetch = turn.Params
+	return &changes, turn
 }
 
 // fetchEnded takes note of how a prefill ended that was to fetch a turn; nil: there was none to fetch. An engine that cannot fetch the

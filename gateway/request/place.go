@@ -51,13 +51,14 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	if candidate.Mixed { // the candidate is the ranks themselves
 		region, prefiller = candidate.Region, ""
 	}
-	on := engines.BoardFor(candidate, j.model.Name, region)
-	scope := strings.TrimSuffix(on, roster.BoardIn("", region))
+	boardName := engines.BoardFor(candidate, j.model.Name, region)
+	// whether the decode group is still ours is asked by the board's name without its region
+	scope := strings.TrimSuffix(boardName, roster.BoardIn("", region))
 	if candidate.Mixed {
-		scope = on
+		scope = boardName
 	}
 	entry := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.answerTokens, Key: j.promptHash(),
+		ID: j.srv.nextID(), Model: boardName, Name: j.model.Name, Prompt: tokens, Age: j.resume.answerTokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(),
 		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
 		Response: j.req.Endpoint == mooncake.Responses,

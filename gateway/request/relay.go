@@ -51,8 +51,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		assembler = newAssembler(j)
 	}
 	// the first event of a whole answer is its last
-	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.from.whole || s.from.local
-	s.from.run = j.srv.Fleet.Track(at, call, safe)
+	place, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.from.whole || s.from.local
+	s.from.run = j.srv.Fleet.Track(place, call, safe)
 	if s.from.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.from.whole && j.resume.keeping != lifecycle.KeepNothing {
 		s.from.answer.Trail.KeepPrompt = s.from.local || rank.Profile.Early()
 		ask.Trail = &s.from.answer.Trail

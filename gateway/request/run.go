@@ -82,11 +82,11 @@ func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 		if !j.life.Resumed() { // bytes may be kept of which the life does not know yet
 			j.forget()
 		}
-		met := r.stream != nil && r.stream.from.partner != nil
-		for _, effect := range slices.Concat(effects, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !met}, nil)) {
+		hasPartner := r.stream != nil && r.stream.from.partner != nil
+		for _, effect := range slices.Concat(effects, j.tell(lifecycle.Event{What: lifecycle.Panicked, Idle: !hasPartner}, nil)) {
 			switch {
-			case effect.Do == lifecycle.SendBoth:
-			case effect.Pair > 0 && met:
+			case effect.Do == lifecycle.SendBoth: // nothing new is sent
+			case effect.Pair > 0 && hasPartner:
 				r.stream.from.partner.carryOut(effect)
 			case effect.Do == lifecycle.Settle || effect.Do == lifecycle.Find:
 				r.do(effect)
@@ -420,13 +420,13 @@ func (r *runner) settle(thing lifecycle.Thing, how lifecycle.How) {
 		if len(j.doubts) == 0 { // a panic came before the hand-off was noted
 			break
 		}
-		h := j.doubts[0]
+		doubted := j.doubts[0]
 		j.doubts = j.doubts[1:]
 		if how == lifecycle.Discard {
-			h.Avoid = j.avoid.ranks()
-			j.discard(h)
+			doubted.Avoid = j.avoid.ranks()
+			j.discard(doubted)
 		} else {
-			handoff.Settle(h.Lease, how, nil)
+			handoff.Settle(doubted.Lease, how, nil)
 		}
 	case lifecycle.Slot:
 		s := r.stream

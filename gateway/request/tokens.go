@@ -41,18 +41,18 @@ func unanswered(j *job) []byte {
 		assembler = newAssembler(j)
 	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
-	var all []byte
+	var answer []byte
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 		out, _ := mirror.Event(e, nil)
-		if all = append(all, out...); assembler != nil {
+		if answer = append(answer, out...); assembler != nil {
 			_ = assembler.Add(out) // no error: evenkeel made the event
 		}
 	}
 	switch {
 	case assembler != nil:
-		all, _ = assembler.JSON(nil)
+		answer, _ = assembler.JSON(nil)
 	case !j.req.Stream: // the one event that there is
-		all, _, _ = bytes.Cut(bytes.TrimPrefix(all, []byte("data: ")), []byte("\n\n"))
+		answer, _, _ = bytes.Cut(bytes.TrimPrefix(answer, []byte("data: ")), []byte("\n\n"))
 	}
-	return all
+	return answer
 }
