@@ -125,7 +125,7 @@ func (l *leaving) stop() {
 	}
 }
 
-// fell makes the event that reports the end of a leg to the request's life. The event says whether the engine itself is at fault, and
+// fell makes the event that reports the end of a leg to the request's lifecycle. The event says whether the engine itself is at fault, and
 // which engines went down after their connections broke under this request.
 func (j *job) fell(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, Rooms: fault.Rooms}

@@ -89,7 +89,7 @@ func (s *source) limits(first time.Duration) sse.Limits {
 		First: max(1, first), Gap: gap}
 }
 
-// waitAtMost returns the time that a limit of the request's life stands for. profile is that of the engine that is waited for.
+// waitAtMost returns the time that a limit of the request's lifecycle stands for. profile is that of the engine that is waited for.
 func waitAtMost(limit lifecycle.Limit, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:

@@ -42,8 +42,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 }
 
 // decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
-// of one leg ends the other one. pair is the number of the two legs in the request's life. quit says that the client has left, and that
-// the prefill leg has ended, or that the engine keeps blocks for it.
+// of one leg ends the other one. pair is the number of the two legs in the request's lifecycle. quit says that the client has left, and
+// that the prefill leg has ended, or that the engine keeps blocks for it.
 func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Limit) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.from.slot
 	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -278,7 +278,7 @@ func (s *source) takePrefillAnswer() (called time.Duration) {
 }
 
 // beginPrefill starts the prefill leg of an attempt on a goroutine of its own. The leg is sent at once, or waits for the decode engine's
-// callback first. pair is its number in the request's life, and until limits its first wait. With a fault nothing was sent.
+// callback first. pair is its number in the request's lifecycle, and until limits its first wait. With a fault nothing was sent.
 func (s *source) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Limit) *failure.Fault {
 	j, candidate := s.job, lease.Candidate
 	p := &partner{

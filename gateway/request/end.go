@@ -18,7 +18,7 @@ import (
 )
 
 // fails ends the source before the answer was whole. answer is the error for the client, and err the cause. If the answer has begun, the
-// request's life says what follows, so it may still go on elsewhere.
+// request's lifecycle says what follows, so it may still go on elsewhere.
 func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	if s.stage >= ended {
 		return

@@ -217,7 +217,7 @@ func (f *fanned) serve(run func(l *branch) *openai.Error) {
 	}
 }
 
-// send passes a piece on to the client's side. It returns false if the legs were ended, so that nobody reads it.
+// send passes a piece on to the client's side. It returns false if the fan-out was ended, so that nobody reads the piece.
 func (f *fanned) send(p piece) bool {
 	select {
 	case f.pieces <- p:
@@ -237,7 +237,7 @@ func (f *fanned) next() (piece, bool) {
 	}
 }
 
-// collect answers a fan-out in one piece, once all legs have ended.
+// collect answers a fan-out in one piece, once all its answers are here or one has failed.
 func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	f.serve(func(l *branch) *openai.Error {
 		s, fail := l.job.serve(nil)
@@ -292,7 +292,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.srv.Stream(ctx, first.contentType, f, 0)
 }
 
-// relay runs one leg of a streamed fan-out, and passes its events on as they come.
+// relay serves one answer of a streamed fan-out, and passes its events on as they come.
 func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil && f.aborted(l, fail) {
@@ -395,7 +395,7 @@ func (f *fanned) Close() {
 	f.settle(f.endError)
 }
 
-// refuse answers with an error in place of the whole answer, and ends all legs.
+// refuse answers with an error in place of the whole answer, and ends the fan-out.
 func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.markAnswer(ctx, fail)
 	f.srv.Fail(ctx, fail)

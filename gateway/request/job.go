@@ -220,8 +220,8 @@ func onPanic(giveBack func()) {
 	}
 }
 
-// tell reports an event to the request's life, appends to effects what the life wants done about it, and returns the result. It holds
-// the job's mutex meanwhile.
+// tell reports an event to the request's lifecycle, appends to effects what the lifecycle wants done about it, and returns the result.
+// It holds the job's mutex meanwhile.
 func (j *job) tell(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -60,7 +60,9 @@ type partner struct {
 	calledBackAfter time.Duration        // time until the decode engine had called back
 	prefillTook     time.Duration        // how long the call of the prefill leg took
 	firstTimer      *time.Timer          // ends the wait for the first event
-	firstWait       time.Duration
+
+	// how long the goroutine of the decode leg waits for the end of the prefill leg before it goes on; 0: it does not wait
+	firstWait time.Duration
 }
 
 // Why the legs of a request did not come together.
@@ -94,7 +96,7 @@ func (p *partner) awaitCallback() bool {
 	return p.lateCallback()
 }
 
-// calledBack passes the decode engine's callback on to the request's life. took is how long the engine took to call back. It returns
+// calledBack passes the decode engine's callback on to the request's lifecycle. took is how long the engine took to call back. It returns
 // whether there is something to prefill.
 func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
 	p.job.mu.Lock()
@@ -138,8 +140,8 @@ func (p *partner) lateCallback() bool {
 	return p.tell(event, nil)
 }
 
-// tryAnother looks for another prefill engine after one has not taken the prefill leg, and moves the leg there. It returns false if
-// there is none.
+// tryAnother looks for another prefill engine after one has not taken the prompt, and moves the prefill there. It returns false if there
+// is none.
 func (p *partner) tryAnother() bool {
 	srv := p.job.srv
 	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
@@ -195,7 +197,7 @@ func (p *partner) locked(f func()) {
 	f()
 }
 
-// step tells the request's life what happens to a leg, and carries out what is to be done about it. fault is why a leg ends, if that
+// step tells the request's lifecycle what happens to a leg, and carries out what is to be done about it. fault is why a leg ends, if that
 // ends the other one. It is called with the job's mutex held, and returns whether the prefill leg goes on.
 func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
@@ -283,7 +285,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	return false
 }
 
-// limit returns the time that a limit of the request's life stands for, for this pair of engines.
+// limit returns the time that a limit of the request's lifecycle stands for, for this pair of engines.
 func (p *partner) limit(limit lifecycle.Limit) time.Duration {
 	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
@@ -310,7 +312,8 @@ func (p *partner) abort(target *engine.Target) {
 	})
 }
 
-// awaitFirst starts the timer that ends the decode leg if its first event does not come in time. It is called with the job's mutex held.
+// awaitFirst starts the timer that ends the decode call if its first event does not come in time. It is called with the job's mutex
+// held.
 func (p *partner) awaitFirst(limit lifecycle.Limit) {
 	wait, cause := p.limit(limit), errSilent
 	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout {
@@ -345,7 +348,7 @@ func unbegun(why error) *failure.Fault {
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
-// left returns the fault of a leg that ends because the client has left.
+// left returns the fault of a call that ends because the client has left.
 func left() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone, errLeft)
 }
@@ -432,7 +435,7 @@ func (p *partner) outlived() bool {
 	return p.legs().Stranded()
 }
 
-// prefiller is the engine that the prefill leg went to last.
+// prefiller is the engine that was asked to prefill last.
 func (p *partner) prefiller() prefill.Candidate {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()

@@ -67,9 +67,9 @@ type runner struct {
 	answerBegun bool // the answer has begun: the runner carries out what follows its end
 }
 
-// run reports event to the request's life, carries out the effects that the life returns, and goes on with the event that the last of
-// them brings, until the life says that there is an answer or an error. It returns the stream of the answer, or the error; both are nil
-// if another dispatcher answers.
+// run reports event to the request's lifecycle, carries out the effects that the lifecycle returns, and goes on with the event that the
+// last of them brings, until the lifecycle says that there is an answer or an error. It returns the stream of the answer, or the error;
+// both are nil if another dispatcher answers.
 func (r *runner) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
@@ -281,7 +281,7 @@ func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	return lifecycle.Event{What: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
 }
 
-// fell notes that a leg of the attempt has failed, and returns the event that reports it to the request's life. The record gets the
+// fell notes that a leg of the attempt has failed, and returns the event that reports it to the request's lifecycle. The record gets the
 // fault and the name of the engine that failed.
 func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
