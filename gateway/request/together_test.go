@@ -261,7 +261,9 @@ func TestWhoIsHeldForARound(t *testing.T) {
 			}
 			asks(2, 6)
 		})
-		require.Positive(t, held("24 users", func() { crowd(asks, 3) }))
+		b.eventually("some are held", func() bool { // on a busy machine they may come one by one
+			return held("24 users", func() { crowd(asks, 3) }) > 0
+		})
 		b.settle()
 	})
 	t.Run("without patience", func(t *testing.T) {
