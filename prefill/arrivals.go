@@ -57,14 +57,14 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 	}
 	a.queue.StartRound()
 	lease, why := a.choose.tryServe(m, p, r, a.now)
-	a.choose.letGo()
+	a.choose.endRound()
 	switch why {
 	case away:
 		a.forgetEmpty(m)
 		return nil, ErrElsewhere
 	case missed:
 		a.forgetEmpty(m)
-		return nil, a.unmet(r)
+		return nil, a.deadlineError(r)
 	}
 	return lease, nil
 }
@@ -72,13 +72,13 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 // mayWait makes room in the queue for n requests like this one. The error says why they may not wait.
 func (a *arrivals) mayWait(m *model, r *Request, n int) error {
 	if r.late(a.now) {
-		return a.unmet(r)
+		return a.deadlineError(r)
 	}
 	if !a.now.Before(r.Arrival.Add(a.patience(m, r))) {
-		return a.timeout(m, r)
+		return a.timeoutError(m, r)
 	}
 	if !r.Reserved && !r.Returned && !a.makeRoom(m, r, n) {
-		return a.full(m, r)
+		return a.fullError(m, r)
 	}
 	return nil
 }
@@ -91,7 +91,8 @@ func (a *arrivals) patience(m *model, r *Request) time.Duration {
 	return a.bounds(m).Timeout
 }
 
-func (a *arrivals) full(m *model, r *Request) error {
+// fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
+func (a *arrivals) fullError(m *model, r *Request) error {
 	key, most := "prefill.queue.max", a.bounds(m).Max
 	if m.early() {
 		key = "pool.size"
@@ -108,22 +109,23 @@ func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
 		a.metrics.displaced.Inc()
-		e.Of.conclude(nil, a.full(m, &e.Of.Request))
+		e.Of.conclude(nil, a.fullError(m, &e.Of.Request))
 	}
 	return ok
 }
 
+// wait adds a request to its model's line, and returns its waiter.
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
 	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		Reserved: r.Reserved}
 	m.line.Add(&w.entry)
-	a.moved(m, &w.Request, true)
+	a.reportQueued(m, &w.Request, true)
 	return w
 }
 
-// timeout says what a request waited for in vain.
-func (a *arrivals) timeout(m *model, r *Request) error {
+// timeoutError is the error for a request whose time in the queue is over. It says what the request waited for in vain.
+func (a *arrivals) timeoutError(m *model, r *Request) error {
 	timeout := a.patience(m, r)
 	if len(m.servers) == 0 {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
@@ -147,11 +149,11 @@ func (a *arrivals) timeout(m *model, r *Request) error {
 		m.name, timeout)
 }
 
-// late reports whether the time is over in which the first token was wanted.
+// late reports whether the request's deadline has passed, by when its first token was wanted.
 func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
 
-// unmet returns the error for a request whose deadline has passed, or cannot be met any more.
-func (a *arrivals) unmet(r *Request) error {
+// deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
+func (a *arrivals) deadlineError(r *Request) error {
 	if r.late(a.now) {
 		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
 			"engines", ErrDeadline)
@@ -168,7 +170,7 @@ func (a *arrivals) serve() {
 		return
 	}
 	for e := a.queue.NextDeadline(); e != nil && !a.now.Before(e.Deadline); e = a.queue.NextDeadline() {
-		a.answer(a.models[e.Of.Model], e.Of, nil, a.unmet(&e.Of.Request))
+		a.answer(a.models[e.Of.Model], e.Of, nil, a.deadlineError(&e.Of.Request))
 	}
 	a.queue.StartRound()
 	for e := a.queue.Next(); e != nil; e = a.queue.Next() {
@@ -188,7 +190,7 @@ func (a *arrivals) serve() {
 			a.answer(m, w, nil, ErrElsewhere)
 			a.sendSiblings(m, w)
 		case missed:
-			a.answer(m, w, nil, a.unmet(&w.Request))
+			a.answer(m, w, nil, a.deadlineError(&w.Request))
 		case noPlace:
 			a.queue.NoPlaces()
 		case held:
@@ -197,7 +199,7 @@ func (a *arrivals) serve() {
 			m.line.Shut()
 		}
 	}
-	a.choose.letGo()
+	a.choose.endRound()
 }
 
 // answer takes a waiter out of its queue and gives it the result: a lease or an error.
@@ -209,23 +211,23 @@ func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 		keepHere(w.siblings)
 	}
 	w.entry.Remove()
-	a.moved(m, &w.Request, false)
+	a.reportQueued(m, &w.Request, false)
 	w.conclude(lease, err)
 	a.forgetEmpty(m)
 }
 
 // sendSiblings sends the other legs of a request to another region too, because one leg goes there.
 func (a *arrivals) sendSiblings(m *model, w *waiter) {
-	for _, o := range w.siblings {
-		if o.entry.Waits() {
-			a.answer(m, o, nil, ErrElsewhere)
+	for _, sibling := range w.siblings {
+		if sibling.entry.Waits() {
+			a.answer(m, sibling, nil, ErrElsewhere)
 		}
-		o.decided.close()
+		sibling.decided.close()
 	}
 }
 
-// moved reports to the request's Elsewhere that a request entered or left the arrival queue.
-func (a *arrivals) moved(m *model, r *Request, entered bool) {
+// reportQueued tells the request's Elsewhere that the request entered the arrival queue, or left it if entered is false.
+func (a *arrivals) reportQueued(m *model, r *Request, entered bool) {
 	if r.Elsewhere != nil && !r.Batch {
 		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
 	}
@@ -235,27 +237,27 @@ func (a *arrivals) moved(m *model, r *Request, entered bool) {
 // that becomes too old, the end of an outage, an engine that counts as stalled from then on, or the lead of a prompt
 // that is bound before its prefill. Zero: only an event can let a waiter pass.
 func (a *arrivals) wakeAt() (next time.Time) {
-	sooner := func(at time.Time) {
+	consider := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
 	if e := a.queue.NextDeadline(); e != nil {
-		sooner(e.Deadline)
+		consider(e.Deadline)
 	}
 	if at, ok := a.ledger.NextExpiry(); ok {
-		sooner(at)
+		consider(at)
 	}
 	for _, c := range a.candidates {
-		sooner(c.circuit.Until())
+		consider(c.circuit.Until())
 		if at, ok := c.account.PassesAt(); ok {
-			sooner(at)
+			consider(at)
 		}
 		if at, ok := c.account.StallsAt(); ok {
-			sooner(at)
+			consider(at)
 		}
 		if at, ok := a.leadsAt(c); ok {
-			sooner(at)
+			consider(at)
 		}
 	}
 	return next

@@ -28,8 +28,8 @@ func (t *Tier) Backlogs() map[string]Backlog {
 		}
 		tokens := float64(prompts)
 		line, _ := t.line(name, m.servers[0])
-		each := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))
-		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * each / 1000}
+		eachMs := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))
+		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * eachMs / 1000}
 	}
 	return all
 }
@@ -44,8 +44,8 @@ func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known boo
 		return line, 0, false
 	}
 	for _, c := range m.servers {
-		next, told := t.line(name, c)
-		if told && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
+		next, learned := t.line(name, c)
+		if learned && c.Live && next.TPMs > 0 && (!known || next.T0Ms < line.T0Ms) {
 			line, rtt, known = next, c.rtt(), true
 		}
 	}

@@ -29,10 +29,10 @@ func (t *Tier) Batch() BatchStatus {
 	return s
 }
 
-// leaves says whether the candidate is left over for a batch request: no other request waits for what serves its
+// leftForBatch says whether the candidate is left over for a batch request: no other request waits for what serves its
 // models, neither here nor in the engine nor for a decode rank, and one slot more than the request will need is free, for
 // the request that comes next.
-func (d *chooser) leaves(r *Request, c *candidate) bool {
+func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 	for _, name := range c.Models { // a model and its adapters have the same engines
 		if m := d.models[name]; m != nil && m.line.Online() {
 			return false
@@ -42,16 +42,16 @@ func (d *chooser) leaves(r *Request, c *candidate) bool {
 		return false
 	}
 	underWay, waiting := 0, 0
-	for _, o := range d.candidates {
-		if o.Board != c.Board {
+	for _, other := range d.candidates {
+		if other.Board != c.Board {
 			continue
 		}
-		pooled := o.account.Leases[ledger.Pooled]
-		if o.Mixed || o.Profile != nil && o.Profile.Early() { // its rank comes before its prefill
-			pooled = o.account.Unsent()
-			underWay -= o.account.Leases[ledger.Probing]
+		pooled := other.account.Leases[ledger.Pooled]
+		if other.Mixed || other.Profile != nil && other.Profile.Early() { // its rank comes before its prefill
+			pooled = other.account.Unsent()
+			underWay -= other.account.Leases[ledger.Probing]
 		}
-		underWay += o.account.Leases[ledger.Probing] + pooled
+		underWay += other.account.Leases[ledger.Probing] + pooled
 		waiting += pooled
 	}
 	if waiting > 0 || d.cfg.Free == nil {
@@ -61,8 +61,9 @@ func (d *chooser) leaves(r *Request, c *candidate) bool {
 	return free-underWay > 1
 }
 
-// waited records how long a request that got a candidate was in the arrival queue.
-func (d *chooser) waited(r *Request, l *Lease) {
+// recordWait records how long a request that got a candidate was in the arrival queue. The wait of a batch request is
+// recorded only for its first attempt.
+func (d *chooser) recordWait(r *Request, l *Lease) {
 	switch {
 	case !r.Batch:
 		d.metrics.queueWait.Observe(l.Wait.Seconds())

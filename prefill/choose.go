@@ -26,8 +26,8 @@ const (
 	missed                     // no prefill would end before its deadline
 )
 
-// look measures the eligible candidates for a request, into d.view, and says
-// whether a line of prefill times is known for all.
+// look measures the eligible candidates for a request: d.view[i] has the indicators of eligible[i] from then on. known
+// says whether a line of prefill times was learned for all of them.
 func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	known = true
@@ -50,17 +50,17 @@ func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
 	}
-	left := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
+	leftMs := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
 	for i, c := range eligible {
 		line, known := d.line(r.Model, c)
-		if v := &d.view[i]; c.Mixed || !known || v.BacklogMs+v.RTTMs+line.Ms(v.NewTokens, v.HitTokens) <= left {
+		if v := &d.view[i]; c.Mixed || !known || v.BacklogMs+v.RTTMs+line.Ms(v.NewTokens, v.HitTokens) <= leftMs {
 			return false
 		}
 	}
 	return true
 }
 
-// tokensOf is the prompt's length in tokens: counted, or estimated by the learned ratio of bytes to tokens.
+// tokensOf is the length of a request's prompt in tokens: counted, or estimated by the learned ratio of bytes to tokens.
 func (d *chooser) tokensOf(r *Request) int {
 	if r.Counted {
 		return max(1, r.PromptTokens)
@@ -74,22 +74,24 @@ const mostAlternatives = 8
 // trace explains the choice from the present view. asked is false if no policy was asked, because the session's
 // engine was kept; the trace then has no scores.
 func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool) *Trace {
-	g := &Trace{Reason: reason, Eligible: len(d.view)}
+	trace := &Trace{Reason: reason, Eligible: len(d.view)}
 	if asked {
-		g.Best = p.Explain(d.view, chosen, mostAlternatives)
+		trace.Best = p.Explain(d.view, chosen, mostAlternatives)
 	} else {
-		g.Best = []policy.Row{{Candidate: d.view[chosen].ID, Chosen: true}}
+		trace.Best = []policy.Row{{Candidate: d.view[chosen].ID, Chosen: true}}
 	}
-	return g
+	return trace
 }
 
-// count records a choice in the metrics, and returns its reason.
-func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer.State, eligible int) (reason string) {
+// count records in the metrics how a lease's candidate was chosen, and returns the reason in one word. affinity is the
+// outcome of session affinity (steer.Kept and so on; empty: the request has no session), hotspot the state of the
+// request's class, and eligible the number of candidates that the filters left.
+func (d *chooser) count(l *Lease, choice policy.Choice, affinity string, hotspot steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
 	case l.canary:
 		reason = "canary"
-	case kept == steer.Kept:
+	case affinity == steer.Kept:
 		reason = "affinity"
 	case eligible == 1:
 		reason = "only"
@@ -102,10 +104,10 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 	if choice.FilterSkipped {
 		d.metrics.filterSkipped.WithLabelValues(filterPolicy).Inc()
 	}
-	if kept != "" {
-		d.metrics.affinity.WithLabelValues(kept).Inc()
+	if affinity != "" {
+		d.metrics.affinity.WithLabelValues(affinity).Inc()
 	}
-	if watch == steer.Filter {
+	if hotspot == steer.Filter {
 		d.metrics.hotFiltered.Inc()
 	}
 	d.metrics.decided(l.Policy, reason)
@@ -139,16 +141,16 @@ func (d *chooser) mayPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
 	}
-	free, own := d.cfg.Free(c.Board, model)
-	_, unsent := c.before(model, own)
+	free, ownRanks := d.cfg.Free(c.Board, model)
+	_, unsent := c.chargesAhead(model, ownRanks)
 	return unsent < max(1, free+free/2)
 }
 
-// before counts the unanswered charges that one more request for a model would come behind: probing counts all,
-// unsent those whose probe was not sent yet. own says that the model has ranks of its own. The charges of such a
-// model are counted apart, because they take no slot that other requests wait for.
-func (c *candidate) before(model string, own bool) (probing, unsent int) {
-	if own {
+// chargesAhead counts the unanswered charges that one more request for a model would come behind: probing counts all,
+// unsent those whose probe was not sent yet. ownRanks says that the model has ranks of its own (Config.Free). The
+// charges of such a model are counted apart, because they take no slot that other requests wait for.
+func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent int) {
+	if ownRanks {
 		if a := c.apart[model]; a != nil {
 			return a.Probing, a.Unsent
 		}
@@ -161,14 +163,15 @@ func (c *candidate) before(model string, own bool) (probing, unsent int) {
 	return probing, unsent
 }
 
-// countApart also counts a charge among those of its model alone, if the model has ranks of its own.
+// countApart also counts a lease's charge among those of its model alone, if the model has ranks of its own. It first
+// forgets the models of which no charge is unanswered any more.
 func (d *chooser) countApart(c *candidate, l *Lease) {
-	own := false
+	ownRanks := false
 	if d.cfg.Free != nil {
-		_, own = d.cfg.Free(c.Board, l.model)
+		_, ownRanks = d.cfg.Free(c.Board, l.model)
 	}
 	maps.DeleteFunc(c.apart, func(_ string, a *ledger.Apart) bool { return a.Probing == 0 })
-	if !own {
+	if !ownRanks {
 		return
 	}
 	if c.apart == nil {
@@ -193,16 +196,17 @@ func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
 	return at.Add(-lead), known && lead > 0
 }
 
-// drop drops the unwanted candidates, in place, if enough is true of one of the others. Else it drops none, and
-// counts that the filter was skipped.
-func (d *chooser) drop(filter string, candidates []*candidate, unwanted, enough func(*candidate) bool) []*candidate {
-	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !unwanted(c) && enough(c) }) {
+// drop removes the unwanted candidates, in place, but only if usable is true of one of the others. Else it removes
+// none, so that the request still has a choice, and counts in the metrics that this filter was skipped.
+func (d *chooser) drop(filter string, candidates []*candidate, unwanted, usable func(*candidate) bool) []*candidate {
+	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !unwanted(c) && usable(c) }) {
 		d.metrics.filterSkipped.WithLabelValues(filter).Inc()
 		return candidates
 	}
 	return slices.DeleteFunc(candidates, unwanted)
 }
 
+// anyOne is for drop: any candidate that is left is usable.
 func anyOne(*candidate) bool { return true }
 
 // filterStale drops the candidates whose gauges are stale while another can start
@@ -252,7 +256,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 		}
 	}
 	if len(d.eligible) > 0 {
-		return r.first(d.eligible), false
+		return r.dropSecond(d.eligible), false
 	}
 	for _, c := range servers {
 		if c.Live && r.reaches(c) {
@@ -262,17 +266,17 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// first drops, in place, the candidates that come second. It keeps them if there are no others, if each of the others
-// was tried, or if the request names a candidate. A second candidate whose KV no rank would fetch is dropped even
-// after the others were tried.
-func (r *Request) first(candidates []*candidate) []*candidate {
+// dropSecond removes, in place, the candidates that come second (Candidate.Second and Behind). It keeps them if there
+// are no others, if each of the others was tried, or if the request names a candidate. A second candidate whose KV no
+// rank would fetch is removed even after the others were tried.
+func (r *Request) dropSecond(candidates []*candidate) []*candidate {
 	second := func(c *candidate) bool { return c.Second || slices.Contains(c.Behind, r.Model) }
-	fresh := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
-	useful := func(c *candidate) bool { return second(c) && !c.Idle }
+	untried := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
+	usefulSecond := func(c *candidate) bool { return second(c) && !c.Idle }
 	switch {
 	case r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !second(c) }):
 		return candidates
-	case slices.ContainsFunc(candidates, fresh) || !slices.ContainsFunc(candidates, useful):
+	case slices.ContainsFunc(candidates, untried) || !slices.ContainsFunc(candidates, usefulSecond):
 		return slices.DeleteFunc(candidates, second)
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.Idle })
@@ -286,41 +290,42 @@ func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	})
 }
 
-// filterFresh drops the candidates that are fresh in service and may have no more
-// probes.
+// filterFresh drops the candidates that are fresh in service and may have no more probes (Candidate.Limit).
 func (d *chooser) filterFresh(candidates []*candidate) []*candidate {
 	full := func(c *candidate) bool { return c.Limit > 0 && c.account.Leases[ledger.Probing] >= c.Limit }
 	return d.drop(filterFresh, candidates, full, anyOne)
 }
 
-// filterTried keeps the candidates on instances that were not tried, else those that
-// were not tried themselves, else all.
+// filterTried keeps the candidates on instances that were not tried yet, because candidates of one instance fail
+// together. If there are none it keeps the candidates that were not tried themselves, and if there are none either, all.
+// exclude has the IDs of the candidates that were tried.
 func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*candidate {
 	tried := func(c *candidate) bool { return slices.Contains(exclude, c.ID) }
-	instance := func(c *candidate) bool {
+	instanceTried := func(c *candidate) bool {
 		return tried(c) || slices.ContainsFunc(exclude, func(id string) bool {
-			o := d.candidates[id]
-			return o != nil && o.Instance == c.Instance
+			excluded := d.candidates[id]
+			return excluded != nil && excluded.Instance == c.Instance
 		})
 	}
-	if slices.ContainsFunc(candidates, func(c *candidate) bool { return !instance(c) }) {
-		return slices.DeleteFunc(candidates, instance)
+	if slices.ContainsFunc(candidates, func(c *candidate) bool { return !instanceTried(c) }) {
+		return slices.DeleteFunc(candidates, instanceTried)
 	}
 	d.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
 	return d.drop(filterExcluded, candidates, tried, anyOne)
 }
 
-// reserve books the choice: charge, circuit, canary, and what its prefill will
-// leave in the cache.
-func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.Candidate, since time.Time) *Lease {
+// reserve books that a request goes to a candidate: it charges the prompt there, tells the candidate's circuit, notes
+// what the prefill is expected to find and to leave in the prefix cache, and returns the lease. indicators are those of
+// the candidate for this request, and since is when the request entered the arrival queue.
+func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Candidate, since time.Time) *Lease {
 	_, canary := c.account.Passes(d.now)
-	weight := ledger.WeightOf(v, r.promptBytes())
+	weight := ledger.WeightOf(indicators, r.promptBytes())
 	d.lastLease++
-	l := &Lease{
+	lease := &Lease{
 		Candidate: c.Candidate,
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(since),
-		Prompt:    int(v.PromptTokens), HitTokens: int(v.HitTokens),
+		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
 		Others:  c.account.Leases[ledger.Probing],
 		tier:    d.tier,
 		c:       c,
@@ -330,19 +335,19 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.
 		crowded: c.account.Crowded(c.Decodes, d.now),
 	}
 	if _, known := d.fit.Law(r.Model, c.Hardware); known {
-		l.predicted = float64(weight.PredictedUs) / 1000
+		lease.predicted = float64(weight.PredictedUs) / 1000
 	}
-	c.circuit.Send(l.number, d.now)
+	c.circuit.Send(lease.number, d.now)
 	d.fit.Computes(weight.NewTokens)
 	if c.Profile != nil && c.Profile.Early() { // its probe goes out once a decode rank is bound
-		l.asked = r.again()
-		c.account.Reserve(&l.charge, weight, r.Holder, d.now)
+		lease.request = r.asRetry()
+		c.account.Reserve(&lease.charge, weight, r.Holder, d.now)
 	} else {
-		c.account.Charge(&l.charge, weight, r.Holder, d.now)
+		c.account.Charge(&lease.charge, weight, r.Holder, d.now)
 	}
-	d.countApart(c, l)
-	c.cache.Expect(&l.expected, &r.Prompt, r.Model, int(v.PromptTokens), l.HitTokens, d.found, c.account.Capacity(), d.now)
-	return l
+	d.countApart(c, lease)
+	c.cache.Expect(&lease.expected, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.found, c.account.Capacity(), d.now)
+	return lease
 }
 
 // promptBytes is the prompt's length in bytes; four for each token where the bytes were not counted.
@@ -350,15 +355,16 @@ func (r *Request) promptBytes() int {
 	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
 }
 
-// again is the request as it may be charged to another candidate later, after its turn.
-func (r *Request) again() *Request {
-	again := *r
-	again.Reserved, again.Returned, again.Exclude, again.Elsewhere, again.Holder = true, true, nil, nil, nil
-	again.Deadline = time.Time{} // it has a decode rank already
-	return &again
+// asRetry is a copy of the request, as it may be charged to another candidate after its turn: it holds its place in the
+// pool already, and stays in this region.
+func (r *Request) asRetry() *Request {
+	retry := *r
+	retry.Reserved, retry.Returned, retry.Exclude, retry.Elsewhere, retry.Holder = true, true, nil, nil, nil
+	retry.Deadline = time.Time{} // it has a decode rank already
+	return &retry
 }
 
-// prefiller returns the numbers that decide how many probes a candidate may have.
+// prefiller returns, of one candidate, the numbers that decide how many unanswered probes it may have.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.account.SinceIdle()
 	p := Prefiller{
@@ -374,8 +380,8 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 	if c.Limit > 0 {
 		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: the probes that it may not have yet count as taken
 	}
-	if foreign, all, ok := c.account.Strangers(d.now); ok {
-		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(all))
+	if foreign, waiting, ok := c.account.Strangers(d.now); ok {
+		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(waiting))
 	}
 	p.Foreign = max(p.Foreign, c.account.Shared.Unanswered)
 	return p

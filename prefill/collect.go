@@ -12,39 +12,39 @@ import (
 
 // Collect implements prometheus.Collector.
 func (t *Tier) Collect(ch chan<- prometheus.Metric) {
-	to := series(ch)
+	out := series(ch)
 	states, handoffs := map[string]int{}, [ledger.Phases]int{}
 	status, audit := t.status()
 	for _, c := range status {
 		states[c.State]++
-		to.gauge(inflightDesc, float64(c.Inflight), c.ID)
-		to.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
-		to.gauge(gateDesc, one(c.GateOpen), c.ID)
-		to.count(missesDesc, float64(c.missed), c.ID)
+		out.gauge(inflightDesc, float64(c.Inflight), c.ID)
+		out.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
+		out.gauge(gateDesc, one(c.GateOpen), c.ID)
+		out.count(missesDesc, float64(c.missed), c.ID)
 		if c.CapacityTokens > 0 {
-			to.gauge(usageDesc, c.OwnUsage, c.ID, "own")
+			out.gauge(usageDesc, c.OwnUsage, c.ID, "own")
 		}
 		if c.ScrapedUsage != nil {
-			to.gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
+			out.gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
 		}
 		for p := ledger.Pooled; p < ledger.Phases; p++ {
-			to.gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
+			out.gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
 			handoffs[p] += c.sums.Leases[p]
 		}
 	}
-	to.caches(status)
+	out.caches(status)
 	for _, r := range t.ranks() {
-		to.events(&r.Events, r.Mode, r.ID)
+		out.events(&r.Events, r.Mode, r.ID)
 	}
 	for _, state := range candidateStates {
-		to.gauge(candidatesDesc, float64(states[state]), state)
+		out.gauge(candidatesDesc, float64(states[state]), state)
 	}
 	for p := ledger.Pooled; p < ledger.Phases; p++ {
-		to.gauge(handoffsDesc, float64(handoffs[p]), p.String())
+		out.gauge(handoffsDesc, float64(handoffs[p]), p.String())
 	}
-	to.gauge(driftDesc, float64(audit.Drift))
-	to.count(expiredDesc, float64(audit.Expired))
-	to.count(misusesDesc, float64(audit.Misuses))
+	out.gauge(driftDesc, float64(audit.Drift))
+	out.count(expiredDesc, float64(audit.Expired))
+	out.count(misusesDesc, float64(audit.Misuses))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	queued := t.queue.ByPriority()
@@ -54,9 +54,9 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 		if priority == queue.Batch {
 			label = "batch"
 		}
-		to.gauge(queueDesc, float64(n), label)
+		out.gauge(queueDesc, float64(n), label)
 	}
-	to.learned(&t.state, t.clock())
+	out.learned(&t.state, t.clock())
 }
 
 // Describe implements prometheus.Collector.

@@ -86,13 +86,13 @@ func (d *chooser) hopeless(c *candidate, model string) bool {
 	if err != nil {
 		return false
 	}
-	room, own := d.cfg.Decode(c.Board, model, hold)
+	places, own := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
-			probing, _ := other.before(model, own)
+			probing, _ := other.chargesAhead(model, own)
 			ahead += probing
 		}
 	}
-	return ahead >= room
+	return ahead >= places
 }

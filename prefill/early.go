@@ -19,7 +19,7 @@ func (l *Lease) CalledBack(took time.Duration) {
 // Another waits for a prefiller that was not tried yet. It is for the request of a lease that has ended because its
 // own prefiller took nothing of it. The caller makes the calls on the new lease.
 func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
-	r := *l.asked
+	r := *l.request
 	r.Exclude = tried
 	return l.tier.Acquire(ctx, r)
 }
@@ -31,10 +31,10 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	if l.asked == nil || l.predicted == 0 || l.charge.Phase() != ledger.Probing || !l.charge.Sent().IsZero() {
+	if l.request == nil || l.predicted == 0 || l.charge.Phase() != ledger.Probing || !l.charge.Sent().IsZero() {
 		return nil
 	}
-	next := t.choose.sooner(l, l.asked, least, avoid)
+	next := t.choose.sooner(l, l.request, least, avoid)
 	if next == nil {
 		return nil
 	}
@@ -46,6 +46,8 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	return next
 }
 
+// sooner charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the
+// new lease; nil: no candidate that may take over the request ends it sooner by at least `least`.
 func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
 	if m == nil {
@@ -64,15 +66,15 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 	if len(eligible) == 0 || !d.look(m, r, eligible) {
 		return nil
 	}
-	best, ends := 0, math.Inf(1)
+	best, bestMs := 0, math.Inf(1)
 	for i := range d.view {
 		v := &d.view[i]
 		line, _ := d.line(m.name, eligible[i])
-		if at := v.BacklogMs + v.RTTMs + line.Ms(v.NewTokens, v.HitTokens); at < ends {
-			best, ends = i, at
+		if endMs := v.BacklogMs + v.RTTMs + line.Ms(v.NewTokens, v.HitTokens); endMs < bestMs {
+			best, bestMs = i, endMs
 		}
 	}
-	if ends+float64(least)/float64(time.Millisecond) > d.endsMs(l) {
+	if bestMs+float64(least)/float64(time.Millisecond) > d.endsMs(l) {
 		return nil
 	}
 	return d.reserve(eligible[best], d.steer.Usual(), r, &d.view[best], d.now)

@@ -25,11 +25,12 @@ func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 	return r.Elsewhere.Where(&h)
 }
 
-// local measures all prefillers of a model for a request; r is nil if there is no request at hand.
+// local measures all prefillers of a model in this region, for the choice of a region. r is the request that is
+// decided; nil: there is none, and the prefillers are measured for a prompt of one token.
 func (d *chooser) local(m *model, r *Request) Local {
-	l := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: d.prefillers[:0]}
-	l.ArrivalsPerS, l.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
-	room := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room()
+	local := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: d.prefillers[:0]}
+	local.ArrivalsPerS, local.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
+	places := r != nil && r.Reserved || d.cfg.Places == nil || d.cfg.Places.Room()
 	if r == nil {
 		r = &Request{Model: m.name}
 	}
@@ -39,18 +40,18 @@ func (d *chooser) local(m *model, r *Request) Local {
 		if c.Mixed {
 			open = d.mayPool(c, m.name)
 		}
-		p := d.prefiller(c)
-		p.Candidate, p.Live, p.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && room
-		if r, known := c.account.Room(d.now); known {
-			p.Room, p.Filled = r, !open && room
+		prefiller := d.prefiller(c)
+		prefiller.Candidate, prefiller.Live, prefiller.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && places
+		if kvRoom, known := c.account.Room(d.now); known {
+			prefiller.Room, prefiller.Filled = kvRoom, !open && places
 		}
-		p.ResidualMs = float64(p.Unanswered+1) * c.residual.Ms(d.now)
-		p.Samples = d.fit.Samples(m.name, c.Hardware)
-		l.Prefillers = append(l.Prefillers, p)
+		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
+		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
+		local.Prefillers = append(local.Prefillers, prefiller)
 	}
-	d.closeCrowded(m, l.Prefillers)
-	d.prefillers = l.Prefillers
-	return l
+	d.closeCrowded(m, local.Prefillers)
+	d.prefillers = local.Prefillers
+	return local
 }
 
 // Offers calls f with each model and what prefills it here, under the tier's

@@ -55,6 +55,7 @@ func (r runner) unfollowAll() {
 	}
 }
 
+// sources are the candidates that publish KV events, and where each of them publishes.
 func (r runner) sources() map[*candidate]EventSource {
 	r.lock()
 	defer r.unlock()

@@ -6,20 +6,22 @@ import (
 	"evenkeel/prefill/fit"
 )
 
-// foresee predicts the end of a prefill that is not over. If its probe was not sent yet, it supposes that it is sent
-// now. The end is rest after at, or rest after the present once at has passed.
+// foresee predicts the end of the lease's prefill, which is not over. If the probe was not sent yet, it supposes that
+// the probe is sent now. at is when the engine is predicted to end the prompt that it computes now, and rest is what
+// comes after that, the round trip included. So the prefill ends rest after at, or rest after now if at has passed.
 func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
-	t, a, own := l.tier, &l.c.account, l.charge.Predicted()
-	late := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
+	tier, a, ownPrediction := l.tier, &l.c.account, l.charge.Predicted()
+	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
+	// took is a predicted time, corrected by how much longer the engine's prefills lately took than predicted.
 	took := func(predicted time.Duration) time.Duration {
-		return max(time.Duration(leastOfBacklog*float64(predicted)), predicted+late)
+		return max(time.Duration(leastOfBacklog*float64(predicted)), predicted+residual)
 	}
 	at, rest = a.Foresee(&l.charge, took)
 	if l.charge.Sent().IsZero() {
-		line, _ := t.line(l.model, l.c)
-		rest += time.Duration(a.OthersBacklog(line, t.fit.Usual(), l.c.Decodes, now) * float64(time.Millisecond))
-		if waits := now.Add(took(own) - rest); waits.After(at) {
-			at = waits // the prefill cannot begin before now
+		line, _ := tier.line(l.model, l.c)
+		rest += time.Duration(a.OthersBacklog(line, tier.fit.Usual(), l.c.Decodes, now) * float64(time.Millisecond))
+		if notBefore := now.Add(took(ownPrediction) - rest); notBefore.After(at) {
+			at = notBefore // the prefill cannot begin before now
 		}
 	}
 	return at, rest + l.c.rtt()

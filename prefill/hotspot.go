@@ -12,9 +12,9 @@ import (
 // requests gather at the engines that hold their prefix only if they hit much of it.
 const tracked = 0.5
 
-// filterHot reports the request to the hotspot detector. While the detector says so, it drops the candidates that
-// hold the prefix of the request's class. It returns the candidates that are left, with their indicators in d.view,
-// and the state of the class.
+// filterHot reports the request to the hotspot detector. While the detector says that the request's class is kept off
+// the candidates that hold the prefix of the class, it drops these candidates. It returns the candidates that are left,
+// with their indicators in d.view, and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
 	if d.steer.Hotspots == nil {
 		return eligible, steer.OK
@@ -32,17 +32,17 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	if state == steer.Alarm && !r.seen.weighed {
 		r.seen.weighed = true
 		p.Choose(q, d.view)
-		best, rest := math.Inf(1), math.Inf(1)
+		bestHolder, bestOther := math.Inf(1), math.Inf(1)
 		for i, c := range eligible {
-			s := p.ScoreOf(i)
+			score := p.ScoreOf(i)
 			switch holds := c.cache.Blocks(d.found, &r.Prompt) >= depth; {
-			case holds && s < best:
-				best = s
-			case !holds && s < rest:
-				rest = s
+			case holds && score < bestHolder:
+				bestHolder = score
+			case !holds && score < bestOther:
+				bestOther = score
 			}
 		}
-		state = d.steer.Hotspots.Weigh(d.now, class, best, rest)
+		state = d.steer.Hotspots.Weigh(d.now, class, bestHolder, bestOther)
 	}
 	if state != steer.Filter {
 		return eligible, state

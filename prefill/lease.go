@@ -33,18 +33,20 @@ func (l *Lease) Send() {
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	t := l.tier
 	t.lock()
-	back := !l.c.circuit.In()
+	cameBack := !l.c.circuit.In() // it was out before this answer
 	suspected := l.answer(u, expires)
-	back = back && l.c.circuit.In()
+	cameBack = cameBack && l.c.circuit.In()
 	t.unlock()
 	if suspected != nil {
 		tellSuspected(t.cfg.Log, l.Candidate.ID, suspected)
 	}
-	if back { // logged without the lock
+	if cameBack { // logged without the lock
 		t.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
 	}
 }
 
+// answer is Answered under the tier's lock. It returns the change of the suspicion about the candidate's capacity; nil:
+// there is none.
 func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	t := l.tier
 	if !l.charge.MayAnswer() {
@@ -57,7 +59,7 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	if u.PromptTokens > 0 {
 		tokens = int64(u.PromptTokens)
 	}
-	l.answered(probeAnswered)
+	l.probeEnded(probeAnswered)
 	l.c.circuit.Succeed()
 	l.c.fault = ""
 	if m := t.models[l.model]; m != nil {
@@ -70,22 +72,23 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	return found.Suspected
 }
 
-// learn learns prefill times from a probe's answer. The round trip to the engine is left out: costs add it, and
-// engines of one kind may be near and far. An answer teaches nothing while prompts of others were on the engine,
+// learn learns prefill times from a probe's answer. The round trip to the engine is left out of these times: the
+// indicators add it, and engines of one kind may be near and far. An answer teaches nothing while prompts of others were on the engine,
 // because their part of its time is not known.
 func (l *Lease) learn(u Usage) {
 	t, a := l.tier, &l.c.account
-	hit := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
+	hitTokens := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
 	if u.CachedTokens >= 0 {
-		hit = int64(u.CachedTokens)
+		hitTokens = int64(u.CachedTokens)
 	}
-	for _, s := range l.c.stretch.Answered(fit.Answer{
+	for _, sample := range l.c.stretch.Answered(fit.Answer{
 		Sent: l.charge.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || a.Crowded(l.c.Decodes, t.now),
-		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hit), Hit: float64(hit), Beside: l.c.beside(t.now), Predicted: l.predicted},
+		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
+			Beside: l.c.beside(t.now), Predicted: l.predicted},
 	}, a.NextSent(&l.charge), t.now) {
-		t.fit.Learn(l.model, l.c.Hardware, s)
-		if s.Predicted > 0 {
-			l.c.residual.Add(s.Ms, s.Predicted, t.now)
+		t.fit.Learn(l.model, l.c.Hardware, sample)
+		if sample.Predicted > 0 {
+			l.c.residual.Add(sample.Ms, sample.Predicted, t.now)
 		}
 	}
 }
@@ -150,9 +153,9 @@ func (l *Lease) Blame(why string) {
 // mostFault bounds what is kept of what an engine said.
 const mostFault = 400
 
-// fail books a failure. out is for how long it opened the candidate's circuit; 0: it did not, or the circuit was open
-// already and its trial failed.
-func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
+// fail is Failed under the tier's lock. outFor is for how long the failure opened the candidate's circuit; 0: it did
+// not, or the circuit was open already and its trial failed.
+func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 	t := l.tier
 	if !l.charge.Settle() {
 		return 0
@@ -161,22 +164,22 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 		l.charge.Orphan(l.hold(), t.now)
 		return 0
 	}
-	if in := l.c.circuit.In(); l.c.circuit.Fail(l.number, t.now) && in {
-		out = l.c.circuit.Out()
+	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, t.now) && wasIn {
+		outFor = l.c.circuit.Out()
 	}
 	if written {
-		l.answered(probeLost)
+		l.probeEnded(probeLost)
 		l.expected.Lost(t.now)
 		if hold <= 0 {
 			hold = l.hold()
 		}
 		l.charge.Orphan(hold, t.now)
 	} else {
-		l.answered(probeFailed)
+		l.probeEnded(probeFailed)
 		l.expected.Dropped()
 		l.release()
 	}
-	return out
+	return outFor
 }
 
 // Unfetched returns how many prompts the engine holds whose KV no decode engine will fetch, and how many there were
@@ -203,7 +206,7 @@ func (l *Lease) Orphan() {
 		return
 	}
 	if l.charge.Phase() == ledger.Probing {
-		l.answered(probeLost)
+		l.probeEnded(probeLost)
 		l.expected.Lost(t.now)
 		l.c.circuit.Neutral(l.number)
 	}
@@ -221,13 +224,14 @@ func (l *Lease) Release() {
 		return
 	}
 	if l.charge.Phase() == ledger.Probing {
-		l.answered(probeDropped)
+		l.probeEnded(probeDropped)
 		l.expected.Dropped()
 		l.c.circuit.Neutral(l.number)
 	}
 	l.release()
 }
 
+// release gives the charge back, and drops the candidate if it was removed and this was its last charge.
 func (l *Lease) release() {
 	l.charge.Release(l.tier.now)
 	l.tier.forget(l.c)
@@ -252,8 +256,9 @@ func (t *Tier) Ended(h *Holder) {
 	}
 }
 
-// answered counts the end of the probe.
-func (l *Lease) answered(outcome string) {
+// probeEnded counts in the metrics how the probe ended, and how long it took. A probe that was sent and has no answer
+// also spoils what could be learned of the prefills beside it (fit.Stretch).
+func (l *Lease) probeEnded(outcome string) {
 	m, sent := l.tier.metrics, l.charge.Sent()
 	took := l.tier.now.Sub(sent).Seconds()
 	if outcome == probeAnswered {
@@ -274,6 +279,7 @@ func (l *Lease) answered(outcome string) {
 	}
 }
 
+// hold is for how long the engine holds a hand-off that no decode engine fetches, by its profile.
 func (l *Lease) hold() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout

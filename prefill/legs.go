@@ -70,20 +70,20 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		tickets = append(tickets, Ticket{tier: t, lease: lease})
 	}
 	served := len(tickets)
-	rest := legs[served:]
-	if len(rest) == 0 {
+	waiting := legs[served:]
+	if len(waiting) == 0 {
 		return tickets, nil
 	}
-	if err := t.arrivals.mayWait(m, &rest[0], len(rest)); err != nil {
+	if err := t.arrivals.mayWait(m, &waiting[0], len(waiting)); err != nil {
 		return tickets, err
 	}
-	siblings, d := make([]*waiter, len(rest)), &decided{done: make(chan struct{})}
+	siblings, decision := make([]*waiter, len(waiting)), &regionDecision{done: make(chan struct{})}
 	if served > 0 {
-		d.close()
+		decision.close()
 	}
-	for i := range rest {
-		w := t.arrivals.wait(m, p, rest[i])
-		w.siblings, siblings[i], w.decided = siblings, w, d
+	for i := range waiting {
+		w := t.arrivals.wait(m, p, waiting[i])
+		w.siblings, siblings[i], w.decided = siblings, w, decision
 		if served > 0 {
 			w.entry.Fix()
 		}
@@ -111,12 +111,13 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	if errors.Is(k.w.err, ErrElsewhere) {
 		return true
 	}
-	for _, o := range k.w.siblings {
-		o.stay()
+	for _, sibling := range k.w.siblings {
+		sibling.stay()
 	}
 	return false
 }
 
+// stay tells all legs that they are served in this region.
 func stay(legs []Request) {
 	for i := range legs {
 		legs[i].stay()

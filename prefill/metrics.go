@@ -256,6 +256,7 @@ func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[stri
 	}
 }
 
+// one is 1 for true and 0 for false.
 func one(b bool) float64 {
 	if b {
 		return 1
@@ -264,8 +265,8 @@ func one(b bool) float64 {
 }
 
 // learned exports what the tier has learned of prompts and times.
-func (s series) learned(of *state, now time.Time) {
-	tokens, stats := &of.cache.Totals, of.cache.Stats()
+func (s series) learned(tier *state, now time.Time) {
+	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
 	s.count(hitDesc, float64(tokens.Predicted), "predicted")
 	s.count(hitDesc, float64(tokens.Actual), "actual")
@@ -275,21 +276,21 @@ func (s series) learned(of *state, now time.Time) {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
 	rank := map[string]int{other: 1} // base models first
-	for _, c := range of.candidates {
+	for _, c := range tier.candidates {
 		rank[c.Board] = -1
 	}
 	feedback := map[string]float64{}
-	for model, told := range of.cache.Feedback() {
+	for model, told := range tier.cache.Feedback() {
 		feedback[model] = one(told)
 	}
 	s.byModel(feedbackDesc, rank, feedback)
-	for _, l := range of.fit.All() {
-		if line, known := l.Law(); known {
-			s.gauge(tpDesc, line.TPMs/1000, l.Model, l.Hardware)
-			s.gauge(r2Desc, l.R2(), l.Model, l.Hardware)
+	for _, fitted := range tier.fit.All() {
+		if line, known := fitted.Law(); known {
+			s.gauge(tpDesc, line.TPMs/1000, fitted.Model, fitted.Hardware)
+			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}
 	}
-	if h := of.steer.Hotspots; h != nil {
+	if h := tier.steer.Hotspots; h != nil {
 		n := h.States(now)
 		s.gauge(hotDesc, float64(n[steer.Alarm]), string(steer.Alarm))
 		s.gauge(hotDesc, float64(n[steer.Filter]), string(steer.Filter))

@@ -27,6 +27,8 @@ func (t *Tier) Enter(r Request) (Ticket, error) {
 	return Ticket{tier: t, lease: lease, w: w}, err
 }
 
+// await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until
+// ctx ends. In the last two cases it takes the request out of the queue.
 func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
 	timeout := time.NewTimer(time.Until(w.until))
 	defer timeout.Stop()
@@ -44,13 +46,15 @@ func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
 	}
 }
 
+// enter is arrivals.enter with the lock.
 func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 	t.lock()
 	defer t.unlock()
 	return t.arrivals.enter(r)
 }
 
-// giveUp takes a waiter out at its timeout; nil if it was served just now.
+// giveUp takes a waiter out of the queue at its timeout, and returns the error for its client; nil: the waiter was
+// served or refused just now.
 func (t *Tier) giveUp(w *waiter) error {
 	t.lock()
 	defer t.unlock()
@@ -58,16 +62,16 @@ func (t *Tier) giveUp(w *waiter) error {
 	if m == nil || !w.entry.Remove() {
 		return nil
 	}
-	return t.arrivals.timeout(m, &w.Request)
+	return t.arrivals.timeoutError(m, &w.Request)
 }
 
 // withdraw takes a waiter out of the queue whose client left. If the waiter was served at that very moment, it gives
 // back the lease and the place.
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
-	waited := w.entry.Remove()
+	stillWaited := w.entry.Remove()
 	t.unlock()
-	if waited || w.lease == nil {
+	if stillWaited || w.lease == nil {
 		return
 	}
 	w.lease.Release()
@@ -92,6 +96,6 @@ func (t *Tier) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
 		served(lease, err)
 		return func() {}
 	}
-	w.tell = served
+	w.onResult = served
 	return func() { t.withdraw(w) }
 }

@@ -29,11 +29,11 @@ func (t *Tier) retries() RetryConfig {
 	return t.cfg.Retry
 }
 
-// jittered is a wait after the k-th failure: capped, exponential, with full
-// jitter.
+// jittered is how long to wait after the k-th failure of a request: a random time up to base, which doubles with each
+// failure, up to 256 times base.
 func jittered(base time.Duration, k int) time.Duration {
-	most := base << min(max(k, 1)-1, 8)
-	return rand.N(most + 1)
+	longest := base << min(max(k, 1)-1, 8)
+	return rand.N(longest + 1)
 }
 
 // Unsent says that a call failed before its request can have reached the
@@ -58,14 +58,14 @@ func retryable(status int, err error) bool {
 		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true
 	case 0, http.StatusOK:
-		return err != nil && !ours(err)
+		return err != nil && !endedByUs(err)
 	default:
 		return false
 	}
 }
 
-// ours says that we ended the attempt: the client left, or its time is over.
-func ours(err error) bool {
+// endedByUs reports whether the attempt failed because we ended it: the client left, or its time is over.
+func endedByUs(err error) bool {
 	var failure *engine.Error
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
 		errors.As(err, &failure) && failure.Aborted
@@ -79,8 +79,8 @@ const (
 	budgetFloor = 10 * budgetSeconds
 )
 
-// budget keeps retries to a share of the requests of the last ten seconds, so
-// that a fleet in trouble is not hit by more than it was before.
+// budget keeps retries to a share of the requests of the last ten seconds, so that engines in trouble do not get many
+// more requests than they got before.
 type budget struct {
 	seconds [budgetSeconds]struct {
 		unix              int64
@@ -90,8 +90,10 @@ type budget struct {
 
 func (b *budget) request(now time.Time) { b.seconds[b.at(now)].requests++ }
 
-// retry books a retry and reports true, if the share allows it or if free says that it must not be refused.
-func (b *budget) retry(now time.Time, share float64, free bool) bool {
+// retry books a retry, and reports whether the request may be tried again. It refuses a retry if retries would then be
+// more than share of the requests of the last ten seconds, and more than budgetFloor; mustGrant says that it may not
+// refuse.
+func (b *budget) retry(now time.Time, share float64, mustGrant bool) bool {
 	i := b.at(now)
 	var requests, retries int
 	for _, s := range b.seconds {
@@ -100,7 +102,7 @@ func (b *budget) retry(now time.Time, share float64, free bool) bool {
 			retries += s.retries
 		}
 	}
-	if !free && float64(retries+1) > max(budgetFloor, share*float64(requests)) {
+	if !mustGrant && float64(retries+1) > max(budgetFloor, share*float64(requests)) {
 		return false
 	}
 	b.seconds[i].retries++
@@ -110,9 +112,9 @@ func (b *budget) retry(now time.Time, share float64, free bool) bool {
 // at is the index of this second's slot. The slot is emptied if it counted an earlier second.
 func (b *budget) at(now time.Time) int {
 	unix := now.Unix()
-	s := &b.seconds[unix%budgetSeconds]
-	if s.unix != unix {
-		s.unix, s.requests, s.retries = unix, 0, 0
+	slot := &b.seconds[unix%budgetSeconds]
+	if slot.unix != unix {
+		slot.unix, slot.requests, slot.retries = unix, 0, 0
 	}
 	return int(unix % budgetSeconds)
 }

@@ -14,7 +14,8 @@ type roster struct {
 	unknown    bool // a live candidate has not named its models yet, or no candidate has
 }
 
-// replace sets the candidates.
+// replace sets the candidates, see Tier.SetCandidates. For each model, round-robin goes on behind the candidate that it
+// chose last.
 func (s *state) replace(candidates []Candidate) {
 	cursors := s.cursors()
 	for _, c := range s.candidates {
@@ -23,7 +24,7 @@ func (s *state) replace(candidates []Candidate) {
 	for _, m := range s.models {
 		m.servers = nil
 	}
-	named := false
+	anyNamed := false
 	s.unknown = false
 	for i, given := range candidates {
 		c := s.candidates[given.ID]
@@ -34,10 +35,10 @@ func (s *state) replace(candidates []Candidate) {
 			continue
 		}
 		s.configure(c, given, i)
-		named = named || len(given.Models) > 0
+		anyNamed = anyNamed || len(given.Models) > 0
 		s.unknown = s.unknown || given.Live && len(given.Models) == 0
 	}
-	s.unknown = s.unknown || !named
+	s.unknown = s.unknown || !anyNamed
 	for name, m := range s.models {
 		m.cursor = cursorAfter(cursors[name])
 		s.forgetEmpty(m)
@@ -85,8 +86,8 @@ func (s *state) bounds(m *model) *QueueConfig {
 	return &s.cfg.Queue
 }
 
-// cursors returns, for each model, its candidates up to the one round-robin
-// chose last, that one first.
+// cursors returns, for each model, the candidates up to the one that round-robin chose last, this one first. They tell
+// cursorAfter where round-robin was, although the candidates get a new order.
 func (s *state) cursors() map[string][]*candidate {
 	passed := map[string][]*candidate{}
 	for name, m := range s.models {
@@ -147,8 +148,8 @@ func (s *state) forgetEmpty(m *model) {
 	}
 }
 
-// servable says why no candidate could ever take a request for the model, as
-// things stand; nil if one is live or may soon be so again.
+// servable returns the error for a request for a model that no candidate could take, however long the request waited;
+// nil: a candidate is live, or may soon be so again.
 func (s *state) servable(name string) error {
 	m := s.models[name]
 	switch {

@@ -31,9 +31,9 @@ func (t *Tier) Run(ctx context.Context) {
 		current = settings
 		for c := range wanted {
 			if running[c] == nil {
-				loop, stop := context.WithCancel(ctx)
+				scrapeCtx, stop := context.WithCancel(ctx)
 				running[c] = stop
-				wg.Go(func() { r.scrapeEvery(loop, c, settings) })
+				wg.Go(func() { r.scrapeEvery(scrapeCtx, c, settings) })
 			}
 		}
 		select {
@@ -63,8 +63,8 @@ func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
 	return live, r.cfg.Scrape
 }
 
-// scrapeEvery has one scrape in flight at most: a slow engine is asked less
-// often, not more.
+// scrapeEvery scrapes a candidate once in each interval, until ctx ends. It has one scrape in flight at most: a slow
+// engine is asked less often, not more.
 func (r runner) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
@@ -88,14 +88,16 @@ func (t *Tier) Scrape(ctx context.Context, id string) {
 	}
 }
 
+// scrape reads a candidate's gauges and books what they say, or that they cannot be read. It logs when gauges become
+// stale or can be read again. If ctx has ended meanwhile, the answer does not count.
 func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
 	target, at := c.Candidate, c.account.Ask(t.now)
 	t.unlock()
 
-	scrape, stop := context.WithTimeout(ctx, s.Timeout)
+	scrapeCtx, stop := context.WithTimeout(ctx, s.Timeout)
 	defer stop()
-	sample, err := t.cfg.Scraper(scrape, target)
+	sample, err := t.cfg.Scraper(scrapeCtx, target)
 
 	t.lock()
 	if ctx.Err() != nil {
@@ -103,14 +105,14 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 		t.unlock()
 		return // not wanted any more, whatever it says
 	}
-	before := c.account.Stale()
+	wasStale := c.account.Stale()
 	if err != nil {
 		c.account.Miss(at, t.now)
 	} else if c.account.Sample(sample, at, t.now) {
 		c.cache.Restarted(t.now)
 		t.forget(c)
 	}
-	now := c.account.Stale()
+	isStale := c.account.Stale()
 	unbounded := err == nil && c.account.Capacity() == 0 && !c.unbounded
 	c.unbounded = c.unbounded || unbounded
 	t.unlock()
@@ -121,11 +123,11 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 			zap.String("candidate", target.ID))
 	}
 	switch {
-	case now && !before:
+	case isStale && !wasStale:
 		t.cfg.Log.Warn("a prefill engine's gauges cannot be read; the proxy uses its own accounts for it, and prefers engines whose gauges it "+
 			"can read",
 			zap.String("candidate", target.ID), zap.Error(err))
-	case before && !now:
+	case wasStale && !isStale:
 		t.cfg.Log.Info("a prefill engine's gauges can be read again", zap.String("candidate", target.ID))
 	}
 }

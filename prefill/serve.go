@@ -29,11 +29,11 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	case AllWait:
 		return nil, nobody
 	}
-	lease, why := d.serve(m, p, r, since, start)
-	if why != 0 && why != missed && (r.Elsewhere != nil || r.Target != "") {
-		why = held // requests behind it may go to other candidates or regions, so they must not wait for it
+	lease, reason := d.serve(m, p, r, since, start)
+	if reason != 0 && reason != missed && (r.Elsewhere != nil || r.Target != "") {
+		reason = held // requests behind it may go to other candidates or regions, so they must not wait for it
 	}
-	return lease, why
+	return lease, reason
 }
 
 // serve is tryServe for a request that is served here if at all.
@@ -45,7 +45,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	}
 	eligible = d.filterFresh(eligible)
 	if r.Batch && !r.Reserved { // a retry has had its turn
-		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leaves(r, c) })
+		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leftForBatch(r, c) })
 		if len(eligible) == 0 {
 			return nil, nobody // batch comes last, so that all requests behind this one are batch too
 		}
@@ -73,18 +73,18 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		p = d.steer.WithoutLine(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
-	eligible, watch := d.filterHot(p, &query, r, m, eligible)
-	at, kept := d.steer.Affinity.Keep(r.Session, d.view, d.now)
-	choice := policy.Choice{Index: at}
-	if kept != steer.Kept {
+	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
+	keptAt, affinity := d.steer.Affinity.Keep(r.Session, d.view, d.now)
+	choice := policy.Choice{Index: keptAt}
+	if affinity != steer.Kept {
 		choice = p.Choose(&query, d.view)
 	}
-	c, v := eligible[choice.Index], &d.view[choice.Index]
+	c, indicators := eligible[choice.Index], &d.view[choice.Index]
 	if !d.canStart(r, c) {
 		if c.account.Waiting == (ledger.Sums{}) {
-			d.holding = append(d.holding, c)
+			d.heldAt = append(d.heldAt, c)
 		}
-		c.account.Wait(ledger.WeightOf(v, r.promptBytes()))
+		c.account.Wait(ledger.WeightOf(indicators, r.promptBytes()))
 		return nil, held
 	}
 	if !r.Reserved && d.hopeless(c, r.Model) {
@@ -96,25 +96,25 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	if p.Rounds() {
 		m.cursor = c.order
 	}
-	lease := d.reserve(c, p, r, v, since)
-	if kept != "" && r.Ends {
+	lease := d.reserve(c, p, r, indicators, since)
+	if affinity != "" && r.Ends {
 		d.steer.Affinity.Left(r.Session)
-	} else if kept != "" {
+	} else if affinity != "" {
 		d.steer.Affinity.Went(r.Session, c.ID, d.now)
 	}
-	d.waited(r, lease)
-	reason := d.count(lease, choice, kept, watch, len(eligible))
+	d.recordWait(r, lease)
+	reason := d.count(lease, choice, affinity, hotspot, len(eligible))
 	if d.cfg.Explain {
-		lease.Trace = d.trace(p, choice.Index, reason, kept != steer.Kept)
+		lease.Trace = d.trace(p, choice.Index, reason, affinity != steer.Kept)
 	}
 	d.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
 	return lease, 0
 }
 
-// letGo ends a round: requests that were held are no longer charged to their candidates.
-func (d *chooser) letGo() {
-	for _, c := range d.holding {
+// endRound ends a round of decisions: requests that were held are no longer charged to their candidates.
+func (d *chooser) endRound() {
+	for _, c := range d.heldAt {
 		c.account.Waiting = ledger.Sums{}
 	}
-	d.holding = d.holding[:0]
+	d.heldAt = d.heldAt[:0]
 }

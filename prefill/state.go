@@ -84,10 +84,10 @@ type chooser struct {
 	lastLease uint64
 
 	// Scratch of one decision, and of one round of them.
-	holding    []*candidate
-	eligible   []*candidate
-	view       []policy.Candidate
-	found      []int32
+	heldAt     []*candidate       // candidates for which requests are held in this round
+	eligible   []*candidate       // what the filters have left
+	view       []policy.Candidate // indicators of the candidates that look measured last
+	found      []int32            // by slot of the prefix index: how many of the prompt's blocks it holds
 	prefillers []Prefiller
 	onTheWay   map[string]int // by region
 }
@@ -126,24 +126,24 @@ type Lease struct {
 	crowded   bool    // prompts of others were on the candidate when it was charged
 	model     string
 	charge    ledger.Charge
-	asked     *Request          // the request, while another candidate may still take it; nil: none may
+	request   *Request          // the request, while another candidate may still take it; nil: none may
 	expected  cache.Expectation // of what it finds and leaves in the prefix cache
 }
 
 // waiter is a request in the arrival queue.
 type waiter struct {
 	Request
-	entry  queue.Entry[*waiter]
-	policy *policy.Policy
-	since  time.Time
-	until  time.Time
-	done   chan struct{}       // closed with lease or err set
-	tell   func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
-	lease  *Lease
-	err    error
+	entry    queue.Entry[*waiter]
+	policy   *policy.Policy
+	since    time.Time           // when it entered the queue
+	until    time.Time           // when its wait ends without a prefiller
+	done     chan struct{}       // closed with lease or err set
+	onResult func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
+	lease    *Lease
+	err      error
 
-	siblings []*waiter // legs of the same request, itself among them
-	decided  *decided  // shared by the legs; nil: the request has no other legs
+	siblings []*waiter       // legs of the same request, itself among them
+	decided  *regionDecision // shared by the legs; nil: the request has no other legs
 }
 
 // conclude tells the caller that waits what became of its request.
@@ -153,12 +153,13 @@ func (w *waiter) conclude(lease *Lease, err error) {
 	if w.decided != nil {
 		w.decided.close() // a leg that was refused goes to no other region, so its siblings do not either
 	}
-	if w.tell != nil {
-		w.tell(lease, err)
+	if w.onResult != nil {
+		w.onResult(lease, err)
 	}
 }
 
-func (d *decided) close() {
+// close says that it is known now whether the request stays in this region. It may be called more than once.
+func (d *regionDecision) close() {
 	if !d.closed {
 		d.closed = true
 		close(d.done)
@@ -167,14 +168,15 @@ func (d *decided) close() {
 
 // keepHere keeps all legs of a request in this region, because one of them is served here.
 func keepHere(siblings []*waiter) {
-	for _, o := range siblings {
-		o.entry.Fix()            // half a request must not be displaced
-		o.Deadline = time.Time{} // the first token is that of another leg
-		o.stay()
-		o.decided.close()
+	for _, sibling := range siblings {
+		sibling.entry.Fix()            // half a request must not be displaced
+		sibling.Deadline = time.Time{} // the first token is that of another leg
+		sibling.stay()
+		sibling.decided.close()
 	}
 }
 
+// stay tells the request's Elsewhere that the request is served in this region.
 func (r *Request) stay() {
 	if r.Elsewhere != nil {
 		r.Elsewhere.Stay()
@@ -289,8 +291,8 @@ type Ticket struct {
 	w     *waiter // nil: served
 }
 
-// decided says, once, that it is known whether the legs of a request stay in this region.
-type decided struct {
+// regionDecision says, once, that it is known whether the legs of a request stay in this region: done is closed then.
+type regionDecision struct {
 	done   chan struct{}
 	closed bool
 }

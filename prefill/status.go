@@ -77,6 +77,7 @@ func (t *Tier) Status() []CandidateStatus {
 	return s
 }
 
+// status is Status, and the audit at the same moment: its Drift is final, without what the candidates hold.
 func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	t.lock()
 	defer t.unlock()
@@ -84,24 +85,26 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	for _, c := range t.candidates {
 		ordered = append(ordered, c)
 	}
-	slices.SortFunc(ordered, func(a, b *candidate) int {
+	slices.SortFunc(ordered, func(audit, b *candidate) int {
 		switch {
-		case a.configured == b.configured:
-			return a.order - b.order
-		case a.configured:
+		case audit.configured == b.configured:
+			return audit.order - b.order
+		case audit.configured:
 			return -1
 		}
 		return 1
 	})
-	a := t.ledger.Audit()
+	audit := t.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
-		a.Drift -= int64(c.account.Held())
+		audit.Drift -= int64(c.account.Held())
 		all = append(all, t.choose.describeCandidate(c))
 	}
-	return all, a
+	return all, audit
 }
 
+// describeCandidate copies what is known of a candidate. The times of its backlog are those of prefills of its first
+// model.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	a := &c.account
 	line := policy.Line{}
