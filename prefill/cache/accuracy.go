@@ -8,7 +8,7 @@ type Accuracy struct {
 	answers, prompt                float64 // prompt: tokens
 	predicted, actual, over, under float64 // tokens
 	Suspect                        Suspicion
-	told                           int64 // the capacity, in tokens, that was set or scraped while these answers came
+	capacity                       int64 // the capacity, in tokens, that was set or scraped while these answers came
 }
 
 // Suspicion is what wrong predictions say about a candidate's capacity.
@@ -30,6 +30,8 @@ const (
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
 
+// add counts one answer, in tokens: how many the prompt has, how many of them were predicted to be in the cache, and how
+// many were there.
 func (a *Accuracy) add(prompt, predicted, actual float64) {
 	for _, v := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.actual, &a.over, &a.under} {
 		*v *= accuracyDecay
@@ -75,10 +77,10 @@ func (a *Accuracy) Off() float64 {
 }
 
 // Sum adds the predictions of another candidate, so that Off is that of both.
-func (a *Accuracy) Sum(o *Accuracy) {
-	a.predicted += o.predicted
-	a.over += o.over
-	a.under += o.under
+func (a *Accuracy) Sum(other *Accuracy) {
+	a.predicted += other.predicted
+	a.over += other.over
+	a.under += other.under
 }
 
 // Suspected is a change of the suspicion about a candidate's capacity.
@@ -91,19 +93,20 @@ type Suspected struct {
 // judge compares what was predicted for a probe with what its engine found. It returns the change of the suspicion
 // about the capacity; nil: there is none.
 func (e *Expectation) judge(u Usage, capacity int64) *Suspected {
-	if len(e.prompt.Keys) == 0 || e.hung {
+	if len(e.prompt.Keys) == 0 || e.stillComputed {
 		return nil
 	}
 	h := e.holdings
-	a, s := &h.Accuracy, h.slots[e.prompt.unit()]
-	if capacity != a.told { // the answers so far were about another capacity
-		*a = Accuracy{told: capacity, Suspect: a.Suspect}
+	a, slot := &h.Accuracy, h.slots[e.prompt.unit()]
+	if capacity != a.capacity { // the answers so far were about another capacity
+		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(e.hit), float64(u.CachedTokens))
-	found := a.verdict(s.blocks > 0 && float64(h.cache.index.Held(s.at)) >= bindingShare*float64(s.blocks))
-	if found == a.Suspect {
+	suspicion := a.verdict(slot.blocks > 0 && float64(h.cache.index.Held(slot.at)) >= bindingShare*float64(slot.blocks))
+	if suspicion == a.Suspect {
 		return nil
 	}
-	a.Suspect = found
-	return &Suspected{Suspicion: found, CapacityTokens: a.told, Over: a.over / max(1, a.predicted), Under: a.under / max(1, a.actual)}
+	a.Suspect = suspicion
+	return &Suspected{Suspicion: suspicion, CapacityTokens: a.capacity,
+		Over: a.over / max(1, a.predicted), Under: a.under / max(1, a.actual)}
 }

@@ -105,12 +105,12 @@ func (c *Cache) Forget(gone func(model string) bool) {
 // Expectation is what the prefill of one probe is expected to find in its engine's cache and to leave there.
 // Answered, Dropped or Lost ends it.
 type Expectation struct {
-	holdings *Holdings
-	model    string
-	prompt   Prompt
-	hit      int  // tokens thought to be in the cache
-	hung     bool // these tokens were still being computed for another probe when this one was sent
-	left     index.Speculation
+	holdings      *Holdings
+	model         string
+	prompt        Prompt
+	hit           int  // tokens thought to be in the cache
+	stillComputed bool // these tokens were still being computed for another probe when this one was sent
+	speculation   index.Speculation
 }
 
 // Usage is what an engine says it did for a probe.

@@ -27,13 +27,13 @@ type Feed struct {
 // Listen follows what an engine publishes, in blocks of so many tokens. The caller holds lock; the stream takes it
 // for each change.
 func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
-	f := Feed{kvevents.Start(kvevents.Config{
+	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
 		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
 		Sink: listener{lock, h},
 	}), source}
-	h.events, h.guessed = f.Stream, true // what was learned from answers so far is not in blocks that the events name
-	return f
+	h.events, h.guessed = feed.Stream, true // what was learned from answers so far is not in blocks that the events name
+	return feed
 }
 
 // listener puts what a stream says into the index, under the lock of the index's owner.

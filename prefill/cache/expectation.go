@@ -14,8 +14,8 @@ func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit i
 	h.cache.Totals.Prompt += uint64(tokens)
 	h.cache.Totals.Predicted += uint64(hit)
 	if len(p.Keys) > 0 {
-		e.hung = h.computes(p, h.Blocks(matched, p))
-		e.left = h.cache.index.Speculate(h.Place(p, model, capacity, now), p.Keys)
+		e.stillComputed = h.computes(p, h.Blocks(matched, p))
+		e.speculation = h.cache.index.Speculate(h.Place(p, model, capacity, now), p.Keys)
 		h.pending = append(h.pending, e)
 	}
 }
@@ -46,13 +46,13 @@ func (e *Expectation) end() {
 
 // Dropped says that the prefill did not run.
 func (e *Expectation) Dropped() {
-	e.holdings.cache.index.Drop(&e.left)
+	e.holdings.cache.index.Drop(&e.speculation)
 	e.end()
 }
 
 // Lost says that it is not known whether the prefill ran.
 func (e *Expectation) Lost(now time.Time) {
-	e.holdings.cache.index.Linger(&e.left, now)
+	e.holdings.cache.index.Linger(&e.speculation, now)
 	e.end()
 }
 
@@ -63,7 +63,8 @@ type Verdict struct {
 	Suspected *Suspected
 }
 
-// Answered takes what an engine says it found for the probe. Its blocks have blockTokens tokens.
+// Answered takes what an engine says it found in its cache for the probe, and returns how the prediction compares with
+// it. capacity is in KV tokens, 0 if it is unknown; a KV block of the engine has blockTokens tokens.
 func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	h, c := e.holdings, e.holdings.cache
 	c.Learn(&e.prompt, e.model, u.PromptTokens)
@@ -76,9 +77,9 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 	}
 	h.Heard(u.PromptTokens-max(0, u.CachedTokens) > blockTokens, now)
 	if h.Told(&e.prompt, now) {
-		e.hear(u, now)
+		e.learnBesideEvents(u, now)
 	} else {
-		e.correct(u)
+		e.learnFromAnswer(u)
 	}
 	e.end()
 	return v
@@ -102,35 +103,35 @@ func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 	return size == 0 || size == p.BlockTokens
 }
 
-// hear takes an answer of a candidate whose events say what it holds. The blocks that it has computed for the probe
+// learnBesideEvents takes an answer of a candidate whose events say what it holds. The blocks that it has computed for the probe
 // count until the events name them. If the answer says that it held more than the events said, that is believed only
 // while the events are known to be incomplete.
-func (e *Expectation) hear(u Usage, now time.Time) {
-	h, p, blocks := e.holdings, &e.prompt, e.holdings.cache.index
-	at := h.slots[byTokens].at
+func (e *Expectation) learnBesideEvents(u Usage, now time.Time) {
+	h, p, blockIndex := e.holdings, &e.prompt, e.holdings.cache.index
+	slot := h.slots[byTokens].at
 	if h.guessed { // from answers while the events could not be relied on: begin again with what the events say
 		h.guessed = false
-		blocks.Clear(at, index.Removed)
+		blockIndex.Clear(slot, index.Removed)
 		h.events.Resync()
 	}
-	if u.CachedTokens >= 0 && !h.events.Complete() && blocks.Vouches(&e.left) {
+	if u.CachedTokens >= 0 && !h.events.Complete() && blockIndex.Vouches(&e.speculation) {
 		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
-		blocks.Insert(at, p.Keys[:held])
+		blockIndex.Insert(slot, p.Keys[:held])
 		if u.CachedTokens < e.hit {
-			blocks.Correct(at, p.Keys, held)
+			blockIndex.Correct(slot, p.Keys, held)
 		}
 	}
-	blocks.Linger(&e.left, now)
+	blockIndex.Linger(&e.speculation, now)
 }
 
-// correct takes an answer of a candidate whose cache is known from answers alone: it held no more than the answer
-// says, and it holds the prompt now.
-func (e *Expectation) correct(u Usage) {
+// learnFromAnswer takes an answer of a candidate whose cache is known from answers alone: it held no more than the
+// answer says, and it holds the prompt now.
+func (e *Expectation) learnFromAnswer(u Usage) {
 	h, p := e.holdings, &e.prompt
 	if len(p.Keys) == 0 {
 		return
 	}
 	h.Correct(p, u.PromptTokens, e.hit, u.CachedTokens)
-	h.cache.index.Confirm(&e.left)
+	h.cache.index.Confirm(&e.speculation)
 	h.guessed = h.guessed || h.events != nil && p.BlockTokens > 0 && !p.Salted
 }

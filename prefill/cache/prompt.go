@@ -38,13 +38,13 @@ const classBytes = 4
 // largest one that the prompt reaches count, and all blocks if it reaches none.
 func (p *Prompt) ClassDepth(tokens []int) int {
 	depth := len(p.Keys)
-	for _, n := range slices.Backward(tokens) { // ascending
-		at := n * classBytes / index.BlockBytes
+	for _, n := range slices.Backward(tokens) {
+		blocks := n * classBytes / index.BlockBytes
 		if p.BlockTokens > 0 {
-			at = n / p.BlockTokens
+			blocks = n / p.BlockTokens
 		}
-		if at >= 1 && at <= len(p.Keys) {
-			return at
+		if blocks >= 1 && blocks <= len(p.Keys) {
+			return blocks
 		}
 	}
 	return depth

@@ -85,15 +85,15 @@ func NewCalibration(configured policy.Line, halfLife int) *Calibration {
 
 // Add learns from one prefill. It reports whether the sample was taken.
 func (c *Calibration) Add(s Sample) bool {
-	y := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit)
-	if !(s.New > 0) || !(s.Ms > 0) || !(s.Beside >= 0) || math.IsInf(s.New+s.Hit+s.Beside+y, 0) {
+	target := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // what the terms that are learned must explain
+	if !(s.New > 0) || !(s.Ms > 0) || !(s.Beside >= 0) || math.IsInf(s.New+s.Hit+s.Beside+target, 0) {
 		return false
 	}
 	if c.fitted && c.isOutlier(s) {
 		return false
 	}
 	c.n++
-	c.sums.add(s, y, c.keep)
+	c.sums.add(s, target, c.keep)
 	c.keepSpread(s.New)
 	c.fit()
 	return true
@@ -102,33 +102,33 @@ func (c *Calibration) Add(s Sample) bool {
 // isOutlier reports whether a sample is too far from the law, and learns which distance is usual.
 func (c *Calibration) isOutlier(s Sample) bool {
 	predicted := c.law.ms(s)
-	off := math.Abs(s.Ms - predicted)
-	if off > outlier*max(c.residual, residualFloor*predicted) && c.dropped < outlierRow {
+	distance := math.Abs(s.Ms - predicted)
+	if distance > outlier*max(c.residual, residualFloor*predicted) && c.dropped < outlierRow {
 		c.dropped++
 		c.droppedInTotal++
 		return true
 	}
-	if c.dropped < outlierRow || off <= outlier*max(c.residual, residualFloor*predicted) {
+	if c.dropped < outlierRow || distance <= outlier*max(c.residual, residualFloor*predicted) {
 		c.dropped = 0
 	}
-	c.residual += residualEMA * (off - c.residual)
+	c.residual += residualEMA * (distance - c.residual)
 	return false
 }
 
 // keepSpread keeps the least and the most new tokens of the last one to two half-lives.
-func (c *Calibration) keepSpread(x float64) {
+func (c *Calibration) keepSpread(newTokens float64) {
 	if c.inHalf == c.halfLife {
 		c.least[1], c.most[1] = c.least[0], c.most[0]
 		c.inHalf = 0
 	}
 	if c.inHalf == 0 {
-		c.least[0], c.most[0] = x, x
+		c.least[0], c.most[0] = newTokens, newTokens
 	}
 	if c.n == 1 {
-		c.least[1], c.most[1] = x, x
+		c.least[1], c.most[1] = newTokens, newTokens
 	}
 	c.inHalf++
-	c.least[0], c.most[0] = min(c.least[0], x), max(c.most[0], x)
+	c.least[0], c.most[0] = min(c.least[0], newTokens), max(c.most[0], newTokens)
 }
 
 // fit looks for the best of the possible laws: the one with the least squared errors, after a surcharge for each
@@ -147,7 +147,7 @@ func (c *Calibration) fit() {
 		if !ok || !possible(set, beta) {
 			continue
 		}
-		rest = max(rest, exact*whole) * (1 + termF*float64(further(set))/c.sums.weight())
+		rest = max(rest, exact*whole) * (1 + termF*float64(further(set))/c.sums.weight()) // with the surcharge
 		if rest < cost {
 			best, cost = beta, rest
 		}
@@ -160,7 +160,7 @@ func (c *Calibration) fit() {
 	if c.configured.Beta2 > 0 {
 		c.law.Beta2 = c.configured.Beta2
 	}
-	c.fitted, c.r2 = true, 1-c.sums.rest(best)/whole
+	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/whole
 }
 
 // possible says whether a law can be true: no term makes a prefill shorter, and each term but the fixed one takes

@@ -33,7 +33,9 @@ type moments struct {
 	yy float64
 }
 
-func (m *moments) add(s Sample, y, keep float64) {
+// add adds a sample; target is the time, in ms, that the terms are to explain. keep is the share of their weight that
+// the samples before keep.
+func (m *moments) add(s Sample, target, keep float64) {
 	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Beside, s.Beside * s.New}
 	for i := range x {
 		x[i] *= scale[i]
@@ -42,9 +44,9 @@ func (m *moments) add(s Sample, y, keep float64) {
 		for k := range x {
 			m.xx[i][k] = m.xx[i][k]*keep + x[i]*x[k]
 		}
-		m.xy[i] = m.xy[i]*keep + x[i]*y
+		m.xy[i] = m.xy[i]*keep + x[i]*target
 	}
-	m.yy = m.yy*keep + y*y
+	m.yy = m.yy*keep + target*target
 }
 
 // weight is how many samples there are, each counted by the weight that it still has.
@@ -59,37 +61,37 @@ func (m *moments) spread() float64 {
 // explain cannot be told apart from them.
 const pivot = 1e-6
 
-// solve fits a set of terms by Cholesky's method. rest is the sum of squared errors. ok is false if the samples do
-// not tell the terms apart.
-func (m *moments) solve(set int) (beta [terms]float64, rest float64, ok bool) {
+// solve fits a set of terms, whose bits are set, by Cholesky's method. beta is the factor of each term, and errors the
+// sum of the squared errors. ok is false if the samples do not tell the terms apart.
+func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) {
 	var root [terms][terms]float64
-	var at [terms]int
+	var chosen [terms]int // the first n are the terms of the set
 	n := 0
 	for i := range terms {
 		if set&(1<<i) != 0 {
-			at[n] = i
+			chosen[n] = i
 			n++
 		}
 	}
 	for i := range n {
 		for k := range i + 1 {
-			sum := m.xx[at[i]][at[k]]
+			sum := m.xx[chosen[i]][chosen[k]]
 			for l := range k {
 				sum -= root[i][l] * root[k][l]
 			}
 			switch {
 			case k < i:
 				root[i][k] = sum / root[k][k]
-			case !(sum > pivot*m.xx[at[i]][at[i]]):
+			case !(sum > pivot*m.xx[chosen[i]][chosen[i]]):
 				return beta, 0, false
 			default:
 				root[i][i] = math.Sqrt(sum)
 			}
 		}
 	}
-	var z [terms]float64
+	var z [terms]float64 // first the solution of root·z = xy, then that of rootᵀ·z = z
 	for i := range n {
-		z[i] = m.xy[at[i]]
+		z[i] = m.xy[chosen[i]]
 		for l := range i {
 			z[i] -= root[i][l] * z[l]
 		}
@@ -100,19 +102,19 @@ func (m *moments) solve(set int) (beta [terms]float64, rest float64, ok bool) {
 			z[i] -= root[l][i] * z[l]
 		}
 		z[i] /= root[i][i]
-		beta[at[i]] = z[i] * scale[at[i]]
+		beta[chosen[i]] = z[i] * scale[chosen[i]]
 	}
-	return beta, m.rest(beta), true
+	return beta, m.squaredErrors(beta), true
 }
 
-// rest is the sum of squared errors of a fit.
-func (m *moments) rest(beta [terms]float64) float64 {
+// squaredErrors is the sum of the squared errors of a fit.
+func (m *moments) squaredErrors(beta [terms]float64) float64 {
 	sum := m.yy
 	for i, b := range beta {
 		b /= scale[i]
 		sum -= 2 * b * m.xy[i]
-		for k, o := range beta {
-			sum += b * o / scale[k] * m.xx[i][k]
+		for k, other := range beta {
+			sum += b * other / scale[k] * m.xx[i][k]
 		}
 	}
 	return max(0, sum)

@@ -54,11 +54,11 @@ func (p *Pace) roll(now time.Time) {
 	if p.since.IsZero() {
 		p.since = now
 	}
-	d := now.Sub(p.since)
-	if d < paceWindow {
+	elapsed := now.Sub(p.since)
+	if elapsed < paceWindow {
 		return
 	}
-	rate := float64(p.count) / d.Seconds()
+	rate := float64(p.count) / elapsed.Seconds()
 	if p.known {
 		rate = p.perS + paceShare*(rate-p.perS)
 	}

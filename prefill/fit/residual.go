@@ -24,9 +24,9 @@ type Residual struct {
 // so that one prefill that hung does not decide.
 func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.fade(now)
-	off := min(took, 2*predicted) - predicted
-	r.sum += off
-	r.squares += off * off
+	deviation := min(took, 2*predicted) - predicted
+	r.sum += deviation
+	r.squares += deviation * deviation
 	r.weight++
 }
 
@@ -41,6 +41,7 @@ func (r *Residual) Ms(now time.Time) float64 {
 	return math.Copysign(max(0, math.Abs(mean)-chance), mean) * r.weight / (r.weight + residualPrior)
 }
 
+// fade takes the weight off what was learned that it has lost since the last call.
 func (r *Residual) fade(now time.Time) {
 	keep := math.Exp2(-float64(now.Sub(r.at)) / float64(residualHalfLife))
 	r.sum, r.squares, r.weight, r.at = r.sum*keep, r.squares*keep, r.weight*keep, now

@@ -34,11 +34,11 @@ type Answer struct {
 func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := s.done[:0]
 	if s.open && now.Sub(s.ended) > together {
-		first := a.Sent
-		if !oldest.IsZero() && oldest.Before(first) {
-			first = oldest
+		oldestUnanswered := a.Sent
+		if !oldest.IsZero() && oldest.Before(oldestUnanswered) {
+			oldestUnanswered = oldest
 		}
-		done = s.end(done, first)
+		done = s.complete(done, oldestUnanswered)
 	}
 	if !s.open {
 		s.open, s.void, s.sample, s.youngest = true, false, Sample{}, a.Sent
@@ -53,14 +53,15 @@ func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 	}
 	s.sample.join(a.Sample)
 	if oldest.IsZero() {
-		done = s.end(done, now)
+		done = s.complete(done, now)
 	}
 	return done
 }
 
-// end completes the prefill of the open answers. If an older probe is still unanswered, later ones have overtaken it,
-// and some of it may be computed already.
-func (s *Stretch) end(done []Sample, oldest time.Time) []Sample {
+// complete ends the prefill of the open answers, and appends its sample to done unless it is void. oldest is when the
+// oldest probe was sent that these answers do not answer. If that was before one of theirs, they have overtaken it, and
+// some of it may be computed already: nothing is learned.
+func (s *Stretch) complete(done []Sample, oldest time.Time) []Sample {
 	s.open = false
 	if oldest.Before(s.youngest) {
 		s.void, s.spoilt = true, s.youngest
@@ -77,11 +78,11 @@ func (s *Stretch) Dropped(now time.Time) { s.spoilt = now }
 
 // join adds a prefill that was computed together with this one. The attention of the sum is that of both: the hit of
 // each counts by its share of the new tokens.
-func (s *Sample) join(o Sample) {
-	if all := s.New + o.New; all > 0 {
-		pairs := s.New*(s.Hit+s.New/2) + o.New*(o.Hit+o.New/2)
-		s.New, s.Hit = all, max(0, pairs/all-all/2)
+func (s *Sample) join(other Sample) {
+	if newTokens := s.New + other.New; newTokens > 0 {
+		pairs := s.New*(s.Hit+s.New/2) + other.New*(other.Hit+other.New/2)
+		s.New, s.Hit = newTokens, max(0, pairs/newTokens-newTokens/2)
 	}
-	s.Beside = max(s.Beside, o.Beside)
-	s.Predicted += o.Predicted
+	s.Beside = max(s.Beside, other.Beside)
+	s.Predicted += other.Predicted
 }

@@ -53,8 +53,8 @@ func (t *Times) Configure(start Config) { t.start = start }
 // Law is how long prefills of the model take on engines with that label. known is false while it is only the line
 // that learning starts from.
 func (t *Times) Law(model, hardware string) (law Law, known bool) {
-	if fit := t.lines[kind{model, hardware}]; fit != nil {
-		law, known = fit.Law()
+	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
+		law, known = calibration.Law()
 		return law, known || t.start.Known
 	}
 	return Law{Line: t.start.Line()}, t.start.Known
@@ -63,18 +63,18 @@ func (t *Times) Law(model, hardware string) (law Law, known bool) {
 // Learn learns from one prefill.
 func (t *Times) Learn(model, hardware string, s Sample) {
 	k := kind{model, hardware}
-	fit := t.lines[k]
-	if fit == nil {
-		fit = NewCalibration(t.start.Line(), halfLife)
-		t.lines[k] = fit
+	calibration := t.lines[k]
+	if calibration == nil {
+		calibration = NewCalibration(t.start.Line(), halfLife)
+		t.lines[k] = calibration
 	}
-	fit.Add(s)
+	calibration.Add(s)
 }
 
 // Samples is how many prefills the line of a model and a label was learned from.
 func (t *Times) Samples(model, hardware string) int {
-	if fit := t.lines[kind{model, hardware}]; fit != nil {
-		return fit.Samples()
+	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
+		return calibration.Samples()
 	}
 	return 0
 }
@@ -88,8 +88,8 @@ type Learned struct {
 // All is what was learned of each kind, by model and hardware.
 func (t *Times) All() []Learned {
 	all := make([]Learned, 0, len(t.lines))
-	for k, fit := range t.lines {
-		all = append(all, Learned{k.model, k.hardware, fit})
+	for k, calibration := range t.lines {
+		all = append(all, Learned{k.model, k.hardware, calibration})
 	}
 	slices.SortFunc(all, func(a, b Learned) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Hardware, b.Hardware))

@@ -9,22 +9,22 @@ type Index struct {
 	cfg Config
 
 	// An entry is a block that some slot holds. Its number is an index into these slices; number 0 is not used.
-	table   table
-	keys    []Key
-	holders []uint64 // bits, one for each slot, in words for each entry
-	words   int
-	claimed []uint32 // the entry's first claim; for a free number, the next free one
-	uses    []link
-	use     order
-	free    uint32 // the first free number
-	entries int
+	table      table
+	keys       []Key
+	holders    []uint64 // bits, one for each slot, in words for each entry
+	words      int
+	firstClaim []uint32 // the entry's first claim; for a free number, the next free one
+	useLinks   []link
+	useOrder   order
+	free       uint32 // the first free number
+	entries    int
 
 	// A claim says that one slot holds one entry.
-	claims    []claim // number 0 is not used
-	recency   []link  // by claim, in the slot's order of use
-	freeClaim uint32
-	last      uint32 // the claim that was looked up last
-	held      int
+	claims     []claim // number 0 is not used
+	recency    []link  // by claim, in the slot's order of use
+	freeClaim  uint32
+	lastClaim  uint32 // the claim that was looked up last
+	claimCount int
 
 	slots     []slot
 	clock     uint32 // counts speculations: a claim that was born after a speculation is not the speculation's
@@ -101,41 +101,41 @@ func (s *slot) fitting(keys []Key) []Key {
 	return keys
 }
 
-// lookUp returns the slot's claim on a key, 0 if it has none.
+// lookUp returns the claim of slot n on a key, 0 if it has none.
 func (x *Index) lookUp(n int, k Key) uint32 {
-	e := x.table.find(k, x.keys)
-	if x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
+	entry := x.table.find(k, x.keys)
+	if x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) == 0 {
 		return 0
 	}
-	return x.claimOf(e, n)
+	return x.claimOf(entry, n)
 }
 
-// claimOf returns the slot's claim on an entry that it holds. A prompt's claims were made one after the other, so the
+// claimOf returns the claim of slot n on an entry that it holds. A prompt's claims were made one after the other, so the
 // next one is mostly a neighbour of the last; else it looks through all claims on the entry.
-func (x *Index) claimOf(e uint32, n int) uint32 {
-	for _, c := range [...]uint32{x.last - 1, x.last + 1} {
-		if int(c) < len(x.claims) && x.claims[c].entry == e && int(x.claims[c].slot) == n {
-			x.last = c
+func (x *Index) claimOf(entry uint32, n int) uint32 {
+	for _, c := range [...]uint32{x.lastClaim - 1, x.lastClaim + 1} {
+		if int(c) < len(x.claims) && x.claims[c].entry == entry && int(x.claims[c].slot) == n {
+			x.lastClaim = c
 			return c
 		}
 	}
-	c := x.claimed[e]
+	c := x.firstClaim[entry]
 	for int(x.claims[c].slot) != n {
 		c = x.claims[c].sibling
 	}
-	x.last = c
+	x.lastClaim = c
 	return c
 }
 
-// claim returns the slot's claim on a key as its most recent one, and makes it if there is none. Claims for which
-// there is no more room are dropped.
+// claim returns the claim of slot n on a key, and makes it if there is none. It is the most recent one of the slot from
+// then on. Claims for which there is no more room are dropped.
 func (x *Index) claim(n int, k Key) uint32 {
 	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64)
-	e := x.table.find(k, x.keys)
-	if x.holders[int(e)*x.words+word]&bit != 0 {
-		c := x.claimOf(e, n)
+	entry := x.table.find(k, x.keys)
+	if x.holders[int(entry)*x.words+word]&bit != 0 {
+		c := x.claimOf(entry, n)
 		if x.cfg.Evict == LeastRecent {
-			x.use.touch(x.uses, e)
+			x.useOrder.touch(x.useLinks, entry)
 			s.recent.touch(x.recency, c)
 		}
 		return c
@@ -143,45 +143,47 @@ func (x *Index) claim(n int, k Key) uint32 {
 	if s.capacity > 0 && s.held >= s.capacity {
 		x.drop(s.recent.oldest, Capacity) // it is not a claim on e, because the slot does not hold e
 	}
-	if e != 0 && x.cfg.Evict == LeastRecent {
-		x.use.touch(x.uses, e) // before room is made: else e itself might be evicted
+	if entry != 0 && x.cfg.Evict == LeastRecent {
+		x.useOrder.touch(x.useLinks, entry) // before room is made: else the entry itself might be evicted
 	}
-	for x.bytes()+x.costOn(e) > x.cfg.MaxBytes {
-		x.evict(x.use.oldest)
-		e = x.table.find(k, x.keys)
+	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes {
+		x.evict(x.useOrder.oldest)
+		entry = x.table.find(k, x.keys)
 	}
-	if e == 0 {
-		e = x.newEntry(k)
+	if entry == 0 {
+		entry = x.newEntry(k)
 	}
-	x.holders[int(e)*x.words+word] |= bit
+	x.holders[int(entry)*x.words+word] |= bit
 	c := x.newClaim()
-	x.claims[c] = claim{entry: e, sibling: x.claimed[e], born: x.clock, slot: uint16(n)}
-	x.claimed[e] = c
+	x.claims[c] = claim{entry: entry, sibling: x.firstClaim[entry], born: x.clock, slot: uint16(n)}
+	x.firstClaim[entry] = c
 	s.recent.push(x.recency, c)
 	s.held++
 	return c
 }
 
+// newEntry makes the entry of a key, which no slot holds yet.
 func (x *Index) newEntry(k Key) uint32 {
-	e := x.free
-	if e != 0 {
-		x.free = x.claimed[e]
+	entry := x.free
+	if entry != 0 {
+		x.free = x.firstClaim[entry]
 	} else {
-		e = uint32(len(x.keys))
-		x.keys, x.claimed, x.uses = append(x.keys, Key{}), append(x.claimed, 0), append(x.uses, link{})
+		entry = uint32(len(x.keys))
+		x.keys, x.firstClaim, x.useLinks = append(x.keys, Key{}), append(x.firstClaim, 0), append(x.useLinks, link{})
 		for range x.words {
 			x.holders = append(x.holders, 0)
 		}
 	}
-	x.keys[e], x.claimed[e] = k, 0
-	x.table.add(k, e)
-	x.use.push(x.uses, e)
+	x.keys[entry], x.firstClaim[entry] = k, 0
+	x.table.add(k, entry)
+	x.useOrder.push(x.useLinks, entry)
 	x.entries++
-	return e
+	return entry
 }
 
+// newClaim returns the number of a claim that is not used.
 func (x *Index) newClaim() uint32 {
-	x.held++
+	x.claimCount++
 	if c := x.freeClaim; c != 0 {
 		x.freeClaim = x.claims[c].sibling
 		return c
@@ -192,41 +194,41 @@ func (x *Index) newClaim() uint32 {
 
 // drop takes one claim away, and the entry with its last claim.
 func (x *Index) drop(c uint32, why Reason) {
-	e, n := x.claims[c].entry, int(x.claims[c].slot)
+	entry, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]
 	s.recent.remove(x.recency, c)
 	s.held--
-	x.held--
+	x.claimCount--
 	x.evictions[why]++
-	x.holders[int(e)*x.words+n/64] &^= 1 << (n % 64)
-	at := &x.claimed[e]
-	for *at != c {
-		at = &x.claims[*at].sibling
+	x.holders[int(entry)*x.words+n/64] &^= 1 << (n % 64)
+	next := &x.firstClaim[entry] // the link that leads to the claim
+	for *next != c {
+		next = &x.claims[*next].sibling
 	}
-	*at = x.claims[c].sibling
+	*next = x.claims[c].sibling
 	x.claims[c] = claim{sibling: x.freeClaim}
 	x.freeClaim = c
-	if x.claimed[e] == 0 {
-		x.table.remove(x.keys[e], e)
-		x.use.remove(x.uses, e)
-		x.keys[e], x.claimed[e] = Key{}, x.free
-		x.free = e
+	if x.firstClaim[entry] == 0 {
+		x.table.remove(x.keys[entry], entry)
+		x.useOrder.remove(x.useLinks, entry)
+		x.keys[entry], x.firstClaim[entry] = Key{}, x.free
+		x.free = entry
 		x.entries--
 	}
 }
 
 // evict drops all claims on an entry.
-func (x *Index) evict(e uint32) {
-	for c := x.claimed[e]; c != 0; {
+func (x *Index) evict(entry uint32) {
+	for c := x.firstClaim[entry]; c != 0; {
 		next := x.claims[c].sibling
 		x.drop(c, ForBytes)
 		c = next
 	}
 }
 
-// costOn is what one more claim on entry e costs in bytes; e is 0 for a new entry.
-func (x *Index) costOn(e uint32) int64 {
-	if e != 0 {
+// costOn is what one more claim on an entry costs in bytes; 0 stands for a new entry.
+func (x *Index) costOn(entry uint32) int64 {
+	if entry != 0 {
 		return claimCost
 	}
 	return x.entryCost()
@@ -243,7 +245,7 @@ const (
 )
 
 func (x *Index) bytes() int64 {
-	return int64(x.entries)*x.entryCost() + int64(x.held-x.entries)*claimCost
+	return int64(x.entries)*x.entryCost() + int64(x.claimCount-x.entries)*claimCost
 }
 
 // Reset drops all blocks and gives their memory back. Slots stay.
@@ -251,11 +253,11 @@ func (x *Index) Reset() {
 	x.words = (max(len(x.slots), 1) + 63) / 64
 	x.table = table{}
 	x.keys, x.holders = make([]Key, 1), make([]uint64, x.words)
-	x.claimed, x.uses, x.use = make([]uint32, 1), make([]link, 1), order{}
+	x.firstClaim, x.useLinks, x.useOrder = make([]uint32, 1), make([]link, 1), order{}
 	x.claims, x.recency = make([]claim, 1), make([]link, 1)
 	x.free, x.freeClaim, x.entries = 0, 0, 0
-	x.evictions[Removed] += uint64(x.held)
-	x.held = 0
+	x.evictions[Removed] += uint64(x.claimCount)
+	x.claimCount = 0
 	for i := range x.slots {
 		s := &x.slots[i]
 		s.epoch++
@@ -309,6 +311,6 @@ func (x *Index) widen() {
 	}
 	x.holders, x.words = wide, words
 	for x.bytes() > x.cfg.MaxBytes {
-		x.evict(x.use.oldest)
+		x.evict(x.useOrder.oldest)
 	}
 }

@@ -17,17 +17,18 @@ func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	return dst
 }
 
-// matchWord walks over the keys for the 64 slots of one word.
-func (x *Index) matchWord(dst []int32, keys []Key, w int) {
-	alive := x.inUse(w)
-	for k := range keys {
+// matchWord walks over the keys for the 64 slots of one word of the holders. A slot leaves the walk at the first block
+// that it does not hold.
+func (x *Index) matchWord(dst []int32, keys []Key, word int) {
+	alive := x.inUse(word)
+	for depth := range keys {
 		if alive == 0 {
 			return
 		}
-		n := int(x.table.find(keys[k], x.keys)) // number 0 has no holder
-		next := alive & x.holders[n*x.words+w]
+		n := int(x.table.find(keys[depth], x.keys)) // number 0 has no holder
+		next := alive & x.holders[n*x.words+word]
 		for gone := alive &^ next; gone != 0; gone &= gone - 1 {
-			dst[bits.TrailingZeros64(gone)] = int32(k)
+			dst[bits.TrailingZeros64(gone)] = int32(depth)
 		}
 		alive = next
 	}

@@ -350,12 +350,12 @@ func TestNeverAboveItsBounds(t *testing.T) {
 // consistent checks every link of an index.
 func consistent(t require.TestingT, x *Index) {
 	entries, claims := 0, 0
-	for e, newer := x.use.newest, uint32(0); e != 0; newer, e = e, x.uses[e].older {
+	for e, newer := x.useOrder.newest, uint32(0); e != 0; newer, e = e, x.useLinks[e].older {
 		entries++
-		if newer != x.uses[e].newer || e != x.table.find(x.keys[e], x.keys) {
+		if newer != x.useLinks[e].newer || e != x.table.find(x.keys[e], x.keys) {
 			require.Fail(t, "a broken list or table", "entry %d", e)
 		}
-		for c := x.claimed[e]; c != 0; c = x.claims[c].sibling {
+		for c := x.firstClaim[e]; c != 0; c = x.claims[c].sibling {
 			claims++
 			n := int(x.claims[c].slot)
 			if x.claims[c].entry != e || x.claims[c].spec == 0 || x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
@@ -363,7 +363,7 @@ func consistent(t require.TestingT, x *Index) {
 			}
 		}
 	}
-	require.Equal(t, []int{x.entries, x.held, x.entries}, []int{entries, claims, x.table.set})
+	require.Equal(t, []int{x.entries, x.claimCount, x.entries}, []int{entries, claims, x.table.set})
 	for n := range x.slots {
 		held := 0
 		for c := x.slots[n].recent.newest; c != 0; c = x.recency[c].older {

@@ -67,6 +67,7 @@ type Hasher struct {
 
 const chained = 16 // bytes of buf before the block
 
+// start begins a prompt. The keys are appended to dst, and root is the key before the first block.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
 	if cap(h.buf) < chained+blockBytes {
 		h.buf = make([]byte, chained+blockBytes)
@@ -76,12 +77,14 @@ func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
 	h.chain(root)
 }
 
+// chain puts a block's key before the bytes of the next block, so that the next key covers it.
 func (h *Hasher) chain(k Key) {
 	binary.LittleEndian.PutUint64(h.buf, k.Check)
 	binary.LittleEndian.PutUint64(h.buf[8:], k.Hash)
 	h.fill = chained
 }
 
+// write adds bytes of the prompt, and makes a key whenever a block is full.
 func (h *Hasher) write(p []byte) {
 	h.total += len(p)
 	for {
@@ -103,12 +106,14 @@ func (h *Hasher) writeByte(c byte) {
 	}
 }
 
+// seal makes the key of the block, which is full, and begins the next one.
 func (h *Hasher) seal() {
 	k := Key{xxhash.Sum64(h.buf[8:]), maphash.Bytes(secret, h.buf)}
 	h.keys = append(h.keys, k)
 	h.chain(k)
 }
 
+// end returns the keys. A block that is not full has none.
 func (h *Hasher) end() []Key {
 	keys := h.keys
 	h.keys = nil

@@ -6,6 +6,7 @@ type link struct{ newer, older uint32 }
 // order is a doubly linked list of numbers, the newest first. The owner of the numbers keeps the links.
 type order struct{ newest, oldest uint32 }
 
+// push puts a number that is not in the list at its newest end.
 func (o *order) push(links []link, n uint32) {
 	links[n] = link{older: o.newest}
 	if o.newest != 0 {
@@ -16,6 +17,7 @@ func (o *order) push(links []link, n uint32) {
 	o.newest = n
 }
 
+// remove takes a number out of the list.
 func (o *order) remove(links []link, n uint32) {
 	l := links[n]
 	if l.newer != 0 {
@@ -30,6 +32,7 @@ func (o *order) remove(links []link, n uint32) {
 	}
 }
 
+// touch makes a number of the list the newest.
 func (o *order) touch(links []link, n uint32) {
 	if o.newest != n {
 		o.remove(links, n)

@@ -82,5 +82,5 @@ type Stats struct {
 
 // Stats is cheap, because nothing is counted anew.
 func (x *Index) Stats() Stats {
-	return Stats{Bytes: x.bytes(), Entries: x.entries, Claims: x.held, Evictions: x.evictions}
+	return Stats{Bytes: x.bytes(), Entries: x.entries, Claims: x.claimCount, Evictions: x.evictions}
 }

@@ -36,6 +36,7 @@ func (t *table) add(k Key, n uint32) {
 	t.put(uint64(uint32(k.Check))<<32 | uint64(n))
 }
 
+// put puts a cell at the first free place from its home on.
 func (t *table) put(cell uint64) {
 	mask := uint32(len(t.cells) - 1)
 	i := t.home(uint32(cell >> 32))
@@ -45,6 +46,7 @@ func (t *table) put(cell uint64) {
 	t.cells[i] = cell
 }
 
+// grow doubles the number of cells.
 func (t *table) grow() {
 	old := t.cells
 	t.cells = make([]uint64, max(leastCells, 2*len(old)))

@@ -59,8 +59,8 @@ var (
 // decoder reads payloads. It can be reused.
 type decoder struct {
 	*msgpack.Decoder
-	from bytes.Reader
-	e    event
+	from    bytes.Reader
+	current event
 }
 
 func newDecoder() *decoder {
@@ -92,13 +92,15 @@ func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err err
 		if err := d.event(); err != nil {
 			return ts, fmt.Errorf("kvevents: event %d: %w", i, err)
 		}
-		visit(&d.e)
+		visit(&d.current)
 	}
 	return ts, nil // the rank and what may follow are not needed
 }
 
+// event reads one event into d.current. It is a map with names, or an array whose first part is the type and whose other
+// parts have fixed places.
 func (d *decoder) event() error {
-	e := &d.e
+	e := &d.current
 	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extra: e.extra[:0]}
 	code, err := d.PeekCode()
 	if err != nil {
@@ -151,7 +153,7 @@ func (d *decoder) event() error {
 
 // field reads the value of a member; the value of an unknown member is skipped.
 func (d *decoder) field(key string) (err error) {
-	e := &d.e
+	e := &d.current
 	switch key {
 	case "type":
 		name, err := d.text()
@@ -226,6 +228,7 @@ func (d *decoder) orNil(read func() error) error {
 	return read()
 }
 
+// hash reads a block's hash, which engines write as an integer, as bytes or as a string; null: there is none.
 func (d *decoder) hash() (h engineHash, null bool, err error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -251,11 +254,12 @@ func (d *decoder) extraKeys() error {
 			word, err = d.extraKey()
 			return err
 		})
-		d.e.extra = append(d.e.extra, word)
+		d.current.extra = append(d.current.extra, word)
 	}
 	return err
 }
 
+// extraKey reads the extra keys of one block: its only word, empty for none, odd for anything else.
 func (d *decoder) extraKey() (string, error) {
 	code, err := d.PeekCode()
 	if err != nil {

@@ -65,7 +65,7 @@ func (s *told) Cleared(_ index.Slot, why index.Reason) {
 	s.lines = append(s.lines, "cleared "+why.String())
 }
 func newMirror(sink Sink, count *counters) *mirror {
-	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, most: 100, count: count, known: map[engineHash]block{},
+	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, mostHashes: 100, counters: count, known: map[engineHash]block{},
 		holders: map[index.Key]int32{}}
 }
 

@@ -6,15 +6,15 @@ import "github.com/cespare/xxhash/v2"
 type follower struct {
 	// replay yields the publisher's batches from sequence number `from` on, in order, until the publisher's end
 	// marker or until yield returns false.
-	replay func(from uint64, yield func(seq uint64, payload []byte) bool) error
-	apply  func(payload []byte)
-	cold   func() // forget all that was applied
-	count  *counters
+	replay   func(from uint64, yield func(seq uint64, payload []byte) bool) error
+	apply    func(payload []byte)
+	cold     func() // forget all that was applied
+	counters *counters
 
-	next   uint64 // sequence number of the next batch
-	synced bool   // next is known
-	sum    uint64 // hash of the batch before next
-	first  uint64 // number of the first batch since it was synced
+	next     uint64 // sequence number of the next batch
+	synced   bool   // next is known
+	lastHash uint64 // hash of the batch before next
+	first    uint64 // number of the first batch since it was synced
 }
 
 // connected takes up a new connection. If the publisher still has the batch that was applied last, it is the same
@@ -27,12 +27,14 @@ func (f *follower) connected() {
 	f.restart()
 }
 
+// resume asks for the batches since the last connection, and applies them. It reports whether it could: the publisher
+// still had the batch that was applied last, and sent all that followed.
 func (f *follower) resume() bool {
 	known, whole := false, true
 	err := f.replay(f.next-1, func(seq uint64, payload []byte) bool {
 		switch {
 		case !known:
-			known = seq == f.next-1 && xxhash.Sum64(payload) == f.sum
+			known = seq == f.next-1 && xxhash.Sum64(payload) == f.lastHash
 			return known
 		case seq != f.next:
 			whole = false
@@ -62,7 +64,7 @@ func (f *follower) live(seq uint64, payload []byte) {
 		case seq > f.next: // the missing batches cannot be had
 			f.lose()
 		default:
-			f.count.replayed.Add(1)
+			f.counters.replayed.Add(1)
 		}
 	}
 	f.follow(seq, payload)
@@ -85,8 +87,9 @@ func (f *follower) fill() (lost bool) {
 	return lost
 }
 
+// lose forgets all that was applied, because batches are missing.
 func (f *follower) lose() {
-	f.count.cold.Add(1)
+	f.counters.cold.Add(1)
 	f.synced = false
 	f.cold()
 }
@@ -99,10 +102,11 @@ func (f *follower) follow(seq uint64, payload []byte) bool {
 	return true
 }
 
+// applyNext applies a batch, and expects the one after it from then on.
 func (f *follower) applyNext(seq uint64, payload []byte) {
 	if !f.synced {
 		f.first = seq
 	}
-	f.next, f.synced, f.sum = seq+1, true, xxhash.Sum64(payload)
+	f.next, f.synced, f.lastHash = seq+1, true, xxhash.Sum64(payload)
 	f.apply(payload)
 }

@@ -35,7 +35,7 @@ func (p *publisher) text(seq uint64) []byte { return fmt.Append(nil, p.boot, seq
 // followed writes down what a follower does.
 func followed(p *publisher) (*follower, *[]string) {
 	var did []string
-	return &follower{replay: p.replay, count: &counters{},
+	return &follower{replay: p.replay, counters: &counters{},
 		apply: func(payload []byte) { did = append(did, string(payload)) },
 		cold:  func() { did = append(did, "cold") },
 	}, &did
@@ -67,7 +67,7 @@ func TestG25(t *testing.T) {
 			}
 			require.Equal(t, row.did, *did)
 			require.Equal(t, []uint64{0, 12}, p.asked)
-			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.count.replayed.Load(), f.count.cold.Load()})
+			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.counters.replayed.Load(), f.counters.cold.Load()})
 		})
 	}
 }
@@ -94,7 +94,7 @@ func TestANewConnection(t *testing.T) {
 			*p = row.p
 			f.connected()
 			require.Equal(t, row.did, *did)
-			require.Zero(t, f.count.cold.Load(), "nobody is to be alarmed")
+			require.Zero(t, f.counters.cold.Load(), "nobody is to be alarmed")
 		})
 	}
 }

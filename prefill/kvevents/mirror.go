@@ -21,11 +21,11 @@ type Sink interface {
 // vLLM from 0.33 on hashes a block together with the tokens that follow it, and holds one prefix as often as prompts
 // go on from it in different ways. The index holds a key until the engine has removed the last of its hashes.
 type mirror struct {
-	slot  index.Slot
-	scope index.Scope
-	sink  Sink
-	most  int // hashes that may be known
-	count *counters
+	slot       index.Slot
+	scope      index.Scope
+	sink       Sink
+	mostHashes int // hashes that may be known
+	counters   *counters
 
 	known   map[engineHash]block
 	holders map[index.Key]int32 // hashes in known that have this key
@@ -52,7 +52,7 @@ func (m *mirror) apply(e *event) {
 	case allCleared:
 		m.forget(index.Removed)
 	default:
-		m.count.unknownTypes.Add(1)
+		m.counters.unknownTypes.Add(1)
 	}
 }
 
@@ -73,18 +73,20 @@ func fullAttention(spec string) bool {
 	return spec == "" || spec == "full_attention" || strings.HasPrefix(spec, "mla")
 }
 
+// stored passes on the blocks that an engine has stored in GPU memory, as far as their keys can be made: up to the first
+// block that depends on more than tokens.
 func (m *mirror) stored(e *event) {
 	if !onGPU(e.medium) || !fullAttention(e.spec) {
 		return
 	}
 	if e.block == 0 || len(e.tokens) != e.block*len(e.hashes) {
-		m.count.decodeErrors.Add(1)
+		m.counters.decodeErrors.Add(1)
 		return
 	}
-	m.count.block.Store(int64(e.block))
+	m.counters.block.Store(int64(e.block))
 	plain := m.plain(e)
 	if plain == 0 {
-		m.count.skipped.Add(int64(len(e.hashes)))
+		m.counters.skipped.Add(int64(len(e.hashes)))
 		return
 	}
 	var parent index.Key
@@ -93,19 +95,19 @@ func (m *mirror) stored(e *event) {
 		scope.LoRA = e.lora
 		parent = scope.Root(index.Tokens, e.block)
 	} else {
-		b, ok := m.known[e.parent]
+		parentBlock, ok := m.known[e.parent]
 		if !ok {
-			m.count.unknownParents.Add(1)
+			m.counters.unknownParents.Add(1)
 			return
 		}
-		parent = b.key
+		parent = parentBlock.key
 	}
 	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.block], e.block)
 	m.gone = m.gone[:0]
 	for i, k := range m.keys {
 		m.hold(e.hashes[i], block{k, e.group})
 	}
-	m.count.skipped.Add(int64(len(e.hashes) - plain))
+	m.counters.skipped.Add(int64(len(e.hashes) - plain))
 	m.sink.Lock()
 	defer m.sink.Unlock()
 	if len(m.gone) > 0 {
@@ -117,12 +119,12 @@ func (m *mirror) stored(e *event) {
 // hold records that the engine holds a block under a hash. The hash may be known already: vLLM stores it again for
 // each request that finds it in the cache.
 func (m *mirror) hold(h engineHash, b block) {
-	old, again := m.known[h]
+	old, wasHeld := m.known[h]
 	m.known[h] = b
-	if again && old.key == b.key {
+	if wasHeld && old.key == b.key {
 		return
 	}
-	if again { // only an engine whose hashes are not made of tokens and parent does this
+	if wasHeld { // only an engine whose hashes are not made of tokens and parent does this
 		m.release(old.key)
 	}
 	m.holders[b.key]++
@@ -151,6 +153,7 @@ func (m *mirror) plain(e *event) int {
 	return len(e.hashes)
 }
 
+// removed passes on the keys of which an engine has removed the last hash from GPU memory.
 func (m *mirror) removed(e *event) {
 	if !onGPU(e.medium) {
 		return
@@ -170,4 +173,4 @@ func (m *mirror) removed(e *event) {
 	}
 }
 
-func (m *mirror) full() bool { return len(m.known) > m.most }
+func (m *mirror) full() bool { return len(m.known) > m.mostHashes }

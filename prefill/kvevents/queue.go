@@ -41,6 +41,7 @@ type queue struct {
 
 func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 
+// push adds a live batch. If the queue is full, it first drops all batches.
 func (q *queue) push(m message) {
 	q.mu.Lock()
 	if len(q.items) >= mostQueued || q.bytes+len(m.payload) > mostQueuedBytes {
@@ -52,6 +53,7 @@ func (q *queue) push(m message) {
 	nudge(q.ready)
 }
 
+// end says that the connection has ended with an error.
 func (q *queue) end(err error) {
 	q.mu.Lock()
 	q.err = err

@@ -42,7 +42,7 @@ func TestRecordedEventsTellWhatTheEngineHolds(t *testing.T) {
 			var count counters
 			now, everHeld := held{}, map[index.Key]bool{}
 			mirror := newMirror(now, &count)
-			mirror.most = 10 * blocks
+			mirror.mostHashes = 10 * blocks
 			next, ended := uint64(0), false
 			for _, f := range frames {
 				m, ok := messageOf(f)

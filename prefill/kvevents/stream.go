@@ -56,20 +56,20 @@ const (
 
 // Stream follows one rank's events until it is closed.
 type Stream struct {
-	cfg    Config
-	cancel context.CancelFunc
-	done   chan struct{}
-	resync chan struct{}
-	count  counters
+	cfg      Config
+	cancel   context.CancelFunc
+	done     chan struct{}
+	resync   chan struct{}
+	counters counters
 
 	up       atomic.Bool  // connected and caught up
 	garbled  atomic.Bool  // the last batch could not be read
 	complete atomic.Bool  // all that the engine holds is known
-	asked    atomic.Int64 // how often Resync was called
-	begun    atomic.Int64 // how many of these calls are done
+	resyncs  atomic.Int64 // how often Resync was called
+	resynced atomic.Int64 // how many of these calls are done
 	answered atomic.Int64 // time of the first answer since the last batch, in Unix nanoseconds; 0: there was none
 	failure  atomic.Pointer[string]
-	at       atomic.Pointer[Place] // the place that was connected to last
+	place    atomic.Pointer[Place] // the place that was connected to last
 
 	// Only the goroutine of run uses these.
 	follow follower
@@ -85,11 +85,11 @@ func Start(cfg Config) *Stream {
 		cfg.Finder = only(cfg.Place)
 	}
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
-	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, most: mostKnown, count: &s.count, known: map[engineHash]block{},
-		holders: map[index.Key]int32{}}
-	s.follow = follower{apply: s.apply, cold: s.cold, count: &s.count,
+	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, mostHashes: mostKnown, counters: &s.counters,
+		known: map[engineHash]block{}, holders: map[index.Key]int32{}}
+	s.follow = follower{apply: s.apply, cold: s.cold, counters: &s.counters,
 		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
-	s.at.Store(&cfg.Place)
+	s.place.Store(&cfg.Place)
 	go s.run(ctx)
 	return s
 }
@@ -107,7 +107,7 @@ func (s *Stream) Close() {
 
 // Resync makes the stream forget what it has passed on and begin anew, because the sink has dropped it.
 func (s *Stream) Resync() {
-	s.asked.Add(1)
+	s.resyncs.Add(1)
 	nudge(s.resync)
 }
 
@@ -123,10 +123,10 @@ func (s *Stream) Precise(now time.Time) bool {
 // Complete reports whether the events have named all that the engine holds. While they have not, as after a gap or
 // until the stream has begun anew, an engine may hold more than the index says, and its answers should be believed
 // too.
-func (s *Stream) Complete() bool { return s.begun.Load() == s.asked.Load() && s.complete.Load() }
+func (s *Stream) Complete() bool { return s.resynced.Load() == s.resyncs.Load() && s.complete.Load() }
 
 // BlockTokens is how many tokens a block of the engine has; 0 before it stored one.
-func (s *Stream) BlockTokens() int { return int(s.count.block.Load()) }
+func (s *Stream) BlockTokens() int { return int(s.counters.block.Load()) }
 
 // Status is what a candidate's KV events have told.
 type Status struct {
@@ -148,9 +148,10 @@ type Status struct {
 
 // Status returns a copy; it may be called from any goroutine.
 func (s *Stream) Status() Status {
-	c := &s.count
+	c := &s.counters
 	status := Status{
-		Source: s.at.Load().Events, Complete: s.Complete(), Batches: c.batches.Load(), GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
+		Source: s.place.Load().Events, Complete: s.Complete(), Batches: c.batches.Load(),
+		GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
 		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
 		Skipped: c.skipped.Load(), Blocks: c.known.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
 	}
@@ -175,8 +176,8 @@ func (s *Stream) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		why := err.Error()
-		s.failure.Store(&why)
+		failure := err.Error()
+		s.failure.Store(&failure)
 		select {
 		case <-time.After(backoff):
 		case <-ctx.Done():
@@ -186,28 +187,28 @@ func (s *Stream) run(ctx context.Context) {
 	}
 }
 
-// session is one connection, from its dial to its end.
+// session is one connection to the publisher, from its dial to its end. It returns why the connection ended.
 func (s *Stream) session(ctx context.Context) error {
-	w, err := s.connect(ctx)
+	conn, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}
-	if err := w.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // subscribe to every topic
-		w.close()
-		return fmt.Errorf("kvevents: subscribing at %s: %w", s.at.Load().Events, err)
+	if err := conn.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // subscribe to every topic
+		conn.close()
+		return fmt.Errorf("kvevents: subscribing at %s: %w", s.place.Load().Events, err)
 	}
-	s.count.connects.Add(1)
-	q := newQueue()
+	s.counters.connects.Add(1)
+	batches := newQueue()
 	var reader sync.WaitGroup
-	reader.Go(func() { q.end(s.read(w, q)) })
+	reader.Go(func() { batches.end(s.read(conn, batches)) })
 	defer reader.Wait()
-	defer w.close()
+	defer conn.close()
 
 	s.follow.connected() // after subscribing, so that no batch falls between replay and subscription
 	s.failure.Store(nil)
 	s.up.Store(true)
 	for {
-		items, over, end := q.take()
+		items, over, connErr := batches.take()
 		if over {
 			s.follow.lose()
 			s.follow.restart()
@@ -218,15 +219,15 @@ func (s *Stream) session(ctx context.Context) error {
 			}
 			s.follow.live(m.seq, m.payload)
 		}
-		if end != nil {
-			return end
+		if connErr != nil {
+			return connErr
 		}
 		select {
-		case <-q.ready:
+		case <-batches.ready:
 		case <-s.resync:
-			asked := s.asked.Load()
+			asked := s.resyncs.Load()
 			s.follow.restart()
-			s.begun.Store(asked)
+			s.resynced.Store(asked)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -239,7 +240,7 @@ func (s *Stream) connect(ctx context.Context) (*wire, error) {
 	for _, p := range places {
 		w, err := dial(ctx, zmq4.Sub, p.Events)
 		if err == nil {
-			s.at.Store(&p)
+			s.place.Store(&p)
 			return w, nil
 		}
 		why = cmp.Or(why, err)
@@ -254,51 +255,53 @@ func (s *Stream) read(w *wire, q *queue) error {
 	for {
 		frames, err := w.frames()
 		if err != nil {
-			return fmt.Errorf("kvevents: %s: %w", s.at.Load().Events, err)
+			return fmt.Errorf("kvevents: %s: %w", s.place.Load().Events, err)
 		}
 		if m, ok := messageOf(frames); ok {
 			q.push(m)
 		} else {
-			s.count.decodeErrors.Add(1)
+			s.counters.decodeErrors.Add(1)
 		}
 	}
 }
 
-// replay asks the publisher for its batches from sequence number `from` on.
+// replay asks the publisher for its batches from sequence number `from` on, and calls yield with each until the
+// publisher has sent all or yield returns false. It returns an error if the publisher has no replays or stops in between.
 func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []byte) bool) error {
-	at := s.at.Load()
-	if at.Replay == "" {
-		return fmt.Errorf("kvevents: %s has no replay endpoint", at.Events)
+	place := s.place.Load()
+	if place.Replay == "" {
+		return fmt.Errorf("kvevents: %s has no replay endpoint", place.Events)
 	}
 	ctx, cancel := context.WithTimeout(ctx, longReplay*s.cfg.ReplayTimeout)
 	defer cancel()
-	w, err := dial(ctx, zmq4.Dealer, at.Replay)
+	conn, err := dial(ctx, zmq4.Dealer, place.Replay)
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	if err := w.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from))); err != nil {
-		return fmt.Errorf("kvevents: asking %s: %w", at.Replay, err)
+	defer conn.close()
+	if err := conn.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from))); err != nil {
+		return fmt.Errorf("kvevents: asking %s: %w", place.Replay, err)
 	}
 	for {
-		_ = w.raw.SetReadDeadline(time.Now().Add(s.cfg.ReplayTimeout))
-		frames, err := w.frames()
+		_ = conn.raw.SetReadDeadline(time.Now().Add(s.cfg.ReplayTimeout))
+		frames, err := conn.frames()
 		if err != nil {
-			return fmt.Errorf("kvevents: replay of %s: %w", at.Replay, err)
+			return fmt.Errorf("kvevents: replay of %s: %w", place.Replay, err)
 		}
-		m, ok := messageOf(frames)
+		message, ok := messageOf(frames)
 		if !ok {
-			return fmt.Errorf("kvevents: replay of %s: a message of %d frames", at.Replay, len(frames))
+			return fmt.Errorf("kvevents: replay of %s: a message of %d frames", place.Replay, len(frames))
 		}
-		if m.seq == endOfReplay || !yield(m.seq, m.payload) {
+		if message.seq == endOfReplay || !yield(message.seq, message.payload) {
 			return nil
 		}
 	}
 }
 
-// apply takes in one batch. If it cannot be read, all that is known is dropped, because it may have had a removal.
+// apply takes in one batch. If the batch cannot be read, all that is known is dropped, because it may have had a
+// removal.
 func (s *Stream) apply(payload []byte) {
-	if s.follow.next == s.follow.first+1 {
+	if s.follow.next == s.follow.first+1 { // it is the first batch since the beginning: number 0 is the publisher's first
 		s.complete.Store(s.follow.first == 0)
 	}
 	ts, err := s.decode.batch(payload, func(e *event) {
@@ -311,15 +314,15 @@ func (s *Stream) apply(payload []byte) {
 	s.answered.Store(0)
 	switch {
 	case err != nil:
-		s.count.decodeErrors.Add(1)
+		s.counters.decodeErrors.Add(1)
 		s.cold()
 	case s.mirror.full():
 		s.cold()
 	}
-	s.count.known.Store(int64(len(s.mirror.known)))
-	s.count.batches.Add(1) // last, so that the blocks of a counted batch are in the count of blocks
+	s.counters.known.Store(int64(len(s.mirror.known)))
+	s.counters.batches.Add(1) // last, so that the blocks of a counted batch are in the count of blocks
 	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 {
-		s.count.lagInMicros.Store(max(0, lag.Microseconds()))
+		s.counters.lagInMicros.Store(max(0, lag.Microseconds()))
 	}
 }
 
@@ -327,5 +330,5 @@ func (s *Stream) apply(payload []byte) {
 func (s *Stream) cold() {
 	s.complete.Store(false)
 	s.mirror.forget(index.Cold)
-	s.count.known.Store(0)
+	s.counters.known.Store(0)
 }

@@ -182,7 +182,7 @@ func TestARestartedEngineIsEmpty(t *testing.T) {
 	require.Zero(t, r.hit(p[0]))
 	require.True(t, r.stream.Complete())
 	r.eventually("up", func() bool { return r.stream.Precise(time.Now()) })
-	require.EqualValues(t, 2, r.stream.count.connects.Load())
+	require.EqualValues(t, 2, r.stream.counters.connects.Load())
 	require.Empty(t, r.stream.Status().Failure)
 }
 
@@ -341,7 +341,7 @@ func TestAMessageTooLargeEndsTheConnection(t *testing.T) {
 			addr := startOdd(t, func(conn net.Conn, _ *zmq4.Conn) { _, _ = conn.Write(announce) })
 			s, r := startStream(t, addr)
 			r.eventually("said so", func() bool { return strings.Contains(s.Status().Failure, "16 MiB") })
-			r.eventually("dialled again", func() bool { return s.count.connects.Load() > 1 })
+			r.eventually("dialled again", func() bool { return s.counters.connects.Load() > 1 })
 		})
 	}
 }

@@ -28,6 +28,7 @@ type wire struct {
 	stop func() bool
 }
 
+// dial connects to a publisher, or to its replays, and shakes hands. The connection is closed when ctx ends.
 func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	raw, err := d.DialContext(ctx, "tcp", addr)
@@ -93,6 +94,7 @@ func (g *guard) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// pass follows the frames in the bytes that were read, and reports whether no message is larger than mostMessage.
 func (g *guard) pass(p []byte) bool {
 	for len(p) > 0 {
 		switch {

@@ -20,14 +20,14 @@ type Sums struct {
 }
 
 // book adds the weight of a prompt if times is 1, and takes it away if times is -1.
-func (s *Sums) book(p Phase, w Weight, times int64) {
-	s.Leases[p] += int(times)
-	s.Tokens[p] += times * w.Tokens
-	s.Work[p] += times * w.Work
-	if p == Probing {
-		s.NewTokens += times * w.NewTokens
-		s.PredictedUs += times * w.PredictedUs
-		s.Attention += times * w.Attention
+func (s *Sums) book(phase Phase, weight Weight, times int64) {
+	s.Leases[phase] += int(times)
+	s.Tokens[phase] += times * weight.Tokens
+	s.Work[phase] += times * weight.Work
+	if phase == Probing {
+		s.NewTokens += times * weight.NewTokens
+		s.PredictedUs += times * weight.PredictedUs
+		s.Attention += times * weight.Attention
 	}
 }
 
@@ -138,9 +138,9 @@ func (a *Account) OldestSent() time.Time {
 
 // NextSent is when the oldest unanswered probe other than the charge's was sent; zero: there is none.
 func (a *Account) NextSent(c *Charge) time.Time {
-	for _, o := range a.unanswered[:min(2, len(a.unanswered))] {
-		if o != c {
-			return o.sent
+	for _, probe := range a.unanswered[:min(2, len(a.unanswered))] {
+		if probe != c {
+			return probe.sent
 		}
 	}
 	return time.Time{}
@@ -208,43 +208,45 @@ func (a *Account) Ends() (at time.Time, known bool) {
 }
 
 // Foresee splits the time until the end of a charged prompt's prefill: current is when the prompt that the engine
-// computes now ends, and rest is how long the prompts after it, up to the charged one, take. took returns how long a
-// prefill takes for its prediction. A prompt that was not sent yet comes last.
-func (a *Account) Foresee(c *Charge, took func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
+// computes now ends, and rest is how long the prompts after it, up to the charged one, take. duration corrects a
+// predicted prefill time: the caller knows by how much the engine's predictions were off lately. A prompt that was not
+// sent yet comes last.
+func (a *Account) Foresee(c *Charge, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
 	oldest, since := a.running()
 	if oldest != nil {
-		current = since.Add(took(oldest.Predicted()))
+		current = since.Add(duration(oldest.Predicted()))
 	}
 	if c == oldest {
 		return current, 0
 	}
-	for _, o := range a.unanswered {
-		if o == c {
+	for _, probe := range a.unanswered {
+		if probe == c {
 			break
 		}
-		if o != oldest {
-			rest += took(o.Predicted())
+		if probe != oldest {
+			rest += duration(probe.Predicted())
 		}
 	}
-	return current, rest + took(c.Predicted())
+	return current, rest + duration(c.Predicted())
 }
 
-// OthersBacklog is the part of backlog_ms that other dispatchers and strangers sent. The other dispatchers report how
+// OthersBacklog is the part of backlog_ms, in ms, that other dispatchers and strangers sent. usualTokens is how many new
+// tokens a prompt usually has; decodes says that the engine also decodes. The other dispatchers report how
 // much they have there. Requests that a current sample shows beyond that count as long as one of our prompts usually
 // takes. A running prompt counts half, because on average half of it is done. On an engine that also decodes, running
 // requests do not count, because they may be decodes.
 func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
-	told := float64(a.Shared.Unanswered)
-	ms := told*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
+	reported := float64(a.Shared.Unanswered)
+	ms := reported*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
 	if a.Foreign == 0 || !a.Current(now) {
 		return ms
 	}
-	waits, runs := a.foreignQueue, a.Foreign-a.foreignQueue
+	waiting, running := a.foreignQueue, a.Foreign-a.foreignQueue
 	if decodes {
-		runs = 0
+		running = 0
 	}
-	waits, told = max(0, waits-told), max(0, told-waits)
-	return ms + (waits+max(0, runs-told)/2)*line.Ms(usualTokens, 0)
+	waiting, reported = max(0, waiting-reported), max(0, reported-waiting)
+	return ms + (waiting+max(0, running-reported)/2)*line.Ms(usualTokens, 0)
 }
 
 // Batch is the indicator bs: our unanswered probes, and what others sent: as other dispatchers report it, or as a
@@ -302,14 +304,14 @@ func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 	}
 	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, since: now}
 	a.book(Probing, w, 1)
-	a.freed.to(now) // the pace is measured from the first charge on
+	a.freed.fadeTo(now) // the pace is measured from the first charge on
 	a.ledger.charged++
 	a.UpdateGate(now)
 }
 
 // UpdateGate must be called after every change of something that the gate depends on.
 func (a *Account) UpdateGate(now time.Time) {
-	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.tellsUntil()},
+	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.gaugeCountsUntil()},
 		a.ledger.cfg.KVThreshold, now)
 }
 
@@ -320,11 +322,11 @@ func (a *Account) Stale() bool { return a.Misses >= staleAfter }
 // Current says whether the last sample still holds for others' requests: for three intervals, each as long as a
 // scrape really takes.
 func (a *Account) Current(now time.Time) bool {
-	each := max(a.ledger.cfg.Interval, a.took)
+	interval := max(a.ledger.cfg.Interval, a.scrapeTook)
 	if !a.asked.IsZero() {
-		each = max(each, now.Sub(a.asked))
+		interval = max(interval, now.Sub(a.asked))
 	}
-	return now.Sub(a.Sampled) <= 3*each
+	return now.Sub(a.Sampled) <= 3*interval
 }
 
 // Own is the share of the KV cache that is taken by the accounts of this and other dispatchers; 0 while the capacity
@@ -339,16 +341,16 @@ func (a *Account) Own() float64 {
 // tellsUntil is when the engine's own KV usage becomes too old to count; zero: never. By then staleAfter scrapes
 // would have been answered, if each had taken as long as the last good one. A scrape that is still under way changes
 // nothing, because it may wait for its whole timeout.
-func (a *Account) tellsUntil() time.Time {
+func (a *Account) gaugeCountsUntil() time.Time {
 	if a.Sampled.IsZero() {
 		return time.Time{}
 	}
-	return a.Sampled.Add((staleAfter + 1) * max(a.ledger.cfg.Interval, a.tookGood))
+	return a.Sampled.Add((staleAfter + 1) * max(a.ledger.cfg.Interval, a.goodScrapeTook))
 }
 
 // Told is the KV usage by the engine's gauge; NaN if the gauge is too old or stale.
 func (a *Account) Told(now time.Time) float64 {
-	until := a.tellsUntil()
+	until := a.gaugeCountsUntil()
 	if a.Stale() || !until.IsZero() && !now.Before(until) {
 		return math.NaN()
 	}
@@ -372,7 +374,7 @@ func (a *Account) Queue() (waiting, running float64) { return a.engineWaits, a.e
 // Strangers is how many requests that are not ours wait at the engine, and how many wait in all; false: no current
 // sample says.
 func (a *Account) Strangers(now time.Time) (foreign, all float64, ok bool) {
-	return a.foreignQueue, a.waits, a.Current(now)
+	return a.foreignQueue, a.waitingAtScrape, a.Current(now)
 }
 
 // SinceIdle is how many requests ran when a scrape last found none waiting, and how many more of our probes were
@@ -395,7 +397,7 @@ func (a *Account) Unasked() { a.asked = time.Time{} }
 
 // Miss books a scrape that failed.
 func (a *Account) Miss(at Mark, now time.Time) {
-	a.asked, a.took = time.Time{}, now.Sub(at.sent)
+	a.asked, a.scrapeTook = time.Time{}, now.Sub(at.sent)
 	a.Misses++
 	a.Missed++
 	a.UpdateGate(now)
@@ -404,7 +406,7 @@ func (a *Account) Miss(at Mark, now time.Time) {
 // Sample books what a scrape said. What the engine counts beyond our own unanswered probes came from others. It
 // reports whether the engine has started anew since the last scrape.
 func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
-	a.asked, a.took = time.Time{}, now.Sub(at.sent)
+	a.asked, a.scrapeTook = time.Time{}, now.Sub(at.sent)
 	if restarted = a.startTime > 0 && s.StartTime > 0 && s.StartTime != a.startTime; restarted {
 		a.ledger.freeOrphans(a, a.Sampled, now)
 	}
@@ -425,10 +427,10 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	if at.unanswered > 0 && s.Waiting > 0 { // the engine has not begun with these prompts, so its gauge does not have their KV
 		a.sampledTokens -= at.probing * min(1, s.Waiting/float64(at.unanswered))
 	}
-	a.Foreign, a.foreignQueue, a.waits = 0, 0, 0
-	if there := s.Running + s.Waiting; !math.IsNaN(there) {
-		a.Foreign = max(0, there-float64(at.unanswered))
-		a.foreignQueue, a.waits = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
+	a.Foreign, a.foreignQueue, a.waitingAtScrape = 0, 0, 0
+	if requests := s.Running + s.Waiting; !math.IsNaN(requests) {
+		a.Foreign = max(0, requests-float64(at.unanswered))
+		a.foreignQueue, a.waitingAtScrape = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
 		if s.Waiting == 0 {
 			a.idle = idle{s.Running, at.sends, at.answers}
 		}
@@ -437,7 +439,7 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 			a.settleOne()
 		}
 	}
-	a.Sampled, a.tookGood, a.Misses = at.sent, a.took, 0
+	a.Sampled, a.goodScrapeTook, a.Misses = at.sent, a.scrapeTook, 0
 	a.UpdateGate(now)
 	return restarted
 }
@@ -459,16 +461,16 @@ func (a *Account) Room(now time.Time) (r Room, known bool) {
 	if capacity == 0 || pace == 0 {
 		return r, false
 	}
-	own := float64(a.KVTokens())
-	used, told := own+float64(a.Shared.KVTokens), a.Told(now)*capacity
-	if a.Live() > 0 && !math.IsNaN(told) { // else the gauge is frozen, or there is none
-		used = max(used, told+own-a.sampledTokens)
+	ownTokens := float64(a.KVTokens())
+	usedTokens, gaugeTokens := ownTokens+float64(a.Shared.KVTokens), a.Told(now)*capacity
+	if a.Live() > 0 && !math.IsNaN(gaugeTokens) { // else the gauge is frozen, or there is none
+		usedTokens = max(usedTokens, gaugeTokens+ownTokens-a.sampledTokens)
 	}
 	limit := capacity
 	if a.Closed(now) {
 		limit *= a.ledger.cfg.KVThreshold - Hysteresis
 	}
-	r = Room{InMs: (used - limit) / pace, TokenMs: 1 / pace}
+	r = Room{InMs: (usedTokens - limit) / pace, TokenMs: 1 / pace}
 	if a.Closed(now) { // the engine's gauge must also say that there is room, so at least until the next scrape
 		r.InMs = max(r.InMs, float64(a.ledger.cfg.Interval-now.Sub(a.Sampled))/float64(time.Millisecond), 0)
 	}

@@ -23,20 +23,20 @@ type Gauges struct {
 	RTT     time.Duration // round trip to the engine, 0: not measured
 	Sampled time.Time     // when the last good scrape was sent
 
-	usage         float64 // share of the KV cache in use, NaN: not known
-	sampledTokens float64 // of usage, the tokens that are ours
-	scraped       int64   // capacity in KV tokens
-	foreignQueue  float64 // of Foreign, the requests that certainly wait
-	waits         float64 // requests that waited at the last scrape, ours included
-	engineWaits   float64 // requests that wait in the engine: those of the last scrape, with ours that came and went since
-	engineRuns    float64 // requests that run there, counted likewise
-	sends         int     // of our probes, since the start
-	answers       int
-	startTime     float64
-	asked         time.Time     // when the scrape under way was sent; zero: none is
-	took          time.Duration // by the last scrape, failed or not
-	tookGood      time.Duration // by the last good one
-	idle          idle
+	usage           float64 // share of the KV cache in use, NaN: not known
+	sampledTokens   float64 // of usage, the tokens that are ours
+	scraped         int64   // capacity in KV tokens
+	foreignQueue    float64 // of Foreign, the requests that certainly wait
+	waitingAtScrape float64 // requests that waited at the last scrape, ours included
+	engineWaits     float64 // requests that wait in the engine: those of the last scrape, with ours that came and went since
+	engineRuns      float64 // requests that run there, counted likewise
+	sends           int     // of our probes, since the start
+	answers         int
+	startTime       float64
+	asked           time.Time     // when the scrape under way was sent; zero: none is
+	scrapeTook      time.Duration // by the last scrape, failed or not
+	goodScrapeTook  time.Duration // by the last good one
+	idle            idle
 }
 
 // idle is the state of an account when a scrape found no request waiting.

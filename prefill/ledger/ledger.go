@@ -90,12 +90,12 @@ func (e expiries) Len() int           { return len(e) }
 func (e expiries) Less(i, j int) bool { return e[i].expires.Before(e[j].expires) }
 func (e expiries) Swap(i, j int) {
 	e[i], e[j] = e[j], e[i]
-	e[i].place, e[j].place = i, j
+	e[i].expiriesIndex, e[j].expiriesIndex = i, j
 }
 
 func (e *expiries) Push(x any) {
 	c := x.(*Charge)
-	c.place = len(*e)
+	c.expiriesIndex = len(*e)
 	*e = append(*e, c)
 }
 
@@ -192,17 +192,17 @@ func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_07
 // the charge, and Orphan leaves it to the engine's own timeout. The owner calls Settle before the last call on the
 // charge. A call after that is a counted bug.
 type Charge struct {
-	Weight  Weight
-	account *Account
-	phase   Phase
-	settled bool // its owner made the last call
-	renewed bool // the decode engine that has the request renews the hold
-	holder  *Holder
-	sent    time.Time // when its probe was; zero: it was not yet
-	since   time.Time // when it got into this phase
-	expires time.Time // when the engine frees the KV by itself; zero while probing
-	place   int       // in the heap of expiries
-	apart   *Apart    // the charge is counted in it until it is answered; nil: in none
+	Weight        Weight
+	account       *Account
+	phase         Phase
+	settled       bool // its owner made the last call
+	renewed       bool // the decode engine that has the request renews the hold
+	holder        *Holder
+	sent          time.Time // when its probe was; zero: it was not yet
+	since         time.Time // when it got into this phase
+	expires       time.Time // when the engine frees the KV by itself; zero while probing
+	expiriesIndex int       // in the heap of expiries
+	apart         *Apart    // the charge is counted in it until it is answered; nil: in none
 }
 
 // Apart counts the unanswered charges of one model on an account, where the model's requests are counted apart from
@@ -279,7 +279,7 @@ func (c *Charge) Renew(now time.Time) {
 		return
 	}
 	c.renewed, c.expires = true, now.Add(renewedFor)
-	heap.Fix(&c.account.ledger.expiries, c.place)
+	heap.Fix(&c.account.ledger.expiries, c.expiriesIndex)
 }
 
 // Settle must be called before the last call on a charge. It reports whether that call still changes anything; a
@@ -307,6 +307,7 @@ func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 // Release books that the prefiller has the KV back.
 func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
 
+// leaveApart takes the charge off the counts of its model alone, if it is counted there.
 func (c *Charge) leaveApart() {
 	if c.apart == nil {
 		return
@@ -317,8 +318,8 @@ func (c *Charge) leaveApart() {
 	c.apart = nil
 }
 
-// move books a charge into another phase, or out. It is the only place that takes
-// anything off an account.
+// move books a charge into another phase, with so many tokens from then on, or off its account if the phase is Ended. It
+// is the only function that takes anything off an account.
 func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 	a := c.account
 	a.book(c.phase, c.Weight, -1)
@@ -329,7 +330,7 @@ func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 		a.answer(c, now)
 		c.leaveApart()
 	} else {
-		heap.Remove(&a.ledger.expiries, c.place)
+		heap.Remove(&a.ledger.expiries, c.expiriesIndex)
 	}
 	c.phase, c.Weight.Tokens, c.since = to, tokens, now
 	if to == Ended {

@@ -14,8 +14,8 @@ type freed struct {
 	at         time.Time
 }
 
-// to fades both to the present.
-func (f *freed) to(now time.Time) {
+// fadeTo fades the tokens and the time to the present, and adds the time that has passed.
+func (f *freed) fadeTo(now time.Time) {
 	if f.at.IsZero() {
 		f.at = now
 	}
@@ -24,21 +24,21 @@ func (f *freed) to(now time.Time) {
 		return
 	}
 	f.at = now
-	rest := math.Exp2(-float64(passed) / float64(freedHalf))
-	f.tokens *= rest
+	kept := math.Exp2(-float64(passed) / float64(freedHalf))
+	f.tokens *= kept
 	// The integral over the time that passed, of a weight that fades.
-	f.ms = f.ms*rest + (1-rest)*float64(freedHalf)/float64(time.Millisecond)/math.Ln2
+	f.ms = f.ms*kept + (1-kept)*float64(freedHalf)/float64(time.Millisecond)/math.Ln2
 }
 
 // add counts tokens that were given back.
 func (f *freed) add(tokens int64, now time.Time) {
-	f.to(now)
+	f.fadeTo(now)
 	f.tokens += float64(tokens)
 }
 
 // perMs is the pace in tokens per ms; 0: nothing was given back, or not for long enough.
 func (f *freed) perMs(now time.Time) float64 {
-	f.to(now)
+	f.fadeTo(now)
 	if f.tokens < 1 || f.ms < 1 {
 		return 0
 	}
@@ -82,7 +82,8 @@ type gate struct {
 	idleSince time.Time // since when the gate is closed and nothing of ours is live there, no canary either; zero: it is not so
 }
 
-// update must be called after every change of s, because hysteresis depends on the order of the changes.
+// update opens or closes the gate by the state of the KV cache; threshold is the share of it from which the gate is
+// closed. It must be called after every change of the state, because hysteresis depends on the order of the changes.
 func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	usage := s.own
 	if s.live > 0 && s.scraped > usage { // never true of NaN

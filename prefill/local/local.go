@@ -103,12 +103,12 @@ func (l *Ranks) Set(ranks []Rank) {
 	}
 }
 
-// unfollow ends the streams of the ranks for which the function which returns true.
-func (l *Ranks) unfollow(which func(*rank) bool) {
+// unfollow ends the streams of KV events of the ranks for which selected returns true.
+func (l *Ranks) unfollow(selected func(*rank) bool) {
 	l.mu.Lock()
 	var ended []*rank
 	for _, r := range l.ranks {
-		if r.feed.Stream != nil && which(r) {
+		if r.feed.Stream != nil && selected(r) {
 			ended = append(ended, r)
 		}
 	}
@@ -158,7 +158,7 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 	return all
 }
 
-// replace needs mu.
+// replace sets the ranks, and forgets what is known of engines and models that have no rank any more. mu must be held.
 func (l *Ranks) replace(ranks []Rank) {
 	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
 	for _, given := range ranks {
@@ -218,6 +218,7 @@ func (l *Ranks) Length(p *Prompt) int {
 	return l.length(p)
 }
 
+// length is Length; mu must be held.
 func (l *Ranks) length(p *Prompt) int {
 	if p.Tokens > 0 {
 		return p.Tokens
@@ -237,11 +238,11 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 		if r.Model != p.Model || !r.Computes || !r.Up || slices.Contains(avoid, r.ID) {
 			continue
 		}
-		o := Offer{Rank: r.ID, Hit: r.holds(found, p, tokens), New: tokens}
+		offer := Offer{Rank: r.ID, Hit: r.holds(found, p, tokens), New: tokens}
 		if l.engines[r.Engine].holds() || r.cache.Told(&p.Prompt, now) {
-			o.New = max(1, tokens-o.Hit)
+			offer.New = max(1, tokens-offer.Hit)
 		}
-		offers = append(offers, o)
+		offers = append(offers, offer)
 	}
 	slices.SortFunc(offers, func(a, b Offer) int { return int(a.Rank - b.Rank) })
 	return offers
@@ -264,9 +265,9 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 		if r.Model != p.Model || !r.Up {
 			continue
 		}
-		n := r.holds(found, p, tokens)
-		least = min(least, n)
-		held = append(held, Offer{Rank: r.ID, Hit: n})
+		hit := r.holds(found, p, tokens)
+		least = min(least, hit)
+		held = append(held, Offer{Rank: r.ID, Hit: hit})
 	}
 	for i := range held {
 		held[i].Hit -= least
@@ -277,7 +278,7 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 }
 
 // Holds says that a rank has the prompt's KV, because it computed or pulled it for a request that was sent at the
-// time sent. The prompt has so many tokens.
+// time sent. The prompt has so many tokens; 0: the engine did not say.
 func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,17 +303,17 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 		return false, false
 	}
 	engine := l.engines[r.Engine]
-	held := engine.holds()
+	trustedBefore := engine.holds()
 	engine.learn(hit, cached)
 	now := time.Now()
 	r.cache.Heard(tokens-max(0, cached) > r.block(), now)
 	if r.cache.Told(&p.Prompt, now) {
-		return held != engine.holds(), engine.holds()
+		return trustedBefore != engine.holds(), engine.holds()
 	}
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
 		r.cache.Stored(at, p.Keys) // it has them now
 	}
-	return held != engine.holds(), engine.holds()
+	return trustedBefore != engine.holds(), engine.holds()
 }
 
 // Forget drops what is known of the prefix caches of ranks. Results of requests that were sent before are ignored,
@@ -348,15 +349,16 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000})
 }
 
-// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. line is the
-// line of the model's prefill times.
+// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes: to compute fewer
+// there is sooner done than to fetch the KV. line is the line of the model's prefill times, rtt the round trip to the
+// prefill engine.
 func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	handoff := rtt.Seconds()*1000 + line.T0Ms/2
 	if times := l.transfers[p.Model]; times != nil {
-		move, _ := times.Law()
-		handoff += move.Ms(float64(l.length(p)), 0) - move.T0Ms
+		transfer, _ := times.Law()
+		handoff += transfer.Ms(float64(l.length(p)), 0) - transfer.T0Ms
 	}
 	return handoff / line.TPMs
 }

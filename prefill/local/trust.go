@@ -23,6 +23,7 @@ func (t *trust) learn(expected, found int) {
 	t.found = trustDecay*t.found + float64(min(max(found, 0), expected))
 }
 
+// holds reports whether the engine is trusted to hold what it is thought to hold.
 func (t *trust) holds() bool {
 	return t.expected < trustAfter || t.found >= trustShare*t.expected
 }

@@ -78,7 +78,8 @@ func (p *Policy) evaluate(c *Candidate) float64 {
 	return p.score(p.param, &p.query, c)
 }
 
-// lowest is the index of the best of p.scores.
+// lowest is the index of the candidate with the lowest of p.scores. Among equal scores the keys in ties decide in turn,
+// then the hash of request and candidate.
 func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
 	least := math.Inf(1)
 	for _, s := range p.scores {
@@ -86,7 +87,7 @@ func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
 			least = s
 		}
 	}
-	best, hash := -1, uint64(0)
+	best, bestHash := -1, uint64(0)
 	for i := range candidates {
 		if s := p.scores[i]; !(s-least <= equal*max(math.Abs(s), math.Abs(least))) {
 			continue
@@ -98,14 +99,15 @@ func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
 		if order > 0 {
 			continue
 		}
-		h := HRW(q.ID, candidates[i].ID)
-		if order < 0 || h < hash {
-			best, hash = i, h
+		hash := HRW(q.ID, candidates[i].ID)
+		if order < 0 || hash < bestHash {
+			best, bestHash = i, hash
 		}
 	}
 	return best
 }
 
+// compare compares two candidates by the first key in ties in which they differ; below 0: a comes first.
 func compare(ties []key, a, b *Candidate) int {
 	for _, k := range ties {
 		if order := cmp.Compare(k(a), k(b)); order != 0 {

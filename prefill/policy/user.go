@@ -100,6 +100,7 @@ func (l *Library) user(name string) *user {
 	return l.users[name]
 }
 
+// compile compiles the definition of a user's policy. Its error joins a DefinitionError for each problem.
 func compile(name string, d Definition) (*user, error) {
 	u := &user{name: name, sign: 1}
 	var errs []error
@@ -151,15 +152,17 @@ var functions = []string{"abs", "ceil", "floor", "max", "min", "round"}
 // maxNodes bounds the nodes of an expression, and so what it costs to evaluate.
 const maxNodes = 64
 
+// compileExpression compiles an expression whose value has the type that result asks for. The error has the place in
+// the text, but neither policy nor key.
 func compileExpression(text string, result expr.Option) (*vm.Program, *DefinitionError) {
-	at := func(msg string, where file.Location) *DefinitionError {
+	errorAt := func(msg string, where file.Location) *DefinitionError {
 		e := (&file.Error{Location: where, Message: msg}).Bind(file.NewSource(text))
 		return &DefinitionError{Line: e.Line, Column: e.Column + 1, Msg: msg}
 	}
 	wrap := func(err error) *DefinitionError {
-		var fe *file.Error
-		if errors.As(err, &fe) {
-			return &DefinitionError{Line: fe.Line, Column: fe.Column + 1, Msg: fe.Message}
+		var syntaxError *file.Error
+		if errors.As(err, &syntaxError) {
+			return &DefinitionError{Line: syntaxError.Line, Column: syntaxError.Column + 1, Msg: syntaxError.Message}
 		}
 		return &DefinitionError{Msg: err.Error()}
 	}
@@ -170,7 +173,7 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	var g guard
 	ast.Walk(&tree.Node, &g)
 	if g.refused != nil {
-		return nil, at(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, ?: and %s",
+		return nil, errorAt(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, ?: and %s",
 			g.what, strings.Join(functions, ", ")), g.refused.Location())
 	}
 	options := []expr.Option{expr.Env(&Indicators{}), result, expr.MaxNodes(maxNodes), expr.DisableAllBuiltins()}
@@ -264,19 +267,20 @@ func (p *Policy) filter(candidates []Candidate) (skipped bool) {
 	}
 	r := p.user
 	r.kept = r.kept[:0]
-	left := 0
+	passed := 0
 	for i := range candidates {
-		v, err := r.machine.Run(r.filter, &candidates[i].Indicators)
-		keep := err != nil || v == true
-		if keep {
-			left++
+		result, err := r.machine.Run(r.filter, &candidates[i].Indicators)
+		kept := err != nil || result == true
+		if kept {
+			passed++
 		}
-		r.kept = append(r.kept, keep)
+		r.kept = append(r.kept, kept)
 	}
-	r.all = left == 0
+	r.all = passed == 0
 	return r.all
 }
 
+// passes reports whether the user's own filter lets the candidate of that index pass; true without a filter.
 func (p *Policy) passes(i int) bool {
 	return p.user == nil || p.user.filter == nil || p.user.all || p.user.kept[i]
 }

@@ -41,14 +41,14 @@ type Entry[T any] struct {
 	Deadline time.Time // earlier deadlines are served first, and before requests without one; zero: it has none
 	Reserved bool      // it holds a place in the pool already, as a retry does
 
-	number uint64 // number of its arrival, for requests that arrived at the same time
-	heldIn uint64 // the round in which it was held last
-	fixed  bool   // it must not be displaced
-	line   *Line[T]
-	place  int      // index in the heap of retries, -1: not there
-	ends   int      // index in the heap of deadlines, -1: not there
-	lane   *lane[T] // where it waits if it is no retry; nil: it does not wait there
-	at     *list.Element
+	number       uint64 // number of its arrival, for requests that arrived at the same time
+	heldIn       uint64 // the round in which it was held last
+	fixed        bool   // it must not be displaced
+	line         *Line[T]
+	retriesIndex int      // index in the heap of retries, -1: not there
+	dueIndex     int      // index in the heap of deadlines, -1: not there
+	lane         *lane[T] // where it waits if it is no retry; nil: it does not wait there
+	element      *list.Element
 }
 
 // Line holds the requests for one model. Retries are kept apart: they have a place in the pool already, so they must
@@ -71,7 +71,7 @@ func New[T any]() *Queue[T] {
 	return &Queue[T]{
 		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
 		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) },
-			place: func(e *Entry[T]) *int { return &e.ends }},
+			place: func(e *Entry[T]) *int { return &e.dueIndex }},
 	}
 }
 
@@ -81,11 +81,11 @@ func (q *Queue[T]) Line(model string) *Line[T] {
 	if l == nil {
 		l = &Line[T]{
 			queue:   q,
-			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, place: func(e *Entry[T]) *int { return &e.place }},
+			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, place: func(e *Entry[T]) *int { return &e.retriesIndex }},
 			lanes:   map[*flow[T]]*lane[T]{},
 			turns: ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) },
-				place: func(l *lane[T]) *int { return &l.turn }},
-			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, place: func(l *lane[T]) *int { return &l.length }},
+				place: func(l *lane[T]) *int { return &l.turnsIndex }},
+			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, place: func(l *lane[T]) *int { return &l.longestIndex }},
 		}
 		q.lines[model] = l
 	}
@@ -179,42 +179,46 @@ func (l *Line[T]) Settle() { l.settledIn = l.queue.round }
 // Shut says that no request of the line can pass in this round.
 func (l *Line[T]) Shut() { l.shutIn = l.queue.round }
 
-// before says which request is served first.
-func (e *Entry[T]) before(o *Entry[T]) bool {
+// before reports whether a request is served before another one of any line.
+func (e *Entry[T]) before(other *Entry[T]) bool {
 	switch {
-	case e.Priority != o.Priority:
-		return e.Priority > o.Priority
-	case e.Reserved != o.Reserved:
+	case e.Priority != other.Priority:
+		return e.Priority > other.Priority
+	case e.Reserved != other.Reserved:
 		return e.Reserved
-	case !e.Deadline.Equal(o.Deadline):
-		return e.sooner(o)
-	case e.lane != nil && o.lane != nil && e.lane.due != o.lane.due:
-		return e.lane.due < o.lane.due
+	case !e.Deadline.Equal(other.Deadline):
+		return e.sooner(other)
+	case e.lane != nil && other.lane != nil && e.lane.due != other.lane.due:
+		return e.lane.due < other.lane.due
 	}
-	return e.olderThan(o)
+	return e.olderThan(other)
 }
 
 // sooner reports whether the deadline of a request is before that of another one, which has a different deadline or
 // none.
-func (e *Entry[T]) sooner(o *Entry[T]) bool {
-	return !e.Deadline.IsZero() && (o.Deadline.IsZero() || e.Deadline.Before(o.Deadline))
+func (e *Entry[T]) sooner(other *Entry[T]) bool {
+	return !e.Deadline.IsZero() && (other.Deadline.IsZero() || e.Deadline.Before(other.Deadline))
 }
 
-// beforeInLane says which of two requests of one key is served first.
-func (e *Entry[T]) beforeInLane(o *Entry[T]) bool {
-	if !e.Deadline.Equal(o.Deadline) {
-		return e.sooner(o)
+// beforeInLane reports whether a request is served before another one of the same key: by deadline, then by arrival.
+func (e *Entry[T]) beforeInLane(other *Entry[T]) bool {
+	if !e.Deadline.Equal(other.Deadline) {
+		return e.sooner(other)
 	}
-	return e.olderThan(o)
+	return e.olderThan(other)
 }
 
-func (e *Entry[T]) olderThan(o *Entry[T]) bool {
-	if !e.Arrival.Equal(o.Arrival) {
-		return e.Arrival.Before(o.Arrival)
+// olderThan reports whether a request arrived before another one; of two that arrived at the same time, the one that was
+// added first did.
+func (e *Entry[T]) olderThan(other *Entry[T]) bool {
+	if !e.Arrival.Equal(other.Arrival) {
+		return e.Arrival.Before(other.Arrival)
 	}
-	return e.number < o.number
+	return e.number < other.number
 }
 
+// next is the request of the line that is served first; nil: none waits. If places is false there is no place in the
+// pool, and only retries count.
 func (l *Line[T]) next(places bool) (first *Entry[T]) {
 	if l.retries.Len() > 0 {
 		first = l.retries.members[0]
@@ -227,7 +231,8 @@ func (l *Line[T]) next(places bool) (first *Entry[T]) {
 	return first
 }
 
-// nextBut is next, but without the requests that were held in the round.
+// nextBut is next, but without the requests that were held in the round. Nearly always the first request was not held;
+// only if it was are all requests looked at.
 func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 	first := l.next(places)
 	if first == nil || first.heldIn != round {
@@ -248,8 +253,8 @@ func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 		return first
 	}
 	for _, lane := range l.turns.members {
-		for at := lane.entries.Front(); at != nil; at = at.Next() {
-			if e := at.Value.(*Entry[T]); e.heldIn != round {
+		for element := lane.entries.Front(); element != nil; element = element.Next() {
+			if e := element.Value.(*Entry[T]); e.heldIn != round {
 				consider(e)
 				break
 			}
@@ -265,7 +270,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 		q.arrivals++
 		e.number = q.arrivals
 	}
-	e.line, e.place, e.ends = l, -1, -1
+	e.line, e.retriesIndex, e.dueIndex = l, -1, -1
 	q.waiting++
 	if !e.Deadline.IsZero() && !e.fixed {
 		heap.Push(&q.due, e)
@@ -276,14 +281,14 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	}
 	f := q.flowOf(e.Priority, e.Key)
 	lane := l.laneOf(f)
-	at := lane.entries.Back() // nearly every new request belongs at the end
-	for at != nil && e.beforeInLane(at.Value.(*Entry[T])) {
-		at = at.Prev()
+	before := lane.entries.Back() // nearly every new request belongs at the end
+	for before != nil && e.beforeInLane(before.Value.(*Entry[T])) {
+		before = before.Prev()
 	}
-	if at == nil {
-		e.at = lane.entries.PushFront(e)
+	if before == nil {
+		e.element = lane.entries.PushFront(e)
 	} else {
-		e.at = lane.entries.InsertAfter(e, at)
+		e.element = lane.entries.InsertAfter(e, before)
 	}
 	e.lane = lane
 	l.count(e, 1)
@@ -295,11 +300,12 @@ func (l *Line[T]) Add(e *Entry[T]) {
 		heap.Push(&l.turns, lane)
 		heap.Push(&l.longest, lane)
 	} else {
-		heap.Fix(&l.turns, lane.turn)
-		heap.Fix(&l.longest, lane.length)
+		heap.Fix(&l.turns, lane.turnsIndex)
+		heap.Fix(&l.longest, lane.longestIndex)
 	}
 }
 
+// count adds a request to the line's counts if n is 1, and takes it off if n is -1.
 func (l *Line[T]) count(e *Entry[T], n int) {
 	l.fresh += n
 	if e.Priority == Batch {
@@ -309,24 +315,25 @@ func (l *Line[T]) count(e *Entry[T], n int) {
 	}
 }
 
+// laneOf returns the lane of a key in this line, and makes it if there is none.
 func (l *Line[T]) laneOf(f *flow[T]) *lane[T] {
-	at := l.lanes[f]
-	if at == nil {
-		at = &lane[T]{flow: f, line: l}
-		l.lanes[f] = at
-		f.lanes = append(f.lanes, at)
+	keyLane := l.lanes[f]
+	if keyLane == nil {
+		keyLane = &lane[T]{flow: f, line: l}
+		l.lanes[f] = keyLane
+		f.lanes = append(f.lanes, keyLane)
 	}
-	return at
+	return keyLane
 }
 
 // Remove takes the request out of the queue. It reports whether the request still waited.
 func (e *Entry[T]) Remove() bool {
 	l := e.line
 	if e.Reserved {
-		if e.place < 0 {
+		if e.retriesIndex < 0 {
 			return false
 		}
-		heap.Remove(&l.retries, e.place)
+		heap.Remove(&l.retries, e.retriesIndex)
 		l.queue.waiting--
 		e.forgetDeadline()
 		return true
@@ -336,20 +343,20 @@ func (e *Entry[T]) Remove() bool {
 		return false
 	}
 	if lane.entries.Len() == 1 {
-		heap.Remove(&l.turns, lane.turn)
-		heap.Remove(&l.longest, lane.length)
+		heap.Remove(&l.turns, lane.turnsIndex)
+		heap.Remove(&l.longest, lane.longestIndex)
 		delete(l.lanes, lane.flow)
 		lane.close()
 	}
-	lane.entries.Remove(e.at)
+	lane.entries.Remove(e.element)
 	if !e.fixed {
 		lane.loose--
 	}
 	if lane.entries.Len() > 0 {
-		heap.Fix(&l.turns, lane.turn)
-		heap.Fix(&l.longest, lane.length)
+		heap.Fix(&l.turns, lane.turnsIndex)
+		heap.Fix(&l.longest, lane.longestIndex)
 	}
-	e.lane, e.at = nil, nil
+	e.lane, e.element = nil, nil
 	e.forgetDeadline()
 	l.count(e, -1)
 	l.queue.waiting--
@@ -373,13 +380,14 @@ func (e *Entry[T]) Served() {
 	f.class.clock = max(f.class.clock, f.due)
 	f.due += int64(max(1, e.Tokens))
 	for _, l := range f.lanes {
-		heap.Fix(&l.line.turns, l.turn)
+		heap.Fix(&l.line.turns, l.turnsIndex)
 	}
 }
 
+// forgetDeadline takes the request out of the heap of deadlines, if it is there.
 func (e *Entry[T]) forgetDeadline() {
-	if e.ends >= 0 {
-		heap.Remove(&e.line.queue.due, e.ends)
+	if e.dueIndex >= 0 {
+		heap.Remove(&e.line.queue.due, e.dueIndex)
 	}
 }
 
@@ -399,19 +407,19 @@ func (e *Entry[T]) Fix() {
 	e.fixed = true
 	e.forgetDeadline()
 	e.lane.loose--
-	heap.Fix(&e.line.longest, e.lane.length)
+	heap.Fix(&e.line.longest, e.lane.longestIndex)
 }
 
-// MakeRoom displaces requests until the line has room for n more of a priority and key; most is how many it may have.
-// If that room cannot be made it displaces none.
-func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*Entry[T], ok bool) {
-	own := l.waitingOf(priority, key) + n
-	over := l.fresh + n - most
+// MakeRoom displaces requests until the line has room for n more of a priority and key; limit is how many requests may
+// wait in the line, retries not counted. If that room cannot be made it displaces none, and ok is false.
+func (l *Line[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Entry[T], ok bool) {
+	ownWaiting := l.waitingOf(priority, key) + n
+	over := l.fresh + n - limit
 	if priority == Batch {
-		over = max(over, l.batch+n-Share(most))
+		over = max(over, l.batch+n-Share(limit))
 	}
 	for ; over > 0; over-- {
-		e := l.yields(priority, key, own)
+		e := l.yields(priority, key, ownWaiting)
 		if e == nil {
 			for _, e := range displaced {
 				l.Add(e)
@@ -427,10 +435,10 @@ func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*
 // Share is how many requests of a line with so many places may be batch.
 func Share(most int) int { return max(1, most/2) }
 
-// yields is the request that leaves a full line for a request of that priority and key, if own requests of this key
-// would wait then; nil: there is none. It is the last request of the key that has the most in the lowest class. In
-// the request's own class, only a key that has more than own yields.
-func (l *Line[T]) yields(priority int, key string, own int) *Entry[T] {
+// yields is the request that leaves a full line for a request of that priority and key; nil: there is none. It is the
+// last request of the key that has the most requests in the lowest class. In the request's own class, a key yields only
+// if it has more than ownWaiting requests, which is how many of the request's own key would wait then.
+func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Entry[T] {
 	if l.longest.Len() == 0 {
 		return nil
 	}
@@ -438,14 +446,14 @@ func (l *Line[T]) yields(priority int, key string, own int) *Entry[T] {
 	switch {
 	case lane.loose == 0, lane.priority > priority:
 		return nil
-	case lane.priority == priority && (lane.key == key || lane.entries.Len() <= own):
+	case lane.priority == priority && (lane.key == key || lane.entries.Len() <= ownWaiting):
 		return nil
 	}
-	at := lane.entries.Back()
-	for at.Value.(*Entry[T]).fixed {
-		at = at.Prev()
+	element := lane.entries.Back()
+	for element.Value.(*Entry[T]).fixed {
+		element = element.Prev()
 	}
-	return at.Value.(*Entry[T])
+	return element.Value.(*Entry[T])
 }
 
 // waitingOf is how many requests of a key wait.

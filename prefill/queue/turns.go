@@ -29,42 +29,43 @@ type flow[T any] struct {
 // lane is a flow's requests for one model.
 type lane[T any] struct {
 	*flow[T]
-	line    *Line[T]
-	entries list.List // its *Entry[T], by deadline and arrival
-	loose   int       // entries that may be displaced
-	turn    int       // turn and length: its indices in the line's heaps
-	length  int
+	line         *Line[T]
+	entries      list.List // its *Entry[T], by deadline and arrival
+	loose        int       // entries that may be displaced
+	turnsIndex   int       // turn and length: its indices in the line's heaps
+	longestIndex int
 }
 
 func (l *lane[T]) first() *Entry[T] { return l.entries.Front().Value.(*Entry[T]) }
 
-// givesWayBefore puts the lowest class first, and within it the key with the most requests: a key that fills the
-// queue gives way to the others.
-func (l *lane[T]) givesWayBefore(o *lane[T]) bool {
+// givesWayBefore reports whether a request of this lane is displaced before one of another lane. The lowest class gives
+// way first, and within it the key with the most requests: a key that fills the queue gives way to the others. A lane
+// in which no request may be displaced comes last.
+func (l *lane[T]) givesWayBefore(other *lane[T]) bool {
 	switch {
-	case (l.loose == 0) != (o.loose == 0):
-		return o.loose == 0
-	case l.priority != o.priority:
-		return l.priority < o.priority
+	case (l.loose == 0) != (other.loose == 0):
+		return other.loose == 0
+	case l.priority != other.priority:
+		return l.priority < other.priority
 	}
-	return l.entries.Len() > o.entries.Len()
+	return l.entries.Len() > other.entries.Len()
 }
 
 // flowOf returns the flow of a key that is about to wait. A key that did not wait is due now at the earliest, so that
 // it gains nothing from the time in which it was not served.
 func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
-	c := q.classes[priority]
-	if c == nil {
-		c = &class[T]{flows: map[string]*flow[T]{}, sweepAt: firstSweep}
-		q.classes[priority] = c
+	ofPriority := q.classes[priority]
+	if ofPriority == nil {
+		ofPriority = &class[T]{flows: map[string]*flow[T]{}, sweepAt: firstSweep}
+		q.classes[priority] = ofPriority
 	}
-	f := c.flows[key]
+	f := ofPriority.flows[key]
 	if f == nil {
-		f = &flow[T]{class: c, priority: priority, key: key, due: c.clock}
-		c.flows[key] = f
+		f = &flow[T]{class: ofPriority, priority: priority, key: key, due: ofPriority.clock}
+		ofPriority.flows[key] = f
 	}
 	if len(f.lanes) == 0 {
-		f.due = max(f.due, c.clock)
+		f.due = max(f.due, ofPriority.clock)
 	}
 	return f
 }

@@ -105,6 +105,7 @@ func (a *Affinity) Left(key uint64) {
 	}
 }
 
+// expire drops the sessions that were not used for ttl.
 func (a *Affinity) expire(now time.Time) {
 	for e := a.byUse.Back(); e != nil && now.Sub(e.Value.(*session).used) >= a.ttl; e = a.byUse.Back() {
 		a.drop(e)

@@ -70,7 +70,7 @@ type window struct {
 	sum    int
 }
 
-// roll forgets what has left the window.
+// roll moves the window on to a bucket, and forgets what has left it.
 func (w *window) roll(to int64) {
 	for n := max(w.last, to-windowBuckets) + 1; n <= to; n++ {
 		w.sum -= w.counts[n%windowBuckets]
@@ -86,51 +86,52 @@ func (w *window) add() {
 
 // hotClass is a class that is watched.
 type hotClass struct {
-	hash    uint64
-	seen    window
-	over    int   // count that it inherited when it took another class's place
-	since   int64 // bucket in which it did; the inherited count ends with the window
-	state   State
-	k       int
-	holders int
-	until   time.Time // end of the filter
+	hash       uint64
+	seen       window
+	inherited  int   // count that it inherited when it took another class's place
+	since      int64 // bucket in which it did; the inherited count ends with the window
+	state      State
+	holderWins int
+	holders    int
+	until      time.Time // end of the filter
 }
 
 // NewHotspots returns a detector that has seen nothing yet.
 func NewHotspots() *Hotspots { return &Hotspots{most: mostClasses, classes: map[uint64]*hotClass{}} }
 
-func number(now time.Time) int64 { return now.UnixNano() / int64(sharesOver/windowBuckets) }
+// bucketOf is the number of the window's bucket that a moment falls into.
+func bucketOf(now time.Time) int64 { return now.UnixNano() / int64(sharesOver/windowBuckets) }
 
 // Arrive counts a request. hash is 0 for a request without a class, or whose prefix no candidate holds well: it is
 // not watched, but counts among all requests.
 func (h *Hotspots) Arrive(now time.Time, hash uint64) {
-	n := number(now)
-	h.all.roll(n)
+	bucket := bucketOf(now)
+	h.all.roll(bucket)
 	h.all.add()
 	if hash == 0 {
 		return
 	}
 	c := h.classes[hash]
 	if c == nil {
-		c = h.watch(hash, n, now)
+		c = h.watch(hash, bucket, now)
 	}
-	c.seen.roll(n)
+	c.seen.roll(bucket)
 	c.seen.add()
 }
 
 // watch begins to watch a class. If all places are taken it replaces the least frequent class. As in a space-saving
 // sketch, it inherits the rank of that class: else a new class could never stay. The inherited count does not count
 // as its own requests.
-func (h *Hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
-	c := &hotClass{hash: hash, since: n, state: OK}
+func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
+	c := &hotClass{hash: hash, since: bucket, state: OK}
 	if len(h.classes) >= h.most {
 		var least *hotClass
-		for _, o := range h.classes {
-			if least == nil || cmp.Or(cmp.Compare(o.rank(n), least.rank(n)), cmp.Compare(o.hash, least.hash)) < 0 {
-				least = o
+		for _, other := range h.classes {
+			if least == nil || cmp.Or(cmp.Compare(other.rank(bucket), least.rank(bucket)), cmp.Compare(other.hash, least.hash)) < 0 {
+				least = other
 			}
 		}
-		c.over = least.rank(n)
+		c.inherited = least.rank(bucket)
 		h.enter(least, OK, now)
 		delete(h.classes, least.hash)
 	}
@@ -138,27 +139,30 @@ func (h *Hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
 	return c
 }
 
-func (c *hotClass) rank(n int64) int {
-	c.seen.roll(n)
-	if n-c.since < windowBuckets {
-		return c.seen.sum + c.over
+// rank orders classes when one must make room for a new one: the requests of the class in the window, and the count that
+// it inherited while this is not older than the window.
+func (c *hotClass) rank(bucket int64) int {
+	c.seen.roll(bucket)
+	if bucket-c.since < windowBuckets {
+		return c.seen.sum + c.inherited
 	}
 	return c.seen.sum
 }
 
-// Look says what state a class is in, now that so many live candidates hold its prefix and so many others do not
-// (phase 1).
+// Look says what state a class is in, now that so many live candidates hold its prefix (holders) and so many do not
+// (others). It alarms a class whose share of the requests is larger than the share of its holders (phase 1), and ends
+// an alarm or a filter that is over.
 func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil {
 		return OK
 	}
-	n := number(now)
-	h.all.roll(n)
-	c.seen.roll(n)
+	bucket := bucketOf(now)
+	h.all.roll(bucket)
+	c.seen.roll(bucket)
 	c.holders = holders
-	all, own := h.all.sum, c.seen.sum
-	hot := all >= enough && holders >= 1 && others >= 1 && own*others > (all-own)*holders
+	all, ofClass := h.all.sum, c.seen.sum
+	hot := all >= enough && holders >= 1 && others >= 1 && ofClass*others > (all-ofClass)*holders
 	switch {
 	case !hot || c.state == Filter && !now.Before(c.until):
 		h.enter(c, OK, now)
@@ -169,17 +173,18 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 }
 
 // Weigh compares, once for each request of an alarmed class, the best score among the holders with the best among the
-// others, before any filter (phase 2).
-func (h *Hotspots) Weigh(now time.Time, hash uint64, best, rest float64) State {
+// others, before any filter (phase 2); lower scores are better. If a holder was best too often in a row, the class is
+// kept off its holders from then on. Weigh returns the state of the class.
+func (h *Hotspots) Weigh(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm {
 		return h.state(hash)
 	}
-	if !(best <= rest) {
-		c.k = 0
+	if !(bestHolder <= bestOther) {
+		c.holderWins = 0
 		return c.state
 	}
-	if c.k++; c.k > 2*c.holders {
+	if c.holderWins++; c.holderWins > 2*c.holders {
 		h.enter(c, Filter, now)
 		c.until = now.Add(mostFilter)
 	}
@@ -198,12 +203,12 @@ func (h *Hotspots) enter(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
 	}
-	h.all.roll(number(now))
+	h.all.roll(bucketOf(now))
 	h.changes = append(h.changes,
-		Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k})
+		Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins})
 	c.state = to
 	if to == OK {
-		c.k = 0
+		c.holderWins = 0
 	}
 }
 
@@ -217,10 +222,10 @@ func (h *Hotspots) Changes() []Change {
 // settle ends filters whose time is over, which else only the next request of the class would do, and forgets classes
 // without a request in the window.
 func (h *Hotspots) settle(now time.Time) {
-	n := number(now)
-	h.all.roll(n)
+	bucket := bucketOf(now)
+	h.all.roll(bucket)
 	for hash, c := range h.classes {
-		c.seen.roll(n)
+		c.seen.roll(bucket)
 		if c.seen.sum == 0 || c.state == Filter && !now.Before(c.until) {
 			h.enter(c, OK, now)
 		}
@@ -260,7 +265,7 @@ func (h *Hotspots) List(now time.Time) []HotspotClass {
 	for _, c := range h.classes {
 		list = append(list, HotspotClass{
 			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.seen.sum,
-			Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k,
+			Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins,
 		})
 	}
 	slices.SortFunc(list, func(a, b HotspotClass) int {
