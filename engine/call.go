@@ -11,16 +11,16 @@ import (
 // Call is one request to one engine, made once. Do and the Response it returns
 // belong to one goroutine; Abort may come from any.
 type Call struct {
-	client *Client
-	target *Target
-	fresh  bool
-	again  bool         // Repeat was called: the request may be sent twice
-	guard  func() error // asked right before the request is written; its error ends the call; nil: none
-	onSent func()       // called once the request is written; nil: none
-	resp   Response
+	client    *Client
+	target    *Target
+	fresh     bool
+	mayRepeat bool         // Repeat was called: the request may be sent twice
+	guard     func() error // asked right before the request is written; its error ends the call; nil: none
+	onSent    func()       // called once the request is written; nil: none
+	resp      Response
 
 	mu       sync.Mutex
-	done     bool               // Do was called
+	made     bool               // Do was called
 	aborted  bool               // never unset
 	heedless bool               // the engine did not close its side within the time of Leave
 	cancel   context.CancelFunc // ends a dial under way
@@ -45,7 +45,7 @@ func (k *Call) Fresh() *Call {
 // Repeat lets Do send the request a second time after a stale connection, because it does no harm if the engine acts
 // on both.
 func (k *Call) Repeat() *Call {
-	k.again = true
+	k.mayRepeat = true
 	return k
 }
 
@@ -70,7 +70,7 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
 	}
 	r, failure := k.attempt(method, path, hdr, body, d, k.fresh)
-	harmless := k.again || method == http.MethodGet || method == http.MethodHead
+	harmless := k.mayRepeat || method == http.MethodGet || method == http.MethodHead
 	if failure != nil && failure.Stale() && (harmless || !failure.Sent) {
 		r, failure = k.attempt(method, path, hdr, body, d, true)
 	}
@@ -87,13 +87,15 @@ func (k *Call) check(method, path string, hdr []Header) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.done {
+	if k.made {
 		return fmt.Errorf("%w: a call is made once; NewCall for each", ErrRefused)
 	}
-	k.done = true
+	k.made = true
 	return nil
 }
 
+// attempt sends the request once, on a new connection if fresh, and reads the response head. If it fails after an idle
+// connection turned out to be stale, the other idle connections to the engine are closed, too.
 func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadlines, fresh bool) (*Response, *Error) {
 	c, err := k.connect(d.Connect, fresh)
 	if err != nil {
@@ -126,7 +128,8 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	return &k.resp, nil
 }
 
-// connect takes an idle connection or dials one, and lets Abort reach it.
+// connect takes an idle connection, unless fresh, or dials one, and lets Abort reach it. limit bounds the dial; 0: no
+// bound.
 func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	if k.client.idle.isClosed() {
 		return nil, ErrClosed
@@ -225,7 +228,7 @@ func (k *Call) Expire() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn != nil {
-		k.conn.hurry(0)
+		k.conn.shortenWait(0)
 		k.conn.touch()
 	}
 }
@@ -247,20 +250,20 @@ func (k *Call) Leave(limit time.Duration) {
 	}
 }
 
-// fail makes the Error of a failure; c is nil before there is a connection. After an abort the error is ErrAborted,
-// whatever the cause.
-func (k *Call) newError(p Phase, c *conn, cause error) *Error {
-	e := &Error{Target: k.target.ID, Phase: p, Timeout: isTimeout(cause), Err: cause}
+// newError makes the Error of a call that failed in a phase; c is nil before there is a connection. After an abort the
+// error is ErrAborted, whatever the cause.
+func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
+	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
-		e.Sent, e.Answered, e.Reused = c.wrote > 0, c.answered, c.reused
+		failure.Sent, failure.Answered, failure.Reused = c.wrote > 0, c.answered, c.reused
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted {
-		k.heedless = k.heedless || e.Timeout
-		e.Aborted, e.Timeout, e.Err = true, false, ErrAborted
+		k.heedless = k.heedless || failure.Timeout
+		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}
-	return e
+	return failure
 }
 
 // Heedless reports that the engine had not closed its side when the time of Leave was over: it may still work on the

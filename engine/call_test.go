@@ -257,7 +257,7 @@ func TestAnIdleConnectionHoldsNoPrompt(t *testing.T) {
 		resp.Close()
 		idle := c.idle.stacks[tg.key()]
 		require.Len(t, idle, 1)
-		for _, part := range idle[0].vec[:cap(idle[0].vec)] {
+		for _, part := range idle[0].parts[:cap(idle[0].parts)] {
 			require.Nil(t, part, "TLS %v", secure)
 		}
 	}

@@ -24,13 +24,13 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	failures := make(chan error, len(ranks))
-	for _, t := range ranks {
+	for _, rank := range ranks {
 		w.traffic.Sends(canaryTokens)
 		go func() {
-			asked := time.Now()
-			computed, err := oneToken(ctx, w.m.cfg.Client, t, ask)
+			sentAt := time.Now()
+			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
 			if computed { // the core of this rank computed it, and that was after the request was sent
-				w.traffic.Signs(t.Rank).Seen(asked)
+				w.traffic.Signs(rank.Rank).Seen(sentAt)
 			}
 			if errors.As(err, new(*RankError)) { // the engine refuses only this rank
 				err = nil
@@ -38,12 +38,12 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 			failures <- err
 		}()
 	}
-	var all []error
+	var errs []error
 	for range ranks {
-		all = append(all, <-failures)
+		errs = append(errs, <-failures)
 		w.traffic.Settles(canaryTokens, canaryTokens)
 	}
-	return errors.Join(all...)
+	return errors.Join(errs...)
 }
 
 // canaryTokens is a bound that a canary's prompt stays below, in tokens.
@@ -52,8 +52,9 @@ const canaryTokens = 16
 // question returns the request of one token for a rank, and the target that it is sent to.
 type question func(t *Target) (to *Target, body []byte)
 
-// asks returns the question for the engine's ranks. It needs m.mu.
-func (w *watch) asks(model string) question {
+// questionFor returns the question for the engine's ranks: by the instance's own form, which names the rank in the body,
+// or a plain completion, whose header names it. It needs m.mu.
+func (w *watch) questionFor(model string) question {
 	if own := w.in.Canary; own != nil {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
 	}
@@ -64,14 +65,15 @@ func (w *watch) asks(model string) question {
 	}
 }
 
-// oneToken asks a rank for one token. computed says that the core computed it. A refusal is sent before the core sees
-// the request; it passes, unless it says that the rank is lost.
+// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal, 4xx, comes before the
+// core sees the request: it is no error, unless it says that the rank is lost.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
-	to, asked := ask(t)
+	to, request := ask(t)
 	call := c.NewCall(to).Fresh() // a kept-alive connection may lead to another process
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
-	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id}, [][]byte{asked}, Deadlines{})
+	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id},
+		[][]byte{request}, Deadlines{})
 	var body []byte
 	if err == nil {
 		defer resp.Close()

@@ -32,20 +32,21 @@ type chunked struct {
 	trailers int // bytes of trailer lines so far
 	err      error
 
-	line   int   // bytes of this line so far, without its CRLF
-	cr     bool  // the last byte was a CR, and only an LF may follow
-	digits bool  // the size line has at least one digit
-	behind bool  // the digits of the size line are over
-	ext    bool  // the extension of the size line has begun; it is ignored
-	size   int64 // the size by the digits so far, at most maxChunk+1
+	line       int   // bytes of this line so far, without its CRLF
+	afterCR    bool  // the last byte was a CR, and only an LF may follow
+	digits     bool  // the size line has at least one digit
+	digitsOver bool  // the digits of the size line are over
+	ext        bool  // the extension of the size line has begun; it is ignored
+	size       int64 // the size by the digits so far, at most maxChunk+1
 }
 
-// step goes through p up to the next data. It returns at most `most` bytes of data, and how many bytes of p it has
-// used. It returns io.EOF after the last chunk and its trailers. After an error it returns the same error again.
-func (c *chunked) step(p []byte, most int) (data []byte, used int, err error) {
+// step goes through p, bytes of the body as they arrived, up to the next data. It returns at most limit bytes of data,
+// and how many bytes of p it has used. It returns io.EOF after the last chunk and its trailers. After an error it
+// returns the same error again.
+func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 	for c.err == nil {
 		if c.next == chunkData {
-			n := min(len(p)-used, most, c.left)
+			n := min(len(p)-used, limit, c.left)
 			data, used = p[used:used+n], used+n
 			if c.left -= n; c.left == 0 {
 				c.next = chunkEnd
@@ -58,24 +59,24 @@ func (c *chunked) step(p []byte, most int) (data []byte, used int, err error) {
 		if used == len(p) {
 			return nil, used, nil
 		}
-		c.err = c.byte(p[used])
+		c.err = c.lineByte(p[used])
 		used++
 	}
 	return nil, used, c.err
 }
 
-// byte reads the next byte of a line. A bare LF or CR is refused, because two readers that differ about line ends
+// lineByte reads the next byte of a line. A bare LF or CR is refused, because two readers that differ about line ends
 // differ about where an answer ends.
-func (c *chunked) byte(b byte) error {
+func (c *chunked) lineByte(b byte) error {
 	switch {
-	case c.cr != (b == '\n'):
+	case c.afterCR != (b == '\n'):
 		return fmt.Errorf("%w: bad line end between chunks", ErrMalformed)
 	case b == '\n':
 		err := c.lineEnd()
-		c.line, c.cr, c.digits, c.behind, c.ext, c.size = 0, false, false, false, false, 0
+		c.line, c.afterCR, c.digits, c.digitsOver, c.ext, c.size = 0, false, false, false, false, 0
 		return err
 	case b == '\r':
-		c.cr = true
+		c.afterCR = true
 		return nil
 	}
 	if c.line++; c.line > maxLine {
@@ -113,8 +114,8 @@ func (c *chunked) sizeByte(b byte) error {
 		if !c.digits {
 			return errChunkSize
 		}
-		c.behind = true
-	case digit < 0 || c.behind:
+		c.digitsOver = true
+	case digit < 0 || c.digitsOver:
 		return errChunkSize
 	default:
 		c.digits = true
@@ -123,6 +124,7 @@ func (c *chunked) sizeByte(b byte) error {
 	return nil
 }
 
+// lineEnd goes on to what follows a line that is over: after a size line the data, or the trailers if the size is 0.
 func (c *chunked) lineEnd() error {
 	switch c.next {
 	case sizeLine:
@@ -161,15 +163,15 @@ func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 				return 0, cutOff(err)
 			}
 		}
-		var k int
-		k, err = c.buffered(br, p[n:])
-		n += k
+		var copied int
+		copied, err = c.readBuffered(br, p[n:])
+		n += copied
 	}
 	return n, err
 }
 
-// buffered reads data that is in br's buffer already.
-func (c *chunked) buffered(br *bufio.Reader, p []byte) (n int, err error) {
+// readBuffered reads data that is in br's buffer already.
+func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
 	b, _ := br.Peek(br.Buffered()) // it cannot fail: it asks for buffered bytes only
 	data, used, err := c.step(b, len(p))
 	n = copy(p, data)
@@ -181,7 +183,7 @@ func (c *chunked) buffered(br *bufio.Reader, p []byte) (n int, err error) {
 // nor drops data.
 func (c *chunked) settle(br *bufio.Reader) bool {
 	if c.next != chunkData && br.Buffered() > 0 {
-		_, _ = c.buffered(br, nil) // c keeps an error for the next read
+		_, _ = c.readBuffered(br, nil) // c keeps an error for the next read
 	}
 	return c.next == nothing
 }

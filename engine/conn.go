@@ -37,40 +37,42 @@ const noSocket = -1
 // conn is one connection, with the memory that an exchange on it needs, kept for the next exchange. One call owns it
 // at a time; other goroutines may touch only raw.
 type conn struct {
-	raw    net.Conn      // the socket: closing it ends any phase at once, with TLS or without
-	nc     net.Conn      // raw, or TLS over it
-	br     *bufio.Reader // nil while parked: an idle connection holds no buffer
-	bw     *bufio.Writer // only with TLS, which then gets few large records; a plain socket gets one writev
-	sock   socket.Socket // the socket of raw; its zero value if raw has none
-	plain  bool          // the connection has no TLS
-	key    key
-	spare  *sync.Pool // of readers, shared by the client's connections
-	reused bool
-	idleAt time.Time // when it was put into the pool
+	raw     net.Conn      // the socket: closing it ends any phase at once, with TLS or without
+	nc      net.Conn      // raw, or TLS over it
+	br      *bufio.Reader // nil while parked: an idle connection holds no buffer
+	bw      *bufio.Writer // only with TLS, which then gets few large records; a plain socket gets one writev
+	sock    socket.Socket // the socket of raw; its zero value if raw has none
+	plain   bool          // the connection has no TLS
+	key     key
+	readers *sync.Pool // of readers, shared by the client's connections
+	reused  bool
+	idleAt  time.Time // when it was put into the pool
 
 	head     fasthttp.ResponseHeader
 	out      []byte      // request head
-	vec      [][]byte    // request head and body
-	queue    net.Buffers // vec, while writev consumes it
-	onSent   func()      // called once vec is written; nil: none
+	parts    [][]byte    // request head and body
+	queue    net.Buffers // parts, while writev consumes it
+	onSent   func()      // called once parts are written; nil: none
 	wrote    int64       // request bytes that the socket has taken
 	read     int64       // response bytes
 	answered bool        // a response byte came
-	failed   error       // the last read error, which fasthttp's header parser hides
+	readErr  error       // the last read error, which fasthttp's header parser hides
 
 	fd      int    // the socket while an event loop reads it, else noSocket; the call's lock guards it
 	touched func() // called when the call is touched while an event loop reads the socket
 
-	mu   sync.Mutex
-	by   time.Time     // the time until which reads may wait, such as those for the response head; zero: only idle bounds them
-	last bool          // leave was called: the field by bounds all that is still read
-	idle time.Duration // after the head, how long each read may wait
-	set  time.Time     // the deadline that the socket has; zero: it must be set again
+	mu          sync.Mutex
+	readBy      time.Time     // the time until which reads may wait, such as those for the response head; zero: only idle bounds them
+	leaving     bool          // leave was called: the field readBy bounds all that is still read
+	idle        time.Duration // after the head, how long each read may wait
+	deadlineSet time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
+// newConn returns a connection over raw; nc is raw itself, or TLS over it. k says which calls may use the connection,
+// and spare is the pool that lends it a reader.
 func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
-	c := &conn{key: k, spare: spare, fd: noSocket}
-	c.over(raw, nc)
+	c := &conn{key: k, readers: spare, fd: noSocket}
+	c.setSocket(raw, nc)
 	c.wake()
 	if raw != nc {
 		c.bw = bufio.NewWriterSize(c, tlsRecord)
@@ -78,8 +80,8 @@ func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
 	return c
 }
 
-// over makes c a connection over raw, or over TLS on it.
-func (c *conn) over(raw, nc net.Conn) {
+// setSocket makes c a connection over raw; nc is raw itself, or TLS over it.
+func (c *conn) setSocket(raw, nc net.Conn) {
 	c.raw, c.nc = raw, nc
 	c.sock = socket.Of(raw)
 	c.plain = raw == nc && c.sock.Exists()
@@ -90,75 +92,77 @@ func newReaders(size int) *sync.Pool {
 	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
 }
 
-// wake gives the connection a reader before a call, and park takes it back after the call.
+// wake gives the connection a reader, before a call.
 func (c *conn) wake() {
-	c.br, _ = c.spare.Get().(*bufio.Reader)
+	c.br, _ = c.readers.Get().(*bufio.Reader)
 	c.br.Reset(c)
 }
 
+// park takes the reader back after the call.
 func (c *conn) park() {
 	c.br.Reset(nil)
-	c.spare.Put(c.br)
+	c.readers.Put(c.br)
 	c.br = nil
 }
 
-// exchange writes the request and returns once the response head is read. After a failure, phase says how far it had
-// come. A large body is written by a second goroutine, so that the answer of an engine that does not read the body
+// exchange writes the request and returns once the response head is read. keep says that the connection may be used
+// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine, so that the answer of an engine that does not read the body
 // (400, 413) is read; that answer then ends the write. The caller's body is not used after exchange.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
 	c.reset(d, head, body)
-	defer clear(c.vec) // a pooled connection must not hold on to a prompt
+	defer clear(c.parts) // a pooled connection must not hold on to a prompt
 	size := 0
-	for _, b := range c.vec {
+	for _, b := range c.parts {
 		size += len(b)
 	}
-	var unsent error
+	var writeErr error
 	switch {
 	case size > inlineWrite:
 		c.limitWrite()
-		unsent, err = c.sendListening()
+		writeErr, err = c.sendListening()
 	case c.plain:
-		unsent = c.ask(size)
+		writeErr = c.sendPlain(size)
 		err = c.readHead()
 	default:
 		c.limitWrite()
-		unsent = c.send()
+		writeErr = c.send()
 		err = c.readHead()
 	}
 	switch {
 	case err == nil:
 		c.awaitBody(d.Idle)
-		return unsent == nil && !hasClose(&c.head), PhaseHead, nil
-	case c.answered || unsent == nil:
+		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
+	case c.answered || writeErr == nil:
 		return false, PhaseHead, err
-	case errors.Is(unsent, os.ErrDeadlineExceeded): // our deadline stopped the write: the read has the cause
+	case errors.Is(writeErr, os.ErrDeadlineExceeded): // our deadline stopped the write: the read has the cause
 		return false, PhaseWrite, err
 	default:
-		return false, PhaseWrite, unsent
+		return false, PhaseWrite, writeErr
 	}
 }
 
-// sendListening reads the response head while a second goroutine writes the request.
-func (c *conn) sendListening() (unsent, err error) {
-	sent := make(chan error, 1)
-	go func() { sent <- c.send() }()
+// sendListening reads the response head while a second goroutine writes the request. Once the head has come, or cannot
+// come any more, the write is ended. writeErr is the error of the write, err that of the read.
+func (c *conn) sendListening() (writeErr, err error) {
+	written := make(chan error, 1)
+	go func() { written <- c.send() }()
 	err = c.readHead()
 	_ = c.raw.SetWriteDeadline(past) // fails only on a closed socket, where the write ends anyway
-	return <-sent, err
+	return <-written, err
 }
 
 // reset forgets the exchange before.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
-	c.wrote, c.read, c.answered, c.failed = 0, 0, false, nil
-	c.vec = append(append(c.vec[:0], head), body...)
+	c.wrote, c.read, c.answered, c.readErr = 0, 0, false, nil
+	c.parts = append(append(c.parts[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last {
+	if c.leaving {
 		return // leave has closed our half, so the write will fail
 	}
-	c.by, c.idle, c.set = time.Time{}, 0, time.Time{}
+	c.readBy, c.idle, c.deadlineSet = time.Time{}, 0, time.Time{}
 	if d.FirstByte > 0 {
-		c.by = time.Now().Add(d.FirstByte)
+		c.readBy = time.Now().Add(d.FirstByte)
 	}
 }
 
@@ -167,39 +171,40 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.last {
-		_ = c.raw.SetWriteDeadline(c.by) // fails only on a closed socket, and so will the write
+	if !c.leaving {
+		_ = c.raw.SetWriteDeadline(c.readBy) // fails only on a closed socket, and so will the write
 	}
 }
 
-// ask does on a plain socket what send does, and returns once there is something to read, or once nothing will come.
-func (c *conn) ask(size int) error {
+// sendPlain does on a plain socket what send does. If the socket takes all of the request at once, it returns only when
+// there is something to read, or when nothing will come. size is the length of parts in bytes.
+func (c *conn) sendPlain(size int) error {
 	if err := c.armRead(); err != nil {
 		return err
 	}
-	n, err := c.sock.Ask(c.vec, c.onSent)
+	n, err := c.sock.Ask(c.parts, c.onSent)
 	c.wrote = int64(n)
 	switch {
 	case err != nil:
-		c.hurry(parting)
+		c.shortenWait(parting)
 		return err
 	case n == size:
 		return nil
 	}
 	c.limitWrite() // the engine has not read the bytes sent so far, so the socket's buffer is full
-	for i, b := range c.vec {
-		k := min(n, len(b))
-		c.vec[i], n = b[k:], n-k
+	for i, b := range c.parts {
+		taken := min(n, len(b))
+		c.parts[i], n = b[taken:], n-taken
 	}
 	return c.send()
 }
 
-// send writes all of vec. If it fails, the wait for an answer is cut to parting: an answer may be the reason of the
+// send writes all of parts. If it fails, the wait for an answer is cut to parting: an answer may be the reason of the
 // failure.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
-		c.hurry(parting)
+		c.shortenWait(parting)
 	} else if c.onSent != nil {
 		c.onSent()
 	}
@@ -209,13 +214,13 @@ func (c *conn) send() error {
 // write makes one writev on a plain socket, and writes whole records with TLS.
 func (c *conn) write() error {
 	if c.bw == nil {
-		c.queue = c.vec
+		c.queue = c.parts
 		n, err := c.queue.WriteTo(c.nc)
 		c.wrote += n
 		return err
 	}
 	c.bw.Reset(c)
-	for _, b := range c.vec {
+	for _, b := range c.parts {
 		if _, err := c.bw.Write(b); err != nil {
 			return err
 		}
@@ -233,18 +238,19 @@ func (c *conn) Write(p []byte) (int, error) {
 // Read sets the deadline of the read that is about to block, then reads.
 func (c *conn) Read(p []byte) (int, error) {
 	if err := c.armRead(); err != nil {
-		c.failed = err
+		c.readErr = err
 		return 0, err
 	}
 	n, err := c.receive(p)
 	c.read += int64(n)
 	c.answered = c.answered || n > 0
 	if err != nil {
-		c.failed = err
+		c.readErr = err
 	}
 	return n, err
 }
 
+// receive reads from the socket, or from TLS over it.
 func (c *conn) receive(p []byte) (int, error) {
 	if c.plain {
 		return c.sock.Read(p)
@@ -258,34 +264,34 @@ func (c *conn) receive(p []byte) (int, error) {
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	by := c.by
-	if by.IsZero() && c.idle > 0 {
+	deadline := c.readBy
+	if deadline.IsZero() && c.idle > 0 {
 		now := time.Now()
-		if c.set.Sub(now) >= c.idle/4*3 {
+		if c.deadlineSet.Sub(now) >= c.idle/4*3 {
 			return nil
 		}
-		by = now.Add(c.idle)
+		deadline = now.Add(c.idle)
 	}
-	if !by.IsZero() && by.Equal(c.set) {
+	if !deadline.IsZero() && deadline.Equal(c.deadlineSet) {
 		return nil
 	}
-	c.set = by
-	return c.raw.SetReadDeadline(by)
+	c.deadlineSet = deadline
+	return c.raw.SetReadDeadline(deadline)
 }
 
-// hurry shortens the wait for bytes to d, also a wait that has begun.
-func (c *conn) hurry(d time.Duration) {
+// shortenWait shortens the wait for bytes to d, also a wait that has begun.
+func (c *conn) shortenWait(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.hurryLocked(d)
+	c.shortenWaitLocked(d)
 }
 
-// hurryLocked needs mu.
-func (c *conn) hurryLocked(d time.Duration) {
+// shortenWaitLocked is shortenWait; mu must be held.
+func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
-	if c.by.IsZero() || by.Before(c.by) {
-		c.by, c.set = by, by
-		if c.raw != nil { // else the socket is lifted: by will hold once it is lowered
+	if c.readBy.IsZero() || by.Before(c.readBy) {
+		c.readBy, c.deadlineSet = by, by
+		if c.raw != nil { // else the socket is lifted: readBy will hold once it is lowered
 			_ = c.raw.SetReadDeadline(by) // fails only on a closed socket, where the read ends anyway
 		}
 	}
@@ -297,27 +303,27 @@ func (c *conn) hurryLocked(d time.Duration) {
 func (c *conn) leave(limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last {
+	if c.leaving {
 		return
 	}
-	c.last = true
+	c.leaving = true
 	if c.fd != noSocket {
 		c.shutdown(false)
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		c.close()
 		return
 	}
-	c.hurryLocked(limit)
+	c.shortenWaitLocked(limit)
 }
 
 // awaitBody replaces the deadline of the head by the limit between two reads of the body.
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last {
+	if c.leaving {
 		return
 	}
-	c.by, c.idle, c.set = time.Time{}, idle, time.Time{}
+	c.readBy, c.idle, c.deadlineSet = time.Time{}, idle, time.Time{}
 }
 
 // readHead reads the final response head and skips interim ones.
@@ -342,8 +348,8 @@ func (c *conn) readHead() error {
 func (c *conn) explain(err error) error {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
-	case c.failed != nil:
-		return cutOff(c.failed)
+	case c.readErr != nil:
+		return cutOff(c.readErr)
 	case errors.As(err, &small):
 		return fmt.Errorf("%w: response head over %d bytes", ErrTooLarge, c.br.Size())
 	default:
@@ -385,7 +391,7 @@ func (c *conn) drained() bool {
 		return true
 	}
 	c.mu.Lock()
-	c.set = noDeadline
+	c.deadlineSet = noDeadline
 	err := c.raw.SetReadDeadline(past)
 	c.mu.Unlock()
 	if err != nil {

@@ -7,14 +7,15 @@ import (
 	"go.uber.org/zap"
 )
 
-// crossCheck compares a scrape with what this proxy knows itself.
+// crossCheck compares a scrape, which began at the time at, with what this proxy knows itself of its requests on the
+// engine. It notes signs of life, and raises an alarm where the two contradict each other.
 func (w *watch) crossCheck(s *Sample, at time.Time) {
 	if len(w.in.Canaries) == 0 { // no rank of this engine is watched
 		return
 	}
 	w.noteSigns(s, at)
-	if f := w.m.sampled; f != nil { // behind noteSigns: what has changed in the sample is a sign of life
-		f(w.in.ID, s)
+	if onSample := w.m.onSample; onSample != nil { // behind noteSigns: what has changed in the sample is a sign of life
+		onSample(w.in.ID, s)
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
@@ -29,18 +30,18 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 // checkFrozen makes an engine a suspect whose gauges do not change for frozenScrapes scrapes while it has requests of this proxy, because
 // a wedged engine goes on reporting healthy numbers.
 func checkFrozen(w *watch, s *Sample) {
-	p, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
-	if busy && p.busy && now == p.last {
-		p.unchanged++
+	scrapes, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
+	if busy && scrapes.busy && now == scrapes.last {
+		scrapes.unchanged++
 	} else {
-		p.unchanged = 0
+		scrapes.unchanged = 0
 	}
-	p.last, p.busy = now, busy
-	frozen := p.unchanged >= frozenScrapes
-	if frozen == p.frozen {
+	scrapes.last, scrapes.busy = now, busy
+	frozen := scrapes.unchanged >= frozenScrapes
+	if frozen == scrapes.frozen {
 		return
 	}
-	p.frozen = frozen
+	scrapes.frozen = frozen
 	w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(truth(frozen))
 	if !frozen {
 		return
@@ -49,47 +50,47 @@ func checkFrozen(w *watch, s *Sample) {
 		"whether it computes", zap.String("engine", w.in.ID))
 	if w.suspect.circuit.In() { // one that is out of service is tried anyway
 		w.suspect.doubted = true
-		w.judged()
+		w.publishSuspicion()
 	}
 }
 
 // checkOverfull raises an alarm if a rank runs more requests than it has slots, beyond those that were sent there on purpose: then slots is
 // configured wrong, or other clients use the engine too.
 func checkOverfull(w *watch, s *Sample) {
-	p, excess, running := &w.scrapes, 0.0, 0.0
+	scrapes, excess, running := &w.scrapes, 0.0, 0.0
 	for _, t := range w.in.Canaries {
 		if n, ok := s.Running(t.Rank); ok {
 			running = math.Max(running, n)
 		}
 	}
-	p.allow(w.in.Slots, running)
+	scrapes.followSlots(w.in.Slots, running)
 	if w.in.Slots > 0 {
-		excess = math.Max(0, running-float64(p.slots)-float64(w.traffic.beyond.Load()))
+		excess = math.Max(0, running-float64(scrapes.slots)-float64(w.traffic.beyond.Load()))
 	}
 	w.m.metrics.over.WithLabelValues(w.in.ID).Set(excess)
-	if excess > 0 && !p.overfull {
+	if excess > 0 && !scrapes.overfull {
 		w.m.cfg.Log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the "+
-			"engine", zap.String("engine", w.in.ID), zap.Int("slots", p.slots), zap.Float64("running", running))
+			"engine", zap.String("engine", w.in.ID), zap.Int("slots", scrapes.slots), zap.Float64("running", running))
 	}
-	p.overfull = excess > 0
+	scrapes.overfull = excess > 0
 }
 
 // noteSigns looks for gauges that have changed since the scrape before. The core then made a step at some time after
 // that scrape, so the time of that scrape counts as a sign of life of the rank's core. at is when this scrape began.
 func (w *watch) noteSigns(s *Sample, at time.Time) {
-	p := &w.scrapes
-	before := p.ranks
-	p.ranks = make(map[int]vitals, len(w.in.Canaries))
+	scrapes := &w.scrapes
+	before := scrapes.ranks
+	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		now := vitalsOf(s, t.Rank)
 		signs := w.traffic.Signs(t.Rank)
 		signs.gauge.Store(now != vitals{generated: -1, running: -1, waiting: -1, kv: -1})
 		if old, known := before[t.Rank]; known && now != old {
-			signs.Seen(p.at)
+			signs.Seen(scrapes.at)
 		}
-		p.ranks[t.Rank] = now
+		scrapes.ranks[t.Rank] = now
 	}
-	p.at = at
+	scrapes.at = at
 }
 
 // keep stores what an engine said in a scrape that began at the time at. It needs m.mu.

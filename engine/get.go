@@ -16,7 +16,7 @@ func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr
 func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	stop := context.AfterFunc(ctx, k.Abort)
 	defer stop()
-	defer func() {
+	defer func() { // the context's end shows as an abort; the caller is told the context's own error
 		var e *Error
 		if errors.As(err, &e) && ctx.Err() != nil {
 			e.Err, e.Timeout = ctx.Err(), isTimeout(ctx.Err())

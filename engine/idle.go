@@ -23,9 +23,9 @@ func newIdlePool(ttl time.Duration, size int) *idlePool {
 }
 
 // take returns the newest live connection, or nil.
-func (p *idlePool) take(k key) *conn {
+func (p *idlePool) take(host key) *conn {
 	for {
-		c := p.pop(k)
+		c := p.pop(host)
 		if c == nil || c.quiet() {
 			return c
 		}
@@ -33,19 +33,20 @@ func (p *idlePool) take(k key) *conn {
 	}
 }
 
-func (p *idlePool) pop(k key) *conn {
+// pop takes the newest connection to a host off its stack; nil: there is none that is young enough.
+func (p *idlePool) pop(host key) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := p.stacks[k]
-	if len(s) == 0 {
+	stack := p.stacks[host]
+	if len(stack) == 0 {
 		return nil
 	}
-	c := s[len(s)-1]
+	c := stack[len(stack)-1]
 	if time.Since(c.idleAt) >= p.ttl { // the connections below are older still; sweep closes them
 		return nil
 	}
-	s[len(s)-1] = nil
-	p.stacks[k] = s[:len(s)-1]
+	stack[len(stack)-1] = nil
+	p.stacks[host] = stack[:len(stack)-1]
 	return c
 }
 
@@ -53,10 +54,10 @@ func (p *idlePool) pop(k key) *conn {
 func (p *idlePool) put(c *conn) {
 	c.idleAt, c.reused = time.Now(), true
 	p.mu.Lock()
-	s := p.stacks[c.key]
-	keep := !p.closed && len(s) < p.max
+	stack := p.stacks[c.key]
+	keep := !p.closed && len(stack) < p.max
 	if keep {
-		p.stacks[c.key] = append(s, c)
+		p.stacks[c.key] = append(stack, c)
 		if p.timer == nil {
 			p.timer = time.AfterFunc(p.ttl, p.sweep)
 		}
@@ -68,10 +69,10 @@ func (p *idlePool) put(c *conn) {
 }
 
 // count is how many connections of a host may still be used.
-func (p *idlePool) count(k key) (n int) {
+func (p *idlePool) count(host key) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, c := range p.stacks[k] {
+	for _, c := range p.stacks[host] {
 		if time.Since(c.idleAt) < p.ttl {
 			n++
 		}
@@ -81,12 +82,12 @@ func (p *idlePool) count(k key) (n int) {
 
 // drop closes a host's idle connections. One of them was found stale, so the engine has most likely restarted, and
 // all of them are stale.
-func (p *idlePool) drop(k key) {
+func (p *idlePool) drop(host key) {
 	p.mu.Lock()
-	s := p.stacks[k]
-	delete(p.stacks, k)
+	stack := p.stacks[host]
+	delete(p.stacks, host)
 	p.mu.Unlock()
-	closeAll(s)
+	closeAll(stack)
 }
 
 // sweep closes the connections that are too old to be used.
@@ -94,16 +95,16 @@ func (p *idlePool) sweep() {
 	var old []*conn
 	p.mu.Lock()
 	now := time.Now()
-	for k, s := range p.stacks {
-		n := 0
-		for n < len(s) && now.Sub(s[n].idleAt) >= p.ttl {
-			n++
+	for host, stack := range p.stacks {
+		expired := 0
+		for expired < len(stack) && now.Sub(stack[expired].idleAt) >= p.ttl {
+			expired++
 		}
-		old = append(old, s[:n]...)
-		if n == len(s) {
-			delete(p.stacks, k)
-		} else if n > 0 {
-			p.stacks[k] = append([]*conn(nil), s[n:]...)
+		old = append(old, stack[:expired]...)
+		if expired == len(stack) {
+			delete(p.stacks, host)
+		} else if expired > 0 {
+			p.stacks[host] = append([]*conn(nil), stack[expired:]...)
 		}
 	}
 	if len(p.stacks) > 0 && !p.closed {
@@ -115,12 +116,13 @@ func (p *idlePool) sweep() {
 	closeAll(old)
 }
 
+// close closes all connections, and has put close every later one.
 func (p *idlePool) close() {
 	p.mu.Lock()
 	p.closed = true
 	var all []*conn
-	for _, s := range p.stacks {
-		all = append(all, s...)
+	for _, stack := range p.stacks {
+		all = append(all, stack...)
 	}
 	clear(p.stacks)
 	if p.timer != nil {

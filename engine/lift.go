@@ -31,8 +31,8 @@ func (r *Response) Lift(touched func()) (fd int, ok bool) {
 	c.close() // the copy of the descriptor keeps the connection open
 	c.park()
 	c.fd, c.touched, r.body.br = fd, touched, nil
-	c.over(nil, nil)
-	c.out, c.vec, c.queue = nil, nil, nil
+	c.setSocket(nil, nil)
+	c.out, c.parts, c.queue = nil, nil, nil
 	return fd, true
 }
 
@@ -44,26 +44,26 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	return data, used, err
 }
 
-// Lower makes a lifted response an ordinary one again. failed is the error of the socket, if it had one that a
-// further read would not return again.
-func (r *Response) Lower(failed error) {
+// Lower makes a lifted response an ordinary one again. socketErr is the error of the socket, if it had one that a
+// further read would not return again; nil: there was none.
+func (r *Response) Lower(socketErr error) {
 	k, c := r.call, r.conn
 	k.mu.Lock()
 	raw, err := netConn(c.fd)
 	c.fd, c.touched = noSocket, nil
 	if err != nil {
-		failed = cmp.Or(failed, err)
+		socketErr = cmp.Or(socketErr, err)
 		raw, _ = net.Pipe() // a closed connection in its place
 		_ = raw.Close()
 	}
-	c.over(raw, raw)
+	c.setSocket(raw, raw)
 	k.mu.Unlock()
 	c.mu.Lock()
-	c.set = noDeadline // the new net.Conn has no deadline yet
+	c.deadlineSet = noDeadline // the new net.Conn has no deadline yet
 	c.mu.Unlock()
 	c.wake()
 	r.body.br = c.br
-	if failed != nil && r.err == nil {
-		r.err = k.newError(PhaseBody, c, failed)
+	if socketErr != nil && r.err == nil {
+		r.err = k.newError(PhaseBody, c, socketErr)
 	}
 }

@@ -106,6 +106,7 @@ func (m *metrics) createSeries(in Instance) {
 	m.short.WithLabelValues(in.ID)
 }
 
+// forget drops the series of an instance that is not watched any more.
 func (m *metrics) forget(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
@@ -121,6 +122,7 @@ func (m *metrics) forget(in Instance) {
 	m.short.DeletePartialMatch(gone)
 }
 
+// truth is 1 for true and 0 for false.
 func truth(b bool) float64 {
 	if b {
 		return 1

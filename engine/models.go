@@ -25,6 +25,8 @@ func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	return models, nil
 }
 
+// parseModels reads an answer of GET /v1/models. If a context length cannot be right it is left out of its model, and
+// the first such PageError is returned with the models.
 func parseModels(body []byte) ([]Model, error) {
 	var list struct {
 		Data []struct {

@@ -60,6 +60,7 @@ func (w *watch) elsewhere(err error) error {
 	return err
 }
 
+// list writes addresses in one line, separated by commas.
 func list(all []netip.Addr) string {
 	words := make([]string, len(all))
 	for i, a := range all {

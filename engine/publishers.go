@@ -43,6 +43,7 @@ func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) 
 	return all, nil
 }
 
+// parsePublishers reads an answer of GET /kv_event_sources, an object with a publisher for each rank.
 func parsePublishers(body []byte) ([]Publisher, error) {
 	var told map[string]struct {
 		Events string `json:"endpoint"`

@@ -46,9 +46,9 @@ func (r *Response) SetIdle(d time.Duration) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	r.conn.idle, r.conn.set = d, time.Time{}
-	if !r.conn.last {
-		r.conn.by = time.Time{}
+	r.conn.idle, r.conn.deadlineSet = d, time.Time{}
+	if !r.conn.leaving {
+		r.conn.readBy = time.Time{}
 	}
 }
 
@@ -59,8 +59,8 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	if !r.conn.last {
-		r.conn.by, r.conn.set = t, time.Time{}
+	if !r.conn.leaving {
+		r.conn.readBy, r.conn.deadlineSet = t, time.Time{}
 	}
 }
 
@@ -131,6 +131,7 @@ func (r *Response) ReadUpTo(limit int) []byte {
 	return beginning
 }
 
+// expected is how many bytes the body may still have: as its length says, or a guess.
 func (r *Response) expected() int {
 	if r.body.framing == byLength {
 		return r.body.left

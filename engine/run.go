@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 )
 
+// run checks the instance again and again until ctx ends: after each HealthInterval, and at once when checkNow says so.
 func (w *watch) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -16,7 +17,7 @@ func (w *watch) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.kick:
+		case <-w.checkDue:
 		case <-timer.C:
 		}
 		w.check(ctx)
@@ -24,9 +25,10 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
+// checkNow has run make a check at once. It does not wait for it.
 func (w *watch) checkNow() {
 	select {
-	case w.kick <- struct{}{}:
+	case w.checkDue <- struct{}{}:
 	default: // a check is due already
 	}
 }
@@ -35,14 +37,14 @@ func (w *watch) checkNow() {
 // engine that answered something else meanwhile: its API server is busy, and the work goes on.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	reports, up, broke, halted, relist := w.reports, w.status.Up, w.broke, w.absent.halt != nil, w.relist
-	fresh := !up || broke || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	reportsBefore, wasUp, hadBroken, wasHalted, relist := w.reports, w.status.Up, w.broke, w.absent.halt != nil, w.relist
+	fresh := !wasUp || hadBroken || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
 	w.broke, w.redial = false, false
 	w.m.mu.Unlock()
 	if fresh {
 		w.locate(ctx)
 	}
-	heard := w.traffic.events.Load()
+	eventsBefore := w.traffic.events.Load()
 	began := time.Now()
 	quick, err := w.alive(ctx, fresh)
 	if err == nil && quick {
@@ -52,10 +54,10 @@ func (w *watch) check(ctx context.Context) {
 	if err == nil && fresh {
 		w.unproven = false
 	}
-	unknown := w.facts.err != nil && len(w.facts.models) == 0
+	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
-	case err == nil && (!up || unknown || halted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
-		w.readFacts(ctx, !up, !up || unknown || halted)
+	case err == nil && (!wasUp || modelsUnknown || wasHalted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
+		w.readFacts(ctx, !wasUp, !wasUp || modelsUnknown || wasHalted)
 	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
 		w.lookForSigns(ctx)
 	}
@@ -75,8 +77,8 @@ func (w *watch) check(ctx context.Context) {
 		return
 	}
 	w.listen(time.Now())
-	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
-	w.alarm(refused)
+	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
+	w.alarmCredential(keyRefused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
 		w.facts.err = ErrRetired // the engine has told a request so: that counts like a list of models that is refused so
 	}
@@ -84,12 +86,12 @@ func (w *watch) check(ctx context.Context) {
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the pause is the operator's, and Held has its reason
 		halt = nil
 	}
-	told := halt != nil
+	confirmed := halt != nil
 	switch {
 	case errors.Is(err, ErrReforming):
-		halt, told = ErrReforming, true
+		halt, confirmed = ErrReforming, true
 	case reforming != nil:
-		halt, told = reforming, true
+		halt, confirmed = reforming, true
 	case err == nil && w.facts.err != nil && (errors.Is(w.absent.halt, ErrReforming) || errors.Is(w.absent.halt, errScaleFailed)):
 		halt = w.absent.halt // only a list of models shows that the halt is over
 	}
@@ -103,41 +105,42 @@ func (w *watch) check(ctx context.Context) {
 		} else if !next.Up {
 			next.Err = err
 		}
-		w.become(next)
-	case w.holdsBack(err) && !refused:
+		w.setStatus(next)
+	case w.holdsBack(err) && !keyRefused:
 		w.failed = 0
-	case err == nil && reports != w.reports: // meanwhile a caller could not reach it, or it took no requests: the next check decides
+	case err == nil && reportsBefore != w.reports: // meanwhile a caller could not reach it, or it took no requests: the next check decides
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
 			w.forgive() // another process did what is held against it
-			w.absent = absent{halt: w.absent.halt, since: w.absent.since, sure: w.absent.halt != nil}
+			w.absent = absent{halt: w.absent.halt, since: w.absent.since, confirmed: w.absent.halt != nil}
 		}
-		w.halt(halt, told)
-		next := w.learned(!refused && !strange)
+		w.halt(halt, confirmed)
+		next := w.statusByFacts(!keyRefused && !strange)
 		if why := w.absent.hopeless(time.Now()); why != nil {
 			next.Up, next.Err = false, why
 		}
-		w.show(next)
+		w.publish(next)
 		w.lookForMore()
-		w.judged()
-	case late(err) && w.traffic.events.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else the events may be of another host
+		w.publishSuspicion()
+	// if the address is unproven, the events may be of another host
+	case late(err) && w.traffic.events.Load() != eventsBefore && len(w.facts.models) > 0 && !w.unproven:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
-		if reports != w.reports { // a caller could not reach it meanwhile
+		if reportsBefore != w.reports { // a caller could not reach it meanwhile
 			return
 		}
 		w.failed = 0
 		next := w.status
 		next.Accused = w.suspect.accusation()
 		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
-		w.become(next)
+		w.setStatus(next)
 	default:
 		w.failed++
-		if broke && unreachable(err) { // a broken connection and a failed connect are two signs of one death
+		if hadBroken && unreachable(err) { // a broken connection and a failed connect are two signs of one death
 			w.failed = misses
 		}
 		next := w.status
-		if refused || w.failed >= misses {
+		if keyRefused || w.failed >= misses {
 			next.Up = false
 		}
 		next.Hangs = late(err)
@@ -146,12 +149,12 @@ func (w *watch) check(ctx context.Context) {
 			next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
 		}
 		next.Err = w.elsewhere(next.Err)
-		w.become(next)
+		w.setStatus(next)
 	}
 }
 
-// alarm logs once that the engine refuses the API key, until it accepts the key. It needs m.mu.
-func (w *watch) alarm(refused bool) {
+// alarmCredential logs once that the engine refuses the API key, until it accepts the key. It needs m.mu.
+func (w *watch) alarmCredential(refused bool) {
 	if refused && !w.alarmed {
 		w.m.cfg.Log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(ErrCredential))
@@ -159,8 +162,8 @@ func (w *watch) alarm(refused bool) {
 	w.alarmed = refused
 }
 
-// learned is the status that follows from the facts.
-func (w *watch) learned(up bool) Status {
+// statusByFacts is the status that follows from the facts that were read last, with the present suspicion.
+func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
 		Up: up, Err: f.err, Since: w.status.Since, Changed: w.status.Changed,
@@ -170,8 +173,9 @@ func (w *watch) learned(up bool) Status {
 }
 
 // readFacts reads what /health does not say. Version and capacity are read again after a restart, which shows as
-// another start time. If an engine has no /version or /metrics (404, or no usable answer), they stay unknown: such
-// an engine serves as well as others.
+// another start time, or if full asks for it. If an engine has no /version or /metrics (404, or no usable answer), they
+// stay unknown: such an engine serves as well as others. hurry says that the engine gets no requests until the facts
+// are read.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	f, patience := w.facts, w.m.cfg.Timeout
 	if hurry { // the engine could serve already, so it must not wait for facts that only help
@@ -179,29 +183,29 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	}
 	w.scrapes.pulls.before(w.traffic)
 	began := time.Now()
-	s, err := w.scrape(ctx, patience)
-	odd := err
+	sample, err := w.scrape(ctx, patience)
+	pageErr := err
 	if err == nil {
-		w.countExpired(s)
-		w.crossCheck(s, began)
+		w.countExpired(sample)
+		w.crossCheck(sample, began)
 	}
-	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
-		full, f.start, f.version = true, s.StartTime, ""
+	if err == nil && sample.StartTime != 0 && sample.StartTime != f.start {
+		full, f.start, f.version = true, sample.StartTime, ""
 	}
 	if full {
 		f.capacity = nil
 	}
 	if err == nil && len(f.capacity) == 0 {
-		f.capacity = s.Capacities()
+		f.capacity = sample.Capacities()
 	}
 	if full || f.version == "" {
 		path, limit := "/version", answerLimit
 		if w.in.Version != "" { // this path may ask each rank, so it takes longer while they are busy
 			path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
 		}
-		if body, err := w.get(ctx, path, patience, limit); err == nil {
-			f.version = parseVersion(body) // else the version known before stays
-			f.elastic = w.in.Version != "" && parseElastic(body)
+		if answer, err := w.get(ctx, path, patience, limit); err == nil {
+			f.version = parseVersion(answer) // else the version known before stays
+			f.elastic = w.in.Version != "" && parseElastic(answer)
 		}
 	}
 	if w.in.Version == "" && (full || f.unsure) {
@@ -215,12 +219,12 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
 	if errors.As(err, new(*PageError)) { // the models are known all the same
-		odd, err = err, nil
+		pageErr, err = err, nil
 	}
 	if f.err = err; err == nil {
 		f.models = models // else the models known before stay
 	}
-	w.tellOdd(odd)
+	w.tellOdd(pageErr)
 	w.facts, w.factsAt = f, time.Now()
 }
 

@@ -240,6 +240,7 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 	return g
 }
 
+// total is the value of a rank; for rank -1 it is the sum over all ranks.
 func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
 	if rank < 0 {
 		return fold(values, func(a, b float64) float64 { return a + b })
@@ -247,11 +248,12 @@ func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
 	return s.at(values, rank)
 }
 
-func fold(values map[string]float64, f func(a, b float64) float64) (sum float64, ok bool) {
+// fold combines the values of all ranks, beginning with 0; ok is false if there are none.
+func fold(values map[string]float64, combine func(a, b float64) float64) (result float64, ok bool) {
 	for _, v := range values { // values are not negative, so 0 can begin a maximum as well as a sum
-		sum, ok = f(sum, v), true
+		result, ok = combine(result, v), true
 	}
-	return sum, ok
+	return result, ok
 }
 
 // at is the value of a rank. An engine that is too old to label its series has one rank.

@@ -15,10 +15,10 @@ import (
 // its way to the rank wait here, because the prefill engines keep this KV only as long as the core goes on. Methods may be
 // called from any goroutine.
 type Signs struct {
-	begin time.Time    // times are counted from here, so that they fit into an atomic and do not depend on the wall clock
-	last  atomic.Int64 // the last sign, ns after begin
-	grain atomic.Int64 // ns; a gap that is no longer than this cannot matter to the requests that wait
-	gauge atomic.Bool  // the engine's gauges show whether the rank goes on
+	begin    time.Time    // times are counted from here, so that they fit into an atomic and do not depend on the wall clock
+	last     atomic.Int64 // the last sign, ns after begin
+	shortGap atomic.Int64 // ns; a gap that is no longer than this cannot matter to the requests that wait
+	gauge    atomic.Bool  // the engine's gauges show whether the rank goes on
 
 	mu    sync.Mutex
 	waits []*Wait
@@ -29,7 +29,7 @@ type Signs struct {
 // NewSigns returns the signs of a rank of which nothing is known yet.
 func NewSigns() *Signs {
 	s := &Signs{begin: time.Now()}
-	s.grain.Store(math.MaxInt64) // no gap matters before a request waits whose hold the signs renew
+	s.shortGap.Store(math.MaxInt64) // no gap matters before a request waits whose hold the signs renew
 	return s
 }
 
@@ -49,9 +49,9 @@ func (s *Signs) Seen(at time.Time) {
 		switch {
 		case to <= from:
 			return
-		case to-from > s.grain.Load():
+		case to-from > s.shortGap.Load():
 			s.mu.Lock()
-			s.wake(to)
+			s.endGap(to)
 			s.mu.Unlock()
 			return
 		case s.last.CompareAndSwap(from, to):
@@ -60,8 +60,10 @@ func (s *Signs) Seen(at time.Time) {
 	}
 }
 
-// wake ends a gap between signs. It needs mu.
-func (s *Signs) wake(to int64) {
+// endGap takes in a sign at the time to, in ns after begin, which ends a gap without signs. It tells each request that
+// waits how long the gap was. If a request's KV may have been lost in the gap, later requests get a new salt. It needs
+// mu.
+func (s *Signs) endGap(to int64) {
 	from := s.last.Load()
 	if to <= from {
 		return
@@ -70,8 +72,8 @@ func (s *Signs) wake(to int64) {
 	lost := false
 	for _, w := range s.waits {
 		w.hold.Quiet(s.at(from), s.at(to))
-		lost = lost || w.hold.Lost() && !w.told
-		w.told = w.hold.Lost()
+		lost = lost || w.hold.Lost() && !w.counted
+		w.counted = w.hold.Lost()
 	}
 	if lost {
 		s.resalt()
@@ -80,7 +82,7 @@ func (s *Signs) wake(to int64) {
 	for _, w := range s.waits {
 		if w.salts < s.salts {
 			w.hold.Lose()
-			w.told = true
+			w.counted = true
 		}
 	}
 }
@@ -118,24 +120,24 @@ func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok 
 
 // Wait is a request that was sent to a rank and whose first event has not come.
 type Wait struct {
-	signs *Signs
-	sent  time.Time
-	alone time.Time // until then the KV is kept even if nothing renews the hold
-	hold  mooncake.Hold
-	salt  string
-	salts int
-	told  bool // its loss has changed the salt already
-	timer *time.Timer
+	signs     *Signs
+	sent      time.Time
+	keptUntil time.Time // until then the KV is kept even if nothing renews the hold
+	hold      mooncake.Hold
+	salt      string
+	salts     int
+	counted   bool // its loss has changed the salt already
+	timer     *time.Timer
 }
 
 // Await begins a wait, before the request is written.
 func (s *Signs) Await(now time.Time, hold mooncake.Hold) *Wait {
-	w := &Wait{signs: s, sent: now, alone: hold.Until(time.Time{}), hold: hold}
+	w := &Wait{signs: s, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.salt, w.salts = s.salt, s.salts
 	if p := hold.Patience(); p > 0 {
-		s.grain.Store(int64(p / 16))
+		s.shortGap.Store(int64(p / 16))
 	}
 	s.waits = append(s.waits, w)
 	return w
@@ -175,7 +177,7 @@ func (w *Wait) until() time.Time {
 func (s *Signs) Gauged() bool { return s.gauge.Load() }
 
 // Renewed says whether the KV was kept until the time at only because the core went on.
-func (w *Wait) Renewed(at time.Time) bool { return at.After(w.alone) }
+func (w *Wait) Renewed(at time.Time) bool { return at.After(w.keptUntil) }
 
 // Over says whether the time for which the KV was surely kept is over. If it is, later requests must not find this KV
 // in the rank's prefix cache.
@@ -211,18 +213,20 @@ func (w *Wait) Lose() {
 	w.lose()
 }
 
+// lose is Lose; mu of the signs must be held.
 func (w *Wait) lose() {
-	if w.hold.Lose(); !w.told {
-		w.told = true
+	if w.hold.Lose(); !w.counted {
+		w.counted = true
 		w.signs.resalt()
 	}
 }
 
-// Arrived says that the first event has come. It returns whether the KV was surely kept until it was read.
+// Arrived says that the first event came at the time at. held says whether the KV was surely kept until the rank had
+// read it.
 func (w *Wait) Arrived(at time.Time) (held bool) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
-	w.signs.wake(max(w.signs.since(at), w.signs.last.Load()+1))
+	w.signs.endGap(max(w.signs.since(at), w.signs.last.Load()+1))
 	return !w.hold.Lost()
 }
 

@@ -18,11 +18,11 @@ import (
 // Monitor watches engines: it checks each of them, with one health check at a time for each instance, and takes what
 // callers Report. Its methods may be called from any goroutine, before and after Start.
 type Monitor struct {
-	cfg     MonitorConfig
-	metrics *metrics
-	wg      sync.WaitGroup
-	signal  chan struct{}              // gets a token when an id is put into changed
-	sampled func(id string, s *Sample) // called with each reading; nil: none
+	cfg      MonitorConfig
+	metrics  *metrics
+	wg       sync.WaitGroup
+	signal   chan struct{}              // gets a token when an id is put into changed
+	onSample func(id string, s *Sample) // called with each reading; nil: none
 
 	mu       sync.Mutex
 	ctx      context.Context // of Start; nil before and after it
@@ -34,21 +34,21 @@ type Monitor struct {
 
 // watch is one instance's checks and state.
 type watch struct {
-	m       *Monitor
-	in      Instance      // Slots under m.mu
-	kick    chan struct{} // holds a token if a check is due at once
-	doubt   chan struct{} // holds a token if a canary may be due
-	stop    context.CancelFunc
-	traffic *Traffic
+	m         *Monitor
+	in        Instance      // Slots under m.mu
+	checkDue  chan struct{} // holds a token if a check is due at once
+	canaryDue chan struct{} // holds a token if a canary may be due
+	stop      context.CancelFunc
+	traffic   *Traffic
 
-	factsAt  time.Time    // when facts were read last; only run's goroutine
-	facts    facts        // only run's goroutine
-	scrapes  scrapes      // only run's goroutine
-	addrs    []netip.Addr // that the engine's name had when it was last looked up; only run's goroutine
-	unproven bool         // the addresses have changed since a new connection was last answered; only run's goroutine
-	answered time.Time    // the last good health check; only run's goroutine
-	said     string       // the reason why it does not serve, as it was logged; under m.mu
-	saidAt   time.Time
+	factsAt      time.Time    // when facts were read last; only run's goroutine
+	facts        facts        // only run's goroutine
+	scrapes      scrapes      // only run's goroutine
+	addrs        []netip.Addr // that the engine's name had when it was last looked up; only run's goroutine
+	unproven     bool         // the addresses have changed since a new connection was last answered; only run's goroutine
+	answered     time.Time    // the last good health check; only run's goroutine
+	loggedReason string       // the reason why it does not serve, as it was logged; under m.mu
+	loggedAt     time.Time
 
 	counting  sync.Mutex // held while ExpiredNow asks; m.mu is taken within it, and never the other way round
 	countedAt time.Time  // when ExpiredNow last began to ask; under counting
@@ -189,6 +189,7 @@ func (s Status) equal(o Status) bool {
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 
+// clone is a copy that shares nothing with the monitor, for callers without its lock.
 func (s Status) clone() Status {
 	s.Models = slices.Clone(s.Models)
 	s.CapacityTokens = maps.Clone(s.CapacityTokens)
@@ -211,6 +212,7 @@ func (in Instance) same(other Instance) bool {
 		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 
+// text is the text of an error; empty for nil.
 func text(err error) string {
 	if err == nil {
 		return ""

@@ -48,6 +48,8 @@ func (m *Monitor) Accuse(id string) (settle func()) {
 	return sync.OnceFunc(func() { m.accused(id, -1) })
 }
 
+// accused adds n to the failures of an instance that may be the request's own fault, and publishes whether the instance
+// gets new requests.
 func (m *Monitor) accused(id string, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,7 +61,7 @@ func (m *Monitor) accused(id string, n int) {
 	s.accused = max(0, s.accused+n) // a restart forgives the accusations before it, so this may be below 0
 	next := w.status
 	next.Accused = s.accusation()
-	w.become(next)
+	w.setStatus(next)
 }
 
 var (
@@ -100,7 +102,7 @@ func (w *watch) listen(now time.Time) {
 	}
 }
 
-// judge needs m.mu.
+// judge is Judge for one instance; m.mu must be held.
 func (w *watch) judge(v Verdict, why error) {
 	now := time.Now()
 	s := &w.suspect
@@ -109,11 +111,11 @@ func (w *watch) judge(v Verdict, why error) {
 		s.circuit.Succeed()
 		s.doubted, s.wedged = false, false
 	case v != Unclear && s.circuit.Fail(0, now):
-		w.out(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
+		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
 	case v != Faulted && s.circuit.In():
 		s.doubted = true
 	}
-	w.judged()
+	w.publishSuspicion()
 }
 
 // Reasons why an instance was taken out, as values of a label.
@@ -122,8 +124,9 @@ const (
 	outCanary   = "canary"
 )
 
-// out records the begin of an outage. It needs m.mu.
-func (w *watch) out(reason string, why error) {
+// takeOut records that the instance was taken out of service: reason is the metric's label, and why is what was seen.
+// It needs m.mu.
+func (w *watch) takeOut(reason string, why error) {
 	s := &w.suspect
 	s.doubted = false
 	s.why = why
@@ -139,17 +142,18 @@ func (w *watch) out(reason string, why error) {
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.Out()), zap.Error(why))
 }
 
-// judged publishes the suspicion and wakes the canary. It needs m.mu.
-func (w *watch) judged() {
+// publishSuspicion puts into the status whether the instance is out of service, and wakes tryOut if a canary may be due.
+// It needs m.mu.
+func (w *watch) publishSuspicion() {
 	next := w.status
 	next.Out, next.Wedged = nil, w.suspect.wedged
 	if !w.suspect.circuit.In() {
 		next.Out = w.suspect.why
 	}
-	w.become(next)
+	w.setStatus(next)
 	if w.suspect.doubted || !w.suspect.circuit.In() {
 		select {
-		case w.doubt <- struct{}{}:
+		case w.canaryDue <- struct{}{}:
 		default: // a wake-up is pending already
 		}
 	}
@@ -158,7 +162,7 @@ func (w *watch) judged() {
 // forgive drops the suspicion, for example because the process that it was about is gone. It needs m.mu.
 func (w *watch) forgive() { w.suspect = suspicion{} }
 
-// tryOut sends a canary whenever one is due, until ctx ends.
+// tryOut sends a canary whenever one is due, until ctx ends. When it is woken, it also tries whether lost ranks are back.
 func (w *watch) tryOut(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -172,7 +176,7 @@ func (w *watch) tryOut(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.doubt:
+		case <-w.canaryDue:
 			w.tryLost(ctx)
 		case <-timer.C:
 			w.tryNow(ctx)
@@ -207,8 +211,8 @@ func (w *watch) tryNow(ctx context.Context) {
 	s, model := &w.suspect, w.status.baseModel()
 	s.doubted, s.tried = false, time.Now()
 	s.circuit.Send(theCanary, time.Now())
-	heard := w.traffic.events.Load()
-	ask := w.asks(model)
+	eventsBefore := w.traffic.events.Load()
+	ask := w.questionFor(model)
 	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
 	w.m.mu.Unlock()
 
@@ -221,7 +225,7 @@ func (w *watch) tryNow(ctx context.Context) {
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != heard:
+	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != eventsBefore:
 		outcome = canaryVouched // the engine's batch was full, and is running
 	default:
 		outcome = canaryFailed
@@ -244,11 +248,11 @@ func (w *watch) tryNow(ctx context.Context) {
 	case outcome == canaryFailed:
 		s.circuit.Trip(time.Now())
 		s.wedged = true
-		w.out(outCanary, err)
+		w.takeOut(outCanary, err)
 	case !in:
 		s.circuit.Return() // one token is less than a served request: the next outage is twice as long
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
 	}
-	w.judged()
+	w.publishSuspicion()
 }

@@ -135,7 +135,7 @@ func (m *Monitor) forgetTraffic(id string) {
 	}
 }
 
-// trafficOf needs mu.
+// trafficOf returns the traffic of an instance, and makes it if there is none. It needs mu.
 func (m *Monitor) trafficOf(id string) *Traffic {
 	t := m.traffic[id]
 	if t == nil {
@@ -151,6 +151,7 @@ const frozenScrapes = 3
 // vitals are the gauges of which at least one changes while an engine computes.
 type vitals struct{ generated, running, waiting, kv float64 }
 
+// vitalsOf returns the vitals of a rank, of all ranks together for -1. A value that the engine does not say is -1.
 func vitalsOf(s *Sample, rank int) vitals {
 	known := func(v float64, ok bool) float64 {
 		if !ok {
@@ -185,9 +186,9 @@ type scrapes struct {
 // count it.
 const settledScrapes = 2
 
-// allow follows the configured slots: at once if they are raised; if they are lowered, once the requests that were
-// admitted before have ended.
-func (p *scrapes) allow(slots int, running float64) {
+// followSlots has the alarm about too many requests follow the configured slots: at once if they are raised; if they are
+// lowered, once the requests that were admitted before have ended. running is how many requests the fullest rank runs.
+func (p *scrapes) followSlots(slots int, running float64) {
 	if running > float64(slots) {
 		p.settled = 0
 	} else {
@@ -203,14 +204,14 @@ func (p *scrapes) allow(slots int, running float64) {
 // request count as the engine's own to compute from before it is sent, but for a base only once the request has its
 // first event.
 type pulls struct {
-	known   bool
-	start   float64 // start time of the process that counts
-	settled float64 // tokens that the engine had to compute and that it had counted before the scrape
-	base    float64 // tokens that have no explanation, at the first scrape of this process
-	told    float64 // tokens reported as short since then
+	known    bool
+	start    float64 // start time of the process that counts
+	settled  float64 // tokens that the engine had to compute and that it had counted before the scrape
+	base     float64 // tokens that have no explanation, at the first scrape of this process
+	reported float64 // tokens reported as short since then
 }
 
-// before must be called right before a scrape.
+// before notes how many tokens the engine must have counted already. It must be called right before a scrape.
 func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.open.Load()) }
 
 // fellShort returns how many more tokens were not pulled, beyond those reported after earlier scrapes.
@@ -220,13 +221,13 @@ func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
 	case !ok:
 		return 0
 	case !p.known || s.StartTime != p.start:
-		p.known, p.start, p.base, p.told = true, s.StartTime, n-p.settled, 0
+		p.known, p.start, p.base, p.reported = true, s.StartTime, n-p.settled, 0
 		return 0
 	}
-	more := n - float64(t.computes.Load()) - p.base - p.told
+	more := n - float64(t.computes.Load()) - p.base - p.reported
 	if more <= 0 {
 		return 0
 	}
-	p.told += more
+	p.reported += more
 	return more
 }

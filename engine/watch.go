@@ -16,10 +16,10 @@ import (
 // that returns a page for every path.
 var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")
 
-// newWatch needs m.mu.
+// newWatch returns the watch of an instance that was not checked yet, and so counts as down. It needs m.mu.
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
-		m: m, in: in, kick: make(chan struct{}, 1), doubt: make(chan struct{}, 1), stop: func() {},
+		m: m, in: in, checkDue: make(chan struct{}, 1), canaryDue: make(chan struct{}, 1), stop: func() {},
 		traffic: m.trafficOf(in.ID), expired: -1, status: Status{Since: time.Now(), Changed: time.Now()},
 	}
 }
@@ -49,8 +49,9 @@ func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 	return w.in.Ready == "", ask("/health")
 }
 
-// become replaces the status; Since moves with Up, and Changed with its State. It needs m.mu.
-func (w *watch) become(next Status) {
+// setStatus replaces the status, logs what has changed and tells the callback of it. Since moves with Up, and Changed
+// with its State. It needs m.mu.
+func (w *watch) setStatus(next Status) {
 	old := w.status
 	next.Moved = w.moved
 	if next.equal(old) {
@@ -73,9 +74,9 @@ func (w *watch) become(next Status) {
 	}
 	switch {
 	case next.Err == nil:
-		w.said = ""
+		w.loggedReason = ""
 	case old.Up && !next.Up: // logged above
-		w.said, w.saidAt = kindOf(next.Err), time.Now()
+		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
 	case !next.Up || len(next.Models) == 0:
 		w.tellWhy(log, next)
 	}
@@ -90,11 +91,11 @@ const sayAgain = time.Minute
 // tellWhy logs why an engine does not serve: once, and again if the reason has changed. It needs m.mu.
 func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	kind, now := kindOf(next.Err), time.Now()
-	if kind == w.said || w.said != "" && now.Sub(w.saidAt) < sayAgain {
+	if kind == w.loggedReason || w.loggedReason != "" && now.Sub(w.loggedAt) < sayAgain {
 		return
 	}
-	first := w.said == ""
-	w.said, w.saidAt = kind, now
+	first := w.loggedReason == ""
+	w.loggedReason, w.loggedAt = kind, now
 	switch {
 	case next.Up:
 		log.Warn("an engine gets no requests, because its models are not known", zap.Error(next.Err))
@@ -140,22 +141,26 @@ func (w *watch) countExpired(s *Sample) (n float64, known bool) {
 	return n, known
 }
 
+// models reads the engine's list of models, for at most the monitor's timeout.
 func (w *watch) models(ctx context.Context) ([]Model, error) {
 	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
 	defer stop()
 	return Models(ctx, w.m.cfg.Client, w.in.Target)
 }
 
+// scrape reads the engine's metrics, for at most the time patience.
 func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
 	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
 }
 
+// get reads a page of the engine that must be a 200, of at most limit bytes, for at most the time patience.
 func (w *watch) get(ctx context.Context, path string, patience time.Duration, limit int) ([]byte, error) {
 	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, patience, limit)
 }
 
+// ask is get with a call of the caller's, which may ask for a fresh connection.
 func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.Duration, limit int) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()

@@ -123,17 +123,17 @@ func IsWithheld(err error) bool {
 // absent has the ranks of an engine that is up which get no requests, and why the whole engine gets none. It is a
 // value.
 type absent struct {
-	halt    error         // why nothing new goes there; requests for it wait; nil: it is not halted
-	since   time.Time     // begin of the halt
-	sure    bool          // a check has seen the halt, too, and not only a request
-	ranks   int           // how many ranks the engine has, by its refusal of a rank; 0: all
-	asked   time.Time     // when a try last asked whether it has more ranks again
-	rest    time.Duration // least time before the next try, if requests of clients are the tries
-	silent  map[int]bool
-	reports loads
+	halt      error         // why nothing new goes there; requests for it wait; nil: it is not halted
+	since     time.Time     // begin of the halt
+	confirmed bool          // a check has seen the halt, too, and not only a request
+	ranks     int           // how many ranks the engine has, by its refusal of a rank; 0: all
+	triedAt   time.Time     // when a try last asked whether it has more ranks again
+	rest      time.Duration // least time before the next try, if requests of clients are the tries
+	silent    map[int]bool
+	reports   loads
 }
 
-// lost is the reason of each rank that is out of its group.
+// lost is the reason of each rank that is out of its group, by rank; of is how many ranks the engine has by the config.
 func (a *absent) lost(of int) map[int]string {
 	if a.ranks == 0 && len(a.silent) == 0 {
 		return nil
@@ -179,20 +179,20 @@ const quietChecks = 5
 
 // loads has the time at which each rank of a server of SGLang last sent its load. It is a value.
 type loads struct {
-	told map[int]float64
-	at   map[int]time.Time // when the entry of told last changed
+	stamps map[int]float64
+	at     map[int]time.Time // when the entry of told last changed
 }
 
-// see takes in the answer of GET /v1/loads, and returns the ranks that have sent no new load for a time of quiet,
-// while others have.
+// see takes in the answer of GET /v1/loads: for each rank, the time stamp of the last load that it sent. It returns the
+// ranks that have sent no new load for the time quiet, while others have.
 func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) map[int]bool {
-	if l.told == nil {
-		l.told, l.at = map[int]float64{}, map[int]time.Time{}
+	if l.stamps == nil {
+		l.stamps, l.at = map[int]float64{}, map[int]time.Time{}
 	}
 	var newest time.Time
 	for r, stamp := range told {
-		if was, known := l.told[r]; !known || was != stamp {
-			l.told[r], l.at[r] = stamp, now
+		if was, known := l.stamps[r]; !known || was != stamp {
+			l.stamps[r], l.at[r] = stamp, now
 		}
 		if l.at[r].After(newest) {
 			newest = l.at[r]
@@ -226,38 +226,38 @@ func (w *watch) withheld(why error) {
 		if w.absent.ranks != rank.Ranks { // else other requests were refused in the same way before
 			w.absent.rest = min(2*w.absent.rest, longestRest)
 		}
-		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
-		w.show(w.status)
+		w.absent.ranks, w.absent.triedAt = rank.Ranks, time.Now()
+		w.publish(w.status)
 	case errors.Is(why, ErrRetired):
 		w.reports++
 		next := w.status
 		next.Up, next.Err = false, ErrRetired
-		w.become(next)
+		w.setStatus(next)
 	}
 }
 
-// halt stops new requests to the engine for the reason why; nil: they may go there again. heard says that a check has
-// seen the reason. If an engine gives the reason only to requests, and no check sees it, that counts as failures. It
-// needs m.mu.
-func (w *watch) halt(why error, heard bool) {
-	was, sure := w.absent.halt, w.absent.sure
-	w.absent.halt, w.absent.sure = why, why != nil && (heard || sure)
-	if was == nil {
+// halt stops new requests to the engine for the reason why; nil: they may go there again. confirmed says that a check has
+// seen the reason, too. If an engine gives the reason only to requests, and no check sees it, the halt counts as a
+// failure once it ends. It needs m.mu.
+func (w *watch) halt(why error, confirmed bool) {
+	before, confirmedBefore := w.absent.halt, w.absent.confirmed
+	w.absent.halt, w.absent.confirmed = why, why != nil && (confirmed || confirmedBefore)
+	if before == nil {
 		w.absent.since = time.Now()
 	}
 	switch {
-	case why == nil && sure:
-		w.forgive()                                    // failures during the halt say nothing
-		w.absent.asked, w.absent.rest = time.Time{}, 0 // the engine may have more ranks now
+	case why == nil && confirmedBefore:
+		w.forgive()                                      // failures during the halt say nothing
+		w.absent.triedAt, w.absent.rest = time.Time{}, 0 // the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
-	case why == nil && was != nil && len(w.in.Canaries) > 0:
+	case why == nil && before != nil && len(w.in.Canaries) > 0:
 		if w.suspect.circuit.Fail(theCanary, time.Now()) { // the request that was refused may be the canary
-			w.out(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", was))
+			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
-	case w.absent.sure && !sure:
+	case w.absent.confirmed && !confirmedBefore:
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
-	w.show(w.status)
+	w.publish(w.status)
 }
 
 // hold sets why an operator stops requests to the engine. Nothing counts against the engine while it is held, and
@@ -273,7 +273,7 @@ func (w *watch) hold(why *Held) {
 		w.checkNow()
 	}
 	if w.m.watches[w.in.ID] == w { // else the watch is new, and its status was not published yet
-		w.show(w.status)
+		w.publish(w.status)
 	}
 }
 
@@ -292,11 +292,12 @@ func (a *absent) hopeless(now time.Time) error {
 	return nil
 }
 
-// show completes a status by what is absent, and makes it the current one. It needs m.mu.
-func (w *watch) show(next Status) {
+// publish completes a status by what is absent, and makes it the current one. It logs which ranks are lost or back. It
+// needs m.mu.
+func (w *watch) publish(next Status) {
 	w.fill(&next)
 	before := w.status.LostRanks()
-	w.become(next)
+	w.setStatus(next)
 	switch now := next.LostRanks(); {
 	case text(now) == text(before):
 	case now != nil:
@@ -385,7 +386,7 @@ func (w *watch) reforming(ctx context.Context) error {
 // rankDue says that it is time to try whether an engine has more ranks again. It needs m.mu.
 func (w *watch) rankDue() bool {
 	a := &w.absent
-	return w.status.Up && a.ranks > 0 && a.halt == nil && time.Since(a.asked) >= max(a.rest, w.m.cfg.FactsInterval)
+	return w.status.Up && a.ranks > 0 && a.halt == nil && time.Since(a.triedAt) >= max(a.rest, w.m.cfg.FactsInterval)
 }
 
 // lookForMore starts a try of the first lost rank when it is due. If requests of one token are not allowed, only that
@@ -395,15 +396,15 @@ func (w *watch) lookForMore() {
 	case !w.rankDue():
 	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == a.ranks }):
 		select {
-		case w.doubt <- struct{}{}:
+		case w.canaryDue <- struct{}{}:
 		default: // a wake-up is pending already
 		}
 	default:
-		a.asked, a.rest = time.Now(), max(a.rest, w.m.cfg.FactsInterval)
+		a.triedAt, a.rest = time.Now(), max(a.rest, w.m.cfg.FactsInterval)
 		if a.ranks++; a.ranks >= w.in.Ranks {
 			a.ranks = 0
 		}
-		w.show(w.status)
+		w.publish(w.status)
 	}
 }
 
@@ -416,7 +417,7 @@ func (w *watch) tryLost(ctx context.Context) {
 	w.m.mu.Lock()
 	lowest, model := w.absent.ranks, w.status.baseModel()
 	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
-	due, ask := w.rankDue() && at >= 0 && model != "", w.asks(model)
+	due, ask := w.rankDue() && at >= 0 && model != "", w.questionFor(model)
 	w.m.mu.Unlock()
 	if !due {
 		return
@@ -429,7 +430,7 @@ func (w *watch) tryLost(ctx context.Context) {
 	if w.gone || w.absent.ranks != lowest {
 		return
 	}
-	w.absent.asked = time.Now()
+	w.absent.triedAt = time.Now()
 	var rank *RankError
 	switch {
 	case errors.As(err, &rank):
@@ -437,7 +438,7 @@ func (w *watch) tryLost(ctx context.Context) {
 	case computed:
 		w.absent.ranks = 0
 	}
-	w.show(w.status)
+	w.publish(w.status)
 }
 
 // fault asks vLLM whether its core has met a fault and waits for its recovery. It returns an error unless vLLM was

@@ -71,7 +71,7 @@ func TestARankIsSilentOnlyBesideOthers(t *testing.T) {
 				if rapid.Bool().Draw(t, "says") {
 					stamp[r]++
 				}
-				if was, known := l.told[r]; !known || was != stamp[r] {
+				if was, known := l.stamps[r]; !known || was != stamp[r] {
 					last[r] = at
 				}
 				told[r] = stamp[r]
