@@ -106,8 +106,9 @@ func (c *conn) park() {
 }
 
 // exchange writes the request and returns once the response head is read. keep says that the connection may be used
-// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine, so that the answer of an engine that does not read the body
-// (400, 413) is read; that answer then ends the write. The caller's body is not used after exchange.
+// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second
+// goroutine, so that the answer of an engine that does not read the body (400, 413) is read; that answer then ends the
+// write. The caller's body is not used after exchange.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // a pooled connection must not hold on to a prompt
