@@ -18,6 +18,7 @@ type metrics struct {
 	short    *prometheus.CounterVec
 }
 
+// newMetrics makes the metrics, and registers them with reg; nil: they are kept but not exported.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return shared(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))

@@ -77,6 +77,7 @@ func appendField(dst []byte, name, value string) []byte {
 	return append(dst, "\r\n"...)
 }
 
+// isReserved says whether a header is one of reserved, in any case.
 func isReserved(name string) bool {
 	for _, r := range reserved {
 		if len(r) == len(name) && strings.EqualFold(r, name) {

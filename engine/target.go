@@ -54,6 +54,8 @@ func (t *Target) Validate() error {
 	return nil
 }
 
+// check returns an error if a call to the target could not work, or if the target's URL or key could end a line of the
+// request's head early.
 func (t *Target) check() error {
 	switch {
 	case t.URL == nil || t.URL.Host == "" || t.URL.Hostname() == "":

@@ -58,45 +58,45 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
 	}
-	got, err := scanAnswer(answer)
+	members, err := scanAnswer(answer)
 	if err != nil {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer is not JSON: %w", ErrBadHandoff, err)
 	}
-	if got.err != nil && !rawjson.IsNull(got.err) { // some routes send an error with status 200
+	if members.err != nil && !rawjson.IsNull(members.err) { // some routes send an error with status 200
 		return ProbeAnswer{}, fmt.Errorf("%w: %w", ErrBadHandoff, &SaidError{answer})
 	}
-	a := got.read()
+	answered := members.read()
 	if p.Connector == VLLMMooncake {
 		if x == nil || x.TransferID == "" || x.BootstrapAddr == "" || x.EngineID == "" {
-			return a, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first",
+			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first",
 				ErrBadHandoff)
 		}
-		if a.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
-			return a, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(a.FinishReason))
+		if answered.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
+			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(answered.FinishReason))
 		}
-		a.KV, a.EngineID = x.handoff(), x.EngineID
-		return a, nil
+		answered.KV, answered.EngineID = x.handoff(), x.EngineID
+		return answered, nil
 	}
-	kv := got.kv
+	kv := members.kv
 	if kv == nil || rawjson.IsNull(kv) {
-		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer",
-			ErrNoHandoff, reasonOf(a.FinishReason))
+		return answered, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer",
+			ErrNoHandoff, reasonOf(answered.FinishReason))
 	}
 	if len(kv) > maxHandoff {
-		return a, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
+		return answered, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
 	}
 	h, ok := readHandoff(kv)
 	if !ok {
-		return a, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
+		return answered, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
 	}
-	if a.ByProbeID, err = p.checkHandoff(&h, knownHost); err != nil {
-		return a, err
+	if answered.ByProbeID, err = p.checkHandoff(&h, knownHost); err != nil {
+		return answered, err
 	}
-	a.KV, a.EngineID = bytes.Clone(kv), text(h.engineID)
+	answered.KV, answered.EngineID = bytes.Clone(kv), text(h.engineID)
 	if p.Connector == NIXLPush {
-		a.Coordinates = h.coordinates()
+		answered.Coordinates = h.coordinates()
 	}
-	return a, nil
+	return answered, nil
 }
 
 // SaidError is an error that an engine sent with status 200: SGLang begins a stream before it looks at its request (0.5.23,
@@ -154,6 +154,8 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 	return s, err
 }
 
+// read takes from an answer, or from an event of one, what a probe is to learn. The endpoints name these members
+// differently, and each answer has those of its endpoint only.
 func (s *scanned) read() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
 	read, created := 0, 0 // tokens of a message's prompt that its input_tokens leave out
@@ -282,11 +284,11 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 		return false, nil
 	}
 	if pushes := string(h.mode) == `"push"`; h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush) { // decode would never end
-		is, use := "NixlConnector", NIXLPull
+		runs, wanted := "NixlConnector", NIXLPull
 		if pushes {
-			is, use = "NixlPushConnector", NIXLPush
+			runs, wanted = "NixlPushConnector", NIXLPush
 		}
-		return false, fmt.Errorf("%w: the engine runs %s; set connector: %s in the profile of both engines", ErrBadHandoff, is, use)
+		return false, fmt.Errorf("%w: the engine runs %s; set connector: %s in the profile of both engines", ErrBadHandoff, runs, wanted)
 	}
 	if string(h.doPrefill) != "true" {
 		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, kindOf(h.doPrefill))
@@ -351,6 +353,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	return n + flat, flat == 0 || nested == 0
 }
 
+// isBlock says whether a value is the number of a block, written in digits alone.
 func isBlock(raw json.RawMessage) bool {
 	for _, c := range raw {
 		if c < '0' || c > '9' {
@@ -423,33 +426,33 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 
 // add reads an answer, or one event of an answer.
 func (a *ProbeAnswer) add(part []byte) error {
-	got, err := scanAnswer(part)
+	members, err := scanAnswer(part)
 	if err != nil {
 		return fmt.Errorf("%w: its answer is not JSON: %w", ErrPrefillFailed, err)
 	}
-	if got.err != nil && !rawjson.IsNull(got.err) {
+	if members.err != nil && !rawjson.IsNull(members.err) {
 		return fmt.Errorf("%w: %w", ErrPrefillFailed, &SaidError{part})
 	}
-	if got.inner != nil {
-		if err := a.add(got.inner); err != nil {
+	if members.inner != nil {
+		if err := a.add(members.inner); err != nil {
 			return err
 		}
 	}
-	told := got.read()
-	if len(got.stop) > 0 && !rawjson.IsNull(got.stop) && told.FinishReason != "length" {
+	read := members.read()
+	if len(members.stop) > 0 && !rawjson.IsNull(members.stop) && read.FinishReason != "length" {
 		return fmt.Errorf("%w: stop_reason is not max_tokens", ErrPrefillFailed)
 	}
-	if told.PromptTokens > 0 {
-		a.PromptTokens = told.PromptTokens
+	if read.PromptTokens > 0 {
+		a.PromptTokens = read.PromptTokens
 	}
-	if told.CachedTokens >= 0 {
-		a.CachedTokens = told.CachedTokens
+	if read.CachedTokens >= 0 {
+		a.CachedTokens = read.CachedTokens
 	}
-	if told.PromptTokenIDs != nil {
-		a.PromptTokenIDs = told.PromptTokenIDs
+	if read.PromptTokenIDs != nil {
+		a.PromptTokenIDs = read.PromptTokenIDs
 	}
-	if told.FinishReason != "" {
-		a.FinishReason = told.FinishReason
+	if read.FinishReason != "" {
+		a.FinishReason = read.FinishReason
 	}
 	return nil
 }

@@ -123,14 +123,14 @@ func (b *Body) Count(key string) int {
 // All yields the members in the order of the text, repeated keys included, and then those that were set.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
-		for of := b; of != nil; of = of.inner {
-			for i := range of.members {
-				m := &of.members[i]
-				word := b.word(m.key, of != b)
+		for object := b; object != nil; object = object.inner {
+			for i := range object.members {
+				m := &object.members[i]
+				word := b.word(m.key, object != b)
 				if word == "" || replaced(b.set, word) {
 					continue
 				}
-				if !yield(word, of.raw[m.val:m.valTo:m.valTo]) {
+				if !yield(word, object.raw[m.val:m.valTo:m.valTo]) {
 					return
 				}
 			}
@@ -198,6 +198,7 @@ func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) []
 	return append(dst, b.raw[b.closing:])
 }
 
+// replaced says whether set has a member with this key.
 func replaced(set []Member, key string) bool {
 	for i := range set {
 		if set[i].Key == key {
@@ -207,6 +208,8 @@ func replaced(set []Member, key string) bool {
 	return false
 }
 
+// appendMembers appends the segments of the members of set. comma says that a member comes before them. Short values
+// are copied beside their keys, and a long value becomes a segment of its own.
 func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	size := 0
 	for _, m := range set {

@@ -55,8 +55,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
 	}
-	if most := MaxCallback(prompt, block); len(body) > most {
-		return bad("it has %d bytes, more than %d", len(body), most)
+	if limit := MaxCallback(prompt, block); len(body) > limit {
+		return bad("it has %d bytes, more than %d", len(body), limit)
 	}
 	c := scannedCallback{plain: p.KVPlainKeys}
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
@@ -68,27 +68,27 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return bad("%s", wrong)
 	}
 	blocks, ok := mostBlocks(c.values[atBlockIDs])
-	switch most := maxBlocks(prompt, block); {
+	switch limit := maxBlocks(prompt, block); {
 	case !ok:
 		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", kindOf(c.values[atBlockIDs]))
-	case most > 0 && blocks > most:
-		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, most)
+	case limit > 0 && blocks > limit:
+		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
-	got := Callback{Empty: blocks == 0, Unknown: c.unknown}
+	callback := Callback{Empty: blocks == 0, Unknown: c.unknown}
 	if named := text(c.values[atRequestID]); named != id {
-		if got.ShortID = len(id) > suffixLength && named == id[:len(id)-suffixLength]; !got.ShortID {
+		if callback.ShortID = len(id) > suffixLength && named == id[:len(id)-suffixLength]; !callback.ShortID {
 			return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
 		}
 	}
-	got.KV = bytes.Clone(bytes.TrimSpace(body))
+	callback.KV = bytes.Clone(bytes.TrimSpace(body))
 	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // checkHosts may see an empty list in it
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
 	}
-	if err := p.checkHosts(got.KV, known); err != nil {
+	if err := p.checkHosts(callback.KV, known); err != nil {
 		return Callback{}, err
 	}
-	return got, nil
+	return callback, nil
 }
 
 // callbackKeys has the members of a callback, and the check of each value. The first needed members
@@ -167,7 +167,7 @@ func (c *scannedCallback) add(key string, value json.RawMessage) (refused string
 // log may show it), and if it holds no address. A name that begins with '_' is refused, because engines use such
 // names for their own notes in the parameters of a request.
 func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused string) {
-	address := hostCheck{plain: c.plain, known: func(string) bool { return false }}
+	address := hostCheck{plainKeys: c.plain, known: func(string) bool { return false }}
 	switch {
 	case slices.Contains(actedOn, key):
 		return "a decode engine may not send " + key
@@ -178,7 +178,7 @@ func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused
 	case len(c.unknown) == mostUnknown:
 		return fmt.Sprintf("more than %d keys that this evenkeel does not know", mostUnknown)
 	case slices.Contains(c.plain, key): // the operator says that it holds no address
-	case namesAddress(key), address.value(key, value, false) != nil:
+	case namesAddress(key), address.checkValue(key, value, false) != nil:
 		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is " +
 			"right"
 	}
@@ -234,6 +234,7 @@ func isList(v json.RawMessage) bool { return v[0] == '[' }
 
 func isSize(v json.RawMessage) bool { return isNumber(v, 1, maxCount) }
 
+// isNumbers says whether a value is a list of whole numbers that are not negative.
 func isNumbers(v json.RawMessage) bool {
 	if !isList(v) {
 		return false

@@ -38,24 +38,24 @@ type Coordinates struct {
 // EarlyProbe appends the segments of the prefill request of a profile that is Early.
 // stream says whether the decode engine's answer is a stream; only SGLang's prefill leg needs that,
 // because it differs from the decode leg in nothing but ranks.
-func (p *Profile) EarlyProbe(b *Body, leg *Changes, m *Meeting, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyProbe(b *Body, changes *Changes, m *Meeting, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
-		return p.roomBody(b, leg, m, stream, dst, false)
+		return p.roomBody(b, changes, m, stream, dst, false)
 	case AscendLayerwise:
-		return p.probeWith(b, leg, m.Callback, dst)
+		return p.probeWith(b, changes, m.Callback, dst)
 	}
-	return p.probeWith(b, leg, pullProbe, dst)
+	return p.probeWith(b, changes, pullProbe, dst)
 }
 
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
-func (p *Profile) EarlyDecode(b *Body, leg *Changes, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyDecode(b *Body, changes *Changes, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
-		return p.roomBody(b, leg, m, stream, dst, true)
+		return p.roomBody(b, changes, m, stream, dst, true)
 	}
-	members, drop := p.answer(b, leg, stream)
-	members = append(salted(b, salt, members), Member{"kv_transfer_params", leg.resume().params(p.decodeParams(m))})
-	return b.Splice(dst, leg.resume().drop(drop), members)
+	members, drop := p.answerMembers(b, changes, stream)
+	members = append(salted(b, salt, members), Member{"kv_transfer_params", changes.resume().addIDs(p.decodeParams(m))})
+	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }
 
 // decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
@@ -93,12 +93,12 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 		return nil
 	}
 	return func(model string, rank int) []byte {
-		ask := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
+		request := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
 			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": max(0, rank)} // a rank may follow the room
 		if named := p.NamedRank(rank); named >= 0 {
-			ask["routed_dp_rank"] = named
+			request["routed_dp_rank"] = named
 		}
-		body, _ := json.Marshal(ask) // text and numbers always marshal
+		body, _ := json.Marshal(request) // text and numbers always marshal
 		return body
 	}
 }
@@ -122,27 +122,27 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // room with its own number, which is 0 in all replicas without DP attention, and refuses a room of
 // another rank; or it first registers the room with its bootstrap server, and does no other work
 // until that is done (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, leg *Changes, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
-	members, drop := p.answer(b, leg, stream)
+func (p *Profile) roomBody(b *Body, changes *Changes, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
+	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
 	if s := shapes[m.Endpoint]; s != nil {
-		members, drop, rid = s.begin(stream), s.drops, s.rid
+		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
 	}
 	if rid != "" {
 		members = append(members, Member{rid, appendString(nil, m.RID)})
 	}
 	members = append(members, Member{"bootstrap_host", appendString(nil, m.Host)},
 		Member{"bootstrap_port", strconv.AppendInt(nil, int64(m.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, m.Room, 10)})
-	rank := func(key string, n int) {
+	addRank := func(key string, n int) {
 		if n >= 0 {
 			members = append(members, Member{key, strconv.AppendInt(nil, int64(n), 10)})
 		}
 	}
 	if decode {
-		rank("routed_dp_rank", m.DecodeRank)
+		addRank("routed_dp_rank", m.DecodeRank)
 	} else {
-		rank("routed_dp_rank", m.PrefillRank)
+		addRank("routed_dp_rank", m.PrefillRank)
 	}
-	rank("disagg_prefill_dp_rank", m.PrefillRank)
-	return b.Splice(dst, leg.resume().drop(drop), members)
+	addRank("disagg_prefill_dp_rank", m.PrefillRank)
+	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }

@@ -19,18 +19,18 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if !ok {
 		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
 	}
-	decode := false
+	kept := false
 	for key, v := range rawjson.Members(kv) {
 		switch key {
 		case "do_remote_decode":
-			decode = string(v) == "true"
+			kept = string(v) == "true"
 		case "remote_num_tokens":
 			if tokens, err = strconv.Atoi(string(v)); err != nil {
 				tokens = 0 // which is refused below
 			}
 		}
 	}
-	if string(h.doPrefill) == "true" || !decode || tokens <= 0 || h.requestID == nil {
+	if string(h.doPrefill) == "true" || !kept || tokens <= 0 || h.requestID == nil {
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}
 	h.doPrefill = json.RawMessage("true") // the other members are checked as those of a hand-off

@@ -39,6 +39,7 @@ func (h *Handoff) Acquire(now time.Time) (json.RawMessage, error) {
 	return h.take(now, h.deadline)
 }
 
+// take returns the params to the first caller before end, and an error to any other.
 func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
 	if !now.Before(end) {
 		return nil, ErrExpired

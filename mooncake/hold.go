@@ -13,12 +13,12 @@ import "time"
 type Hold struct {
 	until time.Time // the KV is certainly kept up to then
 	// for so long after a sign of life the KV is kept, once heartbeats are known to go out; 0: nothing renews the hold
-	sign  time.Duration
-	beat  time.Duration // the time between heartbeats
-	begin time.Time     // since when signs have come without a gap
-	next  time.Time     // the first sign after this counts as the next one
-	left  int           // so many more signs must count before heartbeats are known to go out
-	lost  bool
+	keptAfterSign time.Duration
+	heartbeat     time.Duration // the time between heartbeats
+	begin         time.Time     // since when signs have come without a gap
+	nextSign      time.Time     // the first sign after this counts as the next one
+	signsLeft     int           // so many more signs must count before heartbeats are known to go out
+	lost          bool          // the KV may have been given to another prompt before it was read
 }
 
 // Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat
@@ -27,8 +27,8 @@ type Hold struct {
 func (p *Profile) Hold(now, until time.Time) Hold {
 	k := Hold{until: until, begin: now}
 	if p.Renews() {
-		k.sign, k.beat = p.KVHoldTimeout/2-p.slack(), p.KVHoldTimeout/6
-		k.next, k.left = now.Add(p.slack()/6), 3 // a moment to take the request in; between three signs lie two heartbeats
+		k.keptAfterSign, k.heartbeat = p.KVHoldTimeout/2-p.slack(), p.KVHoldTimeout/6
+		k.nextSign, k.signsLeft = now.Add(p.slack()/6), 3 // a moment to take the request in; between three signs lie two heartbeats
 	}
 	return k
 }
@@ -50,7 +50,7 @@ func (p *Profile) slack() time.Duration {
 
 // Quiet says that the decode engine's core gave no sign of life between two signs, or since the last one.
 func (k *Hold) Quiet(from, to time.Time) {
-	k.until, k.next, k.left = k.after(from)
+	k.until, k.nextSign, k.signsLeft = k.after(from)
 	k.begin = to
 	k.lost = k.lost || to.After(k.until)
 }
@@ -64,8 +64,8 @@ func (k *Hold) Until(last time.Time) time.Time {
 // after returns what until, next and left are after signs without a gap up to last. A core that makes steps has sent a
 // heartbeat at most one beat before each of its signs.
 func (k *Hold) after(last time.Time) (until, next time.Time, left int) {
-	until, next, left = k.until, k.next, k.left
-	if k.sign == 0 {
+	until, next, left = k.until, k.nextSign, k.signsLeft
+	if k.keptAfterSign == 0 {
 		return until, next, left
 	}
 	for left > 0 {
@@ -76,9 +76,9 @@ func (k *Hold) after(last time.Time) (until, next time.Time, left int) {
 		if at.After(last) {
 			return until, next, left
 		}
-		next, left = at.Add(k.beat), left-1
+		next, left = at.Add(k.heartbeat), left-1
 	}
-	if renewed := last.Add(k.sign); renewed.After(until) {
+	if renewed := last.Add(k.keptAfterSign); renewed.After(until) {
 		until = renewed
 	}
 	return until, next, left
@@ -91,4 +91,4 @@ func (k *Hold) Lost() bool { return k.lost }
 func (k *Hold) Lose() { k.lost = true }
 
 // Patience is how long the core may be quiet until its engine gets no more requests; 0: the engine renews no holds.
-func (k *Hold) Patience() time.Duration { return k.sign * 2 / 3 }
+func (k *Hold) Patience() time.Duration { return k.keptAfterSign * 2 / 3 }

@@ -25,18 +25,19 @@ func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) boo
 	if knownHost == nil {
 		knownHost = func(string) bool { return false }
 	}
-	w := hostCheck{plain: p.KVPlainKeys, known: knownHost}
-	return w.value("", handoff, false)
+	w := hostCheck{plainKeys: p.KVPlainKeys, known: knownHost}
+	return w.checkValue("", handoff, false)
 }
 
+// hostCheck refuses unknown hosts in a JSON value.
 type hostCheck struct {
-	plain []string
-	known func(string) bool
+	plainKeys []string          // keys whose values are not looked at, whatever they look like
+	known     func(string) bool // says whether decode engines may be sent to a host
 }
 
-// value checks what stands under a key. address says that the name of this key, or of a
-// key around it, says that it holds addresses.
-func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
+// checkValue checks what stands under a key. address says that the name of this key, or of a key around it, says that
+// it holds addresses.
+func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) error {
 	switch raw[0] {
 	case '{':
 		for o := rawjson.ObjectAt(raw, 0); o.NextValue(); {
@@ -45,25 +46,25 @@ func (w *hostCheck) value(key string, raw json.RawMessage, address bool) error {
 				continue
 			}
 			member := rawjson.Key(o.Key)
-			if slices.Contains(w.plain, member) {
+			if slices.Contains(w.plainKeys, member) {
 				continue
 			}
-			if err := w.text(key, member, false); err != nil {
+			if err := w.checkText(key, member, false); err != nil {
 				return err
 			}
-			if err := w.value(member, val, address || namesAddress(member)); err != nil {
+			if err := w.checkValue(member, val, address || namesAddress(member)); err != nil {
 				return err
 			}
 		}
 	case '[':
 		for val := range rawjson.Elements(raw) {
-			if err := w.value(key, val, address); err != nil {
+			if err := w.checkValue(key, val, address); err != nil {
 				return err
 			}
 		}
 	case '"':
 		if address || maybeAddress(raw) {
-			return w.text(key, rawjson.Unquote(raw), address)
+			return w.checkText(key, rawjson.Unquote(raw), address)
 		}
 	}
 	return nil
@@ -75,8 +76,9 @@ func maybeAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 
-// text checks each part of a string that may be a list.
-func (w *hostCheck) text(key, s string, address bool) error {
+// checkText checks each part of a string that may be a list of hosts. key is for the error, and address is as for
+// checkValue.
+func (w *hostCheck) checkText(key, s string, address bool) error {
 	if !address && !strings.ContainsAny(s, ".:") { // no part of it is written like an address
 		return nil
 	}
@@ -104,10 +106,10 @@ func namesAddress(key string) bool {
 		if end-start < len("ip") {
 			return false
 		}
-		w := strings.ToLower(key[start:end])
-		one := strings.TrimSuffix(w, "s")
-		return isAddressWord(w) || isAddressWord(one) || isAddressWord(strings.TrimSuffix(w, "es")) ||
-			strings.HasSuffix(one, "addr") || strings.HasSuffix(one, "host") || strings.HasSuffix(one, "hostname")
+		lower := strings.ToLower(key[start:end])
+		singular := strings.TrimSuffix(lower, "s")
+		return isAddressWord(lower) || isAddressWord(singular) || isAddressWord(strings.TrimSuffix(lower, "es")) ||
+			strings.HasSuffix(singular, "addr") || strings.HasSuffix(singular, "host") || strings.HasSuffix(singular, "hostname")
 	}
 	for i := range len(key) {
 		c := key[i]

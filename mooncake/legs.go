@@ -124,29 +124,29 @@ var (
 // ProbeBody appends the segments of the prefill request: one token, not
 // streamed, asking for a handoff. The prompt and all that shapes
 // it stay byte for byte what DecodeBody sends. x is for vllm-mooncake only.
-func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Changes, x *Exchange, dst [][]byte) [][]byte {
+func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Changes, x *Exchange, dst [][]byte) [][]byte {
 	params := pullProbe
-	if leg != nil && leg.Fetch != nil {
-		params = leg.Fetch
+	if changes != nil && changes.Fetch != nil {
+		params = changes.Fetch
 	}
 	if p.Connector == VLLMMooncake && x != nil {
 		params = x.probeParams()
 	}
 	if s := shapes[ep]; s != nil {
-		return s.probe(p, b, leg, params, dst)
+		return s.probe(p, b, changes, params, dst)
 	}
-	return p.probeWith(b, leg, params, dst)
+	return p.probeWith(b, changes, params, dst)
 }
 
 // probeWith is ProbeBody with params as kv_transfer_params.
-func (p *Profile) probeWith(b *Body, leg *Changes, params json.RawMessage, dst [][]byte) [][]byte {
-	params = leg.resume().params(params)
+func (p *Profile) probeWith(b *Body, changes *Changes, params json.RawMessage, dst [][]byte) [][]byte {
+	params = changes.resume().addIDs(params)
 	members := make([]Member, 0, 12)
-	members = oneToken(b, leg, members)
+	members = oneToken(b, changes, members)
 	if (p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "") && !p.alwaysEarly() {
 		members = append(members, Member{"min_tokens", jsonOne})
 	}
-	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg.ignoresEOS() {
+	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || changes.ignoresEOS() {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
 	if p.returnTokenIDs() && b.form == nil { // with a form, the client's own body has the ids
@@ -164,7 +164,7 @@ func (p *Profile) probeWith(b *Body, leg *Changes, params json.RawMessage, dst [
 		inner := drop
 		drop = func(key string) bool { return key != "output_mode" && inner(key) }
 	}
-	return b.Splice(dst, leg.resume().drop(drop), append(members, Member{"kv_transfer_params", params}))
+	return b.Splice(dst, changes.resume().alsoDrop(drop), append(members, Member{"kv_transfer_params", params}))
 }
 
 // dropOnProbeButLogprobs is dropOnProbe for a request for more likeliest tokens than engines give by default (vLLM's
@@ -191,19 +191,19 @@ func asksForMany(b *Body) bool {
 // engine's own answer, so evenkeel asks for nothing that the client
 // did not ask for. A nil kv makes the decode engine prefill by itself; pass it
 // only if the profile has AllowLocalPrefill.
-func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Changes, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Changes, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
 	}
-	members, drop := p.answer(b, leg, stream)
-	if leg != nil && leg.RID != "" {
-		members = append(members, Member{"rid", appendString(nil, leg.RID)})
+	members, drop := p.answerMembers(b, changes, stream)
+	if changes != nil && changes.RID != "" {
+		members = append(members, Member{"rid", appendString(nil, changes.RID)})
 	}
 	members = salted(b, salt, members)
-	if kv != nil || leg.resume().beside() {
-		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
+	if kv != nil || changes.resume().idsInParams() {
+		members = append(members, Member{"kv_transfer_params", changes.resume().addIDs(kv)})
 	}
-	return b.Splice(dst, leg.resume().drop(drop), members)
+	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
 }
 
 // salted adds a cache_salt, so that a request does not find blocks in a decode engine's prefix cache which may be wrong. It
@@ -216,15 +216,16 @@ func salted(b *Body, salt string, members []Member) []Member {
 		if len(own) <= 2 || own[0] != '"' {
 			return members // every engine refuses such a salt, and so the request
 		}
-		both := sha256.Sum256([]byte(rawjson.Unquote(own) + " " + salt)) // a hash, because vLLM takes a salt of at most 128 characters
-		salt = hex.EncodeToString(both[:])
+		hash := sha256.Sum256([]byte(rawjson.Unquote(own) + " " + salt)) // a hash, because vLLM takes a salt of at most 128 characters
+		salt = hex.EncodeToString(hash[:])
 	}
 	return append(members, Member{"cache_salt", appendString(nil, salt)})
 }
 
-// answer returns what is set and what is dropped for an answer that the client gets.
-func (p *Profile) answer(b *Body, leg *Changes, stream bool) (members []Member, drop func(key string) bool) {
-	members = legMembers(b, leg, make([]Member, 0, 14))
+// answerMembers returns the members that are set, and the keys that are dropped, in a request whose answer the client
+// gets. stream says that the engine is to stream the answer.
+func (p *Profile) answerMembers(b *Body, changes *Changes, stream bool) (members []Member, drop func(key string) bool) {
+	members = changedMembers(b, changes, make([]Member, 0, 14))
 	drop = dropOnDecode
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n is the number of beams then, and one engine computes them all
 		drop = Reserved
@@ -239,7 +240,7 @@ func (p *Profile) answer(b *Body, leg *Changes, stream bool) (members []Member, 
 			usage = usageEachStep
 		}
 		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		if p.tellsIDs(b) && (!echoes(b) || leg.resume() != nil) {
+		if p.tellsIDs(b) && (!echoes(b) || changes.resume() != nil) {
 			members = append(members, Member{"return_token_ids", jsonTrue})
 		}
 	} else {
@@ -268,18 +269,18 @@ func (p *Profile) tellsIDs(b *Body) bool {
 // pull the handoff, so that the prefill engine frees it. By then, the blocks that it
 // pulls may have another prompt's KV. The salt, new for every discard, keeps this KV apart
 // in the engine's prefix cache, so that no other request finds it.
-func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Changes, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Changes, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
-		return s.discard(b, leg, kv, salt, dst)
+		return s.discard(b, changes, kv, salt, dst)
 	}
-	members := oneToken(b, leg, make([]Member, 0, 7))
-	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", leg.resume().params(kv)})
-	return b.Splice(dst, leg.resume().drop(dropOnProbe), members)
+	members := oneToken(b, changes, make([]Member, 0, 7))
+	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", changes.resume().addIDs(kv)})
+	return b.Splice(dst, changes.resume().alsoDrop(dropOnProbe), members)
 }
 
 // oneToken adds the members that end a request after its first token, with an answer that is not streamed.
-func oneToken(b *Body, leg *Changes, members []Member) []Member {
-	members = append(promptMembers(b, leg, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
+func oneToken(b *Body, changes *Changes, members []Member) []Member {
+	members = append(promptMembers(b, changes, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // of a chat: engines prefer it to max_tokens
 		members = append(members, Member{"max_completion_tokens", jsonOne})
 	}
@@ -287,18 +288,19 @@ func oneToken(b *Body, leg *Changes, members []Member) []Member {
 }
 
 // promptMembers adds what replaces the body's own prompt.
-func promptMembers(b *Body, leg *Changes, members []Member) []Member {
+func promptMembers(b *Body, changes *Changes, members []Member) []Member {
 	switch {
-	case leg == nil:
+	case changes == nil:
 		return members
-	case leg.Resume != nil && leg.Resume.replacesPrompt():
-		return leg.Resume.prompt(b, members)
-	case leg.Prompt != nil:
-		return append(members, Member{"prompt", leg.Prompt})
+	case changes.Resume != nil && changes.Resume.replacesPrompt():
+		return changes.Resume.promptMembers(b, members)
+	case changes.Prompt != nil:
+		return append(members, Member{"prompt", changes.Prompt})
 	}
 	return members
 }
 
+// resume is the Resume of the changes; nil for nil changes.
 func (l *Changes) resume() *Resume {
 	if l == nil {
 		return nil
@@ -306,15 +308,17 @@ func (l *Changes) resume() *Resume {
 	return l.Resume
 }
 
-func legMembers(b *Body, leg *Changes, members []Member) []Member {
-	if leg == nil {
+// changedMembers adds the members by which changes make an answer's request differ from the client's body: the prompt,
+// the limits and the seed.
+func changedMembers(b *Body, changes *Changes, members []Member) []Member {
+	if changes == nil {
 		return members
 	}
-	members = leg.Resume.budget(b, promptMembers(b, leg, members))
-	if leg.SeedOffset != 0 {
+	members = changes.Resume.addLimits(b, promptMembers(b, changes, members))
+	if changes.SeedOffset != 0 {
 		if raw, ok := b.Get("seed"); ok {
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
-				members = append(members, Member{"seed", strconv.AppendInt(nil, shift(seed, int64(leg.SeedOffset)), 10)})
+				members = append(members, Member{"seed", strconv.AppendInt(nil, shift(seed, int64(changes.SeedOffset)), 10)})
 			}
 		}
 	}
@@ -365,6 +369,7 @@ func (p *Profile) stopTokensSafe(b *Body) bool {
 	return true
 }
 
+// probeParams returns the kv_transfer_params of a probe to vllm-mooncake.
 func (x *Exchange) probeParams() []byte {
 	out := []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`)
 	return append(appendString(out, x.TransferID), '}')
@@ -379,6 +384,7 @@ func (x *Exchange) handoff() json.RawMessage {
 	return append(appendString(out, x.EngineID), '}')
 }
 
+// appendString appends a string as JSON.
 func appendString(dst []byte, s string) []byte {
 	quoted, _ := json.Marshal(s) // a string always marshals
 	return append(dst, quoted...)

@@ -210,6 +210,7 @@ func (p Profile) WithDefaults() Profile {
 	return p
 }
 
+// set gives a field its default, if it has its zero value.
 func set[T comparable](field *T, def T) {
 	var zero T
 	if *field == zero {

@@ -5,12 +5,12 @@ import "evenkeel/internal/rawjson"
 // ConnectorOf names the connector whose hand-off is in a probe's answer; empty: there is no hand-off, or several connectors
 // could have made it. Each connector has keys that no other one has: see testdata/handoffs.
 func ConnectorOf(answer []byte) string {
-	got, err := scanAnswer(answer)
-	if err != nil || len(got.kv) == 0 || got.kv[0] != '{' {
+	members, err := scanAnswer(answer)
+	if err != nil || len(members.kv) == 0 || members.kv[0] != '{' {
 		return ""
 	}
 	found := ""
-	for key, value := range rawjson.Members(got.kv) {
+	for key, value := range rawjson.Members(members.kv) {
 		switch key {
 		case "transfer_mode": // from vLLM 0.32 on
 			if string(value) == `"push"` {

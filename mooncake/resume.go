@@ -33,8 +33,8 @@ func ByText(how string) bool { return how == ResumeText || how == ChatResumeCont
 
 func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
 
-// prompt adds the members that replace the prompt: they have the prompt and the answer so far.
-func (r *Resume) prompt(b *Body, members []Member) []Member {
+// promptMembers adds the members that replace the prompt: they have the prompt and the answer so far.
+func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	switch r.How {
 	case ResumePrompt:
 		return append(members, Member{"prompt", r.IDs})
@@ -47,9 +47,9 @@ func (r *Resume) prompt(b *Body, members []Member) []Member {
 	return append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue}, Member{"add_generation_prompt", jsonFalse})
 }
 
-// params adds the token ids to kv_transfer_params, if How puts them there.
-func (r *Resume) params(kv json.RawMessage) json.RawMessage {
-	if !r.beside() {
+// addIDs adds the token ids to kv_transfer_params, if How puts them there; else it returns kv as it is.
+func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
+	if !r.idsInParams() {
 		return kv
 	}
 	if kv == nil {
@@ -65,8 +65,8 @@ func (r *Resume) params(kv json.RawMessage) json.RawMessage {
 	return append(out, '}')
 }
 
-// beside says whether the token ids stand in kv_transfer_params.
-func (r *Resume) beside() bool { return r != nil && idKeys[r.How] != nil }
+// idsInParams says whether the token ids stand in kv_transfer_params.
+func (r *Resume) idsInParams() bool { return r != nil && idKeys[r.How] != nil }
 
 // idKeys are the members of kv_transfer_params that have the token ids of prompt and answer. vLLM reads its own from 0.27 on
 // (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 has another key (patch/recompute_proxy.py), because its vLLM 0.26 reads none,
@@ -77,8 +77,8 @@ var idKeys = map[string][]string{
 	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
 }
 
-// budget adds how many tokens the rest of the answer may have, and must have.
-func (r *Resume) budget(b *Body, members []Member) []Member {
+// addLimits adds the members that say how many tokens the rest of the answer may have, and must have.
+func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	if r == nil {
 		return members
 	}
@@ -93,9 +93,9 @@ func (r *Resume) budget(b *Body, members []Member) []Member {
 	return members
 }
 
-// drop also drops the keys that were meant for the client's own prompt: the prompt of
-// a resumed leg was cut to size already, and the engine must not echo it into the answer.
-func (r *Resume) drop(inner func(string) bool) func(string) bool {
+// alsoDrop returns a function that drops what inner drops, and also the keys that were meant for the client's own
+// prompt: the prompt of a resumed leg was cut to size already, and the engine must not echo it into the answer.
+func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
 	if r == nil {
 		return inner
 	}

@@ -5,22 +5,22 @@ import "evenkeel/internal/rawjson"
 // shape says how the bodies of an endpoint differ from those of chat and completions.
 // evenkeel adds no min_tokens, stream_options or return_token_ids to bodies with a shape.
 type shape struct {
-	always []Member              // members of every leg
-	once   []Member              // further members, which end the answer of a probe or a discard after its first token
-	eos    bool                  // the endpoint knows ignore_eos
-	rid    string                // the member from which SGLang takes the request's id; empty: there is none
-	drops  func(key string) bool // keys that every leg drops
-	aside  func(key string) bool // further keys, which a probe or a discard drops because they do not shape the prompt
+	always         []Member              // members of every leg
+	once           []Member              // further members, which end the answer of a probe or a discard after its first token
+	knowsIgnoreEOS bool                  // the endpoint knows ignore_eos
+	rid            string                // the member from which SGLang takes the request's id; empty: there is none
+	drops          func(key string) bool // keys that every leg drops
+	aside          func(key string) bool // further keys, which a probe or a discard drops because they do not shape the prompt
 }
 
 // shapes has the endpoints with a shape of their own.
 var shapes = [Endpoints]*shape{
 	// store is false because engines keep their answers otherwise.
 	Responses: {
-		always: []Member{{"store", jsonFalse}},
-		once:   []Member{{"max_output_tokens", jsonOne}, {"top_logprobs", []byte("0")}},
-		eos:    true,
-		rid:    "request_id",
+		always:         []Member{{"store", jsonFalse}},
+		once:           []Member{{"max_output_tokens", jsonOne}, {"top_logprobs", []byte("0")}},
+		knowsIgnoreEOS: true,
+		rid:            "request_id",
 		drops: func(key string) bool {
 			return key == "background" || key == "previous_response_id" || key == "conversation" || Reserved(key)
 		},
@@ -54,8 +54,8 @@ func thinksFor(b *Body) bool {
 	return false
 }
 
-// begin returns the members that every leg has: stream, and the members in always.
-func (s *shape) begin(stream bool) []Member {
+// commonMembers returns the members that every leg has: stream, and the members in always.
+func (s *shape) commonMembers(stream bool) []Member {
 	members := append(make([]Member, 0, 8), Member{"stream", jsonFalse})
 	if stream {
 		members[0].Value = jsonTrue
@@ -63,30 +63,30 @@ func (s *shape) begin(stream bool) []Member {
 	return append(members, s.always...)
 }
 
-// one appends the body of a leg that is sent for its KV only: a probe or a discard.
-func (s *shape) one(b *Body, drop func(key string) bool, ignoreEOS bool, dst [][]byte, more ...Member) [][]byte {
-	members := append(s.begin(false), s.once...)
-	if ignoreEOS && s.eos {
+// onceBody appends the body of a leg that is sent for its KV only: a probe or a discard. more are its further members.
+func (s *shape) onceBody(b *Body, drop func(key string) bool, ignoreEOS bool, dst [][]byte, more ...Member) [][]byte {
+	members := append(s.commonMembers(false), s.once...)
+	if ignoreEOS && s.knowsIgnoreEOS {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
 	return b.Splice(dst, drop, append(members, more...))
 }
 
 // probe is probeWith for the shape.
-func (s *shape) probe(p *Profile, b *Body, leg *Changes, params []byte, dst [][]byte) [][]byte {
+func (s *shape) probe(p *Profile, b *Body, changes *Changes, params []byte, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.aside(key) }
-	return s.one(b, drop, p.ProbeIgnoreEOS || leg.ignoresEOS(), dst, Member{"kv_transfer_params", params})
+	return s.onceBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, Member{"kv_transfer_params", params})
 }
 
 // discard is DiscardBody for the shape.
-func (s *shape) discard(b *Body, leg *Changes, kv []byte, salt string, dst [][]byte) [][]byte {
+func (s *shape) discard(b *Body, changes *Changes, kv []byte, salt string, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.aside(key) || key == "thinking" && thinksFor(b) }
-	return s.one(b, drop, leg.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
+	return s.onceBody(b, drop, changes.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 }
 
 // decode is DecodeBody for the shape.
 func (s *shape) decode(p *Profile, b *Body, kv []byte, salt string, stream bool, dst [][]byte) [][]byte {
-	members := salted(b, salt, s.begin(stream))
+	members := salted(b, salt, s.commonMembers(stream))
 	if kv != nil {
 		members = append(members, Member{"kv_transfer_params", kv})
 	}

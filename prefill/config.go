@@ -165,6 +165,8 @@ func Default() Config {
 	}
 }
 
+// withDefaults returns the config with its zero fields filled in: from Default, and those of Early from Queue. If KV events
+// or affinity are off, all their settings are the default ones.
 func (c Config) withDefaults() Config {
 	d := Default()
 	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)

@@ -92,6 +92,7 @@ func (t *Tier) NextWake() (time.Time, bool) {
 	return t.wakeAt, t.queue.Len() > 0 && !t.wakeAt.IsZero()
 }
 
+// setTimer sets the timer to wakeAt. In a simulation there is no timer.
 func (t *Tier) setTimer() {
 	switch {
 	case t.timer == nil:

@@ -35,10 +35,10 @@ type Answer struct {
 	Trail     Trail
 	Assembler *Assembler // takes the events instead of the client; nil: they are for the client
 
-	told  int // tokens that the Effects so far have reported
-	tail  int // bytes of the event that says that the answer is whole; Unend removes them
-	ended bool
-	err   error
+	reported int // tokens that the Effects so far have reported
+	endBytes int // bytes of the event that says that the answer is whole; Unend removes them
+	ended    bool
+	err      error
 }
 
 // Reset makes the answer ready for another request; it keeps its memory. The assembler is
@@ -46,7 +46,7 @@ type Answer struct {
 func (a *Answer) Reset(ask Ask) {
 	a.Reader.Reset(Limits{})
 	a.Mirror.Reset(ask)
-	a.Assembler, a.told, a.tail, a.ended, a.err = nil, 0, 0, false, nil
+	a.Assembler, a.reported, a.endBytes, a.ended, a.err = nil, 0, 0, false, nil
 }
 
 // Feed takes in the bytes that came by now, and appends to dst what the client gets for
@@ -62,18 +62,18 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		if !ok {
 			break
 		}
-		var fx Effects
-		dst, fx = a.Event(dst, e)
-		all.Events += fx.Events
-		all.Tokens, all.End = max(all.Tokens, fx.Tokens), fx.End
+		var effects Effects
+		dst, effects = a.Event(dst, e)
+		all.Events += effects.Events
+		all.Tokens, all.End = max(all.Tokens, effects.Tokens), effects.End
 	}
 	a.ended = a.ended || all.End != Runs
 	return dst, all
 }
 
-// Event does for one event what Feed does for bytes.
+// Event does for one event what Feed does for bytes: it appends to dst what the client gets for the event.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
-	var fx Effects
+	var effects Effects
 	mark := len(dst)
 	edited, verdict := a.Mirror.Event(e, dst)
 	// The mirror appends what it edited to dst and returns the whole of it;
@@ -87,14 +87,14 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	if a.Assembler != nil {
 		dst = dst[:mark] // edited stays readable until the next append
 	}
-	if now := a.Mirror.Tokens(); now > a.told {
-		a.told = now
-		fx.Events, fx.Tokens = 1, now
+	if tokens := a.Mirror.Tokens(); tokens > a.reported {
+		a.reported = tokens
+		effects.Events, effects.Tokens = 1, tokens
 	}
 	if a.Assembler != nil && len(edited) > 0 && (verdict == Forward || verdict == Recomputed) {
 		if err := a.Assembler.Add(edited); err != nil {
-			a.err, fx.End = err, Broken
-			return dst, fx
+			a.err, effects.End = err, Broken
+			return dst, effects
 		}
 	}
 	switch verdict {
@@ -104,27 +104,27 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		}
 		if a.Mirror.over {
 			a.Reader.finish()
-			a.tail, fx.End = len(dst)-mark, Whole
+			a.endBytes, effects.End = len(dst)-mark, Whole
 		}
 	case Drop:
 		if !a.Mirror.Started() {
 			a.Reader.unheard()
 		}
 	case Overrun:
-		a.err, fx.End = a.Mirror.Fault(), Broken
+		a.err, effects.End = a.Mirror.Fault(), Broken
 	case Unreadable:
-		a.err, fx.End = a.Mirror.Fault(), Garbled
+		a.err, effects.End = a.Mirror.Fault(), Garbled
 	case Failed:
-		dst, fx.End = dst[:mark], Refused // the caller that ends the answer writes an error of our own instead
+		dst, effects.End = dst[:mark], Refused // the caller that ends the answer writes an error of our own instead
 	case Recomputed:
-		fx.End = GivenBack
+		effects.End = GivenBack
 	case Ended:
-		dst, fx.End = dst[:mark], Short
+		dst, effects.End = dst[:mark], Short
 		if a.Mirror.Finished() {
-			fx.End = Whole
+			effects.End = Whole
 		}
 	}
-	return dst, fx
+	return dst, effects
 }
 
 // Closed returns how the answer has ended when the engine's body ends. An answer with a finish_reason
@@ -136,13 +136,13 @@ func (a *Answer) Closed() End {
 	return Short
 }
 
-// Unend removes from the end of dst the event which says that the answer is whole, for a caller that does not believe the
-// answer. dst must end with this event, not with a [DONE] behind it.
+// Unend removes from the end of dst the event which says that the answer is whole, for a caller that found a reason not to
+// believe that. dst must end with this event, not with a [DONE] behind it.
 func (a *Answer) Unend(dst []byte) []byte {
-	if a.tail == 0 || a.tail > len(dst) {
+	if a.endBytes == 0 || a.endBytes > len(dst) {
 		return dst
 	}
-	dst, a.tail = dst[:len(dst)-a.tail], 0
+	dst, a.endBytes = dst[:len(dst)-a.endBytes], 0
 	a.Mirror.events-- // the error event that follows takes its number
 	return dst
 }
@@ -180,14 +180,14 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // forms has, for each Form that is not chunked, how an event or a whole answer is read, and how a stream ends.
 // Verbatim needs none of that.
 var forms = [...]struct {
-	read   func(b []byte, cached int) told
-	judge  func(m *Mirror, s *told, data []byte)           // adapts s to what the client asked for; nil: nothing in s depends on that
-	keep   func(t *Trail, m *Mirror, s *told, data []byte) // adds an event to the Trail; nil: no other leg can go on with such an answer
+	read   func(b []byte, cached int) formFacts
+	judge  func(m *Mirror, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: nothing in s depends on that
+	keep   func(t *Trail, m *Mirror, s *formFacts, data []byte) // adds an event to the Trail; nil: no other leg can go on with such an answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a whole answer; empty: the event with the finish_reason does
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
-	Generated: {read: readGenerated, judge: (*Mirror).generated, keep: (*Trail).keepGenerated, end: Done},
+	Generated: {read: readGenerated, judge: (*Mirror).judgeGenerated, keep: (*Trail).keepGenerated, end: Done},
 	Verbatim:  {},
 }

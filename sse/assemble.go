@@ -19,14 +19,14 @@ var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask
 // takes them as a Mirror returns them, with Ask.Usage set, and judges nothing:
 // whether the stream ended well is the Mirror's word.
 type Assembler struct {
-	chat    bool
-	top     fields // all but object, choices and usage
-	choices []*choice
-	usage   []byte
-	scratch []byte
-	any     bool
-	tokens  bool // it is an answer of /inference/v1/generate
-	room    int  // bytes of events that it may still take
+	chat     bool
+	top      fields // all but object, choices and usage
+	choices  []*choice
+	usage    []byte
+	scratch  []byte
+	found    bool // an event had a choice or a usage
+	byTokens bool // it is an answer of /inference/v1/generate
+	room     int  // bytes of events that it may still take
 }
 
 // NewAssembler returns an assembler of one answer, of up to limit bytes of
@@ -62,7 +62,7 @@ func (a *Assembler) Add(event []byte) error {
 			}
 		case "usage":
 			if !rawjson.IsNull(o.Value()) {
-				a.usage, a.any = append(a.usage[:0], o.Value()...), true
+				a.usage, a.found = append(a.usage[:0], o.Value()...), true
 			}
 		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids":
 			a.top.first(o.Key, o.Value())
@@ -83,6 +83,7 @@ func (a *Assembler) Add(event []byte) error {
 // sends. The bound is needed because each event searches among all of them.
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
+// addChoices takes the list of choices at i in b, or null; false: it is no such list.
 func (a *Assembler) addChoices(b []byte, i int) bool {
 	if rawjson.IsNull(b[i:]) {
 		return true
@@ -106,10 +107,11 @@ func (a *Assembler) addChoice(b []byte, i int) int {
 	if o.Pos < 0 || len(a.choices) > maxMembers || !a.choice(index).add(b, i) {
 		return -1
 	}
-	a.any = true
+	a.found = true
 	return o.Pos
 }
 
+// choice returns the choice with an index, and makes it if no event had it so far.
 func (a *Assembler) choice(index int) *choice {
 	i, found := slices.BinarySearchFunc(a.choices, index, func(c *choice, index int) int { return c.index - index })
 	if !found {
@@ -120,10 +122,10 @@ func (a *Assembler) choice(index int) *choice {
 
 // JSON appends the answer to dst. It fails if no event had a choice or a usage.
 func (a *Assembler) JSON(dst []byte) ([]byte, error) {
-	if !a.any {
+	if !a.found {
 		return dst, ErrNoAnswer
 	}
-	if a.tokens {
+	if a.byTokens {
 		return a.tokensJSON(dst), nil
 	}
 	dst = append(dst, '{')

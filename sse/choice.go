@@ -58,6 +58,7 @@ func (c *choice) full() bool {
 	return c.message.full() || c.function.full() || c.logprobs.full() || c.rest.full() || len(c.tools) > maxMembers
 }
 
+// addText adds a text, as a JSON string, behind the text so far. A value that is no string adds nothing.
 func (c *choice) addText(val []byte) {
 	switch {
 	case val[0] != '"':
@@ -68,6 +69,7 @@ func (c *choice) addText(val []byte) {
 	}
 }
 
+// addDelta takes the delta of a chat's choice, an object at i in b; false: it cannot be read.
 func (c *choice) addDelta(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -108,6 +110,7 @@ func (c *choice) addLogprobs(b []byte, i int) bool {
 	return o.Pos > 0
 }
 
+// appendJSON appends the choice as it stands in an answer in one piece.
 func (c *choice) appendJSON(dst []byte, chat bool) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	if chat {
@@ -133,6 +136,7 @@ func (c *choice) appendJSON(dst []byte, chat bool) []byte {
 	return append(c.rest.appendMembers(dst), '}')
 }
 
+// appendMessage appends the message of a chat's choice, in the order in which engines write it.
 func (c *choice) appendMessage(dst []byte) []byte {
 	dst = append(dst, `{"role":`...)
 	if role := c.message.find([]byte("role")); role != nil && !rawjson.IsNull(role.val) {
@@ -222,6 +226,7 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 	return end
 }
 
+// call returns the tool call with an index, and makes it if no delta had it so far.
 func (cs *calls) call(index int) *call {
 	i, found := slices.BinarySearchFunc(*cs, index, func(c *call, index int) int { return c.index - index })
 	if !found {
@@ -247,6 +252,7 @@ func addFunction(fn *fields, b []byte, i int) bool {
 	return o.Pos > 0
 }
 
+// appendJSON appends the tool calls as the list of a message.
 func (cs calls) appendJSON(dst []byte) []byte {
 	dst = append(dst, '[')
 	for i, c := range cs {

@@ -7,6 +7,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
+// action is what becomes of a marked member of an event.
 type action uint8
 
 const (
@@ -20,61 +21,61 @@ const (
 // members that change stay as the engine wrote them, order and numbers included.
 func (m *Mirror) edit(e Event, dst []byte) []byte {
 	var gone [3]struct{ open, n int32 } // members removed so far of the current object of each level
-	b, cur, edited := e.Data, 0, false
+	b, copied, edited := e.Data, 0, false
 	for i := range m.marks {
-		k := &m.marks[i]
-		if int(k.val) < cur {
+		marked := &m.marks[i]
+		if int(marked.val) < copied {
 			continue // inside a member that is gone
 		}
-		act := m.act(k, b)
+		act := m.act(marked, b)
 		if act == keep {
 			continue
 		}
-		from, to := int(k.val), int(k.end)
+		from, to := int(marked.val), int(marked.end)
 		if act == remove {
-			g := &gone[k.level]
-			if g.open != k.open {
-				g.open, g.n = k.open, 0
+			removed := &gone[marked.level]
+			if removed.open != marked.open {
+				removed.open, removed.n = marked.open, 0
 			}
-			from, to = rawjson.Cut(b, int(k.comma), int(k.quote), to, k.nth == g.n)
-			g.n++
+			from, to = rawjson.Cut(b, int(marked.comma), int(marked.quote), to, marked.nth == removed.n)
+			removed.n++
 		}
 		if !edited {
 			edited = true
 			dst = appendHead(dst, e)
 		}
-		dst = appendPart(dst, e, b[cur:from])
+		dst = appendPart(dst, e, b[copied:from])
 		switch act {
 		case null:
 			dst = append(dst, "null"...)
 		case put:
-			switch k.what {
+			switch marked.kind {
 			case spansValue:
-				dst = appendSpans(dst, b[k.val:k.end], m.ask.Seam.Tokens)
+				dst = appendSpans(dst, b[marked.val:marked.end], m.ask.Seam.Tokens)
 			case offsetsValue:
-				dst = appendShifted(dst, b[k.val:k.end], m.ask.Seam.Runes)
+				dst = appendShifted(dst, b[marked.val:marked.end], m.ask.Seam.Runes)
 			case noDetails, nullDetails, noCached:
-				dst = m.appendCached(dst, k)
+				dst = m.appendCached(dst, marked)
 			default:
-				dst = m.appendValue(dst, k.what)
+				dst = m.appendValue(dst, marked.kind)
 			}
 		}
-		cur = to
+		copied = to
 	}
 	if !edited {
 		return e.Raw
 	}
-	return appendTail(appendPart(dst, e, b[cur:]), e)
+	return appendTail(appendPart(dst, e, b[copied:]), e)
 }
 
 // act says what becomes of a marked member.
-func (m *Mirror) act(k *mark, b []byte) action {
+func (m *Mirror) act(marked *mark, b []byte) action {
 	var scratch [20]byte
-	old := b[k.val:k.end]
-	switch k.what {
+	old := b[marked.val:marked.end]
+	switch marked.kind {
 	case usageValue:
 		switch {
-		case m.continuous, m.ask.Usage && m.f.choices == 0:
+		case m.continuous, m.ask.Usage && m.facts.choices == 0:
 			return keep
 		case m.byIDs && rawjson.IsNull(old): // each event of this endpoint has a usage
 			return keep
@@ -85,7 +86,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		}
 		return null // what OpenAI sends before the final usage
 	case detailsValue:
-		if m.ask.Cached == -1 && k.n == 0 {
+		if m.ask.Cached == -1 && marked.inside == 0 {
 			return remove
 		}
 		return keep
@@ -97,7 +98,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 			return remove
 		}
 	case noDetails, nullDetails, noCached:
-		if m.f.hasUsage {
+		if m.facts.hasUsage {
 			return put
 		}
 		return keep
@@ -114,7 +115,7 @@ func (m *Mirror) act(k *mark, b []byte) action {
 	case offsetsValue, spansValue:
 		return put
 	case promptValue, completionValue, totalValue:
-		if !m.f.hasUsage {
+		if !m.facts.hasUsage {
 			return keep
 		}
 	case createdValue:
@@ -135,18 +136,19 @@ func (m *Mirror) act(k *mark, b []byte) action {
 		}
 		return put
 	case endValue: // of a leg whose answer goes on in another
-		if m.f.recomputed && !rawjson.IsNull(old) {
+		if m.facts.recomputed && !rawjson.IsNull(old) {
 			return null
 		}
 		return keep
 	}
-	if bytes.Equal(old, m.appendValue(scratch[:0], k.what)) {
+	if bytes.Equal(old, m.appendValue(scratch[:0], marked.kind)) {
 		return keep
 	}
 	return put
 }
 
-func (m *Mirror) appendValue(dst []byte, w what) []byte {
+// appendValue appends the value that the client gets for a member of this kind.
+func (m *Mirror) appendValue(dst []byte, w valueKind) []byte {
 	switch w {
 	case idValue:
 		return append(dst, m.id...)
@@ -160,11 +162,11 @@ func (m *Mirror) appendValue(dst []byte, w what) []byte {
 	case fingerprintValue:
 		return append(dst, m.ask.Seam.Head.Fingerprint...)
 	case promptValue:
-		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.f.usage).Prompt), 10)
+		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.facts.usage).Prompt), 10)
 	case completionValue:
-		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.f.usage).Completion), 10)
+		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.facts.usage).Completion), 10)
 	case totalValue:
-		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.f.usage).Total), 10)
+		return strconv.AppendInt(dst, int64(m.ask.Seam.join(m.facts.usage).Total), 10)
 	case indexValue:
 		return strconv.AppendInt(dst, int64(m.ask.Choice), 10)
 	default:
@@ -173,18 +175,18 @@ func (m *Mirror) appendValue(dst []byte, w what) []byte {
 }
 
 // appendCached appends prefill's cached_tokens with what is missing around them.
-func (m *Mirror) appendCached(dst []byte, k *mark) []byte {
-	if k.what != nullDetails && k.n > 0 {
+func (m *Mirror) appendCached(dst []byte, marked *mark) []byte {
+	if marked.kind != nullDetails && marked.inside > 0 {
 		dst = append(dst, ',')
 	}
-	if k.what == noDetails {
+	if marked.kind == noDetails {
 		dst = append(dst, `"prompt_tokens_details":`...)
 	}
-	if k.what != noCached {
+	if marked.kind != noCached {
 		dst = append(dst, '{')
 	}
 	dst = strconv.AppendInt(append(dst, `"cached_tokens":`...), int64(m.ask.Cached), 10)
-	if k.what != noCached {
+	if marked.kind != noCached {
 		dst = append(dst, '}')
 	}
 	return dst

@@ -38,8 +38,8 @@ func FormOf(path string) Form {
 // chunked says whether the events are those of completions, or like them.
 func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
-// told is what an event, or a whole answer, says.
-type told struct {
+// formFacts is what an event, or a whole answer, says, of a form that is not chunked. See facts for the chunked ones.
+type formFacts struct {
 	ok       bool
 	opening  bool // the event is about the request, not about the answer
 	idle     bool // the event says nothing: a ping
@@ -53,10 +53,10 @@ type told struct {
 	stopText bool // a stop text of the request ended the answer
 	usage    Usage
 	cuts     []cut
-	name     cut // of Generated: where the answer's id stands
-	text     cut // of Generated: where the text stands
-	ids      cut // of Generated: where the token ids stand
-	behind   int // of Generated: the place behind all members
+	idAt     cut // of Generated: where the answer's id stands
+	textAt   cut // of Generated: where the text stands
+	idsAt    cut // of Generated: where the token ids stand
+	endAt    int // of Generated: the place behind all members
 }
 
 // verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
@@ -95,7 +95,7 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 		return false // b is not one JSON object
 	}
 	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
-		m.usage, m.usageSeen, m.told = u, true, true
+		m.usage, m.usageSeen, m.usageSent = u, true, true
 	}
 	return failed
 }
@@ -126,61 +126,62 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		}
 		return m.release(e.Raw, dst), Forward
 	}
-	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
-	if own := forms[m.ask.Form].judge; own != nil && r.ok {
-		own(m, &r, e.Data)
+	said := forms[m.ask.Form].read(e.Data, m.ask.Cached)
+	if judge := forms[m.ask.Form].judge; judge != nil && said.ok {
+		judge(m, &said, e.Data)
 	}
 	switch {
-	case !r.ok:
+	case !said.ok:
 		return m.unreadable(e.Data)
-	case r.failed:
-		m.failure = ReadFailure(r.why)
+	case said.failed:
+		m.failure = ReadFailure(said.why)
 		return e.Raw, Failed
-	case r.fault != nil:
-		m.fault = r.fault
+	case said.fault != nil:
+		m.fault = said.fault
 		return nil, Overrun
-	case r.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
+	case said.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
 		return nil, Drop
-	case r.over && !r.last && m.finish == "": // the stream ended, and no finish_reason came before
+	case said.over && !said.last && m.finish == "": // the stream ended, and no finish_reason came before
 		return nil, Ended
 	}
 	m.events++
-	if r.usage.Prompt == 0 && r.usage.Total > 0 { // SGLang counts the prompt in message_start alone (0.5.23, entrypoints/anthropic/serving.py)
-		r.usage.Prompt, r.usage.Cached = m.usage.Prompt, m.usage.Cached
-		r.usage.Total += r.usage.Prompt
+	// SGLang counts the prompt in message_start alone (0.5.23, entrypoints/anthropic/serving.py)
+	if said.usage.Prompt == 0 && said.usage.Total > 0 {
+		said.usage.Prompt, said.usage.Cached = m.usage.Prompt, m.usage.Cached
+		said.usage.Total += said.usage.Prompt
 	}
-	m.f = facts{choices: -1, content: r.delta, hasUsage: r.usage.Total > 0, usage: r.usage}
-	if r.last {
-		m.f.choices = 0
+	m.facts = facts{choices: -1, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
+	if said.last {
+		m.facts.choices = 0
 	}
 	if fault := m.overrun(); fault != nil {
 		m.fault = fault
 		return nil, Overrun
 	}
-	if !m.started && !r.delta && !r.last && (r.opening || m.opened < maxHeld) {
+	if !m.started && !said.delta && !said.last && (said.opening || m.opened < maxHeld) {
 		if m.opened++; m.opened > maxHeld {
 			m.fault = ErrBadCount
 			return nil, Overrun
 		}
 		m.count(e.Data)
-		m.held = m.cut(e, r.cuts, m.held)
+		m.held = m.cut(e, said.cuts, m.held)
 		return nil, Drop
 	}
 	m.count(e.Data)
 	m.started = true
 	if keep := forms[m.ask.Form].keep; keep != nil && m.ask.Trail != nil {
-		keep(m.ask.Trail, m, &r, e.Data)
+		keep(m.ask.Trail, m, &said, e.Data)
 	}
-	if r.last {
-		m.finish, m.stopped = r.finish, r.stopText
+	if said.last {
+		m.finish, m.stopped = said.finish, said.stopText
 	}
-	m.over = r.over && m.finish != ""
-	if len(r.cuts) == 0 {
+	m.over = said.over && m.finish != ""
+	if len(said.cuts) == 0 {
 		return m.release(e.Raw, dst), Forward
 	}
 	dst = append(dst, m.held...)
 	m.held = m.held[:0]
-	return m.cut(e, r.cuts, dst), Forward
+	return m.cut(e, said.cuts, dst), Forward
 }
 
 // release returns the events that were held back and raw behind them, appended to dst; raw itself if none were held back.
@@ -219,7 +220,7 @@ func without(o *rawjson.Object, kept bool) cut {
 }
 
 // order puts the cuts in the order of their places.
-func (s *told) order() {
+func (s *formFacts) order() {
 	if len(s.cuts) > 1 {
 		slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
 	}

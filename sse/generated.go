@@ -11,7 +11,7 @@ import (
 // list of prompts, each event has an index.
 
 // readGenerated reads an event of /generate, or an answer in one piece.
-func readGenerated(b []byte, _ int) (s told) {
+func readGenerated(b []byte, _ int) (s formFacts) {
 	s.why = b
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
@@ -20,9 +20,9 @@ func readGenerated(b []byte, _ int) (s told) {
 		case "error":
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
 		case "text":
-			s.text = cut{from: o.Val, to: o.Pos}
+			s.textAt = cut{from: o.Val, to: o.Pos}
 		case "output_ids":
-			s.ids = cut{from: o.Val, to: o.Pos}
+			s.idsAt = cut{from: o.Val, to: o.Pos}
 		case "meta_info":
 			if b[o.Val] == '{' {
 				s.readMeta(rawjson.ObjectAt(b, o.Val))
@@ -30,18 +30,18 @@ func readGenerated(b []byte, _ int) (s told) {
 		}
 	}
 	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
-	s.behind = max(0, o.Pos-1)
+	s.endAt = max(0, o.Pos-1)
 	s.last, s.delta = s.finish != "", s.usage.Completion > 0
 	return s
 }
 
 // readMeta takes in a meta_info.
-func (s *told) readMeta(o rawjson.Object) {
+func (s *formFacts) readMeta(o rawjson.Object) {
 	u := Usage{Cached: -1}
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "id":
-			s.name = cut{from: o.Val, to: o.Pos}
+			s.idAt = cut{from: o.Val, to: o.Pos}
 		case "prompt_tokens":
 			u.Prompt = countOf(&o)
 		case "completion_tokens":
@@ -59,7 +59,7 @@ func (s *told) readMeta(o rawjson.Object) {
 }
 
 // readEnd takes in why an answer ends. An abort has a message, and the status with which the engine would have refused the request.
-func (s *told) readEnd(o rawjson.Object) {
+func (s *formFacts) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
 		switch v := o.Value(); string(o.Key) {
@@ -80,30 +80,30 @@ func (s *told) readEnd(o rawjson.Object) {
 	}
 }
 
-// generated judges and edits what readGenerated has read.
-func (m *Mirror) generated(s *told, data []byte) {
+// judgeGenerated judges and edits what readGenerated has read.
+func (m *Mirror) judgeGenerated(s *formFacts, data []byte) {
 	if s.finish == "abort" && (m.ask.Aborted == nil || !m.ask.Aborted()) {
 		s.failed = true
 	}
-	if len(m.id) > 0 && s.name.to > 0 {
-		s.name.put = string(m.id)
-		s.cuts = append(s.cuts, s.name)
+	if len(m.id) > 0 && s.idAt.to > 0 {
+		s.idAt.put = string(m.id)
+		s.cuts = append(s.cuts, s.idAt)
 	}
 	if m.ask.Choice >= 0 && !m.ask.Whole {
-		s.cuts = append(s.cuts, cut{s.behind, s.behind, `,"index":` + strconv.Itoa(m.ask.Choice)})
+		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, `,"index":` + strconv.Itoa(m.ask.Choice)})
 	}
 	if seam := m.ask.Seam; seam != nil && seam.Last != nil {
 		known := 0
 		if m.ask.Trail != nil {
 			known = len(m.ask.Trail.IDs)
 		}
-		n := countAt(data, s.ids)
-		if g, _ := growth(n, s.usage.Completion, known); g != GrowthUnknown && g != seam.Grows || seam.Grows == AllSoFar &&
-			n != s.usage.Completion {
+		count := countAt(data, s.idsAt)
+		if grows, _ := growth(count, s.usage.Completion, known); grows != GrowthUnknown && grows != seam.Grows || seam.Grows == AllSoFar &&
+			count != s.usage.Completion {
 			s.fault = ErrOtherGrowth
 			return
 		}
-		s.cuts = join(s.cuts, seam.Last, seam.Grows, data)
+		s.cuts = joinEvent(s.cuts, seam.Last, seam.Grows, data)
 		s.order()
 	}
 }

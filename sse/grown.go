@@ -28,22 +28,22 @@ func growth(n, completion, known int) (g Growth, ok bool) {
 }
 
 // keepGenerated adds an event of /generate, whose data is b, to the trail.
-func (t *Trail) keepGenerated(m *Mirror, s *told, b []byte) {
+func (t *Trail) keepGenerated(m *Mirror, s *formFacts, b []byte) {
 	if t.Head.ID == nil {
-		t.Head.ID = bytes.Clone(b[s.name.from:s.name.to])
+		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
-	known, n := len(t.IDs), countAt(b, s.ids)
-	g, ok := growth(n, s.usage.Completion, known)
-	if g == AllSoFar {
+	known, n := len(t.IDs), countAt(b, s.idsAt)
+	grows, ok := growth(n, s.usage.Completion, known)
+	if grows == AllSoFar {
 		n -= known
 	} else {
 		known = 0 // all n ids are new
 	}
-	if g != GrowthUnknown {
-		ok = ok && (t.Grows == GrowthUnknown || t.Grows == g)
-		t.Grows = g
+	if grows != GrowthUnknown {
+		ok = ok && (t.Grows == GrowthUnknown || t.Grows == grows)
+		t.Grows = grows
 	}
-	for ids := rawjson.ArrayAt(b, s.ids.from); s.ids.to > 0 && ids.Next(); {
+	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
 		ids.Pos = rawjson.ValueEnd(b, ids.Val)
 		if ids.N <= known {
 			continue
@@ -55,9 +55,9 @@ func (t *Trail) keepGenerated(m *Mirror, s *told, b []byte) {
 	t.Unread = t.Unread || !ok
 	t.Completed, t.Prompt = m.tokens, s.usage.Prompt
 	t.Content = t.Content || n > 0
-	text := b[s.text.from:s.text.to]
-	if length := len(text); g == OnlyNew && length > len(`""`) || g != OnlyNew && length > t.text || length == 0 {
-		t.text = length
+	text := b[s.textAt.from:s.textAt.to]
+	if length := len(text); grows == OnlyNew && length > len(`""`) || grows != OnlyNew && length > t.textBytes || length == 0 {
+		t.textBytes = length
 		if shown(text) {
 			t.Shown = len(t.IDs)
 		}
@@ -114,7 +114,7 @@ func (t *Trail) joinLast(next *Trail) {
 		t.Last, t.Grows = last, next.Grows
 		return
 	}
-	t.Last = applied(join(nil, t.Last, t.Grows, last), last)
+	t.Last = applyCuts(joinEvent(nil, t.Last, t.Grows, last), last)
 }
 
 // withSpans returns the event with weight_versions, which says which weights made which tokens. Some engines send that at the end only,
@@ -129,20 +129,20 @@ func withSpans(event []byte) []byte {
 		version, end := memberOf(meta, "weight_version"), o.Pos-1
 		if memberOf(meta, "weight_versions") == nil && version != nil {
 			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
-			return applied([]cut{{end, end, spans}}, event)
+			return applyCuts([]cut{{end, end, spans}}, event)
 		}
 	}
 	return bytes.Clone(event)
 }
 
-// applied returns a copy of the event with the cuts made. The cuts are in the order of their places.
-func applied(cuts []cut, event []byte) (all []byte) {
-	at := 0
+// applyCuts returns a copy of the event with the cuts made. The cuts are in the order of their places.
+func applyCuts(cuts []cut, event []byte) (all []byte) {
+	copied := 0
 	for _, c := range cuts {
-		all = append(append(all, event[at:c.from]...), c.put...)
-		at = c.to
+		all = append(append(all, event[copied:c.from]...), c.put...)
+		copied = c.to
 	}
-	return append(all, event[at:]...)
+	return append(all, event[copied:]...)
 }
 
 // perToken are the members of meta_info that have an element for each token.
@@ -151,21 +151,22 @@ var perToken = []string{
 	"output_token_sampling_logprobs",
 }
 
-// join adds the cuts that make event b what it would be if its engine had made the whole answer. last is the last event of the legs before.
-func join(cuts []cut, last []byte, g Growth, b []byte) []cut {
+// joinEvent adds the cuts that make event b what it would be if its engine had made the whole answer. last is the last
+// event of the legs before.
+func joinEvent(cuts []cut, last []byte, grows Growth, b []byte) []cut {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
 		before, put := memberOf(last, string(o.Key)), ""
 		switch key := string(o.Key); {
 		case before == nil:
-		case key == "text" && g == AllSoFar && before[0] == '"' && b[o.Val] == '"':
+		case key == "text" && grows == AllSoFar && before[0] == '"' && b[o.Val] == '"':
 			put = string(before[:len(before)-1]) + string(o.Value()[1:])
-		case key == "output_ids" && g == AllSoFar:
+		case key == "output_ids" && grows == AllSoFar:
 			put = joinLists(before, o.Value())
 		case key == "prompt_token_ids":
 			put = string(before)
 		case key == "meta_info" && b[o.Val] == '{':
-			cuts = joinMeta(cuts, before, g, rawjson.ObjectAt(b, o.Val))
+			cuts = joinMeta(cuts, before, grows, rawjson.ObjectAt(b, o.Val))
 		}
 		if put != "" {
 			cuts = append(cuts, cut{o.Val, o.Pos, put})
@@ -175,7 +176,7 @@ func join(cuts []cut, last []byte, g Growth, b []byte) []cut {
 }
 
 // joinMeta does for a meta_info what join does for an event.
-func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
+func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 	tokens := numberOf(memberOf(last, "completion_tokens"))
 	for o.NextValue() {
 		key := string(o.Key)
@@ -191,7 +192,7 @@ func joinMeta(cuts []cut, last []byte, g Growth, o rawjson.Object) []cut {
 			put = string(appendSpanList(nil, readSpans(readSpans(nil, before, 0), v, tokens)))
 		case before == nil:
 		case slices.Contains(perToken, key):
-			if g == AllSoFar {
+			if grows == AllSoFar {
 				put = joinLists(before, v)
 			}
 		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
@@ -214,20 +215,21 @@ type span struct {
 }
 
 // readSpans adds a list of spans, each n tokens later. A span that follows a span of the same weights makes it longer instead.
-func readSpans(all []span, list []byte, n int) []span {
+func readSpans(all []span, list []byte, offset int) []span {
 	for a := rawjson.ArrayAt(list, 0); a.Next(); {
 		a.Pos = rawjson.ValueEnd(list, a.Val)
 		one := list[a.Val:a.Pos]
-		s := span{memberOf(one, "version"), numberOf(memberOf(one, "start")) + n, numberOf(memberOf(one, "end")) + n}
-		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].version, s.version) && all[i].end == s.start {
-			all[i].end = s.end
+		next := span{memberOf(one, "version"), numberOf(memberOf(one, "start")) + offset, numberOf(memberOf(one, "end")) + offset}
+		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].version, next.version) && all[i].end == next.start {
+			all[i].end = next.end
 			continue
 		}
-		all = append(all, s)
+		all = append(all, next)
 	}
 	return all
 }
 
+// appendSpanList appends a list of spans as JSON.
 func appendSpanList(dst []byte, spans []span) []byte {
 	dst = append(dst, '[')
 	for i, s := range spans {

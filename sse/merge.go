@@ -22,7 +22,7 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("sse: merging the answers of a fan-out: there are none")
 	}
-	m := merger{alone: len(parts) == 1}
+	m := merger{single: len(parts) == 1}
 	for i, p := range parts {
 		if err := m.add(p); err != nil {
 			return nil, fmt.Errorf("sse: merging the answers of a fan-out: part %d: %w", i, err)
@@ -31,14 +31,16 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 	return m.json()
 }
 
+// merger makes one answer of several.
 type merger struct {
-	alone   bool
+	single  bool // there is only one answer
 	top     fields
 	choices []byte // elements, with commas
-	n       int    // how many choices there are
+	count   int    // how many choices there are
 	usage   usageSum
 }
 
+// add takes the next answer.
 func (m *merger) add(p Part) error {
 	b, choices := p.JSON, false
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
@@ -51,7 +53,7 @@ func (m *merger) add(p Part) error {
 				return err
 			}
 		case "metrics": // metrics describe one answer; vLLM leaves them out if a request has several (0.33)
-			if m.alone {
+			if m.single {
 				m.top.first(o.Key, o.Value())
 			}
 		default:
@@ -64,21 +66,22 @@ func (m *merger) add(p Part) error {
 	return nil
 }
 
+// addChoices takes the list of choices at i in b; false: it is no list of objects.
 func (m *merger) addChoices(b []byte, i int) bool {
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
-		if m.n > 0 {
+		if m.count > 0 {
 			m.choices = append(m.choices, ',')
 		}
 		list.Pos = m.addChoice(b, list.Val)
-		m.n++
+		m.count++
 	}
 	return list.Pos > 0
 }
 
 // addChoice copies a choice with its place in the merged answer as index.
 func (m *merger) addChoice(b []byte, i int) int {
-	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.n), 10)
+	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.count), 10)
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		if string(o.Key) != "index" {
@@ -89,6 +92,7 @@ func (m *merger) addChoice(b []byte, i int) int {
 	return o.Pos
 }
 
+// json returns the merged answer.
 func (m *merger) json() ([]byte, error) {
 	dst := append(m.top.appendMembers([]byte{'{'}), ',')
 	if len(m.top) == 0 {
@@ -119,6 +123,7 @@ type usageSum struct {
 	prompts map[int]bool
 }
 
+// add adds the usage of the answer to a prompt. The tokens of a prompt count with its first answer only.
 func (s *usageSum) add(val []byte, prompt int) error {
 	if rawjson.IsNull(val) {
 		return nil

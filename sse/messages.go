@@ -17,7 +17,7 @@ const noReason = `{"error":"the decode engine ended the answer without a stop_re
 
 // readMessage reads an event of /v1/messages, or its whole answer. cached is Ask.Cached: how many
 // cached prompt tokens the client is to see.
-func readMessage(b []byte, cached int) (s told) {
+func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
 	s.why = b
 	at := rawjson.Space(b, 0)
@@ -33,7 +33,7 @@ func readMessage(b []byte, cached int) (s told) {
 				s.readAnswer(rawjson.ObjectAt(b, o.Val), cached)
 			}
 		case "usage":
-			s.readSpent(&o, cached)
+			s.readMessageUsage(&o, cached)
 		case "delta":
 			if b[o.Val] == '{' {
 				s.readDelta(rawjson.ObjectAt(b, o.Val))
@@ -63,7 +63,7 @@ func readMessage(b []byte, cached int) (s told) {
 }
 
 // readAnswer takes in a message.
-func (s *told) readAnswer(o rawjson.Object, cached int) {
+func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 	kept := false // a member before the current one stays
 	for o.NextValue() {
 		key := rawjson.Key(o.Key)
@@ -76,13 +76,13 @@ func (s *told) readAnswer(o rawjson.Object, cached int) {
 		case "stop_reason":
 			s.readReason(o.Value())
 		case "usage":
-			s.readSpent(&o, cached)
+			s.readMessageUsage(&o, cached)
 		}
 	}
 }
 
 // readDelta takes in what an event adds.
-func (s *told) readDelta(o rawjson.Object) {
+func (s *formFacts) readDelta(o rawjson.Object) {
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "type":
@@ -96,7 +96,7 @@ func (s *told) readDelta(o rawjson.Object) {
 	}
 }
 
-func (s *told) readReason(v []byte) {
+func (s *formFacts) readReason(v []byte) {
 	s.finish, s.stopText = stopReason(v), string(v) == `"stop_sequence"`
 }
 
@@ -113,15 +113,15 @@ func stopReason(v []byte) string {
 	return text(v)
 }
 
-// readSpent takes in the usage that at points to. Its input_tokens leave out cached tokens, and the
-// decode engine counts the KV that it pulled as cached.
-func (s *told) readSpent(at *rawjson.Object, cached int) {
-	if at.Text[at.Val] != '{' {
+// readMessageUsage takes in the usage that is the current member of an object. Its input_tokens leave out cached
+// tokens, and the decode engine counts the KV that it pulled as cached. cached is Ask.Cached.
+func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
+	if usage.Text[usage.Val] != '{' {
 		return
 	}
 	var input, read, created, output int
 	var inputs, reads []cut // where the counts stand; a repeated key has several places, because a client may take any of them
-	for o := rawjson.ObjectAt(at.Text, at.Val); o.NextValue(); {
+	for o := rawjson.ObjectAt(usage.Text, usage.Val); o.NextValue(); {
 		switch n, place := countOf(&o), (cut{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":
 			input, inputs = n, append(inputs, place)

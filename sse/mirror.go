@@ -117,7 +117,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	if !m.ask.Form.chunked() {
 		return m.take(e, dst)
 	}
-	m.f = facts{choices: -1}
+	m.facts = facts{choices: -1}
 	m.marks = m.marks[:0]
 	if e.Kind == KindOpaque { // the event is larger than the reader's limit: it is passed on unread
 		m.started = true
@@ -129,7 +129,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	if !m.read(e.Data) {
 		return m.unreadable(e.Data)
 	}
-	if m.f.isError {
+	if m.facts.isError {
 		m.failure = ReadFailure(e.Data)
 		return e.Raw, Failed
 	}
@@ -174,14 +174,14 @@ const (
 
 // overrun returns the error of the limit that the event exceeds; nil: the event exceeds none.
 func (m *Mirror) overrun() error {
-	f, most := &m.f, m.ask.MaxTokens
+	f, limit := &m.facts, m.ask.MaxTokens
 	switch {
 	case m.ask.Context > 0 && f.hasUsage && f.usage.Prompt+f.usage.Completion > m.ask.Context+spareTokens:
 		return ErrBadCount
-	case most <= 0:
-	case f.hasUsage && f.usage.Completion > most+spareTokens:
+	case limit <= 0:
+	case f.hasUsage && f.usage.Completion > limit+spareTokens:
 		return ErrBadCount
-	case m.ids+f.ids > most+spareTokens, f.content && m.chunks >= chunksPerToken*(most+spareTokens):
+	case m.ids+f.ids > limit+spareTokens, f.content && m.chunks >= chunksPerToken*(limit+spareTokens):
 		return ErrTooManyTokens
 	}
 	return nil
@@ -191,7 +191,7 @@ func (m *Mirror) overrun() error {
 // are counted by their token ids, or estimated from the number of chunks if the engine sends
 // no ids. The next usage corrects that count.
 func (m *Mirror) count(data []byte) {
-	f, before := &m.f, m.tokens
+	f, before := &m.facts, m.tokens
 	if f.content {
 		m.chunks++
 	}
@@ -201,7 +201,7 @@ func (m *Mirror) count(data []byte) {
 	}
 	if f.hasUsage {
 		m.usageSeen = true
-		m.idsThen, m.chunksThen = m.ids, m.chunks
+		m.idsAtUsage, m.chunksAtUsage = m.ids, m.chunks
 		m.usage = f.usage
 		m.details = m.details[:0]
 		if f.detailsEnd > 0 {
@@ -211,17 +211,18 @@ func (m *Mirror) count(data []byte) {
 			m.usage.Cached = m.ask.Cached
 		}
 	}
-	m.tokens, m.guessed = m.usage.Completion, !m.idsSeen && m.chunks > m.chunksThen
+	m.tokens, m.guessed = m.usage.Completion, !m.idsSeen && m.chunks > m.chunksAtUsage
 	if m.idsSeen {
-		m.tokens += m.ids - m.idsThen
+		m.tokens += m.ids - m.idsAtUsage
 	} else {
-		m.tokens += int(math.Round(float64(m.chunks-m.chunksThen) * m.perChunk()))
+		m.tokens += int(math.Round(float64(m.chunks-m.chunksAtUsage) * m.perChunk()))
 	}
 	if f.hasUsage && f.choices == 0 {
 		m.reconciled, m.drift = true, before-f.usage.Completion
 	}
 }
 
+// perChunk is how many tokens a chunk counts for, where the engine counts none.
 func (m *Mirror) perChunk() float64 {
 	if m.ask.TokensPerChunk <= 0 {
 		return 1
@@ -233,7 +234,7 @@ func (m *Mirror) perChunk() float64 {
 // not end the answer well: recomputed, error or abort. Then it drops what only evenkeel
 // asked for, and what the client already has from an earlier leg.
 func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
-	f := &m.f
+	f := &m.facts
 	finish := e.Data[f.finishAt:f.finishEnd]
 	switch {
 	case f.recomputed: // this counts whatever the finish_reason is
@@ -269,14 +270,14 @@ func (m *Mirror) judge(e Event, dst []byte) ([]byte, Verdict) {
 	if m.ask.Seam != nil && f.choices == 1 && f.role && !f.content && f.ids == 0 && len(finish) == 0 {
 		return nil, Drop // the client has the opening event already, from an earlier leg
 	}
-	m.told = m.told || f.hasUsage && (f.choices == 0 || m.continuous)
+	m.usageSent = m.usageSent || f.hasUsage && (f.choices == 0 || m.continuous)
 	return m.edit(e, dst), Forward
 }
 
 // owe keeps the final usage for a client that asked for it, if the engine sends it
 // only with the finish_reason: OpenAI's clients do not look for it there.
 func (m *Mirror) owe(data []byte) {
-	f := &m.f
+	f := &m.facts
 	switch {
 	case !m.ask.Usage || m.continuous || m.ask.DropFinalUsage:
 		return
@@ -318,7 +319,7 @@ func (m *Mirror) Owed(dst []byte) []byte {
 // usage of a chunk before the last is no final one: the client does not see it, because only evenkeel asked. With DropFinalUsage, the code
 // that merges the legs reads the usage, and that of any chunk will do.
 func (m *Mirror) LacksUsage() bool {
-	told := m.told || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
+	told := m.usageSent || len(m.owed) > 0 || m.ask.DropFinalUsage && m.usageSeen
 	return m.ask.Usage && !told && m.ask.Seam == nil
 }
 
@@ -430,7 +431,7 @@ func finishReason(b []byte) string {
 
 // keep adds the mirror's current event, whose data is b, to the trail.
 func (t *Trail) keep(m *Mirror, b []byte) {
-	f := &m.f
+	f := &m.facts
 	if t.Head.ID == nil {
 		t.Head = readHead(b)
 	}

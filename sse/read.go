@@ -15,30 +15,30 @@ type Mirror struct {
 	id         []byte // ask.ID as JSON
 	byIDs      bool   // the answer is one of /inference/v1/generate
 
-	f     facts  // of the current event
+	facts facts  // of the current event
 	marks []mark // of the current event
 
-	tokens     int
-	guessed    bool // some of the tokens are estimated from the number of chunks
-	ids        int  // token ids seen
-	chunks     int  // chunks with content
-	idsSeen    bool
-	usageSeen  bool
-	told       bool // the client has the usage that it asked for
-	idsThen    int  // ids and chunks when the last usage came, which has counted them
-	chunksThen int
-	started    bool
-	finish     string
-	stopped    bool // the answer ended at a stop text of the request
-	handsBack  bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
-	usage      Usage
-	details    []byte // prompt_tokens_details of usage
-	drift      int
-	reconciled bool
-	promptIDs  int
-	failure    Failure
-	fault      error
-	owed       []byte // the final usage as an event of its own, which the engine has not sent so far
+	tokens        int
+	guessed       bool // some of the tokens are estimated from the number of chunks
+	ids           int  // token ids seen
+	chunks        int  // chunks with content
+	idsSeen       bool
+	usageSeen     bool
+	usageSent     bool // the client has the usage that it asked for
+	idsAtUsage    int  // ids and chunks when the last usage came, which has counted them
+	chunksAtUsage int
+	started       bool
+	finish        string
+	stopped       bool // the answer ended at a stop text of the request
+	handsBack     bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
+	usage         Usage
+	details       []byte // prompt_tokens_details of usage
+	drift         int
+	reconciled    bool
+	promptIDs     int
+	failure       Failure
+	fault         error
+	owed          []byte // the final usage as an event of its own, which the engine has not sent so far
 
 	// Of the other forms than chunks:
 	held   []byte // events that are held back until the first event with a token
@@ -73,11 +73,11 @@ type facts struct {
 	promptAt, promptEnd int // where the list of the prompt's token ids stands
 }
 
-// what names a place that may have to change.
-type what uint8
+// valueKind names a member that may have to change for the client.
+type valueKind uint8
 
 const (
-	usageValue what = iota
+	usageValue valueKind = iota
 	detailsValue
 	cachedValue
 	foreign // token ids and hand-off params: never for this client
@@ -106,30 +106,30 @@ const (
 // keys stand, so a mark inside the value of another follows it. The places are int32
 // because every stream keeps marks in memory; no event has more than 1 GiB.
 type mark struct {
-	what              what
+	kind              valueKind
 	level             uint8 // 0 top, 1 a choice or usage, 2 usage's details
 	open              int32 // its object's brace
 	nth               int32 // members before it in that object
 	comma, quote, val int32
 	end               int32 // of its value
-	n                 int32 // members of its value, where that matters
+	inside            int32 // members of its value, where that matters
 }
 
 // mark keeps the current member of o, with the end of its value as far as o knows it.
-func (m *Mirror) mark(w what, level uint8, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{what: w, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
+func (m *Mirror) mark(w valueKind, level uint8, o *rawjson.Object) {
+	m.marks = append(m.marks, mark{kind: w, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
-// marked does what mark does, for a value whose end is not known yet.
-func (m *Mirror) marked(w what, level uint8, o *rawjson.Object) {
+// markValue does what mark does, for a value whose end is not known yet.
+func (m *Mirror) markValue(w valueKind, level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	m.mark(w, level, o)
 }
 
-// insert marks the place behind the last member of an object that was walked.
-func (m *Mirror) insert(w what, o *rawjson.Object) {
-	m.marks = append(m.marks, mark{what: w, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), n: int32(o.N)})
+// markBehind marks the place behind the last member of an object that was walked.
+func (m *Mirror) markBehind(w valueKind, o *rawjson.Object) {
+	m.marks = append(m.marks, mark{kind: w, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
 }
 
 // read scans an event's JSON into m.f and m.marks; false if it is not an object.
@@ -145,29 +145,29 @@ func (m *Mirror) read(b []byte) bool {
 			m.foreignIDs(0, &o)
 		case "kv_transfer_params":
 			if b[o.Val] == '{' {
-				m.f.backAt, m.f.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
+				m.facts.backAt, m.facts.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
 			}
-			m.marked(foreign, 0, &o)
+			m.markValue(foreign, 0, &o)
 		case "id":
 			if len(m.id) > 0 {
-				m.marked(idValue, 0, &o)
+				m.markValue(idValue, 0, &o)
 			}
 		case "request_id":
 			if m.byIDs && len(m.id) > 0 {
-				m.marked(idValue, 0, &o)
+				m.markValue(idValue, 0, &o)
 			}
 		case "created":
 			if m.ask.Created != 0 || m.ask.Seam != nil {
-				m.marked(createdValue, 0, &o)
+				m.markValue(createdValue, 0, &o)
 			}
 		case "model":
-			m.seamed(modelValue, 0, &o)
+			m.markForSeam(modelValue, 0, &o)
 		case "system_fingerprint":
-			m.seamed(fingerprintValue, 0, &o)
+			m.markForSeam(fingerprintValue, 0, &o)
 		case "error":
-			m.f.isError = m.f.isError || !rawjson.IsNull(b[o.Val:])
+			m.facts.isError = m.facts.isError || !rawjson.IsNull(b[o.Val:])
 		case "object":
-			m.f.isError = m.f.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
+			m.facts.isError = m.facts.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
 		}
 	}
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
@@ -181,19 +181,19 @@ func (m *Mirror) foreignIDs(level uint8, o *rawjson.Object) {
 		m.mark(foreign, level, o)
 	}
 	if (m.ask.Trail != nil || m.ask.Seam != nil) && o.Pos-o.Val > len("[]") && o.Text[o.Val] == '[' { // not null, as behind the first event
-		m.f.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
-		m.f.promptAt, m.f.promptEnd = o.Val, o.Pos
+		m.facts.promptIDs = bytes.Count(o.Text[o.Val:o.Pos], []byte{','}) + 1
+		m.facts.promptAt, m.facts.promptEnd = o.Val, o.Pos
 	}
 }
 
-// seamed calls marked for a leg that goes on with an answer; other legs leave the
-// member as it is.
-func (m *Mirror) seamed(w what, level uint8, o *rawjson.Object) {
+// markForSeam calls markValue for a leg that goes on with an answer; other legs leave the member as it is.
+func (m *Mirror) markForSeam(w valueKind, level uint8, o *rawjson.Object) {
 	if m.ask.Seam != nil {
-		m.marked(w, level, o)
+		m.markValue(w, level, o)
 	}
 }
 
+// readChoices reads the choices of an event, and moves the event's walk behind them.
 func (m *Mirror) readChoices(top *rawjson.Object) {
 	if top.Text[top.Val] != '[' {
 		return
@@ -204,9 +204,10 @@ func (m *Mirror) readChoices(top *rawjson.Object) {
 			a.Pos = m.readChoice(a.Text, a.Val)
 		}
 	}
-	m.f.choices, top.Pos = a.N, a.Pos
+	m.facts.choices, top.Pos = a.N, a.Pos
 }
 
+// readChoice reads the choice at i in b, and returns its end; not above 0: it cannot be read.
 func (m *Mirror) readChoice(b []byte, i int) int {
 	bare, delta, texts := true, false, false
 	o := rawjson.ObjectAt(b, i)
@@ -214,7 +215,7 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 		switch string(o.Key) {
 		case "index":
 			if m.ask.Choice >= 0 {
-				m.marked(indexValue, 1, &o)
+				m.markValue(indexValue, 1, &o)
 			}
 		case "delta":
 			says := m.readDelta(&o)
@@ -223,24 +224,24 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 			bare, texts = false, true
 			o.Pos = rawjson.ValueEnd(b, o.Val)
 			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' {
-				m.f.content, m.f.textAt, m.f.textEnd = true, o.Val, o.Pos
+				m.facts.content, m.facts.textAt, m.facts.textEnd = true, o.Val, o.Pos
 			}
 		case "finish_reason":
-			m.marked(endValue, 1, &o)
+			m.markValue(endValue, 1, &o)
 			if b[o.Val] == '"' {
 				bare = false
-				m.f.finishAt, m.f.finishEnd = o.Val+1, o.Pos-1
+				m.facts.finishAt, m.facts.finishEnd = o.Val+1, o.Pos-1
 			}
 		case "stop_reason":
-			m.marked(endValue, 1, &o)
-			m.f.stopText = m.f.stopText || b[o.Val] == '"'
-			m.f.recomputed = m.f.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
+			m.markValue(endValue, 1, &o)
+			m.facts.stopText = m.facts.stopText || b[o.Val] == '"'
+			m.facts.recomputed = m.facts.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
 		case "token_ids":
 			m.readIDs(&o)
 		case "prompt_token_ids":
 			m.foreignIDs(1, &o)
 		case "kv_transfer_params":
-			m.marked(foreign, 1, &o)
+			m.markValue(foreign, 1, &o)
 		case "logprobs":
 			if m.ask.Seam != nil && m.ask.Seam.Runes > 0 && b[o.Val] == '{' {
 				o.Pos = m.readOffsets(b, o.Val)
@@ -248,14 +249,14 @@ func (m *Mirror) readChoice(b []byte, i int) int {
 			bare = bare && rawjson.IsNull(b[o.Val:])
 		case "weight_versions":
 			if m.ask.Seam != nil && b[o.Val] == '[' {
-				m.marked(spansValue, 1, &o)
+				m.markValue(spansValue, 1, &o)
 			}
 		}
 	}
 	if m.byIDs && !texts { // without a text, only token ids show that the choice has content
-		m.f.content = m.f.content || m.f.ids > 0
+		m.facts.content = m.facts.content || m.facts.ids > 0
 	}
-	m.f.bare = bare && delta
+	m.facts.bare = bare && delta
 	return o.Pos
 }
 
@@ -268,8 +269,8 @@ func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 	o := rawjson.ObjectAt(b, choice.Val)
 	for o.Next() {
 		if string(o.Key) == "role" {
-			m.f.role = true
-			m.seamed(roleValue, 2, &o)
+			m.facts.role = true
+			m.markForSeam(roleValue, 2, &o)
 			continue
 		}
 		switch b[o.Val] {
@@ -277,11 +278,11 @@ func (m *Mirror) readDelta(choice *rawjson.Object) (says bool) {
 			if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= 2 {
 				break
 			}
-			m.f.content = true
+			m.facts.content = true
 			if string(o.Key) == "content" && b[o.Val] == '"' {
-				m.f.textAt, m.f.textEnd = o.Val, o.Pos
+				m.facts.textAt, m.facts.textEnd = o.Val, o.Pos
 			} else {
-				m.f.moreThan = true
+				m.facts.moreThan = true
 			}
 		}
 	}
@@ -295,7 +296,7 @@ func (m *Mirror) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			m.marked(offsetsValue, 2, &o)
+			m.markValue(offsetsValue, 2, &o)
 		}
 	}
 	return o.Pos
@@ -306,9 +307,9 @@ func (m *Mirror) readIDs(choice *rawjson.Object) {
 	if choice.Text[choice.Val] == '[' {
 		a := rawjson.ArrayAt(choice.Text, choice.Val)
 		for a.Next() {
-			m.f.ids++
+			m.facts.ids++
 		}
-		m.f.hasIDs, m.f.idsAt = true, choice.Val
+		m.facts.hasIDs, m.facts.idsAt = true, choice.Val
 		choice.Pos = a.Pos
 	} else {
 		choice.Pos = rawjson.ValueEnd(choice.Text, choice.Val)
@@ -318,17 +319,19 @@ func (m *Mirror) readIDs(choice *rawjson.Object) {
 	}
 }
 
+// readUsage reads the usage of an event, or null, and moves the event's walk behind it.
 func (m *Mirror) readUsage(top *rawjson.Object) {
-	k := len(m.marks)
+	at := len(m.marks)
 	m.mark(usageValue, 0, top)
 	if top.Text[top.Val] == '{' {
 		top.Pos = m.readCounts(top.Text, top.Val)
 	} else {
 		top.Pos = rawjson.ValueEnd(top.Text, top.Val)
 	}
-	m.marks[k].end = int32(top.Pos)
+	m.marks[at].end = int32(top.Pos)
 }
 
+// readCounts reads the usage at i in b, and returns its end. A usage without completion_tokens does not count.
 func (m *Mirror) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	counts, total, details := false, false, false
@@ -347,18 +350,18 @@ func (m *Mirror) readCounts(b []byte, i int) int {
 		}
 	}
 	if counts && !details && m.ask.Cached >= 0 && o.Pos > 0 {
-		m.insert(noDetails, &o)
+		m.markBehind(noDetails, &o)
 	}
 	if counts {
 		if !total {
 			u.Total = u.Prompt + u.Completion
 		}
-		m.f.hasUsage, m.f.usage = true, u
+		m.facts.hasUsage, m.facts.usage = true, u
 	}
 	return o.Pos
 }
 
-func (m *Mirror) readCount(w what, usage *rawjson.Object) (n int, ok bool) {
+func (m *Mirror) readCount(w valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
 	if m.ask.Seam != nil {
 		m.mark(w, 1, usage)
@@ -366,34 +369,35 @@ func (m *Mirror) readCount(w what, usage *rawjson.Object) (n int, ok bool) {
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
+// readDetails reads a usage's prompt_tokens_details into u, and marks where the prefill engine's cached_tokens belong.
 func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
 		if m.ask.Cached >= 0 && b[usage.Val] == 'n' {
-			m.marked(nullDetails, 1, usage)
+			m.markValue(nullDetails, 1, usage)
 		}
 		return
 	}
-	k := len(m.marks)
+	at := len(m.marks)
 	m.mark(detailsValue, 1, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
 	cached := 0
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			cached++
-			m.marked(cachedValue, 2, &o)
+			m.markValue(cachedValue, 2, &o)
 			if n, ok := rawjson.Int(b, o.Val, o.Pos); ok {
 				u.Cached = n
 			}
 		}
 	}
 	usage.Pos = o.Pos
-	m.f.details, m.f.detailsEnd = usage.Val, o.Pos
-	m.marks[k].end, m.marks[k].n = int32(o.Pos), int32(o.N-cached)
+	m.facts.details, m.facts.detailsEnd = usage.Val, o.Pos
+	m.marks[at].end, m.marks[at].inside = int32(o.Pos), int32(o.N-cached)
 	if cached == 0 {
-		m.marks[k].n = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
+		m.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
 		if m.ask.Cached >= 0 && o.Pos > 0 {
-			m.insert(noCached, &o)
+			m.markBehind(noCached, &o)
 		}
 	}
 }

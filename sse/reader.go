@@ -41,14 +41,14 @@ type Reader struct {
 	framer Framer
 	limits Limits
 
-	bytes int64         // bytes of the events returned; after [DONE], bytes that came behind it
-	quiet time.Duration // waited since the last data event
-	until time.Duration // the value of quiet when the last data event came; see unheard
-	since time.Time     // when the present wait began; zero: there is no wait
-	begun bool          // a data event came
-	done  bool          // [DONE] came
-	torn  bool          // the last event returned is a piece, and not the last one of its event
-	err   error
+	bytes       int64         // bytes of the events returned; after [DONE], bytes that came behind it
+	quiet       time.Duration // waited since the last data event
+	quietBefore time.Duration // the value of quiet when the last data event came; see unheard
+	since       time.Time     // when the present wait began; zero: there is no wait
+	begun       bool          // a data event came
+	done        bool          // [DONE] came
+	torn        bool          // the last event returned is a piece, and not the last one of its event
+	err         error
 }
 
 // NewReader returns a reader without limits; Reset sets them.
@@ -78,11 +78,13 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	}
 	left := limit - r.quiet - now.Sub(r.since)
 	if left <= 0 {
-		r.late()
+		r.timeUp()
 	}
 	return max(left, 1)
 }
 
+// limit is how long the present wait may last: for the first event, for the next one, or for the end behind [DONE]; 0:
+// for ever.
 func (r *Reader) limit() time.Duration {
 	switch {
 	case r.done:
@@ -93,7 +95,8 @@ func (r *Reader) limit() time.Duration {
 	return r.limits.First
 }
 
-func (r *Reader) late() {
+// timeUp sets err, because the present wait has lasted too long.
+func (r *Reader) timeUp() {
 	switch {
 	case r.err != nil:
 	case r.done:
@@ -128,13 +131,13 @@ func (r *Reader) Next() (Event, bool) {
 	e, ok := r.framer.Next()
 	if !ok {
 		switch limit := r.limit(); {
-		case r.over(int64(r.framer.held())):
+		case r.exceeds(int64(r.framer.held())):
 		case limit > 0 && r.quiet >= limit:
-			r.late()
+			r.timeUp()
 		}
 		return Event{}, false
 	}
-	if r.over(int64(len(e.Raw))) {
+	if r.exceeds(int64(len(e.Raw))) {
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
@@ -143,20 +146,20 @@ func (r *Reader) Next() (Event, bool) {
 	case e.Kind == KindDone:
 		r.finish()
 	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // the last piece
-		r.begun, r.quiet, r.until = true, 0, r.quiet
+		r.begun, r.quiet, r.quietBefore = true, 0, r.quiet
 	}
 	return e, true
 }
 
 // unheard undoes that the event just returned has begun the answer, because nothing in it shows that
 // the engine has computed anything. The wait for the first event goes on as if this event had not come.
-func (r *Reader) unheard() { r.begun, r.quiet = false, r.until }
+func (r *Reader) unheard() { r.begun, r.quiet = false, r.quietBefore }
 
 // finish says that the event just returned was the last, as [DONE] does.
 func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }
 
-// over tells whether the answer would exceed Limits.Bytes with so many bytes more, and sets err then.
-func (r *Reader) over(more int64) bool {
+// exceeds tells whether the answer would have more bytes than Limits.Bytes with so many bytes more, and sets err then.
+func (r *Reader) exceeds(more int64) bool {
 	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
 		r.err = ErrTooMuch
 		return true

@@ -8,7 +8,7 @@ import (
 
 // readResponse reads an event of /v1/responses, or its whole answer. cached is Ask.Cached: how many
 // cached prompt tokens the client is to see.
-func readResponse(b []byte, cached int) (s told) {
+func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
 	s.why = b
 	at := rawjson.Space(b, 0)
@@ -48,7 +48,7 @@ func readResponse(b []byte, cached int) (s told) {
 }
 
 // readResponse takes in a response.
-func (s *told) readResponse(o rawjson.Object, cached int) {
+func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	kept := false // a member before the current one stays
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()
@@ -79,7 +79,9 @@ func (s *told) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-func (s *told) readUsage(o rawjson.Object, cached int) {
+// readUsage takes in the usage of a response. cached is Ask.Cached: it replaces the engine's own count for the client,
+// unless it is OwnCached.
+func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	n := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
 		switch string(o.Key) {

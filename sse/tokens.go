@@ -12,7 +12,7 @@ import (
 
 // ByTokens makes the assembler one of such an answer. Its events tell neither the model nor when the answer was made.
 func (a *Assembler) ByTokens(model string, created int64) *Assembler {
-	a.tokens = true
+	a.byTokens = true
 	a.top.add([]byte("model"), rawjson.AppendString(nil, model))
 	a.top.add([]byte("created"), strconv.AppendInt(nil, created, 10))
 	return a
@@ -68,6 +68,7 @@ func (a *Assembler) tokensJSON(dst []byte) []byte {
 	return append(dst, "]}"...)
 }
 
+// tokensJSON appends the choice as it stands in an answer of /inference/v1/generate in one piece.
 func (c *choice) tokensJSON(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	dst = appendKey(dst, "finish_reason")
@@ -115,7 +116,7 @@ func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 }
 
 // appendSpans appends a list of spans of tokens, each n tokens later: which weights made them (WeightVersionSpan in vLLM's outputs.py).
-func appendSpans(dst, list []byte, n int) []byte {
+func appendSpans(dst, list []byte, offset int) []byte {
 	dst = append(dst, '[')
 	for a := rawjson.ArrayAt(list, 0); a.Next(); {
 		if a.N > 1 {
@@ -132,7 +133,7 @@ func appendSpans(dst, list []byte, n int) []byte {
 			dst = appendKey(dst, string(o.Key))
 			v, ok := rawjson.Int(list, o.Val, o.Pos)
 			if at := string(o.Key); ok && (at == "start" || at == "end") {
-				dst = strconv.AppendInt(dst, int64(v+n), 10)
+				dst = strconv.AppendInt(dst, int64(v+offset), 10)
 			} else {
 				dst = append(dst, o.Value()...)
 			}

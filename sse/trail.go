@@ -24,9 +24,9 @@ type Trail struct {
 
 	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
 
-	Last  []byte // the last event of /generate
-	Grows Growth // whether events of /generate have all tokens so far or only new ones
-	text  int    // bytes of the text of the last such event, as a JSON string
+	Last      []byte // the last event of /generate
+	Grows     Growth // whether events of /generate have all tokens so far or only new ones
+	textBytes int    // bytes of the text of the last such event, as a JSON string
 }
 
 // Growth says whether each event of a stream of /generate has all of the answer so far or only what is new.

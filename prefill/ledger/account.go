@@ -338,7 +338,7 @@ func (a *Account) Own() float64 {
 	return 0
 }
 
-// tellsUntil is when the engine's own KV usage becomes too old to count; zero: never. By then staleAfter scrapes
+// gaugeCountsUntil is when the engine's own KV usage becomes too old to count; zero: never. By then staleAfter scrapes
 // would have been answered, if each had taken as long as the last good one. A scrape that is still under way changes
 // nothing, because it may wait for its whole timeout.
 func (a *Account) gaugeCountsUntil() time.Time {
