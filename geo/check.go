@@ -48,6 +48,7 @@ func (c *Config) Check(bad report) {
 	}
 }
 
+// checkPeer calls bad for every setting of one entry of geo.peers that cannot work, with its key below the entry.
 func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	checkName(bad, "region", p.Region, "a region")
 	if !slices.Contains([]Discovery{Static, ByA, BySRV}, p.Discover) {
@@ -76,6 +77,7 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 // leastSnapshot is the least memory for a peer's prompts that is of use, in bytes.
 const leastSnapshot = 64 << 10
 
+// checkNumbers calls bad for every number, time and text of the settings below geo that is out of its range.
 func (c *Config) checkNumbers(bad report) {
 	s := c.Settings()
 	if s.Push.String() != c.Push.Mode {

@@ -167,6 +167,7 @@ func (c *Config) Settings() policy.Settings {
 	return s
 }
 
+// unanswered is push.max_unanswered as a number; policy.Auto for auto, -1 for text that is no number.
 func (c *Config) unanswered() int {
 	if c.Push.MaxUnanswered == auto {
 		return policy.Auto

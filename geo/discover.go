@@ -63,16 +63,16 @@ func (n *Node) follow(c *PeerConfig) {
 
 // found sets the peers of an entry to the dispatchers at these addresses.
 func (n *Node) found(c *PeerConfig, addresses []string) {
-	at := map[string]bool{}
+	wanted := map[string]bool{}
 	for _, a := range addresses {
-		at[c.ID+"@"+a] = true
+		wanted[c.ID+"@"+a] = true
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var gone []*peer
 	n.peers = slices.DeleteFunc(n.peers, func(p *peer) bool {
-		if p.conf != c || at[p.id] {
-			delete(at, p.id)
+		if p.conf != c || wanted[p.id] {
+			delete(wanted, p.id)
 			return false
 		}
 		n.stopProbing(p)
@@ -80,9 +80,9 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 		return true
 	})
 	for _, p := range gone {
-		n.bury(p)
+		n.forgetGone(p)
 	}
-	for _, id := range slices.Sorted(maps.Keys(at)) {
+	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		target := *c.Target
 		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: id[len(c.ID)+1:]}
 		p := n.newPeer(c, id, &target)

@@ -22,9 +22,9 @@ type Forward struct {
 	number      uint64
 	model       string
 	rid, tenant string
-	came        *Hop
-	legs        int // how many requests it counts as
-	hit         int // tokens of the prompt that are believed to be cached at the peer
+	hop         *Hop
+	requests    int // how many requests it counts as
+	hitTokens   int // tokens of the prompt that are believed to be cached at the peer
 	predicted   policy.Terms
 	localMs     float64
 	prompt      prefill.Prompt
@@ -33,22 +33,22 @@ type Forward struct {
 	decided     time.Time
 	since       time.Time // when it entered the arrival queue
 
-	mu      sync.Mutex
-	carrier Carrier // nil until the request is sent
-	started bool    // the client has, or is about to have, its first byte
-	left    bool    // the client has gone
-	cause   string  // why it was abandoned from outside
-	ended   bool
+	mu         sync.Mutex
+	carrier    Carrier // nil until the request is sent
+	started    bool    // the client has, or is about to have, its first byte
+	clientLeft bool    // the client has gone
+	cause      string  // why it was abandoned from outside
+	ended      bool
 
-	hurried bool // the deadline is the client's, which comes before our own
-	resp    *engine.Response
-	cached  int
-	firstAt time.Time
-	reader  *sse.Reader
-	idle    time.Duration // how long the peer may be silent, as the connection has it
-	out     []byte        // events the client has not taken yet
-	events  int
-	over    error // why Read returns no more events
+	clientDeadline bool // the deadline is the client's, which comes before our own
+	resp           *engine.Response
+	cached         int
+	firstAt        time.Time
+	reader         *sse.Reader
+	idle           time.Duration // how long the peer may be silent, as the connection has it
+	unread         []byte        // events the client has not taken yet
+	events         int
+	readErr        error // why Read returns no more events
 }
 
 // Causes of a fallback, as metrics label them.

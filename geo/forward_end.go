@@ -16,7 +16,7 @@ import (
 func (f *Forward) Leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.left = true
+	f.clientLeft = true
 	if f.carrier != nil {
 		f.carrier.Abort()
 	}
@@ -46,7 +46,7 @@ func Rejected(reason string) error {
 func (f *Forward) abandon(cause string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.started || f.left {
+	if f.started || f.clientLeft {
 		return
 	}
 	f.cause = cause
@@ -62,7 +62,7 @@ func (f *Forward) Carry(by Carrier) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.carrier = by
-	return !f.left && f.cause == ""
+	return !f.clientLeft && f.cause == ""
 }
 
 // Written records that the request was written, so that the answer to any later probe counts it.
@@ -99,14 +99,14 @@ func (f *Forward) Begun(whole bool, cached int) {
 		}
 	}
 	if f.cached >= 0 {
-		if float64(f.hit-f.cached) >= f.blockTokens && len(f.prompt.Keys) > 0 {
-			p.sent.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
+		if float64(f.hitTokens-f.cached) >= f.blockTokens && len(f.prompt.Keys) > 0 {
+			p.prompts.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 		}
 	}
-	p.sent.Confirm(&f.expected)
+	p.prompts.Confirm(&f.expected)
 }
 
-// awaitsWhole says that the answer comes in one piece. Its time to the first token is
+// awaitsWhole is called if the answer comes in one piece. stop ends what it began. Its time to the first token is
 // not known, so the request counts as unanswered only until a first event would be
 // late. Otherwise a peer whose window is small would get nothing else while it generates.
 func (f *Forward) awaitsWhole() (stop func() bool) {
@@ -118,11 +118,11 @@ func (f *Forward) awaitsWhole() (stop func() bool) {
 }
 
 // makesRoom takes the forward off the peer's unanswered requests. It is called with
-// the node's lock held. The function that it returns unlocks it, and wakes the queue if
-// the peer had no room before.
+// the node's lock held. The function that it returns gives the lock back, and wakes the arrival queue if
+// the peer had no room for another request before.
 func (f *Forward) makesRoom() (unlock func()) {
 	n, p := f.node, f.peer
-	full := p.open >= p.trust.Window(n.at(n.clock.Now()))
+	full := p.unanswered >= p.trust.Window(n.at(n.clock.Now()))
 	f.answered()
 	return func() {
 		n.mu.Unlock()
@@ -135,44 +135,46 @@ func (f *Forward) makesRoom() (unlock func()) {
 // answered takes the forward off the peer's unanswered requests; a second call changes
 // nothing. It is called with the node's lock held.
 func (f *Forward) answered() {
-	f.peer.open -= f.legs
-	f.legs = 0
+	f.peer.unanswered -= f.requests
+	f.requests = 0
 }
 
 // failure says what becomes of a request whose forward failed.
 func (f *Forward) failure(err error) *Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var ee *engine.Error
-	var status *refused
-	isCall := errors.As(err, &ee)
+	var callErr *engine.Error
+	var refusal *refused
+	isCall := errors.As(err, &callErr)
 	switch {
-	case f.left:
+	case f.clientLeft:
 		return &Failure{Gone: true, Err: err}
 	case f.cause != "":
 		return &Failure{Reason: f.cause, Ran: true, Err: err}
-	case errors.As(err, &status):
+	case errors.As(err, &refusal):
 		switch {
-		case status.relay != nil:
-			return &Failure{Relay: status.relay, Err: err}
-		case slices.Contains(causes, status.reject):
-			return &Failure{Reason: status.reject, Err: err}
+		case refusal.relay != nil:
+			return &Failure{Relay: refusal.relay, Err: err}
+		case slices.Contains(causes, refusal.reject):
+			return &Failure{Reason: refusal.reject, Err: err}
 		}
 		return &Failure{Reason: causeStatus, Err: err}
-	case isCall && ee.Phase == engine.PhaseRequest:
+	case isCall && callErr.Phase == engine.PhaseRequest:
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
 		return &Failure{Reason: causeLarge, Ran: true, Err: err}
-	case f.hurried && (errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent) || isCall && ee.Timeout && ee.Phase != engine.PhaseConnect):
+	case f.clientDeadline && (errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent) ||
+		isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect):
 		return &Failure{Reason: RejectDeadline, Ran: true, Err: err}
-	case errors.Is(err, errLate), errors.Is(err, sse.ErrSilent), isCall && ee.Timeout && ee.Phase != engine.PhaseConnect:
+	case errors.Is(err, errLate), errors.Is(err, sse.ErrSilent), isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect:
 		return &Failure{Reason: causeTimeout, Ran: true, Err: err}
-	case isCall && ee.Phase == engine.PhaseConnect:
+	case isCall && callErr.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	return &Failure{Reason: causeBroken, Ran: !isCall || ee.Sent, Err: err}
+	return &Failure{Reason: causeBroken, Ran: !isCall || callErr.Sent, Err: err}
 }
 
+// outcome is the outcome of a forward that failed so, as receipts and metrics name it.
 func (x *Failure) outcome() string {
 	switch {
 	case x.Gone:
@@ -194,32 +196,32 @@ func (f *Forward) end(outcome, cause string) {
 	carrier := f.carrier
 	f.mu.Unlock()
 	n, p, now := f.node, f.peer, f.node.clock.Now()
-	rec := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
-	rec.Predicted.Terms, rec.Predicted.LocalCost = f.predicted, f.localMs
-	rec.Actual.TotalMs, rec.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached
+	receipt := &Receipt{At: f.decided, RID: f.rid, Origin: n.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
+	receipt.Predicted.Terms, receipt.Predicted.LocalCost = f.predicted, f.localMs
+	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached
 	if !f.firstAt.IsZero() {
-		rec.Actual.TTFTMs = ms(f.firstAt.Sub(f.decided))
+		receipt.Actual.TTFTMs = ms(f.firstAt.Sub(f.decided))
 	} else {
-		rec.Actual.CachedTokens = -1
+		receipt.Actual.CachedTokens = -1
 	}
 	if carrier != nil {
-		rec.BytesOut, rec.BytesIn = carrier.Bytes()
+		receipt.BytesOut, receipt.BytesIn = carrier.Bytes()
 	}
-	rec.USD = usd(rec.BytesOut, rec.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
-	f.settle(outcome, cause, rec.USD, now)
+	receipt.USD = usd(receipt.BytesOut, receipt.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
+	f.settle(outcome, cause, receipt.USD, now)
 	n.metrics.forwards.WithLabelValues(p.id, outcome).Inc()
 	n.metrics.inflight.WithLabelValues(p.id).Dec()
-	n.metrics.bytes.WithLabelValues(p.id, "out").Add(float64(rec.BytesOut))
-	n.metrics.bytes.WithLabelValues(p.id, "in").Add(float64(rec.BytesIn))
-	n.metrics.dollars.WithLabelValues(p.id).Add(rec.USD)
+	n.metrics.bytes.WithLabelValues(p.id, "out").Add(float64(receipt.BytesOut))
+	n.metrics.bytes.WithLabelValues(p.id, "in").Add(float64(receipt.BytesIn))
+	n.metrics.dollars.WithLabelValues(p.id).Add(receipt.USD)
 	if outcome == OutcomeFallback {
 		n.metrics.fallbacks.WithLabelValues(p.id, cause).Inc()
 	}
-	n.papers.add(rec)
-	n.cfg.Log.Info("a forwarded request has ended", rec.fields()...)
+	n.receipts.add(receipt)
+	n.cfg.Log.Info("a forwarded request has ended", receipt.fields()...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.bury(p)
+	n.forgetGone(p)
 }
 
 // settle takes back what the forward had booked on the peer, and judges the peer by the outcome.
@@ -245,5 +247,5 @@ func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
 	default:
 		p.circuit.Neutral(f.number)
 	}
-	p.sent.Drop(&f.expected)
+	p.prompts.Drop(&f.expected)
 }

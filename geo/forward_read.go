@@ -19,7 +19,7 @@ func (f *Forward) fill() (event bool, err error) {
 	buf := readPool.Get().(*[8 << 10]byte)
 	defer readPool.Put(buf)
 	err = f.receive(buf[:])
-	f.out, event = f.appendEvents(f.out)
+	f.unread, event = f.appendEvents(f.unread)
 	if err == nil {
 		err = f.reader.Err()
 	}
@@ -72,32 +72,32 @@ func (f *Forward) Read(p []byte) (int, error) {
 	if err := f.await(); err != nil {
 		return 0, err
 	}
-	k := copy(p, f.out)
-	f.out = f.out[:copy(f.out, f.out[k:])]
+	k := copy(p, f.unread)
+	f.unread = f.unread[:copy(f.unread, f.unread[k:])]
 	return k, nil
 }
 
 // Pending is how much more Read has without waiting.
-func (f *Forward) Pending() int { return len(f.out) }
+func (f *Forward) Pending() int { return len(f.unread) }
 
 // Next returns all events that have come, as Read does. They are valid until the next call of any method.
 func (f *Forward) Next() ([]byte, error) {
 	if err := f.await(); err != nil {
 		return nil, err
 	}
-	events := f.out
-	f.out = f.out[:0]
+	events := f.unread
+	f.unread = f.unread[:0]
 	return events, nil
 }
 
 // Ended says that nothing comes behind the events that were read.
-func (f *Forward) Ended() bool { return f.reader.Done() && len(f.out) == 0 }
+func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 
 // await waits until there are events to return.
 func (f *Forward) await() error {
-	for len(f.out) == 0 {
-		if f.over != nil {
-			return f.over
+	for len(f.unread) == 0 {
+		if f.readErr != nil {
+			return f.readErr
 		}
 		f.more()
 	}
@@ -107,7 +107,7 @@ func (f *Forward) await() error {
 // more reads the next arrival, or notes that nothing more comes.
 func (f *Forward) more() {
 	if f.reader.Done() { // even if the connection has failed
-		f.over = io.EOF
+		f.readErr = io.EOF
 		return
 	}
 	if _, err := f.fill(); err != nil {
@@ -120,20 +120,20 @@ func (f *Forward) broke() {
 	if f.reader.Done() {
 		return
 	}
-	f.over = ErrPeerLost
+	f.readErr = ErrPeerLost
 	if f.reader.Torn() {
-		f.out = append(f.out, sse.BlankLine...)
+		f.unread = append(f.unread, sse.BlankLine...)
 	}
-	f.out = sse.ErrorEvent(f.out, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
+	f.unread = sse.ErrorEvent(f.unread, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
 }
 
 // Flow returns the peer's response for a caller that reads it by itself until GoBack, with Wait and
 // Arrive; nil: Next has to be called first.
 func (f *Forward) Flow() *engine.Response {
-	if f.over != nil || f.resp.Arrived() {
+	if f.readErr != nil || f.resp.Arrived() {
 		return nil
 	}
-	f.out = nil
+	f.unread = nil
 	return f.resp
 }
 
@@ -154,7 +154,7 @@ func (f *Forward) Err() error { return f.reader.Err() }
 
 // GoBack has Next read the response again. It returns events first.
 func (f *Forward) GoBack(events []byte, _ sse.End) {
-	if f.out = events; f.reader.Err() != nil {
+	if f.unread = events; f.reader.Err() != nil {
 		f.broke()
 	}
 }
@@ -197,7 +197,7 @@ func (f *Forward) Close() {
 func (f *Forward) Lost() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.left && errors.Is(f.over, ErrPeerLost)
+	return !f.clientLeft && errors.Is(f.readErr, ErrPeerLost)
 }
 
 // Whole says whether all of the answer was read.

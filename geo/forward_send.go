@@ -28,6 +28,8 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	return nil, f.Fail(err)
 }
 
+// send is Send without the end of the forward after an error. An answer that is not streamed is returned; of a stream,
+// the first event is in unread when send returns.
 func (f *Forward) send(r *Request) (*Relay, error) {
 	n := f.node
 	now := time.Now()
@@ -37,7 +39,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	}
 	deadline = deadline.Add(r.Held)
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
-		deadline, f.hurried = r.Deadline, true
+		deadline, f.clientDeadline = r.Deadline, true
 	}
 	if !now.Before(deadline) { // a limit of 0 would mean no limit
 		return nil, errLate
@@ -53,7 +55,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !f.Carry(call) {
 		return nil, engine.ErrAborted
 	}
-	hdr := n.papersOf(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.came, f.rid, now,
+	hdr := n.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, n.addressOf(f.peer), f.hop, f.rid, now,
 		deadline)
 	hdr = append(hdr, r.Headers...)
 	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,

@@ -118,8 +118,8 @@ func ParseHop(text string) (Hop, error) {
 	}
 	number := func(name string, limit int64) int64 {
 		text := field(name)
-		n, bad := strconv.ParseInt(text, 10, 64)
-		if err == nil && (bad != nil || n < 0 || n > limit || strconv.FormatInt(n, 10) != text) {
+		n, parseErr := strconv.ParseInt(text, 10, 64)
+		if err == nil && (parseErr != nil || n < 0 || n > limit || strconv.FormatInt(n, 10) != text) {
 			err = fmt.Errorf("%w: %s is no number from 0 to %d", ErrHop, name, limit)
 		}
 		return n

@@ -213,13 +213,13 @@ func TestNoncesAreForgottenOldestFirst(t *testing.T) {
 	start := time.Unix(1000, 0)
 	nonce := func(i int) string { return fmt.Sprintf("%032x", i) }
 	for i := range maxNonces {
-		require.True(t, n.first(nonce(i), start))
+		require.True(t, n.remember(nonce(i), start))
 	}
-	require.False(t, n.first(nonce(1), start), "still known")
-	require.True(t, n.first(nonce(-1), start))
+	require.False(t, n.remember(nonce(1), start), "still known")
+	require.True(t, n.remember(nonce(-1), start))
 	require.LessOrEqual(t, len(n.known), maxNonces)
-	require.True(t, n.first(nonce(0), start), "the oldest had to go")
-	require.True(t, n.first(nonce(maxNonces-1), start.Add(time.Minute)), "its time is over")
+	require.True(t, n.remember(nonce(0), start), "the oldest had to go")
+	require.True(t, n.remember(nonce(maxNonces-1), start.Add(time.Minute)), "its time is over")
 	require.Len(t, n.known, 1)
 }
 

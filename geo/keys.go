@@ -32,7 +32,7 @@ var ErrKeys = errors.New("the keys between proxies cannot be used")
 // spaces. Empty lines and lines that begin with # are skipped. Errors quote no
 // key.
 func ParseKeys(text string) (*Keys, error) {
-	k := &Keys{}
+	keys := &Keys{}
 	n := 0
 	for line := range strings.Lines(text) {
 		n++
@@ -40,26 +40,26 @@ func ParseKeys(text string) (*Keys, error) {
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		f := strings.Fields(line)
+		fields := strings.Fields(line)
 		switch {
-		case len(f) != 2:
+		case len(fields) != 2:
 			return nil, fmt.Errorf("%w: line %d; write the key's id, a space and the key", ErrKeys, n)
-		case !ValidName(f[0]) || strings.ContainsAny(f[0], ";="):
+		case !ValidName(fields[0]) || strings.ContainsAny(fields[0], ";="):
 			return nil, fmt.Errorf("%w: line %d: the key's id; write letters and digits", ErrKeys, n)
-		case len(f[1]) < minKey:
-			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n, f[0],
-				len(f[1]), minKey)
-		case len(k.all) == 1 && k.all[0].id == f[0]:
-			return nil, fmt.Errorf("%w: line %d: a second key %s; give it another id", ErrKeys, n, f[0])
-		case len(k.all) == maxKeys:
+		case len(fields[1]) < minKey:
+			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n, fields[0],
+				len(fields[1]), minKey)
+		case len(keys.all) == 1 && keys.all[0].id == fields[0]:
+			return nil, fmt.Errorf("%w: line %d: a second key %s; give it another id", ErrKeys, n, fields[0])
+		case len(keys.all) == maxKeys:
 			return nil, fmt.Errorf("%w: line %d: a third key; %d are enough to change one", ErrKeys, n, maxKeys)
 		}
-		k.all = append(k.all, key{f[0], []byte(f[1])})
+		keys.all = append(keys.all, key{fields[0], []byte(fields[1])})
 	}
-	if len(k.all) == 0 {
+	if len(keys.all) == 0 {
 		return nil, fmt.Errorf("%w: there is none; write one line with an id, a space and a key", ErrKeys)
 	}
-	return k, nil
+	return keys, nil
 }
 
 // A Message is what a signature covers besides the hop. The hop names the body by its digest, so that
@@ -94,8 +94,8 @@ func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
 		return false
 	}
 	for i := range k.all {
-		if one := &k.all[i]; one.id == id {
-			return hmac.Equal(given, one.sum(m, h))
+		if known := &k.all[i]; known.id == id {
+			return hmac.Equal(given, known.sum(m, h))
 		}
 	}
 	return false

@@ -30,12 +30,14 @@ func (l *httpLink) Close() { l.client.Close() }
 // three round trips.
 const warm = 2
 
+// Warm keeps idle connections for requests ready, see Link.
 func (l *httpLink) Warm(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return l.node.traffic.Warm(ctx, l.target, warm)
 }
 
+// Ask brings a question to the peer, see Link.
 func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo)) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -46,23 +48,25 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 	answered(e)
 }
 
-func (l *httpLink) ask(ctx context.Context, question []byte) (e Echo) {
+// ask posts a question to the peer's listener and returns the answer. It measures the round trip from when the question
+// was written.
+func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
 	n, parts, sent := l.node, [][]byte{question}, time.Now()
 	call, wrote := l.client.NewCall(l.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
 	defer context.AfterFunc(ctx, call.Abort)()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent,
+	hdr := n.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil, "probe-"+n.boot, sent,
 		sent.Add(n.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return Echo{Err: err}
 	}
 	defer resp.Close()
-	e.Trip, e.Dialled = time.Since(wrote), !resp.Reused()
-	if e.Text, e.Err = resp.ReadAll(maxProbe); e.Err == nil && resp.StatusCode() != http.StatusOK {
-		e.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
+	echo.Trip, echo.Dialled = time.Since(wrote), !resp.Reused()
+	if echo.Text, echo.Err = resp.ReadAll(maxProbe); echo.Err == nil && resp.StatusCode() != http.StatusOK {
+		echo.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
 	}
-	return e
+	return echo
 }
 
 // errRefused says that the peer's listener refused the probe.

@@ -36,16 +36,17 @@ var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 
 // errorBuckets are bounds in seconds, of actual less predicted times: below 0 the actual time was shorter.
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
+// newMetrics makes the metrics of a node.
 func newMetrics(n *Node) *metrics {
 	var all []vector
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return kept(&all, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
+		return keepVector(&all, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return kept(&all, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
+		return keepVector(&all, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_geo_" + name, Help: help}, labels))
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return kept(&all,
+		return keepVector(&all,
 			prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "evenkeel_geo_" + name, Help: help, Buckets: buckets}, labels))
 	}
 	m := &metrics{
@@ -77,20 +78,21 @@ func newMetrics(n *Node) *metrics {
 	return m
 }
 
-func kept[V vector](all *[]vector, v V) V {
+// keepVector adds a metric to all, and returns it.
+func keepVector[V vector](all *[]vector, v V) V {
 	*all = append(*all, v)
 	return v
 }
 
-// createSeries makes the series of the peer listener, and createPeerSeries those of a peer. A
-// counter that begins to exist with its first event has not increased, so no alert
-// would see that event.
+// createSeries makes the series of the peer listener. A counter that begins to exist with its first event has not
+// increased, so no alert would see that event.
 func (m *metrics) createSeries() {
 	for _, reason := range rejects {
 		m.rejects.WithLabelValues(reason)
 	}
 }
 
+// createPeerSeries makes the series of a peer, for the same reason.
 func (m *metrics) createPeerSeries(peer string) {
 	for _, outcome := range []string{OutcomeOK, OutcomeFallback, OutcomeLost, OutcomeGone, OutcomeRelayed} {
 		m.forwards.WithLabelValues(peer, outcome)

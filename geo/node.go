@@ -182,7 +182,7 @@ func (n *Node) PolicyText() string {
 }
 
 // Receipts returns up to n of the last forwards, the latest first.
-func (n *Node) Receipts(most int) []Receipt { return n.papers.last(most) }
+func (n *Node) Receipts(most int) []Receipt { return n.receipts.last(most) }
 
 // Accepts says whether one more request that a peer forwards may wait here.
 func (n *Node) Accepts(from string, waiting int) bool {
@@ -198,6 +198,8 @@ func (n *Node) Accepts(from string, waiting int) bool {
 // answer hardly counts.
 const rttAlpha = 0.3
 
+// withDefaults returns the config with what the caller of New left out. Only in mode central does another dispatcher
+// decide.
 func (c Config) withDefaults() Config {
 	if c.Mode != Central { // in other modes, no dispatcher decides for another
 		c.Central = ""

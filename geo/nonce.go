@@ -9,10 +9,10 @@ import (
 // nonces remembers which nonces were used, so that a recorded hop
 // is not accepted again.
 type nonces struct {
-	mu    sync.Mutex
-	keep  time.Duration
-	known map[string]*list.Element
-	order list.List // of spent, oldest first
+	mu      sync.Mutex
+	keepFor time.Duration
+	known   map[string]*list.Element
+	order   list.List // of spent, oldest first
 }
 
 type spent struct {
@@ -26,7 +26,7 @@ const maxNonces = 100_000
 
 // newNonces returns nonces that remembers each nonce for keep: as long as the hop's time is accepted.
 func newNonces(keep time.Duration) *nonces {
-	return &nonces{keep: keep, known: map[string]*list.Element{}}
+	return &nonces{keepFor: keep, known: map[string]*list.Element{}}
 }
 
 // used says whether a nonce was used, and does not remember it.
@@ -36,13 +36,14 @@ func (n *nonces) used(nonce string) bool {
 	return n.known[nonce] != nil
 }
 
-// first remembers a nonce and says whether it was not used before.
-func (n *nonces) first(nonce string, now time.Time) bool {
+// remember remembers a nonce, and says whether it was not used before. It first forgets the nonces that are old enough,
+// or more than maxNonces.
+func (n *nonces) remember(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for e := n.order.Front(); e != nil; e = n.order.Front() {
 		old := e.Value.(spent)
-		if now.Sub(old.at) < n.keep && len(n.known) < maxNonces {
+		if now.Sub(old.at) < n.keepFor && len(n.known) < maxNonces {
 			break
 		}
 		n.order.Remove(e)

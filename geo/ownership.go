@@ -80,6 +80,7 @@ func (h *HA) On() bool { return h.Mode != HAOff }
 // MemberList is Members sorted, because proxies compare their lists.
 func (h *HA) MemberList() []string { return slices.Sorted(slices.Values(h.Members)) }
 
+// check calls bad for every setting that cannot work, with its key below geo.ownership.
 func (o *Ownership) check(c *Config, bad report) {
 	if !slices.Contains([]string{OwnOff, OwnKubernetes, OwnEtcd, OwnStatic}, o.Engine) {
 		bad("engine", "%q keeps no lease; write off, kubernetes, etcd or static", o.Engine)
@@ -142,6 +143,7 @@ func (h *HA) Check(c *Config, bad report) {
 	}
 }
 
+// checkEtcd calls bad if leases are kept in etcd and no endpoint is given.
 func checkEtcd(bad report, engine string, e *Etcd) {
 	if engine == OwnEtcd && len(e.Endpoints) == 0 {
 		bad("etcd.endpoints", "none; write the members of the cluster, such as [\"https://etcd-0:2379\"]")

@@ -19,25 +19,27 @@ func (n *Node) addressOf(p *peer) address {
 	return address{p.name, p.boot}
 }
 
-// papersOf returns the headers with the hop and its signature, which another dispatcher verifies. came is
-// the hop with which the request came here; nil: it came from a client.
-func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
-	h := Hop{
+// hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature, which that
+// dispatcher verifies. at is the recipient, and rid the request's id at its origin. came is the hop with which the
+// request came here; nil: it came from a client.
+func (n *Node) hopHeaders(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+	hop := Hop{
 		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
 		To: at.to, Boot: at.boot, Digest: DigestOf(body...),
 	}
 	if came != nil {
-		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
+		hop.N, hop.Max, hop.Origin, hop.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
 	}
-	hdr := []engine.Header{{Name: HopHeader, Value: h.String()}, {Name: TenantHeader, Value: m.Tenant},
+	headers := []engine.Header{{Name: HopHeader, Value: hop.String()}, {Name: TenantHeader, Value: m.Tenant},
 		{Name: "Content-Type", Value: "application/json"}}
-	if k := n.verifier.keys.Load(); k != nil {
-		hdr = append(hdr, engine.Header{Name: SignatureHeader, Value: k.Sign(m, &h)})
+	if keys := n.verifier.keys.Load(); keys != nil {
+		headers = append(headers, engine.Header{Name: SignatureHeader, Value: keys.Sign(m, &hop)})
 	}
-	return hdr
+	return headers
 }
 
+// newBoot returns 32 random hex digits: the name of a run of this process, or a nonce.
 func newBoot() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation

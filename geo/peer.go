@@ -13,6 +13,7 @@ import (
 // goodsUp is how many good probes in a row bring a peer up that was down.
 const goodsUp = 2
 
+// newPeer returns a peer that was not probed yet. conf is its entry of geo.peers.
 func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
@@ -20,8 +21,8 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 		sibling: n.cfg.Siblings && conf.Region == n.cfg.Self.Region,
 	}
 	p.forget()
-	p.sent = index.New(index.Config{MaxBytes: n.snapshot, Evict: index.Oldest})
-	p.slot = p.sent.Add(id, 0)
+	p.prompts = index.New(index.Config{MaxBytes: n.snapshot, Evict: index.Oldest})
+	p.slot = p.prompts.Add(id, 0)
 	n.metrics.createPeerSeries(id)
 	return p
 }
@@ -29,8 +30,8 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 // forget drops what was known of the peer's process before the present one.
 func (p *peer) forget() {
 	p.reserved.Forget()
-	if p.sent != nil {
-		p.sent.Clear(p.slot, index.Removed)
+	if p.prompts != nil {
+		p.prompts.Clear(p.slot, index.Removed)
 	}
 }
 
@@ -40,7 +41,7 @@ func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bo
 	if p.boot != a.Boot {
 		if p.boot != "" {
 			p.forget()
-			p.goods, p.circuit = 0, circuit.Circuit{}
+			p.goodsInRow, p.circuit = 0, circuit.Circuit{}
 		}
 		p.boot = a.Boot
 	}
@@ -48,8 +49,8 @@ func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bo
 	p.probed, p.good, p.misses, p.fault = true, now, 0, ""
 	p.rtt.Add(ms(e.Trip), min(a.ProcUs, us(e.Trip)), e.Dialled)
 	p.reserved.Answered(sentMs)
-	p.goods++
-	if !p.up && p.goods >= goodsUp {
+	p.goodsInRow++
+	if !p.up && p.goodsInRow >= goodsUp {
 		p.up = true
 		return true
 	}
@@ -59,7 +60,7 @@ func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bo
 // missed counts a probe without a good answer. It reports whether the peer went
 // down.
 func (p *peer) missed(why string, misses int) (down bool) {
-	p.goods, p.fault = 0, why
+	p.goodsInRow, p.fault = 0, why
 	p.misses++
 	if p.up && p.misses >= misses {
 		p.up = false
@@ -79,7 +80,7 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 		AgeMs: ms(now.Sub(p.good)), IntervalMs: ms(n.cfg.Probe.Interval) + rtt, Draining: p.draining, Offers: offers && p.decodes(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: n.cfg.Egress.DailyUSD > 0 && p.spent.add(0, now) >= n.cfg.Egress.DailyUSD,
 		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(n.at(now)), ResidualMs: p.residual.Ms(now),
-		Unanswered: p.open, Window: p.trust.Window(n.at(now)),
+		Unanswered: p.unanswered, Window: p.trust.Window(n.at(now)),
 	}
 }
 
@@ -89,9 +90,9 @@ func (p *peer) expire(n *Node, now time.Time) {
 	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
 }
 
-// bury drops the metrics of a peer that is gone, when its last forward has ended. Otherwise they
-// would pile up, because addresses come and go. It is called with n.mu held.
-func (n *Node) bury(p *peer) {
+// forgetGone drops the metrics of a peer that is gone, when its last forward has ended. Otherwise they would pile up,
+// because addresses come and go. It is called with n.mu held.
+func (n *Node) forgetGone(p *peer) {
 	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
 		n.metrics.forget(p.id)
 	}

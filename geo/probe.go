@@ -26,14 +26,14 @@ func (n *Node) probeLoop(p *peer) {
 		p.link = n.linkOverHTTP(p)
 	}
 	n.running.Add(1)
-	p.unplan = n.clock.After(0, func() { n.probe(p, 1) })
+	p.cancelNext = n.clock.After(0, func() { n.probe(p, 1) })
 }
 
 // stopProbing ends the prober of a peer. If a question is under way, the prober ends after it.
 // It is called with n.mu held.
 func (n *Node) stopProbing(p *peer) {
 	p.cancel()
-	if p.unplan() {
+	if p.cancelNext() {
 		n.ended(p)
 	}
 }
@@ -52,7 +52,7 @@ func (n *Node) plan(p *peer, seq uint64) {
 		n.ended(p)
 		return
 	}
-	p.unplan = n.clock.After(time.Duration(float64(n.cfg.Probe.Interval)*(0.9+0.2*n.clock.Spread())), func() { n.probe(p, seq) })
+	p.cancelNext = n.clock.After(time.Duration(float64(n.cfg.Probe.Interval)*(0.9+0.2*n.clock.Spread())), func() { n.probe(p, seq) })
 }
 
 // probe asks a peer once.

@@ -14,15 +14,15 @@ import (
 
 // Question is asked by an arrival queue: where is one request to go?
 type Question struct {
-	node   *Node
-	ask    Ask
-	head   *Question                // for a leg: the question whose answer all legs of the request follow; nil: its own
-	waits  bool                     // the request had to wait already, and was counted
-	by     string                   // the policy that sent the request to an engine here
-	may    func(region string) bool // the regions to which residency lets it go; nil: all
-	legs   int                      // how many legs of the request follow the answer
-	push   *policy.Settings         // in force at the last Where; nil: Where has not asked a policy yet
-	answer *Forward
+	node       *Node
+	ask        Ask
+	firstLeg   *Question                // for a leg: the question whose answer all legs of the request follow; nil: its own
+	waits      bool                     // the request had to wait already, and was counted
+	policyName string                   // the policy that sent the request to an engine here
+	may        func(region string) bool // the regions to which residency lets it go; nil: all
+	legs       int                      // how many legs of the request follow the answer
+	push       *policy.Settings         // in force at the last Where; nil: Where has not asked a policy yet
+	answer     *Forward
 }
 
 // Ask is what a Node needs to know of a request to choose its place.
@@ -48,15 +48,15 @@ func (q *Question) Legs(n int) { q.legs = n }
 // Leg returns the question of another leg of the same request. All legs go where the
 // first leg goes.
 func (q *Question) Leg(id string, p prefill.Prompt) *Question {
-	leg := &Question{node: q.node, ask: q.ask, head: q, may: q.may}
+	leg := &Question{node: q.node, ask: q.ask, firstLeg: q, may: q.may}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
 	return leg
 }
 
 // Stay is a method of prefill.Elsewhere, like those below. The queue calls them under its lock.
 func (q *Question) Stay() {
-	if q.head != nil {
-		q = q.head
+	if q.firstLeg != nil {
+		q = q.firstLeg
 	}
 	q.ask.Stay = true
 }
@@ -70,8 +70,8 @@ func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
 
 // Offered says whether the request may be forwarded, and a peer serves its model.
 func (q *Question) Offered() bool {
-	if q.head != nil {
-		q = q.head
+	if q.firstLeg != nil {
+		q = q.firstLeg
 	}
 	return !q.ask.Stay && q.node.Offered(q.ask.Model)
 }
@@ -109,15 +109,15 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	}
 	q.push = &s.push
 	if !q.ask.Stay {
-		i := n.central(s)
-		if i < 0 && n.cfg.Siblings && seqs == 0 {
-			i = q.owner(s)
+		place := n.central(s)
+		if place < 0 && n.cfg.Siblings && seqs == 0 {
+			place = q.owner(s)
 		}
-		if i < 0 && (q.ask.Leave || n.cfg.Draining()) {
-			i = q.nearest(s)
+		if place < 0 && (q.ask.Leave || n.cfg.Draining()) {
+			place = q.nearest(s)
 		}
-		if i >= 0 && q.mayGo(s.peers[i-s.local]) {
-			return q.forward(s, i, h, policy.Decision{Place: i, LocalMs: math.Inf(1)})
+		if place >= 0 && q.mayGo(s.peers[place-s.local]) {
+			return q.forward(s, place, h, policy.Decision{Place: place, LocalMs: math.Inf(1)})
 		}
 	}
 	if s.policy.Done() {
@@ -128,7 +128,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	d := s.policy.Next(&r)
 	switch d.Act {
 	case policy.Send:
-		q.by = s.policy.Name()
+		q.policyName = s.policy.Name()
 		return prefill.ToHere
 	case policy.Forward:
 		return q.forward(s, d.Place, h, d)
@@ -162,7 +162,7 @@ func (q *Question) countWait(s *modelState) {
 
 // Stayed counts a request that was taken here.
 func (q *Question) Stayed() {
-	q.node.metrics.decided(q.by, policy.Send)
+	q.node.metrics.decided(q.policyName, policy.Send)
 }
 
 // startRound makes the places of a round. It is called with n.mu held, like the functions below.
@@ -259,6 +259,8 @@ func (q *Question) soonest(s *modelState, takes func(p *peer, x *policy.Place) b
 	return best
 }
 
+// sooner says whether a request would probably be answered at a sooner than at b. An available place comes before one
+// that is not.
 func sooner(a, b *policy.Place) bool {
 	if x, y := a.Why == policy.Available, b.Why == policy.Available; x != y {
 		return x
@@ -295,7 +297,7 @@ func (q *Question) hit(p *peer, tokens int) int {
 	if len(keys) == 0 {
 		return 0
 	}
-	matched := p.sent.Match(nil, keys)
+	matched := p.prompts.Match(nil, keys)
 	if p.slot.N >= len(matched) {
 		return 0
 	}
@@ -325,23 +327,24 @@ func (q *Question) mayGo(p *peer) bool {
 // May says which regions a tenant's requests for a model may go to: the regions that are in the
 // residency lists of both the tenant and the model, as far as there are lists; nil: to all.
 func (n *Node) May(tenant, model string) func(region string) bool {
-	of, also := n.cfg.Residency[tenant], n.cfg.Residency[model]
-	if len(of)+len(also) == 0 {
+	ofTenant, ofModel := n.cfg.Residency[tenant], n.cfg.Residency[model]
+	if len(ofTenant)+len(ofModel) == 0 {
 		return nil
 	}
 	return func(region string) bool {
-		return (len(of) == 0 || slices.Contains(of, region)) && (len(also) == 0 || slices.Contains(also, region))
+		return (len(ofTenant) == 0 || slices.Contains(ofTenant, region)) && (len(ofModel) == 0 || slices.Contains(ofModel, region))
 	}
 }
 
 // forward books the request on a peer.
 func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
 	n, p := q.node, s.peers[place-s.local]
-	hit := q.hit(p, h.Tokens)
-	fresh := max(1, h.Tokens-hit)
+	hitTokens := q.hit(p, h.Tokens)
+	newTokens := max(1, h.Tokens-hitTokens)
 	n.number++
 	f := &Forward{
-		node: n, peer: p, number: n.number, model: h.Model, rid: q.ask.ID, came: q.ask.Came, tenant: q.ask.Tenant, hit: hit, predicted: d.Terms,
+		node: n, peer: p, number: n.number, model: h.Model, rid: q.ask.ID, hop: q.ask.Came, tenant: q.ask.Tenant,
+		hitTokens: hitTokens, predicted: d.Terms,
 		localMs: d.LocalMs,
 		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
 	}
@@ -349,14 +352,14 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 		f.localMs = -1
 	}
 	for range q.legs {
-		p.reserved.Booked(f.number, float64(fresh))
+		p.reserved.Booked(f.number, float64(newTokens))
 	}
 	p.circuit.Send(f.number, h.Now)
 	p.inflight[f] = struct{}{}
-	f.legs = q.legs
-	p.open += f.legs
+	f.requests = q.legs
+	p.unanswered += f.requests
 	if len(f.prompt.Keys) > 0 {
-		f.expected = p.sent.Speculate(p.slot, f.prompt.Keys)
+		f.expected = p.prompts.Speculate(p.slot, f.prompt.Keys)
 	}
 	q.answer = f
 	n.metrics.decided(s.policy.Name(), policy.Forward)

@@ -41,7 +41,7 @@ const (
 	OutcomeRelayed  = "relayed_error"
 )
 
-// usd is what so many bytes cost at prices in USD per GB.
+// usd is what so many bytes cost at prices in USD per GB, 1e9 bytes.
 func usd(out, in int64, priceOut, priceIn float64) float64 {
 	return (float64(out)*priceOut + float64(in)*priceIn) / 1e9
 }
@@ -56,14 +56,15 @@ type receipts struct {
 	next int
 }
 
-func (r *receipts) add(one *Receipt) {
+// add keeps a receipt, in place of the oldest one if there are maxReceipts.
+func (r *receipts) add(receipt *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.ring) < maxReceipts {
-		r.ring = append(r.ring, *one)
+		r.ring = append(r.ring, *receipt)
 		return
 	}
-	r.ring[r.next] = *one
+	r.ring[r.next] = *receipt
 	r.next = (r.next + 1) % maxReceipts
 }
 
@@ -79,6 +80,7 @@ func (r *receipts) last(n int) []Receipt {
 	return list
 }
 
+// fields are the receipt as the log has it.
 func (r *Receipt) fields() []zap.Field {
 	return []zap.Field{
 		zap.String("rid", r.RID), zap.String("origin", r.Origin), zap.String("peer", r.Peer), zap.String("model", r.Model),

@@ -23,7 +23,7 @@ type Node struct {
 	traffic  *engine.Client
 	metrics  *metrics
 	verifier *Verifier
-	papers   receipts
+	receipts receipts
 	running  sync.WaitGroup  // probers, and forwards that wait for the end of a body; begun under mu, or before Start returns
 	ctx      context.Context // its end stops the probers
 	stop     context.CancelFunc
@@ -66,42 +66,42 @@ type peer struct {
 	target *engine.Target
 
 	// Its prober.
-	ctx    context.Context // its end stops the prober
-	cancel func()
-	link   Link
-	unplan func() bool // cancels the next question; false: it was asked already
+	ctx        context.Context // its end stops the prober
+	cancel     func()
+	link       Link
+	cancelNext func() bool // cancels the next question; false: it was asked already
 
 	sibling bool // a dispatcher of our own region, with the same engines
 	gone    bool // its name does not resolve to this address any more; forwards may still be under way
 
 	// From its probes.
-	name     string // the id that it gives itself
-	boot     string
-	itself   bool // the address is this dispatcher's own, behind a name that resolves to several
-	major    int
-	decoded  []string // of a sibling: models that it decodes
-	probed   bool
-	up       bool
-	misses   int
-	goods    int
-	fault    string    // why the last probe was missed
-	good     time.Time // when the last good one was answered
-	draining bool
-	offers   map[string]policy.Offer
-	rtt      policy.RTT
+	name       string // the id that it gives itself
+	boot       string
+	itself     bool // the address is this dispatcher's own, behind a name that resolves to several
+	major      int
+	decoded    []string // of a sibling: models that it decodes
+	probed     bool
+	up         bool
+	misses     int
+	goodsInRow int
+	fault      string    // why the last probe was missed
+	good       time.Time // when the last good one was answered
+	draining   bool
+	offers     map[string]policy.Offer
+	rtt        policy.RTT
 
 	// Of our forwards.
-	reserved policy.Reservations
-	circuit  circuit.Circuit
-	distrust policy.Distrust
-	residual fit.Residual
-	trust    policy.Trust
-	open     int // requests that have no first event yet; see awaitsWhole for those that are not streamed
-	spent    spending
-	inflight map[*Forward]struct{}
-	sent     *index.Index // the prompts that were forwarded there
-	slot     index.Slot
-	reasons  map[string]policy.Reason // by model, as judged last
+	reserved   policy.Reservations
+	circuit    circuit.Circuit
+	distrust   policy.Distrust
+	residual   fit.Residual
+	trust      policy.Trust
+	unanswered int // requests that have no first event yet; see awaitsWhole for those that are not streamed
+	spent      spending
+	inflight   map[*Forward]struct{}
+	prompts    *index.Index // the prompts that were forwarded there
+	slot       index.Slot
+	reasons    map[string]policy.Reason // by model, as judged last
 }
 
 // at is a time as policies count it: in ms since the node was made.

@@ -60,7 +60,7 @@ func (n *Node) Status() Status {
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
 			Fault: p.fault,
 			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now), MinGainUp: p.distrust.Ms(n.at(now)),
-			Unanswered: p.open, Window: p.trust.Window(n.at(now)),
+			Unanswered: p.unanswered, Window: p.trust.Window(n.at(now)),
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {

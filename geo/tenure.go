@@ -90,7 +90,7 @@ func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, er
 	call := n.traffic.NewCall(t)
 	defer context.AfterFunc(ctx, call.Abort)()
 	now := time.Now()
-	hdr := n.papersOf(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+newBoot(), now, now.Add(time.Minute))
+	hdr := n.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+newBoot(), now, now.Add(time.Minute))
 	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return nil, err

@@ -28,6 +28,7 @@ type Refusal struct {
 	Message string
 }
 
+// refuse makes a Refusal. reject is the value of RejectHeader.
 func refuse(status int, reject, format string, args ...any) *Refusal {
 	return &Refusal{status, reject, fmt.Sprintf(format, args...)}
 }
@@ -43,37 +44,37 @@ type Credentials struct {
 
 // CheckHead refuses a request that Verify would refuse with any body, so
 // that the body of a stranger's request is not read.
-func (d *Verifier) CheckHead(k *Credentials, now time.Time) *Refusal {
-	_, refusal := d.head(k, now)
+func (d *Verifier) CheckHead(credentials *Credentials, now time.Time) *Refusal {
+	_, refusal := d.verifyHead(credentials, now)
 	return refusal
 }
 
 // Verify checks which dispatcher sent a request, and then whether it may have come this way.
 // If there are keys, the request needs a signature. If it has a certificate, the certificate must
 // have a name of the peer. The request must have one of the two.
-func (d *Verifier) Verify(k *Credentials, now time.Time) (Hop, *Refusal) {
-	h, refusal := d.head(k, now)
+func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusal) {
+	h, refusal := d.verifyHead(credentials, now)
 	if refusal != nil {
 		return h, refusal
 	}
 	signed := d.keys.Load() != nil
 	sans, _ := d.known(h.Sender())
 	switch {
-	case !signed && !k.Certified:
+	case !signed && !credentials.Certified:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "neither a certificate nor a signature; set geo.tls or geo.hmac on both sides")
-	case k.Certified && !slices.ContainsFunc(k.Names, func(n string) bool { return slices.Contains(sans, n) }):
+	case credentials.Certified && !slices.ContainsFunc(credentials.Names, func(n string) bool { return slices.Contains(sans, n) }):
 		return h, refuse(http.StatusForbidden, RejectPeer, "the certificate is not that of peer %q; see its san", h.Sender())
-	case DigestOf(k.Body) != h.Digest:
+	case DigestOf(credentials.Body) != h.Digest:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the body is not the one that was signed")
-	case signed && !d.nonces.first(h.Nonce, now):
+	case signed && !d.nonces.remember(h.Nonce, now):
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
 	}
 	return h, nil
 }
 
-// head checks all but the body and the certificate.
-func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
-	h, err := ParseHop(k.Hop)
+// verifyHead checks all but the body and the certificate.
+func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Refusal) {
+	h, err := ParseHop(credentials.Hop)
 	switch {
 	case errors.Is(err, ErrHopVersion):
 		return h, refuse(http.StatusBadRequest, RejectVersion, "%v", err)
@@ -83,7 +84,7 @@ func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
 	if keys := d.keys.Load(); keys != nil {
 		age := now.Sub(time.UnixMilli(h.Time)).Abs()
 		switch {
-		case !keys.Signed(k.Signature, &k.Message, &h):
+		case !keys.Signed(credentials.Signature, &credentials.Message, &h):
 			return h, refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key; use the same keys on both sides")
 		case age > d.skew:
 			return h, refuse(http.StatusUnauthorized, RejectStale, "sent %v ago by the sender's clock, and %v is believed; set the clocks",
@@ -98,7 +99,7 @@ func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
 	if _, ok := d.known(h.Origin); !ok || h.Origin != h.Via[0] {
 		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
 	}
-	if !d.addressed(k.Target, &h) {
+	if !d.addressed(credentials.Target, &h) {
 		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient,
 			"it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
 			h.To, d.self)

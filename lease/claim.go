@@ -13,26 +13,26 @@ import (
 // A Claim runs one dispatcher's claim to one scope: it has the machine, its engine
 // and the goroutine that runs them.
 type Claim struct {
-	engine Engine
-	hooks  Hooks
-	log    *zap.Logger
-	retry  time.Duration
-	cap    time.Duration // time limit of one call
+	engine    Engine
+	hooks     Hooks
+	log       *zap.Logger
+	retry     time.Duration
+	callLimit time.Duration // time limit of one call
 
-	mu      sync.Mutex // guards the machine; never held during a call of the engine
-	machine *Machine
-	told    View // the view of the last OnChange; under mu
+	mu       sync.Mutex // guards the machine; never held during a call of the engine
+	machine  *Machine
+	lastView View // the view of the last OnChange; under mu
 
-	said logOnce              // what was logged; only Run's goroutine changes it
-	sure atomic.Pointer[sure] // until when the dispatcher admits, for readers without the lock; nil: it does not admit
+	logged    logOnce                   // what was logged; only Run's goroutine changes it
+	admission atomic.Pointer[admission] // until when the dispatcher admits, for readers without the lock; nil: it does not admit
 
 	origin time.Time
 	wall   func(now time.Time) time.Time // the wall clock, which goes on while the computer is suspended
 	ahead  time.Duration                 // how far the wall clock ran ahead of the monotonic clock since origin, as observed last
 	asking map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
 
-	poke chan struct{}
-	done chan struct{}
+	wakeUp chan struct{}
+	done   chan struct{}
 }
 
 // Hooks are what a claim needs of the dispatcher.
@@ -48,8 +48,8 @@ type Hooks struct {
 	Vote func(ctx context.Context, member string, ask Vote) error
 }
 
-// sure is until when a claim admits if no view changes.
-type sure struct {
+// admission is until when a claim admits if no view changes.
+type admission struct {
 	until time.Time
 	ahead time.Duration // Claim.ahead when until was set
 }
@@ -58,9 +58,9 @@ type sure struct {
 func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	cfg.Begun = time.Now()
 	return &Claim{
-		engine: engine, hooks: hooks, log: log, retry: cfg.Retry, cap: cfg.RenewDeadline / 2,
+		engine: engine, hooks: hooks, log: log, retry: cfg.Retry, callLimit: cfg.RenewDeadline / 2,
 		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, asking: map[string]bool{},
-		machine: NewMachine(cfg), poke: make(chan struct{}, 1), done: make(chan struct{}),
+		machine: NewMachine(cfg), wakeUp: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
 
@@ -88,7 +88,7 @@ func (c *Claim) Run(ctx context.Context) {
 		if ask, ok := c.machine.AskVotes(now); ok {
 			c.askVotes(ctx, ask, begin)
 		}
-		c.tell(now)
+		c.publish(now)
 		c.mu.Unlock()
 		if call != None {
 			calling = calling || call != AskBack
@@ -105,9 +105,9 @@ func (c *Claim) Run(ctx context.Context) {
 			case r.call != AskBack:
 				calling = false
 			}
-			c.learn(r)
+			c.report(r)
 		case <-timer.C:
-		case <-c.poke:
+		case <-c.wakeUp:
 		case <-ctx.Done():
 			for range open {
 				<-results
@@ -158,29 +158,31 @@ func (c *Claim) observe(now time.Time) {
 	c.ahead = ahead
 }
 
-// tell passes a changed view to OnChange. It is called with c.mu held, so that
-// OnChange gets the views in their order.
-func (c *Claim) tell(now time.Time) {
+// publish passes a changed view to OnChange. It is called with c.mu held, so that OnChange gets the views in their
+// order.
+func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
-		c.sure.Store(&sure{c.machine.lasts, c.ahead})
+		c.admission.Store(&admission{c.machine.admitsUntil, c.ahead})
 	} else {
-		c.sure.Store(nil)
+		c.admission.Store(nil)
 	}
-	if v == c.told {
+	if v == c.lastView {
 		return
 	}
-	c.said.change(c.log, c.told, v)
-	c.told = v
+	c.logged.change(c.log, c.lastView, v)
+	c.lastView = v
 	c.hooks.OnChange(v)
 }
 
+// call makes one call of the engine, or asks the holder for the scope, and returns the outcome. It does not change the
+// machine.
 func (c *Claim) call(ctx context.Context, call Call) result {
 	m := c.machine
 	c.mu.Lock()
 	epoch, rec, seen := m.epoch, m.rec, m.seen
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, c.cap)
+	ctx, cancel := context.WithTimeout(ctx, c.callLimit)
 	defer cancel()
 	r := result{call: call, sent: time.Now()}
 	r.ahead = c.aheadAt(r.sent)
@@ -204,14 +206,16 @@ func (c *Claim) call(ctx context.Context, call Call) result {
 	return r
 }
 
-func (c *Claim) learn(r result) {
+// report passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, the
+// answer is replaced with an error.
+func (c *Claim) report(r result) {
 	now := time.Now()
 	if r.err == nil && c.aheadAt(now)-r.ahead > c.retry {
 		r.err = errStoodStill
 	}
-	c.said.result(c.log, r, now, c.cap/2)
+	c.logged.result(c.log, r, now, c.callLimit/2)
 	if r.call == Look && r.err == nil {
-		c.said.looked(c.log, &c.machine.cfg, r.rec)
+		c.logged.looked(c.log, &c.machine.cfg, r.rec)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -230,9 +234,10 @@ func (c *Claim) tellMachine(change func(*Machine, time.Time)) {
 	c.wake()
 }
 
+// wake has Run look at the machine again.
 func (c *Claim) wake() {
 	select {
-	case c.poke <- struct{}{}:
+	case c.wakeUp <- struct{}{}:
 	default: // Run has not taken the wake-up before yet
 	}
 }
@@ -247,7 +252,7 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	if err := c.machine.GiveBack(now, epoch); err != nil {
 		return err
 	}
-	c.tell(now)
+	c.publish(now)
 	stopped()
 	c.wake()
 	return nil
@@ -277,7 +282,7 @@ func (c *Claim) Promise(ask Vote) error {
 	if err := c.machine.Promise(now, ask); err != nil {
 		return err
 	}
-	c.tell(now)
+	c.publish(now)
 	c.wake()
 	return nil
 }
@@ -319,7 +324,7 @@ func (c *Claim) View() View {
 // Admits is View.Admits for a caller that is about to act: if the time of the last renewal ran out during a pause
 // of the process, it is false although OnChange was not called yet. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
-	s := c.sure.Load()
+	s := c.admission.Load()
 	if s == nil || !now.Before(s.until) {
 		return false
 	}

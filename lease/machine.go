@@ -71,41 +71,41 @@ var ErrNotHolder = errors.New("not held here with this epoch")
 type Machine struct {
 	cfg Config
 
-	rec     Record // as last looked at
-	looked  bool
-	stale   bool      // rec may be out of date: an acquisition that failed may have written the lease
-	changed time.Time // when another Stamp or Term was last seen
-	try     time.Time // no call is made before
-	bare    bool      // an acquisition that was sent while the store did not know the last holder may still succeed
-	gave    struct {  // the lease that we released last
+	rec           Record // as last looked at
+	looked        bool
+	stale         bool      // rec may be out of date: an acquisition that failed may have written the lease
+	changed       time.Time // when another Stamp or Term was last seen
+	nextCall      time.Time // no call is made before
+	acquiredBlind bool      // an acquisition that was sent while the store did not know the last holder may still succeed
+	gaveBack      struct {  // the lease that we released last
 		epoch int64 // its epoch; 0: none
 		seen  int64 // the highest epoch that was seen by then
 	}
 
-	held    bool
-	epoch   int64     // the epoch with which we hold the lease, while held
-	seen    int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
-	renewed time.Time // when the last acquisition or renewal that succeeded was sent
-	lasts   time.Time // until when the last renewal or the votes last: nothing is admitted afterwards
-	start   time.Time // nothing is admitted before this time
-	away    bool      // the last call of the store failed, or took too long
+	held        bool
+	epoch       int64     // the epoch with which we hold the lease, while held
+	seen        int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
+	renewed     time.Time // when the last acquisition or renewal that succeeded was sent
+	admitsUntil time.Time // until when the last renewal or the votes last: nothing is admitted afterwards
+	admitsAfter time.Time // nothing is admitted before this time
+	away        bool      // the last call of the store failed, or took too long
 
-	promise promise              // that we gave to an owner that cannot reach the store
-	votes   map[string]time.Time // promises to us, by member: when the last promise was asked for
-	ask     time.Time            // no vote is asked for before
-	reclaim bool                 // the store has lost our lease: it is ours again if votes show that no other proxy admits
+	promise   promise              // that we gave to an owner that cannot reach the store
+	votes     map[string]time.Time // promises to us, by member: when the last promise was asked for
+	nextVotes time.Time            // no vote is asked for before
+	reclaim   bool                 // the store has lost our lease: it is ours again if votes show that no other proxy admits
 
 	claimed   int64 // an epoch above ours that a dispatcher named; 0: none
 	claimedAt time.Time
 	refuted   int64     // epochs up to this one that were named are false: a later renewal succeeded
 	refusedAt time.Time // when a guard in front of an engine last refused our epoch
 
-	fit     bool
-	leaving bool
-	giveBy  time.Time // the release must be done by then; zero: nothing is given back
-	hurry   time.Time // until then the lease is looked at more often, because a release is expected
-	asked   time.Time // before this time, the holder is not asked for the scope again
-	asking  bool      // a question to the holder is under way
+	fit         bool
+	leaving     bool
+	releaseBy   time.Time // the release must be done by then; zero: nothing is given back
+	hurryUntil  time.Time // until then the lease is looked at more often, because a release is expected
+	nextAskBack time.Time // before this time, the holder is not asked for the scope again
+	asking      bool      // a question to the holder is under way
 }
 
 // NewMachine returns a machine that has not looked at the lease yet.
@@ -117,15 +117,17 @@ func NewMachine(cfg Config) *Machine {
 	return m
 }
 
+// acquire returns Acquire, and notes whether the store does not know the last holder while the acquisition is under
+// way.
 func (m *Machine) acquire() Call {
-	m.bare = m.bare || m.vague()
+	m.acquiredBlind = m.acquiredBlind || m.vague()
 	return Acquire
 }
 
 // until is when the view next changes by the time alone, or at if that is earlier.
 func (m *Machine) until(now, at time.Time) time.Time {
 	if m.held {
-		for _, t := range []time.Time{m.admitsFrom(), m.lasts, m.renewed.Add(m.cfg.RenewDeadline), m.askAt()} {
+		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, m.renewed.Add(m.cfg.RenewDeadline), m.askAt()} {
 			if t.After(now) && t.Before(at) {
 				at = t
 			}
@@ -137,7 +139,7 @@ func (m *Machine) until(now, at time.Time) time.Time {
 // released says whether the last holder gave the lease back. That holder stopped
 // admission before it did so.
 func (m *Machine) released() bool {
-	return m.rec.Holder == "" && m.rec.Epoch > 0 && (!m.forgotten() || m.rec.Epoch == m.gave.epoch && m.seen == m.gave.seen)
+	return m.rec.Holder == "" && m.rec.Epoch > 0 && (!m.forgotten() || m.rec.Epoch == m.gaveBack.epoch && m.seen == m.gaveBack.seen)
 }
 
 // absent says whether the store had no lease. Then it is not known whether a lease was deleted,
@@ -201,11 +203,12 @@ func (m *Machine) mayAdmit(now time.Time) time.Time {
 // admitsFrom is when the holder of the lease may begin to admit.
 func (m *Machine) admitsFrom() time.Time {
 	if m.promise.until.IsZero() {
-		return m.start
+		return m.admitsAfter
 	}
-	return later(m.start, m.promise.until.Add(m.startDelay()))
+	return later(m.admitsAfter, m.promise.until.Add(m.startDelay()))
 }
 
+// later is the later of two times.
 func later(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return b
@@ -223,7 +226,7 @@ func (m *Machine) wantsBack() bool {
 // admit yet because of its promise does not ask. The promise that the process before may have
 // given does not count here, because it ends when the holder lets go.
 func (m *Machine) mayAsk(now time.Time) bool {
-	return m.wantsBack() && !m.asking && !now.Before(m.asked) && (m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
+	return m.wantsBack() && !m.asking && !now.Before(m.nextAskBack) && (m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
 }
 
 // GiveBack stops admission and begins the release, for a dispatcher that names the
@@ -238,16 +241,16 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if m.away { // no dispatcher could take the lease
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
-	if m.giveBy.IsZero() {
-		m.giveBy = now.Add(m.cfg.Step)
+	if m.releaseBy.IsZero() {
+		m.releaseBy = now.Add(m.cfg.Step)
 	}
-	m.try = now
+	m.nextCall = now
 	return nil
 }
 
 // Leave gives the scope up for good: the process ends.
 func (m *Machine) Leave(now time.Time) {
-	m.leaving, m.try = true, now
+	m.leaving, m.nextCall = true, now
 }
 
 // SetStanding sets what may change when owners are chosen again: home, whether the scope is this
@@ -256,7 +259,7 @@ func (m *Machine) Leave(now time.Time) {
 func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (changed bool) {
 	changed = m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
 	if home && !m.cfg.Home {
-		m.try = now
+		m.nextCall = now
 	}
 	m.cfg.Home, m.cfg.Rank, m.fit = home, rank, fit
 	return changed
@@ -267,14 +270,14 @@ func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (cha
 func (m *Machine) Claimed(now time.Time, epoch int64) {
 	m.ObserveEpoch(epoch)
 	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
-		m.claimed, m.claimedAt, m.try = epoch, now, now.Add(1)
-		m.void()
+		m.claimed, m.claimedAt, m.nextCall = epoch, now, now.Add(1)
+		m.forgetProofs()
 	}
 }
 
-// void forgets the last renewal and all votes, because they prove nothing any more.
-func (m *Machine) void() {
-	m.renewed, m.lasts, m.reclaim = time.Time{}, time.Time{}, false
+// forgetProofs forgets the last renewal and all votes, because they prove nothing any more.
+func (m *Machine) forgetProofs() {
+	m.renewed, m.admitsUntil, m.reclaim = time.Time{}, time.Time{}, false
 	clear(m.votes)
 }
 
@@ -297,14 +300,14 @@ func (m *Machine) Refused(now time.Time, epoch int64) {
 		return
 	}
 	m.ObserveEpoch(epoch)
-	m.refusedAt, m.giveBy, m.try = now, later(m.giveBy, now.Add(m.cfg.Step)), now
+	m.refusedAt, m.releaseBy, m.nextCall = now, later(m.releaseBy, now.Add(m.cfg.Step)), now
 }
 
 // Jumped records that the computer stood still for longer than its monotonic clock shows.
 func (m *Machine) Jumped(now time.Time) {
 	if m.held {
-		m.void()
-		m.try = now
+		m.forgetProofs()
+		m.nextCall = now
 	}
 }
 
@@ -315,9 +318,9 @@ func (m *Machine) View(now time.Time) View {
 		v.Epoch = m.epoch
 	}
 	switch {
-	case m.held && (m.leaving || !m.giveBy.IsZero()):
+	case m.held && (m.leaving || !m.releaseBy.IsZero()):
 		v.Phase = Giving
-	case m.held && (!now.Before(m.lasts) || m.reclaim && !m.hasVotes(now)):
+	case m.held && (!now.Before(m.admitsUntil) || m.reclaim && !m.hasVotes(now)):
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting

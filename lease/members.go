@@ -42,8 +42,8 @@ func (m *Members) Order(scope string, lists ...[]string) []string {
 	})
 	slices.SortFunc(ids, func(a, b string) int {
 		if m.spread {
-			if by := cmp.Compare(weight(scope, b), weight(scope, a)); by != 0 {
-				return by
+			if order := cmp.Compare(weight(scope, b), weight(scope, a)); order != 0 {
+				return order
 			}
 		}
 		return cmp.Compare(a, b)
@@ -89,8 +89,8 @@ func (m *Members) Yields(scope, asker string, now time.Time, lists ...[]string) 
 func weight(scope, id string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(scope + "\x00" + id)) // never fails, by its documentation
-	x := h.Sum64()                              // FNV mixes the last bytes little
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	mixed := h.Sum64()                          // FNV mixes the last bytes little
+	mixed = (mixed ^ mixed>>30) * 0xbf58476d1ce4e5b9
+	mixed = (mixed ^ mixed>>27) * 0x94d049bb133111eb
+	return mixed ^ mixed>>31
 }

@@ -45,6 +45,7 @@ func (s *Static) View(now time.Time) View {
 	return v
 }
 
+// alive says whether a dispatcher was seen lately. This dispatcher always is.
 func (s *Static) alive(id string, now time.Time) bool {
 	if id == s.self {
 		return true

@@ -74,8 +74,8 @@ func (m *Machine) Promise(now time.Time, ask Vote) error {
 	}
 	m.ObserveEpoch(ask.Epoch)
 	if m.held { // with an older epoch
-		m.void()
-		m.claimed, m.claimedAt, m.try = ask.Epoch, now, now.Add(1)
+		m.forgetProofs()
+		m.claimed, m.claimedAt, m.nextCall = ask.Epoch, now, now.Add(1)
 	}
 	m.promise = promise{ask.Holder, ask.Epoch, later(m.promise.until, now.Add(m.cfg.Duration))}
 	return nil
@@ -85,38 +85,38 @@ func (m *Machine) Promise(now time.Time, ask Vote) error {
 // store has not confirmed a renewal for two Retry, or has lost our lease.
 func (m *Machine) askAt() time.Time {
 	switch {
-	case !m.closed() || !m.held || m.leaving || !m.giveBy.IsZero():
+	case !m.closed() || !m.held || m.leaving || !m.releaseBy.IsZero():
 		return time.Time{}
 	case m.reclaim:
-		return m.ask
+		return m.nextVotes
 	}
-	return later(m.ask, m.renewed.Add(2*m.cfg.Retry))
+	return later(m.nextVotes, m.renewed.Add(2*m.cfg.Retry))
 }
 
 // AskVotes returns the question for the other members; false: they are not to be asked now.
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
-	if at := m.askAt(); at.IsZero() || now.Before(at) || !now.Before(m.lasts) || now.Before(m.admitsFrom()) {
+	if at := m.askAt(); at.IsZero() || now.Before(at) || !now.Before(m.admitsUntil) || now.Before(m.admitsFrom()) {
 		return Vote{}, false
 	}
-	m.ask = now.Add(m.cfg.Retry)
+	m.nextVotes = now.Add(m.cfg.Retry)
 	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
 }
 
 // Votes records that a member gave the promise that was asked for at sent.
 func (m *Machine) Votes(sent, now time.Time, member string, epoch int64) {
-	if !m.held || epoch != m.epoch || !now.Before(m.lasts) || m.leaving || !m.giveBy.IsZero() {
+	if !m.held || epoch != m.epoch || !now.Before(m.admitsUntil) || m.leaving || !m.releaseBy.IsZero() {
 		return
 	}
 	m.votes[member] = later(m.votes[member], sent)
-	m.lasts = later(m.lasts, m.votedUntil())
+	m.admitsUntil = later(m.admitsUntil, m.votedUntil())
 	if m.reclaim && m.hasVotes(now) {
-		m.try = now
+		m.nextCall = now
 	}
 }
 
 // votedUntil is until when the promises of all other members count; zero: a promise is missing.
 func (m *Machine) votedUntil() time.Time {
-	var first time.Time
+	var oldest time.Time
 	for _, id := range m.cfg.Members {
 		if id == Dispatcher(m.cfg.Self) {
 			continue
@@ -125,25 +125,26 @@ func (m *Machine) votedUntil() time.Time {
 		if !ok {
 			return time.Time{}
 		}
-		if first.IsZero() || at.Before(first) {
-			first = at
+		if oldest.IsZero() || at.Before(oldest) {
+			oldest = at
 		}
 	}
-	if first.IsZero() {
-		return first
+	if oldest.IsZero() {
+		return oldest
 	}
-	return first.Add(m.cfg.RenewDeadline)
+	return oldest.Add(m.cfg.RenewDeadline)
 }
 
 // hasVotes says whether every other member has promised not to admit now.
 func (m *Machine) hasVotes(now time.Time) bool {
-	return m.held && m.closed() && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && now.Before(m.votedUntil())
+	return m.held && m.closed() && !m.leaving && m.releaseBy.IsZero() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
 }
 
 // mayReclaim says whether this dispatcher may ask for votes to acquire again a lease that the
 // store has lost. Until the votes have come, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
-	return m.closed() && len(m.cfg.Members) > 1 && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && !now.Before(m.admitsFrom())
+	return m.closed() && len(m.cfg.Members) > 1 && !m.leaving && m.releaseBy.IsZero() && now.Before(m.admitsUntil) &&
+		!now.Before(m.admitsFrom())
 }
 
 // mine says whether no other dispatcher has held the lease since we did.

@@ -72,18 +72,18 @@ const (
 // Discoverer reports to the fleet what the sources list. Everything but its channels and the published status belongs
 // to Run's goroutine.
 type Discoverer struct {
-	cfg     Config
-	metrics *metrics
-	news    chan news
-	tried   chan verdict
-	again   chan struct{}
-	status  atomic.Pointer[Status]
+	cfg      Config
+	metrics  *metrics
+	news     chan news
+	verdicts chan verdict
+	recheck  chan struct{}
+	status   atomic.Pointer[Status]
 
-	lists   [][]Engine // by source, the last good ones
-	sources []SourceStatus
-	said    []map[string]bool // by source, the causes of failure that were logged since the source last worked
-	records map[string]*record
-	running int // probes that run
+	lists        [][]Engine // by source, the last good ones
+	sources      []SourceStatus
+	loggedCauses []map[string]bool // by source, the causes of failure that were logged since the source last worked
+	records      map[string]*record
+	running      int // probes that run
 }
 
 type news struct {
@@ -99,14 +99,14 @@ type verdict struct {
 
 // record is one engine between a source and the fleet.
 type record struct {
-	want   Engine
-	told   *Engine // the engine as the fleet has it; nil: the fleet does not have it
-	passed bool    // the engine has passed the probe
-	trying bool
-	listed bool
-	tries  int
-	err    error
-	next   time.Time // the next try is not before this time
+	want    Engine
+	inFleet *Engine // the engine as the fleet has it; nil: the fleet does not have it
+	passed  bool    // the engine has passed the probe
+	trying  bool
+	listed  bool
+	tries   int
+	err     error
+	next    time.Time // the next try is not before this time
 }
 
 // New returns a Discoverer that does nothing yet.
@@ -115,8 +115,8 @@ func New(cfg Config) *Discoverer {
 		cfg.Log = zap.NewNop()
 	}
 	d := &Discoverer{
-		cfg: cfg, metrics: newMetrics(cfg.Registerer), news: make(chan news), tried: make(chan verdict), again: make(chan struct{}, 1),
-		lists: make([][]Engine, len(cfg.Sources)), said: make([]map[string]bool, len(cfg.Sources)), records: map[string]*record{},
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), news: make(chan news), verdicts: make(chan verdict), recheck: make(chan struct{}, 1),
+		lists: make([][]Engine, len(cfg.Sources)), loggedCauses: make([]map[string]bool, len(cfg.Sources)), records: map[string]*record{},
 	}
 	for _, s := range cfg.Sources {
 		d.sources = append(d.sources, SourceStatus{Name: s.Name()})
@@ -132,7 +132,7 @@ func (d *Discoverer) Status() Status { return *d.status.Load() }
 // Recheck looks again which engines are in the config.
 func (d *Discoverer) Recheck() {
 	select {
-	case d.again <- struct{}{}:
+	case d.recheck <- struct{}{}:
 	default: // a recheck is due already
 	}
 }
@@ -157,9 +157,9 @@ func (d *Discoverer) Run(ctx context.Context) {
 		select {
 		case n := <-d.news:
 			d.hear(n, time.Now())
-		case v := <-d.tried:
+		case v := <-d.verdicts:
 			d.judge(v, time.Now())
-		case <-d.again:
+		case <-d.recheck:
 		case <-timer.C:
 		case <-ctx.Done():
 			return
@@ -191,23 +191,23 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	if s.Error != "" {
 		d.cfg.Log.Info("discovery works again", zap.String("source", s.Name), zap.Int("engines", len(n.engines)))
 	}
-	d.said[n.source], s.Error = nil, ""
+	d.loggedCauses[n.source], s.Error = nil, ""
 }
 
 // complain logs a failure if one of its causes was not logged since the source last worked. At the begin and at the
 // end of an outage causes alternate, so each is logged only once.
 func (d *Discoverer) complain(source int, err error) {
-	s, said := &d.sources[source], d.said[source]
-	if said == nil {
-		said = map[string]bool{}
-		d.said[source] = said
+	s, logged := &d.sources[source], d.loggedCauses[source]
+	if logged == nil {
+		logged = map[string]bool{}
+		d.loggedCauses[source] = logged
 	}
-	fresh := false
+	isNew := false
 	for _, cause := range causesOf(err) {
-		fresh = fresh || !said[cause]
-		said[cause] = true
+		isNew = isNew || !logged[cause]
+		logged[cause] = true
 	}
-	if fresh {
+	if isNew {
 		s.Error = err.Error()
 		d.cfg.Log.Warn("discovery fails; the engines that it found last stay in use", zap.String("source", s.Name), zap.Int("engines", s.Engines),
 			zap.Error(err))
@@ -240,7 +240,7 @@ func causesOf(err error) (causes []string) {
 func (d *Discoverer) settle(now time.Time) {
 	all := merge(d.lists)
 	for key, r := range d.records {
-		if want, ok := all[key]; !ok || r.told != nil && another(*r.told, want) {
+		if want, ok := all[key]; !ok || r.inFleet != nil && replaced(*r.inFleet, want) {
 			d.drop(r)
 			delete(d.records, key)
 		}
@@ -252,28 +252,28 @@ func (d *Discoverer) settle(now time.Time) {
 			d.records[key] = r
 		}
 		if r.want != e {
-			r.passed = r.passed && !another(r.want, e)
+			r.passed = r.passed && !replaced(r.want, e)
 			r.want, r.err, r.tries, r.next = e, nil, 0, time.Time{}
 		}
 		if r.listed = d.cfg.Fleet.Listed(e); r.listed {
-			r.told, r.passed = nil, false // the fleet has it from the config now
+			r.inFleet, r.passed = nil, false // the fleet has it from the config now
 			continue
 		}
-		d.tell(r, now)
+		d.report(r, now)
 	}
 }
 
-// tell reports an engine to the fleet if it may be used, or if something about it has changed.
-func (d *Discoverer) tell(r *record, now time.Time) {
+// report tells the fleet of an engine that may be used, or of which something has changed.
+func (d *Discoverer) report(r *record, now time.Time) {
 	switch {
-	case r.told != nil && *r.told == r.want, r.told == nil && r.want.Away != "", now.Before(r.next):
+	case r.inFleet != nil && *r.inFleet == r.want, r.inFleet == nil && r.want.Away != "", now.Before(r.next):
 		return
-	case r.told == nil && !r.passed && d.cfg.Probe != nil:
+	case r.inFleet == nil && !r.passed && d.cfg.Probe != nil:
 		return
 	}
 	change := added
-	if r.told != nil {
-		change = difference(*r.told, r.want)
+	if r.inFleet != nil {
+		change = difference(*r.inFleet, r.want)
 	}
 	switch change {
 	case away, back:
@@ -286,7 +286,7 @@ func (d *Discoverer) tell(r *record, now time.Time) {
 	}
 	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source),
 		zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
-	r.told, r.err, r.tries = new(r.want), nil, 0
+	r.inFleet, r.err, r.tries = new(r.want), nil, 0
 }
 
 // difference names the change of an engine that the fleet has.
@@ -302,13 +302,14 @@ func difference(told, want Engine) string {
 	return back
 }
 
+// drop takes an engine out of the fleet, if the fleet has it.
 func (d *Discoverer) drop(r *record) {
-	if r.told == nil {
+	if r.inFleet == nil {
 		return
 	}
-	d.cfg.Fleet.Remove(*r.told)
-	d.cfg.Log.Info("discovery: engine "+removed, zap.String("engine", r.told.Key()), zap.String("source", r.told.Source),
-		zap.String("incarnation", r.told.Incarnation))
+	d.cfg.Fleet.Remove(*r.inFleet)
+	d.cfg.Log.Info("discovery: engine "+removed, zap.String("engine", r.inFleet.Key()), zap.String("source", r.inFleet.Source),
+		zap.String("incarnation", r.inFleet.Incarnation))
 }
 
 // try begins the probes that are due.
@@ -320,7 +321,7 @@ func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time)
 		if d.running == probes {
 			return
 		}
-		if r.told != nil || r.passed || r.trying || r.listed || r.want.Away != "" || now.Before(r.next) {
+		if r.inFleet != nil || r.passed || r.trying || r.listed || r.want.Away != "" || now.Before(r.next) {
 			continue
 		}
 		r.trying = true
@@ -329,7 +330,7 @@ func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time)
 		wg.Go(func() {
 			err := d.cfg.Probe(ctx, e)
 			select {
-			case d.tried <- verdict{e, err}:
+			case d.verdicts <- verdict{e, err}:
 			case <-ctx.Done():
 			}
 		})
@@ -390,6 +391,7 @@ func (d *Discoverer) publish() {
 	d.status.Store(s)
 }
 
+// status is the engine as operators see it.
 func (r *record) status() Found {
 	f := Found{ID: r.want.Address, Role: r.want.Role, Source: r.want.Source, Incarnation: r.want.Incarnation, Tries: r.tries, Next: r.next}
 	switch {
@@ -399,7 +401,7 @@ func (r *record) status() Found {
 		f.State, f.Why = Away, r.want.Away
 	case r.err != nil:
 		f.State, f.Why = Unfit, r.err.Error()
-	case r.told == nil:
+	case r.inFleet == nil:
 		f.State, f.Why = Trying, errUntried.Error()
 	default:
 		f.State = InUse

@@ -81,7 +81,7 @@ func merge(lists [][]Engine) map[string]Engine {
 	return all
 }
 
-// another says that the address belongs to another engine now.
-func another(a, b Engine) bool {
+// replaced says that the address belongs to another engine now: both have an incarnation, and not the same.
+func replaced(a, b Engine) bool {
 	return a.Incarnation != "" && b.Incarnation != "" && a.Incarnation != b.Incarnation
 }

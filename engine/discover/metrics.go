@@ -21,6 +21,7 @@ type metrics struct {
 	probes  *prometheus.CounterVec
 }
 
+// newMetrics makes the metrics, and registers them with reg; nil: they are not exported.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	with := promauto.With(reg)
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
@@ -51,6 +52,7 @@ func (m *metrics) createSeries(source string) {
 	}
 }
 
+// answered counts an answer of a source, and shows whether the source fails.
 func (m *metrics) answered(source string, err error) {
 	if err != nil {
 		m.answers.WithLabelValues(source, "failed").Inc()
@@ -61,6 +63,7 @@ func (m *metrics) answered(source string, err error) {
 	m.stale.WithLabelValues(source).Set(0)
 }
 
+// probed counts the end of a trial of an engine.
 func (m *metrics) probed(role string, err error) {
 	outcome := "passed"
 	if err != nil {

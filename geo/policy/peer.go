@@ -28,19 +28,19 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 	var sum, outstanding float64
 	least, best := math.Inf(1), -1
 	for i := range local {
-		x := &local[i]
-		if x.Peer {
+		replica := &local[i]
+		if replica.Peer {
 			continue
 		}
 		o.Replicas++
-		sum += x.QueuedTokens
-		outstanding += x.Outstanding
-		if x.Why == Available {
+		sum += replica.QueuedTokens
+		outstanding += replica.Outstanding
+		if replica.Why == Available {
 			o.NAvail++
-			o.Free += min(x.Left, unlimited-o.Free)
+			o.Free += min(replica.Left, unlimited-o.Free)
 		}
-		least = min(least, x.QueuedTokens)
-		if best < 0 || better(x, &local[best]) {
+		least = min(least, replica.QueuedTokens)
+		if best < 0 || better(replica, &local[best]) {
 			best = i
 		}
 	}
@@ -66,12 +66,12 @@ func (o *Offer) room(local []Place, waitingTokens float64) {
 	perMs := 0.0
 	o.RoomMs = math.Inf(1)
 	for i := range local {
-		x := &local[i]
-		if x.Peer || x.TokenMs == 0 || o.NAvail > 0 && x.Why != Available {
+		replica := &local[i]
+		if replica.Peer || replica.TokenMs == 0 || o.NAvail > 0 && replica.Why != Available {
 			continue
 		}
-		perMs += 1 / x.TokenMs
-		o.RoomMs = min(o.RoomMs, x.RoomMs)
+		perMs += 1 / replica.TokenMs
+		o.RoomMs = min(o.RoomMs, replica.RoomMs)
 	}
 	if perMs == 0 {
 		o.RoomMs = 0

@@ -95,15 +95,15 @@ func (p *Policy) wait(r *Request, i int) float64 {
 		if p.localLeft == 0 && x.TokenMs == 0 {
 			wait = max(wait, float64(p.ahead+1)*p.drainMs)
 		}
-		return max(wait, p.room(r, i))
+		return max(wait, p.roomWait(r, i))
 	}
-	wait := max(x.TPMs*x.QueuedTokens, x.WaitMs, p.room(r, i))
+	wait := max(x.TPMs*x.QueuedTokens, x.WaitMs, p.roomWait(r, i))
 	return wait + x.TPMs*(x.UnseenTokens+c.tokens)/float64(max(1, x.Replicas))
 }
 
-// room is how long, in ms, a request waits for KV memory at a place, behind the requests that this round
-// has counted there. If the KV gate is closed, the request's own tokens do not matter for the time until it opens.
-func (p *Policy) room(r *Request, i int) float64 {
+// roomWait is how long, in ms, a request waits for KV memory at a place, behind the requests that this round has
+// counted there. If the KV gate is closed, the request's own tokens do not matter for the time until it opens.
+func (p *Policy) roomWait(r *Request, i int) float64 {
 	x := &p.places[i]
 	tokens := p.charges[i].prompts
 	if x.Why != NoRoom && x.Why != NoReplica {
@@ -115,7 +115,8 @@ func (p *Policy) room(r *Request, i int) float64 {
 // near is the relative difference up to which two costs count as the same.
 const near = 1e-9
 
-func same(a, b float64) bool { return math.Abs(a-b) <= near*max(math.Abs(a), math.Abs(b)) }
+// sameCost says whether two numbers differ by no more than a rounding error.
+func sameCost(a, b float64) bool { return math.Abs(a-b) <= near*max(math.Abs(a), math.Abs(b)) }
 
 // Policy decides for one region and one model. It has scratch of its own, so
 // one goroutine at a time may use it; Parse makes as many as are needed.
@@ -153,10 +154,10 @@ type ring struct {
 
 // rule says how a policy chooses.
 type rule struct {
-	compare bool // compare all places, and wait for the best; other policies take a local replica if one is available
-	local   by   // how an available replica is chosen
-	remote  by   // how an available peer is chosen
-	stays   bool // a request does not go to a peer that costs more than staying
-	never   bool // a request never goes to a peer
-	tau     bool // a peer with a longer queue is not available
+	compare bool     // compare all places, and wait for the best; other policies take a local replica if one is available
+	local   chooseBy // how an available replica is chosen
+	remote  chooseBy // how an available peer is chosen
+	stays   bool     // a request does not go to a peer that costs more than staying
+	never   bool     // a request never goes to a peer
+	tau     bool     // a peer with a longer queue is not available
 }

@@ -61,8 +61,8 @@ func (p *Policy) Begin(places []Place, drainMs float64) {
 		p.charges = append(p.charges, c)
 	}
 	if p.rule.local == byRing {
-		p.rings[0].keep(places, false)
-		p.rings[1].keep(places, true)
+		p.rings[0].refresh(places, false)
+		p.rings[1].refresh(places, true)
 	}
 }
 
@@ -102,6 +102,8 @@ func (p *Policy) charge(r *Request, i int) *charge {
 	return c
 }
 
+// decide chooses where the request goes, and counts nothing. Policies that compare look at all places; the others take
+// an available replica, and a peer only if no replica is available.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.compare {
 		return p.finish(r)
@@ -110,7 +112,7 @@ func (p *Policy) decide(r *Request) Decision {
 		if until, holder := p.patience(r, i); until > r.Waited {
 			return Decision{Place: holder, UntilMs: until}
 		}
-		p.took(i, false)
+		p.moveTurn(i, false)
 		return Decision{Act: Send, Place: i}
 	}
 	if r.Stay || p.rule.never {
@@ -129,7 +131,7 @@ func (p *Policy) decide(r *Request) Decision {
 		p.blocked = true
 		return Decision{Place: -1, LocalMs: local}
 	}
-	p.took(i, true)
+	p.moveTurn(i, true)
 	return Decision{Act: Forward, Place: i, LocalMs: local}
 }
 
@@ -144,18 +146,18 @@ func (p *Policy) finish(r *Request) Decision {
 			continue
 		}
 		if !x.Peer {
-			t := p.terms(r, i)
-			if total := t.Total(); local < 0 || p.beats(r, i, total, local, localMs) {
-				local, localMs, localTerms = i, total, t
+			terms := p.terms(r, i)
+			if total := terms.Total(); local < 0 || p.beats(r, i, total, local, localMs) {
+				local, localMs, localTerms = i, total, terms
 			}
 			continue
 		}
 		if p.rule.never || r.Stay {
 			continue
 		}
-		t := p.terms(r, i)
-		if total := t.Total() + x.DistrustMs; peer < 0 || p.beats(r, i, total, peer, peerMs) {
-			peer, peerMs, peerTerms = i, total, t
+		terms := p.terms(r, i)
+		if total := terms.Total() + x.DistrustMs; peer < 0 || p.beats(r, i, total, peer, peerMs) {
+			peer, peerMs, peerTerms = i, total, terms
 		}
 	}
 	d := Decision{Place: local, Terms: localTerms, LocalMs: localMs}
@@ -172,11 +174,11 @@ func (p *Policy) finish(r *Request) Decision {
 // beats says that a place with its cost goes before the best so far: it is cheaper,
 // or as cheap and nearer, or as near and first by the hash.
 func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float64) bool {
-	if !same(cost, bestCost) {
+	if !sameCost(cost, bestCost) {
 		return cost < bestCost
 	}
 	a, b := &p.places[i], &p.places[best]
-	if !same(a.RTTMs, b.RTTMs) {
+	if !sameCost(a.RTTMs, b.RTTMs) {
 		return a.RTTMs < b.RTTMs
 	}
 	return first(r, a, b)
@@ -193,17 +195,17 @@ func (p *Policy) bestLocal(r *Request) float64 {
 	return least
 }
 
-// patience is how long, in ms, the request may wait for a busy replica that holds more
-// of its prompt than i, the replica that would take it; 0: not at all. holder is the busy replica.
+// patience is until when the request waits for a busy replica that holds more of its prompt than replica i, which would
+// take it now: in ms since it could have gone somewhere; 0: it does not wait. holder is the busy replica.
 func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	if p.set.Patience == 0 {
 		return 0, -1
 	}
 	hit := r.hit(i)
 	holder = i
-	for k := range p.places {
-		if x := &p.places[k]; !x.Peer && x.Why.Passing() && !r.barred(k) && r.hit(k) > hit {
-			hit, holder = r.hit(k), k
+	for busy := range p.places {
+		if x := &p.places[busy]; !x.Peer && x.Why.Passing() && !r.barred(busy) && r.hit(busy) > hit {
+			hit, holder = r.hit(busy), busy
 		}
 	}
 	return p.set.Patience * p.places[i].TPMs * (hit - r.hit(i)), holder

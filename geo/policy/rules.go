@@ -10,20 +10,20 @@ import (
 	prefill "evenkeel/prefill/policy"
 )
 
-// by is the rule by which one of the available places is chosen.
-type by uint8
+// chooseBy is the rule by which one of the available places is chosen.
+type chooseBy uint8
 
 const (
-	byHit  by = iota // most of the prompt cached, then nearer, then the shorter queue
-	byCost           // least cost, then nearer
-	byLoad           // fewest outstanding, then nearer
-	byTurn           // the next one
-	byRing           // the next open place on the ring
+	byHit  chooseBy = iota // most of the prompt cached, then nearer, then the shorter queue
+	byCost                 // least cost, then nearer
+	byLoad                 // fewest outstanding, then nearer
+	byTurn                 // the next one
+	byRing                 // the next open place on the ring
 )
 
 // choose returns one of the replicas, or of the peers, that still take the request; -1: none
 // does, or residency bars the request from them.
-func (p *Policy) choose(r *Request, how by, peers bool) int {
+func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	switch how {
 	case byRing:
 		return p.rings[side(peers)].find(p, r)
@@ -49,7 +49,7 @@ func (p *Policy) open(r *Request, i int, peers bool) bool {
 }
 
 // value is the number by which a rule compares places; the least is best.
-func (p *Policy) value(r *Request, how by, i int) float64 {
+func (p *Policy) value(r *Request, how chooseBy, i int) float64 {
 	switch how {
 	case byCost:
 		return p.terms(r, i).Total() + p.places[i].DistrustMs
@@ -69,12 +69,12 @@ func (p *Policy) sent(i int) float64 {
 }
 
 // goesBefore breaks ties: the nearer place goes first, then by hits the shorter queue, then the hash decides.
-func (p *Policy) goesBefore(r *Request, how by, i int, v float64, best int, value float64) bool {
-	if !same(v, value) {
+func (p *Policy) goesBefore(r *Request, how chooseBy, i int, v float64, best int, value float64) bool {
+	if !sameCost(v, value) {
 		return v < value
 	}
 	a, b := &p.places[i], &p.places[best]
-	if !same(a.RTTMs, b.RTTMs) {
+	if !sameCost(a.RTTMs, b.RTTMs) {
 		return a.RTTMs < b.RTTMs
 	}
 	if how == byHit {
@@ -108,9 +108,10 @@ func (p *Policy) next(r *Request, peers bool) int {
 	return -1
 }
 
-// took moves the turn of next behind place i.
-func (p *Policy) took(i int, peers bool) { p.turn[side(peers)] = i + 1 }
+// moveTurn moves the turn of next behind place i.
+func (p *Policy) moveTurn(i int, peers bool) { p.turn[side(peers)] = i + 1 }
 
+// side is the index of the turn and the ring of the replicas, or of the peers.
 func side(peers bool) int {
 	if peers {
 		return 1
@@ -118,8 +119,8 @@ func side(peers bool) int {
 	return 0
 }
 
-// keep makes the ring again if the places have changed.
-func (g *ring) keep(places []Place, peers bool) {
+// refresh makes the ring again if the places have changed.
+func (g *ring) refresh(places []Place, peers bool) {
 	n := 0
 	for i := range places {
 		if places[i].Peer != peers {
@@ -136,6 +137,7 @@ func (g *ring) keep(places []Place, peers bool) {
 	}
 }
 
+// make makes the ring of the replicas, or of the peers.
 func (g *ring) make(places []Place, peers bool) {
 	g.ids, g.places = nil, nil
 	for i := range places {
@@ -146,6 +148,7 @@ func (g *ring) make(places []Place, peers bool) {
 	g.Ring = NewRing(g.ids)
 }
 
+// find is the place of the first owner, from the request's key on, that takes the request; -1: none does.
 func (g *ring) find(p *Policy, r *Request) int {
 	owner := g.Find(r.Key, func(owner int) bool {
 		i := g.places[owner]

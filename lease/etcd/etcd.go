@@ -66,7 +66,8 @@ type terms struct {
 
 var _ lease.Engine = (*Engine)(nil)
 
-// New makes the engine of the lease with this name.
+// New makes the engine of the lease with this name. identity is this dispatcher's, and duration how long its leases
+// last.
 func New(client *clientv3.Client, name, identity string, duration time.Duration, members []string) *Engine {
 	return &Engine{
 		client: client, owner: name + "/owner", last: name + "/last", extra: name + "/terms", identity: identity,
@@ -76,26 +77,27 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 
 // Look reads all keys at one revision.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
-	r, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.owner), clientv3.OpGet(e.last), clientv3.OpGet(e.extra)).Commit()
+	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.owner), clientv3.OpGet(e.last), clientv3.OpGet(e.extra)).Commit()
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("read etcd key %s: %w", e.owner, err)
 	}
-	owner, last, extra := r.Responses[0].GetResponseRange().Kvs, r.Responses[1].GetResponseRange().Kvs, r.Responses[2].GetResponseRange().Kvs
-	e.seen, e.now, e.base = 0, r.Header.Revision, 0
-	var t terms
+	owner, last, extra := response.Responses[0].GetResponseRange().Kvs, response.Responses[1].GetResponseRange().Kvs,
+		response.Responses[2].GetResponseRange().Kvs
+	e.seen, e.now, e.base = 0, response.Header.Revision, 0
+	var terms terms
 	if len(extra) > 0 {
-		if err := json.Unmarshal(extra[0].Value, &t); err != nil {
+		if err := json.Unmarshal(extra[0].Value, &terms); err != nil {
 			return lease.Record{}, fmt.Errorf("read etcd key %s: %w; delete it", e.extra, err)
 		}
-		e.base = t.Base
+		e.base = terms.Base
 	}
 	if len(last) == 0 {
-		return lease.Record{Members: t.Members}, nil
+		return lease.Record{Members: terms.Members}, nil
 	}
 	e.seen = last[0].ModRevision
 	rec := lease.Record{
 		Holder: string(last[0].Value), Epoch: e.base + e.seen, Stamp: strconv.FormatInt(e.seen, 10),
-		Duration: time.Duration(t.Seconds) * time.Second, Members: t.Members,
+		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
 	case len(owner) > 0:
@@ -111,19 +113,19 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 
 // Acquire writes all keys, if no other dispatcher has written them since Look.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
-	t := e.terms
-	if t.Base = e.base; above > e.base+e.now { // the store lost its data, or an engine's guard saw a higher epoch
-		t.Base = above
+	terms := e.terms
+	if terms.Base = e.base; above > e.base+e.now { // the store lost its data, or an engine's guard saw a higher epoch
+		terms.Base = above
 	}
-	text, err := json.Marshal(t)
+	text, err := json.Marshal(terms)
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
 	}
-	granted, err := e.client.Grant(ctx, t.Seconds)
+	granted, err := e.client.Grant(ctx, terms.Seconds)
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("grant an etcd lease: %w", err)
 	}
-	r, err := e.client.Txn(ctx).
+	response, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", 0), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
 		Then(clientv3.OpPut(e.owner, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.last, e.identity),
 			clientv3.OpPut(e.extra, string(text))).
@@ -131,14 +133,14 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
 	}
-	if !r.Succeeded {
+	if !response.Succeeded {
 		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, it expires
 		return lease.Record{}, lease.ErrTaken
 	}
-	e.held, e.seen, e.base, e.doubt = granted.ID, r.Header.Revision, t.Base, false
+	e.held, e.seen, e.base, e.doubt = granted.ID, response.Header.Revision, terms.Base, false
 	return lease.Record{
 		Holder: e.identity, Epoch: e.base + e.seen, Stamp: strconv.FormatInt(e.seen, 10), Term: lease.Running,
-		Duration: time.Duration(t.Seconds) * time.Second, Members: t.Members,
+		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}, nil
 }
 
@@ -146,18 +148,19 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 // first, because a client that reaches no etcd member repeats the second call without
 // pause.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
-	ours, then := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
+	ours, writes := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
 	if e.doubt { // this write makes a release that is still on its way fail
-		ours, then = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)), []clientv3.Op{clientv3.OpPut(e.last, e.identity)}
+		ours, writes = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)),
+			[]clientv3.Op{clientv3.OpPut(e.last, e.identity)}
 	}
-	r, err := e.client.Txn(ctx).If(ours...).Then(then...).Commit()
+	response, err := e.client.Txn(ctx).If(ours...).Then(writes...).Commit()
 	switch {
 	case err != nil:
 		return fmt.Errorf("renew etcd key %s: %w", e.owner, err)
-	case !r.Succeeded:
+	case !response.Succeeded:
 		return e.changed(ctx, epoch)
 	case e.doubt:
-		e.seen, e.doubt = r.Header.Revision, false
+		e.seen, e.doubt = response.Header.Revision, false
 	}
 	if _, err := e.client.KeepAliveOnce(ctx, e.held); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return lease.ErrLost
@@ -170,14 +173,14 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 // Release deletes the key owner, and empties the key last.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	e.doubt = true
-	r, err := e.client.Txn(ctx).
+	response, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base), clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)).
 		Then(clientv3.OpDelete(e.owner), clientv3.OpPut(e.last, "")).
 		Commit()
 	switch {
 	case err != nil:
 		return fmt.Errorf("release etcd key %s: %w", e.owner, err)
-	case !r.Succeeded:
+	case !response.Succeeded:
 		return e.changed(ctx, epoch)
 	}
 	_, _ = e.client.Revoke(ctx, e.held) // no key has this etcd lease any more; if this fails, it expires

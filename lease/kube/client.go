@@ -59,6 +59,7 @@ func (c *leases) Update(ctx context.Context, l *coordinationv1.Lease, _ metav1.U
 	return c.do(ctx, c.server.Put().Name(l.Name).Body(l))
 }
 
+// do sends a request about Leases and reads the Lease in its answer.
 func (c *leases) do(ctx context.Context, r *rest.Request) (*coordinationv1.Lease, error) {
 	var l coordinationv1.Lease
 	if err := r.Namespace(c.namespace).Resource("leases").Do(ctx).Into(&l); err != nil {

@@ -57,6 +57,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return e.record(), nil
 }
 
+// record reads the object that was read or written last.
 func (e *Engine) record() lease.Record {
 	s := e.last.Spec
 	r := lease.Record{Stamp: e.last.ResourceVersion}

@@ -57,8 +57,8 @@ var errNothing = errors.New("the name has no such records; no engine is removed 
 
 // Source asks for one name. It implements discover.Source.
 type Source struct {
-	cfg  Config
-	miss map[string]int // for each known address, answers in a row without it
+	cfg     Config
+	missing map[string]int // for each known address, answers in a row without it
 }
 
 var _ discover.Source = (*Source)(nil)
@@ -68,7 +68,7 @@ func New(cfg Config) *Source {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
 	}
-	return &Source{cfg: cfg, miss: map[string]int{}}
+	return &Source{cfg: cfg, missing: map[string]int{}}
 }
 
 // Name is "dns:", the name and the role.
@@ -106,16 +106,18 @@ func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
 			}
 		}
-		return found, nothing(found, err)
+		return found, orNothing(found, err)
 	}
 	addrs, err := s.cfg.Resolver.LookupNetIP(ctx, "ip", s.cfg.Host)
 	for _, a := range addrs {
 		found = append(found, net.JoinHostPort(a.Unmap().String(), strconv.Itoa(s.cfg.Port)))
 	}
-	return found, nothing(found, err)
+	return found, orNothing(found, err)
 }
 
-func nothing(found []string, err error) error {
+// orNothing returns the error of a lookup that found no address: err, or errNothing if err is nil. It is nil if
+// addresses were found.
+func orNothing(found []string, err error) error {
 	if len(found) > 0 {
 		return nil
 	}
@@ -125,14 +127,14 @@ func nothing(found []string, err error) error {
 // present counts the answers that each address is missing from, and lists the addresses that are not gone.
 func (s *Source) present(found []string) (list []discover.Engine) {
 	for _, address := range found {
-		s.miss[address] = -1
+		s.missing[address] = -1
 	}
-	for address := range s.miss {
-		if s.miss[address]++; s.miss[address] >= s.cfg.Misses {
-			delete(s.miss, address)
+	for address := range s.missing {
+		if s.missing[address]++; s.missing[address] >= s.cfg.Misses {
+			delete(s.missing, address)
 		}
 	}
-	for address := range s.miss {
+	for address := range s.missing {
 		list = append(list, discover.Engine{
 			Role: s.cfg.Role, Address: address, URL: cmp.Or(s.cfg.Scheme, "http") + "://" + address, Attributes: s.cfg.Attributes,
 		})

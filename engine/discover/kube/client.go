@@ -52,11 +52,12 @@ func NewClient(cfg *rest.Config) (Client, error) {
 		if err := group.add(types); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
-		one := rest.CopyConfig(cfg)
-		one.APIPath, one.GroupVersion, one.NegotiatedSerializer = group.path, &group.of, serializer.NewCodecFactory(types).WithoutConversion()
-		one.Wrap(func(rt http.RoundTripper) http.RoundTripper { return telltale{rt} })
+		config := rest.CopyConfig(cfg)
+		config.APIPath, config.GroupVersion,
+			config.NegotiatedSerializer = group.path, &group.of, serializer.NewCodecFactory(types).WithoutConversion()
+		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return telltale{rt} })
 		var err error
-		if *group.into, err = rest.RESTClientFor(one); err != nil {
+		if *group.into, err = rest.RESTClientFor(config); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
 	}
@@ -85,11 +86,11 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 // list may not take so long. Also, the caller would not see the first answer meanwhile, although it knows better what
 // to ask next: a server whose data were restored refuses every version that it does not have yet.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
-	of := s.core
+	client := s.core
 	if kind == Slices {
-		of = s.discovery
+		client = s.discovery
 	}
-	return of.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
+	return client.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
 // telltale is a transport that passes the error of a round trip to a caller that asked for it.

@@ -41,6 +41,7 @@ func New(cfg Config) *Source {
 	return s
 }
 
+// wake has Run look at the mirrors again.
 func (s *Source) wake() {
 	select {
 	case s.signal <- struct{}{}:
@@ -125,6 +126,8 @@ func (s *Source) list() (list []discover.Engine) {
 	return list
 }
 
+// mirror returns a mirror of the objects of a kind that a label selector selects; empty: of all. It asks the API server
+// for nothing before it runs.
 func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
 	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), kind: kind, namespace: s.cfg.Namespace, wake: s.wake}
 	lw := &cache.ListWatch{

@@ -113,6 +113,7 @@ type overheard struct {
 	stopped chan struct{}
 }
 
+// overhear returns a watch whose events are those of w, passed through each.
 func overhear(w watch.Interface, each func(watch.Event) watch.Event) *overheard {
 	o := &overheard{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
 	go func() {

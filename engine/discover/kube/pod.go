@@ -40,15 +40,15 @@ func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 				continue
 			}
 			uid := string(e.TargetRef.UID)
-			was := all[uid]
+			before := all[uid]
 			c := e.Conditions
 			serving := c.Serving
 			if serving == nil {
 				serving = c.Ready
 			}
 			all[uid] = standing{
-				terminating: was.terminating || c.Terminating != nil && *c.Terminating,
-				unserving:   was.unserving || serving != nil && !*serving, // if no value is given, the pod counts as serving
+				terminating: before.terminating || c.Terminating != nil && *c.Terminating,
+				unserving:   before.unserving || serving != nil && !*serving, // if no value is given, the pod counts as serving
 			}
 		}
 	}
@@ -85,14 +85,14 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 		e.Address = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port))
 		e.URL = cmp.Or(c.Scheme, "http") + "://" + e.Address
 		for _, e.Role = range roles {
-			list = append(list, sided(e))
+			list = append(list, forRole(e))
 		}
 	}
 	return list, nil
 }
 
-// sided drops the attributes that only engines of the other roles have.
-func sided(e discover.Engine) discover.Engine {
+// forRole drops the attributes that only engines of the other roles have.
+func forRole(e discover.Engine) discover.Engine {
 	if a := &e.Attributes; e.Role == discover.Prefill {
 		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
 	} else if e.Role == discover.Decode {
@@ -104,6 +104,7 @@ func sided(e discover.Engine) discover.Engine {
 	return e
 }
 
+// roles are the roles of a pod's engines: the source's, or those in the pod's label.
 func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	switch role := cmp.Or(c.Role, pod.Labels[c.RoleLabel]); role {
 	case discover.Prefill, discover.Decode, discover.Aggregated:
@@ -132,6 +133,7 @@ func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	return ports, nil
 }
 
+// namedPort is the container port with a name; 0: there is none.
 func namedPort(pod *corev1.Pod, name string) int {
 	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are among the init containers
 		for _, c := range list {
@@ -145,6 +147,7 @@ func namedPort(pod *corev1.Pod, name string) int {
 	return 0
 }
 
+// ready says whether the pod is ready, by its own status.
 func ready(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -154,16 +157,17 @@ func ready(pod *corev1.Pod) bool {
 	return false
 }
 
+// attributes are the attributes of a pod's engines: the source's own, and the pod's annotations where it has some.
 func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
-	a, said := c.Attributes, pod.Annotations
-	a.Profile, a.Region = cmp.Or(said[annProfile], a.Profile), cmp.Or(said[annRegion], a.Region)
-	a.Group, a.Barrier = cmp.Or(said[annGroup], a.Group), cmp.Or(said[annBarrier], a.Barrier)
+	a, annotations := c.Attributes, pod.Annotations
+	a.Profile, a.Region = cmp.Or(annotations[annProfile], a.Profile), cmp.Or(annotations[annRegion], a.Region)
+	a.Group, a.Barrier = cmp.Or(annotations[annGroup], a.Group), cmp.Or(annotations[annBarrier], a.Barrier)
 	kvTokens := int(a.KVTokens)
 	for name, into := range map[string]*int{
 		annRanks: &a.Ranks, annFirstRank: &a.FirstRank, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort,
 		annReplayPort: &a.KVReplayPort, annBudget: &a.Budget, annInterval: &a.Interval,
 	} {
-		if text, ok := said[name]; ok {
+		if text, ok := annotations[name]; ok {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 {
 				return a, fmt.Errorf("its annotation %s is %q; write a whole number", name, text)
@@ -172,7 +176,7 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 		}
 	}
 	a.KVTokens = int64(kvTokens)
-	if text, ok := said[annCost]; ok {
+	if text, ok := annotations[annCost]; ok {
 		n, err := strconv.ParseFloat(text, 32)
 		if err != nil || !(n > 0) {
 			return a, fmt.Errorf("its annotation %s is %q; write a number above 0", annCost, text)
