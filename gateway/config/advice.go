@@ -1,6 +1,6 @@
 package config
 
-// checkAdvice: without an interval the rest is of no account.
+// checkAdvice checks advice. Without an interval there is no advice, and the other keys do not matter.
 func (c *Config) checkAdvice(bad report) {
 	a := c.Advice
 	switch {

@@ -42,6 +42,7 @@ var (
 // aheadAuto is the ahead that follows what prefills take.
 const aheadAuto = "auto"
 
+// defaultBind is Bind of an empty config file.
 func defaultBind() Bind {
 	b := Bind{Lead: 20 * time.Millisecond, Ahead: "0", CallbackTimeout: 30 * time.Second}
 	b.Grace, _ = time.ParseDuration(grace) // of a program that was linked wrongly it is 0
@@ -64,8 +65,8 @@ func (b *Bind) Allows(a netip.Addr) bool {
 		if p, err := netip.ParsePrefix(s); err == nil {
 			return p.Contains(a)
 		}
-		one, err := netip.ParseAddr(s)
-		return err == nil && one.Unmap() == a
+		address, err := netip.ParseAddr(s)
+		return err == nil && address.Unmap() == a
 	})
 }
 
@@ -77,11 +78,13 @@ func (c *Config) EarlyOnly() bool {
 		!slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
 }
 
+// early says whether a profile binds requests before their prefill.
 func early(c *Config, profile string) bool {
 	p := c.Profiles[profile]
 	return p.Early()
 }
 
+// checkBind checks bind, and that all engines have partners with which they can serve requests.
 func (c *Config) checkBind(bad report) {
 	b := &c.Bind
 	c.checkMetaserver(bad)
@@ -199,11 +202,11 @@ func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return
 	}
-	some := false
+	anyEarly := false
 	for _, e := range c.Engines.All() {
-		some = some || early(c, e.Profile)
+		anyEarly = anyEarly || early(c, e.Profile)
 	}
-	if !some {
+	if !anyEarly {
 		return
 	}
 	for _, side := range []struct {
@@ -212,7 +215,7 @@ func (c *Config) checkPartners(bad report) {
 	}{{"prefill", "decode", c.Engines.Prefill, c.Engines.Decode}, {"decode", "prefill", c.Engines.Decode, c.Engines.Prefill}} {
 		for i, e := range side.list {
 			p, ok := c.Profiles[e.Profile]
-			if !ok || slices.ContainsFunc(side.partners, func(o Engine) bool { return c.manner(o) == c.manner(e) }) {
+			if !ok || slices.ContainsFunc(side.partners, func(other Engine) bool { return c.manner(other) == c.manner(e) }) {
 				continue
 			}
 			first := side.partners[0]
@@ -224,6 +227,7 @@ func (c *Config) checkPartners(bad report) {
 	}
 }
 
+// manner is Manner of an engine's profile.
 func (c *Config) manner(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return Manner(&p)
@@ -233,17 +237,17 @@ func (c *Config) manner(e Engine) string {
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
 	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
 		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
-	told := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
-	for key, is := range set {
+	anyNeeded := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
+	for key, isSet := range set {
 		needed := strings.HasPrefix(key, "kv_")
 		switch {
-		case is && role != "prefill":
+		case isSet && role != "prefill":
 			bad(path+"."+key, "only prefill engines have it; remove it")
-		case is && (p.Connector != mooncake.NIXLPush || !p.Early()):
+		case isSet && (p.Connector != mooncake.NIXLPush || !p.Early()):
 			bad(path+"."+key, "only prefill engines with connector %s and bind: %s need it; remove it", mooncake.NIXLPush, mooncake.BindArrival)
-		case is && e.Ranks > 1:
+		case isSet && e.Ranks > 1:
 			bad(path+"."+key, "each of its %d ranks has another one; remove the key, because each rank tells its own with its first answer", e.Ranks)
-		case needed && told && !is:
+		case needed && anyNeeded && !isSet:
 			bad(path+"."+key, "kv_engine_id, kv_host and kv_port belong together; write all three, or none, so that evenkeel learns them from the "+
 				"engine's first answer")
 		}

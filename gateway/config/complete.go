@@ -96,7 +96,7 @@ func (c *Config) doubled() bool {
 // if it had stood in the file. What it leaves out of an engine that decodes is taken
 // from the first one of its role in the file: ranks added later usually join its group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
-	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
+	problemsOf := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	like := c.Engines.of(role)
 	if len(like) > 0 {
 		e.Profile = cmp.Or(e.Profile, like[0].Profile)
@@ -111,14 +111,14 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		c.finishEngine(role, &e)
 		for _, other := range like { // a group steps together or not at all
 			if other.Group == e.Group && other.Barrier != e.Barrier {
-				return e, one.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group,
+				return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group,
 					other.Barrier, e.Barrier)
 			}
 		}
 	}
 	c.finishEngine(role, &e)
 	if err := c.allowWorker(e.URL); err != nil {
-		return e, one.source.at("$.url", "%v", err)
+		return e, problemsOf.source.at("$.url", "%v", err)
 	}
 	return e, c.checkOne(role, e)
 }
@@ -130,6 +130,7 @@ func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	return e, c.checkOne(role, e)
 }
 
+// checkOne checks an engine that is not in the file, by itself.
 func (c *Config) checkOne(role string, e Engine) error {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems

@@ -291,13 +291,13 @@ const DefaultAggregated = "aggregated"
 // an empty one. Files and pods may name each that is written down.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
-	note := func(of, profile string) {
-		if role == "" || of == role || of == "" || of == "both" {
+	note := func(ofRole, profile string) {
+		if role == "" || ofRole == role || ofRole == "" || ofRole == "both" {
 			used[profile] = true
 		}
 	}
-	for of, e := range c.Engines.All() {
-		note(of, e.Profile)
+	for ofRole, e := range c.Engines.All() {
+		note(ofRole, e.Profile)
 	}
 	for _, d := range c.Discovery.DNS {
 		note(d.Role, d.Profile)
@@ -306,7 +306,7 @@ func (c *Config) ProfilesInUse(role string) []string {
 		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // a pod that does both, and names none, has DefaultAggregated
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		apart := false // some profile of pairs is written down
+		pairsWritten := false // some profile of pairs is written down
 		for name, p := range c.Profiles {
 			switch pairs := p.Connector != mooncake.None; {
 			case name == DefaultProfile:
@@ -316,10 +316,10 @@ func (c *Config) ProfilesInUse(role string) []string {
 				}
 			case pairs || role == "" || role == "aggregated":
 				used[name] = true
-				apart = apart || pairs
+				pairsWritten = pairsWritten || pairs
 			}
 		}
-		if !apart {
+		if !pairsWritten {
 			used[DefaultProfile] = true
 		}
 	}

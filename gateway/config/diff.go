@@ -28,6 +28,7 @@ func (c Change) String() string {
 	return s
 }
 
+// orNothing is a value as a change shows it: two quotes for an empty one.
 func orNothing(s string) string {
 	if s == "" {
 		return `""`
@@ -110,6 +111,7 @@ func Diff(a, b *Config) []Change {
 
 type diff struct{ changes []Change }
 
+// value compares two values of one type, and adds a change for each key that differs. path is the key of the values.
 func (d *diff) value(path string, a, b reflect.Value) {
 	switch t := a.Type(); {
 	case t == reflect.TypeFor[[]Engine]():
@@ -129,7 +131,8 @@ func (d *diff) value(path string, a, b reflect.Value) {
 	}
 }
 
-// engines: one that comes or goes is one change, one that stays a change a key.
+// engines compares two lists of engines by host:port. An engine that comes or goes is one change; of an engine that
+// stays, each key that differs is one.
 func (d *diff) engines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
@@ -147,7 +150,7 @@ func (d *diff) engines(path string, a, b []Engine) {
 	}
 }
 
-// named: one that comes or goes is one change, as with engines.
+// named compares two maps by name. As with engines, an entry that comes or goes is one change.
 func (d *diff) named(path string, a, b reflect.Value) {
 	names := map[string]bool{}
 	for _, m := range []reflect.Value{a, b} {
@@ -178,6 +181,7 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
+// join is the path of a key below another path.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -204,8 +208,8 @@ func text(v reflect.Value) string {
 	case v.Kind() == reflect.Struct:
 		var items []string
 		for key, f := range fieldsOf(v.Type()) {
-			if of := v.FieldByIndex(f.Index); !of.IsZero() {
-				items = append(items, key+": "+text(of))
+			if field := v.FieldByIndex(f.Index); !field.IsZero() {
+				items = append(items, key+": "+text(field))
 			}
 		}
 		return "{" + strings.Join(items, ", ") + "}"

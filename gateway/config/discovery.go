@@ -82,6 +82,7 @@ func (d *Discovery) finish() {
 	}
 }
 
+// checkDiscovery checks the sources of engines. None may be listed twice.
 func (c *Config) checkDiscovery(bad report) {
 	files := map[string]bool{}
 	for i, f := range c.Discovery.Files {
@@ -111,6 +112,7 @@ func (c *Config) checkDiscovery(bad report) {
 	}
 }
 
+// checkDNS checks one entry of discovery.dns.
 func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Name == "" || strings.ContainsAny(d.Name, " /:") {
 		bad(path+".name", "%q is no name; write one such as decode.default.svc.cluster.local", d.Name)
@@ -138,6 +140,7 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 		Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
 
+// checkKubernetes checks one entry of discovery.kubernetes.
 func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report) {
 	if _, err := labels.Parse(k.Selector); err != nil || k.Selector == "" {
 		bad(path+".selector", "%q selects no pods; write labels such as app=vllm,tier in (prefill,decode)", k.Selector)

@@ -29,6 +29,7 @@ type doubts struct {
 	found  []*Error
 }
 
+// add adds a doubt about the value at a path such as "$.pool.size".
 func (d *doubts) add(path, format string, args ...any) {
 	d.found = append(d.found, d.source.at(path, format, args...))
 }
@@ -83,10 +84,10 @@ func (d *doubts) connectors(c *Config) {
 	}
 	for role, others := range map[string]string{"prefill": "decode", "decode": "prefill"} {
 		for i, e := range c.Engines.of(role) {
-			is, opaque := c.Profiles[e.Profile].Connector, mooncake.Opaque
-			if len(has[others]) > 0 && !has[others][is] && is != opaque && !has[others][opaque] {
+			connector, opaque := c.Profiles[e.Profile].Connector, mooncake.Opaque
+			if len(has[others]) > 0 && !has[others][connector] && connector != opaque && !has[others][opaque] {
 				d.add(fmt.Sprintf("$.engines.%s[%d].profile", role, i), "this engine has profile %s, whose connector is %s, and no %s engine has "+
-					"that connector, so that they hand nothing over to each other; name the profile that the others have", e.Profile, is, others)
+					"that connector, so that they hand nothing over to each other; name the profile that the others have", e.Profile, connector, others)
 			}
 		}
 	}
@@ -132,6 +133,7 @@ func (d *doubts) sizes(v reflect.Value, path string) {
 	}
 }
 
+// numbers looks for numbers that are far larger or smaller than any proxy needs.
 func (d *doubts) numbers(c *Config) {
 	most := func(path string, n, most int, what string) {
 		if n > most {

@@ -28,12 +28,14 @@ var ownCalls = map[string][]string{
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
 }
 
+// finish adds the paths that are there without being written down. A path of the file replaces them.
 func (f *FleetCall) finish() {
 	paths := maps.Clone(ownCalls)
 	maps.Copy(paths, f.Paths)
 	f.Paths = paths
 }
 
+// checkFleetCall checks that each path is one of an engine for operators, and that its effects are known ones.
 func (c *Config) checkFleetCall(bad report) {
 	if c.FleetCall.Timeout <= 0 {
 		bad("$.fleet_call.timeout", "%v; a time above 0 is needed", c.FleetCall.Timeout)
@@ -44,9 +46,9 @@ func (c *Config) checkFleetCall(bad report) {
 			strings.HasPrefix(path, "/v1/") {
 			bad(at, "%q is no path of an engine for operators; write one such as /update_weights, without a host and without a query", path)
 		}
-		for _, one := range does {
-			if !slices.Contains([]string{CallPauses, CallResumes, CallEmpties}, one) {
-				bad(at, "%q is nothing that a call does; write %s, %s or %s, or [] for none of these", one, CallPauses, CallResumes, CallEmpties)
+		for _, effect := range does {
+			if !slices.Contains([]string{CallPauses, CallResumes, CallEmpties}, effect) {
+				bad(at, "%q is nothing that a call does; write %s, %s or %s, or [] for none of these", effect, CallPauses, CallResumes, CallEmpties)
 			}
 		}
 		if slices.Contains(does, CallPauses) && slices.Contains(does, CallResumes) {

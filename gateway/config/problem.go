@@ -21,6 +21,7 @@ type Error struct {
 	Excerpt      string
 }
 
+// Error is the place, the key, what is wrong, and the lines of the file around it.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -46,6 +47,7 @@ type report func(path, format string, args ...any)
 // problems collects Errors and joins them in the order of the file.
 type problems []error
 
+// join makes one error of the problems, in the order of the file; nil: there are none.
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
@@ -121,6 +123,7 @@ func (s *source) line(n int) string {
 	return string(lines[n-1])
 }
 
+// atToken makes an Error that points at a token of the file.
 func (s *source) atToken(t *token.Token, path, format string, args ...any) *Error {
 	return &Error{
 		File: s.file, Line: t.Position.Line, Column: t.Position.Column,

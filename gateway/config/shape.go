@@ -31,6 +31,7 @@ type shape struct {
 	found  problems
 }
 
+// bad notes a problem at a token of the file.
 func (s *shape) bad(t *token.Token, path, format string, args ...any) {
 	s.found = append(s.found, s.source.atToken(t, path, format, args...))
 }
@@ -125,6 +126,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	}
 }
 
+// record notes where the value of a path stands.
 func (s *shape) record(path string, t *token.Token) {
 	s.source.places[path] = place{t.Position.Line, t.Position.Column}
 }

@@ -115,6 +115,7 @@ func cutZone(host string) string {
 	return address
 }
 
+// idOf is InstanceID of an engine; its URL if that is wrong.
 func idOf(e Engine) string {
 	id, err := InstanceID(e.URL)
 	if err != nil {

@@ -78,6 +78,7 @@ func (t *CollectorTLS) Client() (*tls.Config, error) {
 	return c, nil
 }
 
+// checkTracing checks tracing and the receipts of requests.
 func (c *Config) checkTracing(bad report) {
 	t := &c.Tracing
 	if c.Admin.Receipts < 0 {

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// checkTLS: a certificate without its key, or the other way round, would leave
-// a listener in clear text that was meant not to be.
+// checkTLS looks for a certificate without its key, or a key without its certificate: either would leave a listener in
+// clear text that was meant to speak TLS.
 func (c *Config) checkTLS(bad report) {
-	both := func(path, certFile, keyFile string) {
+	needBoth := func(path, certFile, keyFile string) {
 		switch {
 		case certFile != "" && keyFile == "":
 			bad(path+".cert_file", "a certificate needs its key; set key_file beside it, or remove both")
@@ -20,13 +20,14 @@ func (c *Config) checkTLS(bad report) {
 			bad(path+".key_file", "a key needs its certificate; set cert_file beside it, or remove both")
 		}
 	}
-	both("$.tls", c.TLS.CertFile, c.TLS.KeyFile)
-	both("$.admin.tls", c.Admin.TLS.CertFile, c.Admin.TLS.KeyFile)
+	needBoth("$.tls", c.TLS.CertFile, c.TLS.KeyFile)
+	needBoth("$.admin.tls", c.Admin.TLS.CertFile, c.Admin.TLS.KeyFile)
 	for name, p := range c.Profiles {
-		both("$.profiles."+name, p.CertFile, p.KeyFile)
+		needBoth("$.profiles."+name, p.CertFile, p.KeyFile)
 	}
 }
 
+// checkWorkerHosts checks that each entry of admin.worker_hosts is a host or a range of addresses.
 func (c *Config) checkWorkerHosts(bad report) {
 	for i, h := range c.Admin.WorkerHosts {
 		path := fmt.Sprintf("$.admin.worker_hosts[%d]", i)
@@ -68,8 +69,8 @@ func (c *Config) allowWorker(raw string) error {
 			if isAddr && prefix.Contains(addr) {
 				return nil
 			}
-		} else if one, err := netip.ParseAddr(allowed); err == nil {
-			if isAddr && one.Unmap() == addr {
+		} else if address, err := netip.ParseAddr(allowed); err == nil {
+			if isAddr && address.Unmap() == addr {
 				return nil
 			}
 		} else if suffix, ok := strings.CutPrefix(allowed, "*"); allowed == host || ok && !isAddr && strings.HasSuffix(host, suffix) {

@@ -15,6 +15,8 @@ import (
 	"evenkeel/mooncake"
 )
 
+// checkListeners checks the addresses of clients and operators. Operators need a token if their listener can be reached
+// from other hosts.
 func (c *Config) checkListeners(bad report) {
 	for path, addr := range map[string]string{"$.listen": c.Listen, "$.admin.listen": c.Admin.Listen} {
 		if problem := listenProblem(addr); problem != "" {
@@ -54,6 +56,7 @@ func (c *Config) checkOrigins(bad report) {
 	}
 }
 
+// checkProfiles checks each profile, and names the key that is wrong where one key alone is.
 func (c *Config) checkProfiles(bad report) {
 	for name, p := range c.Profiles {
 		path := "$.profiles." + name
@@ -84,6 +87,8 @@ func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	return found
 }
 
+// checkEngines checks each engine, and then what engines must not or must have in common: no engine is listed twice in
+// a role, and all engines of a group have the same barrier.
 func (c *Config) checkEngines(bad report) {
 	seen := map[string]string{}     // role and host:port → where
 	barriers := map[string]Engine{} // role and group → its first engine
@@ -233,7 +238,7 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-// checkTimes: where 0 means something it is allowed.
+// checkTimes checks the times of health and limits. Where 0 means something, 0 is allowed.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
@@ -256,6 +261,7 @@ func (c *Config) checkTimes(bad report) {
 	}
 }
 
+// checkNumbers checks the limits that are numbers, and the hosts of media.
 func (c *Config) checkNumbers(bad report) {
 	least := func(path string, n, least int) {
 		if n < least {

@@ -80,7 +80,7 @@ func Parse(path string, src []byte) (*Set, error) {
 		}
 		names[e.Name], hashes[sum] = i, i
 		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, Batch: e.Batch, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM,
-			use: new(use)}
+			usage: new(usage)}
 		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
 	}
 	return s, nil
@@ -102,6 +102,7 @@ func decode(src []byte) (entries []entry, lines []int, err error) {
 	return file.Keys, entryLines(src), nil
 }
 
+// check returns the entry's hash, or what is wrong with the entry.
 func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	if e.Name == "" || strings.TrimSpace(e.Name) != e.Name {
 		return sum, errors.New("a key needs a name that does not begin or end with a space; logs and metrics show it")
@@ -126,8 +127,8 @@ func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(raw), nil
 }
 
-// entryLines returns the line each entry starts on; empty if the layout is
-// unusual (anchors, several documents), when errors give the entry's number.
+// entryLines returns the line on which each entry starts. It returns none if the layout is unusual (anchors, several
+// documents); errors then name the number of the entry.
 func entryLines(src []byte) []int {
 	file, err := parser.ParseBytes(src, 0)
 	if err != nil || len(file.Docs) != 1 {
@@ -152,14 +153,14 @@ func entryLines(src []byte) []int {
 	return lines
 }
 
-// redact keeps where and what of a YAML error and drops the excerpt: a key
-// pasted into the file by mistake must not reach the log.
+// redact keeps the place and the reason of a YAML error, and drops the excerpt: a key that was pasted into the file by
+// mistake must not reach the log.
 func redact(err error) error {
-	var y yaml.Error
-	if !errors.As(err, &y) {
+	var yamlErr yaml.Error
+	if !errors.As(err, &yamlErr) {
 		return err
 	}
-	pos := y.GetToken().Position
+	pos := yamlErr.GetToken().Position
 	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted, priority, batch, max_concurrent, rpm and tpm", pos.Line,
-		pos.Column, y.GetMessage())
+		pos.Column, yamlErr.GetMessage())
 }

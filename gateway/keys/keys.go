@@ -38,51 +38,51 @@ type Key struct {
 	RPM           int // requests a minute
 	TPM           int // tokens a minute
 
-	use *use // shared by all copies of the Key, in later versions of the file too; nil in the zero Key
+	usage *usage // shared by all copies of the Key, in later versions of the file too; nil in the zero Key
 }
 
 // MaxPriority bounds priorities, above and below 0.
 const MaxPriority = 100
 
-// use is what a key takes of its limits.
-type use struct {
+// usage is how much a key has used of its limits.
+type usage struct {
 	running          atomic.Int64
 	requests, tokens bucket
 }
 
-// Request takes one request of the key's minute, or tells how long until there
-// is one: answer 429.
+// Request takes one request of the key's requests per minute. If none is left, ok is false and wait is how long until
+// there is one: the answer is a 429.
 func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
-	if k.use == nil || k.RPM == 0 {
+	if k.usage == nil || k.RPM == 0 {
 		return 0, true
 	}
-	return k.use.requests.take(now, k.RPM, 1)
+	return k.usage.requests.take(now, k.RPM, 1)
 }
 
-// Tokens takes what a request is expected to cost of the key's minute; Settle
-// takes the rest once it is known.
+// Tokens takes the n tokens that a request is expected to cost from the key's tokens per minute. If they are not left,
+// ok is false and wait is how long until they are. Settle corrects the number once it is known.
 func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
-	if k.use == nil || k.TPM == 0 {
+	if k.usage == nil || k.TPM == 0 {
 		return 0, true
 	}
-	return k.use.tokens.take(now, k.TPM, n)
+	return k.usage.tokens.take(now, k.TPM, n)
 }
 
 // Settle takes n more tokens than Tokens did, or gives some back.
 func (k Key) Settle(now time.Time, n int) {
-	if k.use != nil && k.TPM > 0 {
-		k.use.tokens.settle(now, k.TPM, n)
+	if k.usage != nil && k.TPM > 0 {
+		k.usage.tokens.settle(now, k.TPM, n)
 	}
 }
 
-// Acquire books n more answers for this key; false when that makes more than
-// MaxConcurrent: answer 429. What was booked is given back by Release.
+// Acquire books n more answers that run for this key; false: that would be more than MaxConcurrent, and the answer is a
+// 429. Release gives back what was booked.
 func (k Key) Acquire(n int) bool {
-	if k.use == nil || n == 0 { // nothing more is allowed above a limit that was lowered, too
+	if k.usage == nil || n == 0 { // nothing more is allowed above a limit that was lowered, too
 		return true
 	}
-	if now := k.use.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
-		k.use.running.Add(-int64(n))
+	if now := k.usage.running.Add(int64(n)); k.MaxConcurrent > 0 && now > int64(k.MaxConcurrent) {
+		k.usage.running.Add(-int64(n))
 		return false
 	}
 	return true
@@ -90,8 +90,8 @@ func (k Key) Acquire(n int) bool {
 
 // Release gives n answers back that Acquire booked.
 func (k Key) Release(n int) {
-	if k.use != nil {
-		k.use.running.Add(-int64(n))
+	if k.usage != nil {
+		k.usage.running.Add(-int64(n))
 	}
 }
 
@@ -108,17 +108,16 @@ func (s *Set) Required() bool { return s.required }
 // Len returns the number of keys.
 func (s *Set) Len() int { return len(s.keys) }
 
-// Succeed takes over from old, the file's last version: a key that keeps its
-// name keeps what it has taken, though its hash or its limits may be new.
-// Call it before the set is used.
+// Succeed takes over from old, the last version of the file: a key that keeps its name keeps what it has used of its
+// limits, although its hash or its limits may be new. It must be called before the set is used.
 func (s *Set) Succeed(old *Set) {
-	taken := make(map[string]*use, len(old.keys))
+	taken := make(map[string]*usage, len(old.keys))
 	for _, k := range old.keys {
-		taken[k.Name] = k.use
+		taken[k.Name] = k.usage
 	}
 	for i, k := range s.keys {
-		if u, ok := taken[k.Name]; ok {
-			s.keys[i].use = u
+		if usage, ok := taken[k.Name]; ok {
+			s.keys[i].usage = usage
 		}
 	}
 }
@@ -129,11 +128,11 @@ func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
 	return s.Find(secret)
 }
 
-// Find finds a key. ok is false for a missing or unknown one: answer 401. When no key
-// is required everybody is the zero Key.
+// Find finds the key of a secret. ok is false if the secret is missing or unknown: the answer is a 401. If no key is
+// required, every caller is the zero Key.
 //
-// It compares with every hash, each in constant time: how long it takes tells
-// neither which key came close nor where one stands in the file.
+// It compares the secret with every hash, each in constant time, so that the time shows neither which key came close
+// nor where a key stands in the file.
 func (s *Set) Find(secret []byte) (key Key, ok bool) {
 	if !s.required {
 		return Key{}, true

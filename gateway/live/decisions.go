@@ -46,7 +46,7 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	return all
 }
 
-// why is what the last attempt was decided on, in short sentences.
+// why says in short sentences how the last attempt of a request was decided, and why it failed if it did.
 func why(r *receipt.Receipt) string {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
@@ -96,6 +96,7 @@ func on(engine string) string {
 	return " on " + engine
 }
 
+// decoded says in sentences how the decode rank was chosen.
 func decoded(d *receipt.Decode) []string {
 	if d.Able == 0 { // nobody asked for the trace
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}

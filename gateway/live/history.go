@@ -36,7 +36,7 @@ func historyOf(kept []detect.Sample) History {
 	return out
 }
 
-// numbers are those of lineNames; -1: nothing is known.
+// numbers are the values of a sample in the order of lineNames; -1: not known.
 func numbers(s *detect.Sample) [len(lineNames)]int64 {
 	us := func(ms float64, of detect.Latency) int64 {
 		if of.Samples == 0 {

@@ -84,6 +84,7 @@ func (l *Live) show(look *watch.Look) {
 	l.send(n)
 }
 
+// document is what was seen, with the last decisions.
 func (l *Live) document(look *watch.Look) Document {
 	d := documentOf(look, l.opt.Version)
 	if l.opt.Decisions != nil {
@@ -108,14 +109,15 @@ func (l *Live) Document(ctx context.Context) Document {
 	return l.document(&look)
 }
 
+// watched says whether anybody reads the stream.
 func (l *Live) watched() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.watchers) > 0
 }
 
-// send gives everybody the document. Who has not read the last one yet is too
-// slow to see what is now, and is let go.
+// send gives every watcher the news of a second. A watcher that has not read the last news yet is too slow to see the
+// present state, and is let go.
 func (l *Live) send(n news) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,9 +138,9 @@ func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	defer l.mu.Unlock()
 	if len(l.watchers) >= mostWatchers {
 		var oldest *watcher
-		for o := range l.watchers {
-			if oldest == nil || o.since.Before(oldest.since) {
-				oldest = o
+		for other := range l.watchers {
+			if oldest == nil || other.since.Before(oldest.since) {
+				oldest = other
 			}
 		}
 		if now.Sub(oldest.since) < watchAtLeast {
@@ -152,6 +154,7 @@ func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	return w, true
 }
 
+// unwatch forgets a watcher that has left.
 func (l *Live) unwatch(w *watcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,7 +170,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if at := r.URL.Query().Get("at"); at != "" {
-		l.then(w, r, at)
+		l.servePast(w, r, at)
 		return
 	}
 	if r.URL.Query().Has("once") {
@@ -192,7 +195,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case n, ok := <-watcher.news:
-			if !ok || s.raw("document", n.document) != nil || n.strip != nil && s.raw("strip", n.strip) != nil {
+			if !ok || s.write("document", n.document) != nil || n.strip != nil && s.write("strip", n.strip) != nil {
 				return
 			}
 		}
@@ -239,14 +242,15 @@ func (l *Live) kept(at string) (data []byte, refusal *openai.Error) {
 	return data, nil
 }
 
+// refuse answers with an error.
 func refuse(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)
 	_, _ = w.Write(e.JSON()) // the operator left
 }
 
-// then answers with the document of a moment.
-func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
+// servePast answers with the document of a moment of the past, at in Unix ms.
+func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	data, refusal := l.kept(at)
 	if refusal != nil {
 		refuse(w, refusal)
@@ -262,7 +266,7 @@ func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
 	unzip(data, w)
 }
 
-// unzip is for those who do not take gzip.
+// unzip writes a compressed document in clear text, for callers that do not take gzip.
 func unzip(data []byte, to io.Writer) {
 	if text, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
 		_, _ = io.Copy(to, text) //nolint:gosec // it is our own, and the operator may have left
@@ -277,6 +281,7 @@ type sender struct {
 	conn *http.ResponseController
 }
 
+// newSender begins a stream of events, compressed if the client takes gzip.
 func newSender(w http.ResponseWriter, r *http.Request) *sender {
 	s := &sender{to: w, conn: http.NewResponseController(w)}
 	h := w.Header()
@@ -291,15 +296,17 @@ func newSender(w http.ResponseWriter, r *http.Request) *sender {
 	return s
 }
 
+// event writes one event with a value as JSON.
 func (s *sender) event(name string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	return s.raw(name, data)
+	return s.write(name, data)
 }
 
-func (s *sender) raw(name string, data []byte) error {
+// write writes one event with data, and flushes it. The watcher has writeTimeout to take it.
+func (s *sender) write(name string, data []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}

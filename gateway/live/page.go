@@ -44,7 +44,7 @@ func Page() map[string]http.Handler {
 	return all
 }
 
-// strictly serves a file with all that keeps a browser from doing more with it.
+// strictly serves a file with the headers that keep a browser from doing more with it than to show it.
 func strictly(serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -52,7 +52,8 @@ const (
 	burstShare = 0.1 // of the requests that ended in it
 )
 
-// stripOf is made of the bins of the ring, of which the first one is only what the second one is compared with.
+// stripOf makes the strip of the bins of the last quarter of an hour. Counters of a bin are compared with those of the
+// bin before, so that the first bin, if the ring is full, only serves the second one for that.
 func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
@@ -75,18 +76,18 @@ func stripOf(bins []detect.Sample) Strip {
 		}
 		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended)))
 		refused := int64(0)
-		for o, all := range b.Failures {
-			more := int64(all - min(all, before.Failures[o]))
+		for outcome, count := range b.Failures {
+			more := int64(count - min(count, before.Failures[outcome]))
 			if more == 0 {
 				continue
 			}
-			if o.Status == 429 {
+			if outcome.Status == 429 {
 				refused += more
 			}
-			at := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == o.Name && l.Status == o.Status })
+			at := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == outcome.Name && l.Status == outcome.Status })
 			if at < 0 {
 				at = len(s.Failures)
-				s.Failures = append(s.Failures, FailureLine{o.Name, o.Status, make([]int64, n)})
+				s.Failures = append(s.Failures, FailureLine{outcome.Name, outcome.Status, make([]int64, n)})
 			}
 			s.Failures[at].Counts[i] = more
 		}
@@ -133,8 +134,8 @@ func events(before, now *detect.Sample) (list []Event) {
 	for _, e := range slices.SortedFunc(maps.Keys(now.Engines), func(a, b detect.EngineName) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
-		if was, ok := before.Engines[e]; ok && event(was) != event(now.Engines[e]) {
-			to := event(now.Engines[e])
+		if was, ok := before.Engines[e]; ok && eventKind(was) != eventKind(now.Engines[e]) {
+			to := eventKind(now.Engines[e])
 			came[to] = append(came[to], e)
 		}
 	}
@@ -158,8 +159,8 @@ func events(before, now *detect.Sample) (list []Event) {
 	return list
 }
 
-// event is the kind of the event that brings a state.
-func event(state string) string {
+// eventKind is the kind of the event with which an engine gets into a state.
+func eventKind(state string) string {
 	if state == "up" || state == "drain" {
 		return state
 	}
@@ -168,9 +169,9 @@ func event(state string) string {
 
 // called is an engine or a rank, at the begin of a sentence.
 func called(e detect.EngineName) string {
-	is := e.Role + " engine "
+	kind := e.Role + " engine "
 	if strings.Contains(e.Name, "/") {
-		is = e.Role + " rank "
+		kind = e.Role + " rank "
 	}
-	return words.Capital(is) + e.Name
+	return words.Capital(kind) + e.Name
 }

@@ -43,7 +43,7 @@ func textOf(d *Document, width int) string {
 	s.prefill(&d.Prefill)
 	s.engines(d.Engines)
 	s.regions(d)
-	s.over(d)
+	s.resolved(d)
 	s.decisions(d.Decisions)
 	if more := len(s.lines) - linesOfText + 1; more > 1 {
 		s.lines = s.lines[:linesOfText-1]
@@ -105,8 +105,8 @@ func (s *sheet) incidents(d *Document) {
 	}
 }
 
-// over are the incidents that were resolved last.
-func (s *sheet) over(d *Document) {
+// resolved lists the incidents that were resolved last.
+func (s *sheet) resolved(d *Document) {
 	n := 0
 	for i := range d.Incidents {
 		if in := &d.Incidents[i]; in.UntilMs > 0 && n < incidentsOver {
@@ -176,6 +176,7 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	}
 }
 
+// rankOfState puts engines that take no prompts before those that do.
 func rankOfState(state string) int {
 	if state == "open" {
 		return 1
@@ -288,6 +289,7 @@ func short[N int64 | uint64](n N) string {
 	return fmt.Sprint(n)
 }
 
+// percentiles is a latency as text.
 func percentiles(l detect.Latency) string {
 	if l.Samples == 0 {
 		return "–"

@@ -181,14 +181,14 @@ const (
 func (s *sheet) picture(g *Group) {
 	const axis = 6 // its labels
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis)
-	each := (len(g.Ranks) + bands - 1) / bands
+	perBand := (len(g.Ranks) + bands - 1) / bands
 	most, backlog := float64(max(1, g.MostTokens)), int64(1)
 	for i := range g.Ranks {
 		backlog = max(backlog, g.Ranks[i].Backlog)
 	}
 	heights := []rune(" ▁▂▃▄▅▆▇█")
 	for band := range min(bands, mostBands) {
-		ranks := g.Ranks[band*each : min(len(g.Ranks), (band+1)*each)]
+		ranks := g.Ranks[band*perBand : min(len(g.Ranks), (band+1)*perBand)]
 		draw := func(label string, cell func(*detect.Rank) rune) {
 			line := make([]rune, len(ranks))
 			for i := range ranks {
@@ -214,6 +214,6 @@ func (s *sheet) picture(g *Group) {
 		}
 	}
 	if bands > mostBands {
-		s.row("    %d more ranks are not drawn", len(g.Ranks)-mostBands*each)
+		s.row("    %d more ranks are not drawn", len(g.Ranks)-mostBands*perBand)
 	}
 }

@@ -92,6 +92,7 @@ func columns(text string) (n int) {
 	return n
 }
 
+// columnsOf is how many columns a character takes at most.
 func columnsOf(r rune) int {
 	if r < 0x1100 || r >= 0x2010 && r <= 0x2027 || r >= 0x2190 && r <= 0x21ff || r >= 0x2580 && r <= 0x259f {
 		return 1
@@ -122,6 +123,7 @@ func tail(name string, width int) string {
 	return "…" + string(runes)
 }
 
+// padded fills a text up to a width with spaces.
 func padded(text string, width int) string {
 	return text + strings.Repeat(" ", max(0, width-columns(text)))
 }

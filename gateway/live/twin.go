@@ -9,8 +9,9 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// twinOf puts the verdict of the twin into words, or says why there is none; on says whether it replays at all.
-func twinOf(m *detect.Model, g *detect.Group, on bool) Twin {
+// twinOf puts the twin's verdict about a group into words, or says why there is none. replays says whether the twin
+// replays any policy at all.
+func twinOf(m *detect.Model, g *detect.Group, replays bool) Twin {
 	t := Twin{Says: []string{}, Verdict: g.Twin}
 	switch v := g.Twin; {
 	case !g.Barrier:
@@ -24,9 +25,9 @@ func twinOf(m *detect.Model, g *detect.Group, on bool) Twin {
 		}
 		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds),
 			100*v.ErrorRatio)
-	case !on:
+	case !replays:
 		t.Note = "The twin is off: dispatch.twin lists no policy."
-	case slices.ContainsFunc(m.Groups, func(o detect.Group) bool { return !o.Barrier }):
+	case slices.ContainsFunc(m.Groups, func(other detect.Group) bool { return !other.Barrier }):
 		t.Note = "The twin replays only models all of whose ranks step in groups."
 	case g.Source == "":
 		t.Note = "The twin has replayed nothing yet: how long a step takes is not known."

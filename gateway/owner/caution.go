@@ -6,9 +6,9 @@ import (
 	"evenkeel/geo"
 )
 
-// Room is what a decode rank has for us: of its slots as many as a cautious owner
-// uses, 0 being all, and the KV tokens of others' requests. Of a rank that nobody
-// has looked at yet it is one slot.
+// Room is what a cautious owner takes of a decode rank with so many slots. While requests of the owner before may still
+// run on the rank, limit is how many slots we use of it, at least 1, and others the KV tokens of these requests. A
+// limit of 0 means all slots. Of a rank at which nobody has looked yet we use one slot.
 func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
 	a := s.Of(scope)
 	if a == nil {
@@ -20,14 +20,13 @@ func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
 		return 0, 0
 	}
 	r, known := a.others[rank]
-	if !known && !a.told {
+	if !known && !a.othersNamed {
 		return 1, 0
 	}
 	return max(1, min(slots-r.Requests, int(a.share*float64(slots)))), r.KVTokens
 }
 
-// cautious says whether others' requests may still run on the engines. It is called
-// with a.mu held.
+// cautious says whether requests of others may still run on the scope's engines. It is called with a.mu held.
 func (a *Scope) cautious(now time.Time) bool {
 	switch {
 	case a.adopted.IsZero():
@@ -38,8 +37,8 @@ func (a *Scope) cautious(now time.Time) bool {
 	return now.Before(a.adopted.Add(a.hold))
 }
 
-// keepFound keeps what of others was found: what engines say less what is ours. Of a rank
-// that does not tell it keeps what it had. It is called with a.mu held.
+// keepFound keeps, for each rank, the requests of others that were found there: what its engine says less what is ours.
+// silent are the ranks whose engines do not say; what was known of them stays. It is called with a.mu held.
 func (a *Scope) keepFound(ours, found []geo.Resident, silent []string) {
 	own := map[string]geo.Resident{}
 	for _, r := range ours {

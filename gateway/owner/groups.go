@@ -12,8 +12,8 @@ import (
 	"evenkeel/lease"
 )
 
-// siblings are the proxies of our region that live: decode groups belong to those
-// that an order by their names says.
+// siblings are the proxies of our region that live. Each decode group belongs to the first of them in an order by their
+// names.
 type siblings struct {
 	set *Set
 
@@ -21,7 +21,7 @@ type siblings struct {
 	members *lease.Members
 }
 
-// see looks who lives and does not leave.
+// see notes which proxies live and do not leave, this one included. It reports whether this proxy leaves.
 func (o *siblings) see(now time.Time) (leaving bool) {
 	_, stay := o.set.node.Siblings()
 	if leaving = o.set.host.Leaving(); !leaving {
@@ -49,7 +49,9 @@ func (o *siblings) order(a *Scope) []string {
 	return o.members.Order(a.Name, o.set.members, listed)
 }
 
-func (o *siblings) stand(all map[string]*Scope, reach map[string]Reach, now time.Time) {
+// setStandings tells the claim of each group this proxy's place in the order of the group, and whether enough engines
+// of the group answer.
+func (o *siblings) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
 	leaving := o.see(now)
 	for name, a := range all {
 		listed := a.claim.Members()
@@ -60,7 +62,9 @@ func (o *siblings) stand(all map[string]*Scope, reach map[string]Reach, now time
 	}
 }
 
-func (o *siblings) yields(a *Scope, sender string, ask geo.HandBack) error {
+// mayYield is nil if a group may go to the proxy that asks for it: the epoch in its question is the present one, the
+// store of leases answers, and the proxy comes before this one in the group's order.
+func (o *siblings) mayYield(a *Scope, sender string, ask geo.HandBack) error {
 	v := a.view.Load()
 	if ask.Epoch != v.Epoch {
 		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
@@ -78,26 +82,28 @@ func (o *siblings) yields(a *Scope, sender string, ask geo.HandBack) error {
 	return nil
 }
 
-func (o *siblings) heirs(a *Scope) bool {
+// hasHeirs says whether another proxy lives that may own the group.
+func (o *siblings) hasHeirs(a *Scope) bool {
 	o.see(time.Now())
 	return slices.ContainsFunc(o.order(a), func(id string) bool { return id != o.set.node.ID() })
 }
 
-func (o *siblings) hear(all map[string]*Scope, h geo.ProbeReport) {
+// takeReport takes the epochs of the groups that a peer admits to, from the answer to a probe.
+func (o *siblings) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
 		if a := all[name]; a != nil {
-			o.set.known.Store(true)
+			o.set.ownersKnown.Store(true)
 			a.mu.Lock()
-			a.heard = now
+			a.ownerHeard = now
 			a.mu.Unlock()
 			a.claim.Claimed(epoch)
 		}
 	}
 }
 
-// groupObject is the name of a group's Lease: what a Kubernetes name may not have
-// becomes a dash, and then a sum tells such names apart.
+// groupObject is the name of a group's Lease object. Characters that a Kubernetes name cannot have become dashes; a
+// hash of the group's name behind it then tells such names apart.
 func groupObject(group string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {

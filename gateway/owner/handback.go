@@ -13,8 +13,8 @@ import (
 // ErrNotHome is a dispatcher that asks for another's region.
 var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
-// Yield says whether a scope goes from here to who asks for it. If so, nothing more
-// is begun for it until done is called.
+// Yield says whether a scope goes from here to the dispatcher that asks for it; the error says why not. If it does, no
+// new request is begun for the scope until done is called.
 func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err error) {
 	if ask.Group == "" {
 		if !s.Has(Regions) {
@@ -27,20 +27,19 @@ func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err
 	if a == nil || a.claim == nil {
 		return nil, nil, fmt.Errorf("%s: %w", ask.Scope(), lease.ErrNotHolder)
 	}
-	if err := s.yields(a, sender, ask); err != nil {
+	if err := s.mayYield(a, sender, ask); err != nil {
 		return nil, nil, err
 	}
-	a.yields.Store(true)
-	return a, func() { a.yields.Store(false) }, nil
+	a.yielding.Store(true)
+	return a, func() { a.yielding.Store(false) }, nil
 }
 
-// HandBack stops what we admit to a scope, says what of ours still runs there, and
-// lets the lease go.
+// HandBack stops admission to a scope, lists which of our requests still run on its ranks, and lets the lease go.
 func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err := a.claim.GiveBack(ask.Epoch, func() {
 		a.mu.Lock()
-		a.gave = true
+		a.handedBack = true
 		a.mu.Unlock()
 		ours, _, _ := s.host.Load(s.ctx, a.Name, false)
 		h.Ranks = append(h.Ranks, ours...)
@@ -71,10 +70,10 @@ func (s *Set) HandOver(ctx context.Context) {
 	}
 }
 
-// wanted says whether another proxy could take a scope that is ours.
+// wanted says whether another proxy could take a scope that this one owns.
 func (s *Set) wanted() bool {
 	for _, a := range *s.all.Load() {
-		if v := a.view.Load(); v.Admits && !v.Away && s.heirs(a) {
+		if v := a.view.Load(); v.Admits && !v.Away && s.hasHeirs(a) {
 			return true
 		}
 	}
@@ -84,8 +83,8 @@ func (s *Set) wanted() bool {
 // HandsOver says whether this proxy, which drains, still serves requests that others forward to it.
 func (s *Set) HandsOver() bool { return s != nil && s.handsOver.Load() }
 
-// askBack asks the holder for a scope that should be ours, and keeps what it says
-// runs there: of ranks that it does not name nothing does.
+// askBack asks the holder for a scope that should be ours. It keeps what the holder says of its requests that still run
+// there; on ranks that the holder does not name, nothing runs.
 func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: a.Name, Epoch: epoch}
 	if s.kind == Groups {
@@ -98,12 +97,13 @@ func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.others)
-	a.told = true
+	a.othersNamed = true
 	a.keepFound(nil, h.Ranks, nil)
 	return nil
 }
 
-// Promise answers an owner that cannot reach the store.
+// Promise answers an owner that cannot reach the store of leases and asks this proxy not to admit. sender is the peer
+// that asks.
 func (s *Set) Promise(sender string, ask geo.Vote) error {
 	a := s.Of(ask.Group)
 	switch {
@@ -115,7 +115,7 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 	return a.claim.Promise(ask.Vote)
 }
 
-// Tenure is what probes tell our peers of scopes.
+// Tenure is what answers to probes tell our peers of the scopes: what this proxy owns, and the epochs that it has seen.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, a := range *s.all.Load() {
@@ -127,18 +127,19 @@ func (s *Set) Tenure() geo.Tenure {
 		}
 		switch {
 		case s.kind == Groups && v.Admits:
-			t.Groups = with(t.Groups, name, v.Epoch)
+			t.Groups = put(t.Groups, name, v.Epoch)
 		case s.kind == Regions && v.Epoch > 0:
-			t.Epochs = with(t.Epochs, name, v.Epoch)
+			t.Epochs = put(t.Epochs, name, v.Epoch)
 		}
 		if n := s.lent(a); n > 0 {
-			t.Lent = with(t.Lent, name, n)
+			t.Lent = put(t.Lent, name, n)
 		}
 	}
 	return t
 }
 
-func with[V any](m map[string]V, key string, v V) map[string]V {
+// put sets a value in a map, and makes the map if it is nil.
+func put[V any](m map[string]V, key string, v V) map[string]V {
 	if m == nil {
 		m = map[string]V{}
 	}
@@ -146,12 +147,12 @@ func with[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// lent is how many requests of ours still run in a region that was handed back.
+// lent is how many of our requests still run in a region that was handed back.
 func (s *Set) lent(a *Scope) (n int) {
 	a.mu.Lock()
-	gave := a.gave && s.kind == Regions
+	handedBack := a.handedBack && s.kind == Regions
 	a.mu.Unlock()
-	if !gave {
+	if !handedBack {
 		return 0
 	}
 	ours, _, _ := s.host.Load(s.ctx, a.Name, false)
@@ -160,13 +161,13 @@ func (s *Set) lent(a *Scope) (n int) {
 	}
 	if n == 0 {
 		a.mu.Lock()
-		a.gave = false
+		a.handedBack = false
 		a.mu.Unlock()
 	}
 	return n
 }
 
-// OnProbe reads what a peer's probe reported.
+// OnProbe takes what a peer said of its scopes in the answer to a probe.
 func (s *Set) OnProbe(h geo.ProbeReport) {
 	all := *s.all.Load()
 	if s.kind == Groups && h.Region != s.region {
@@ -177,5 +178,5 @@ func (s *Set) OnProbe(h geo.ProbeReport) {
 			a.claim.ObserveEpoch(epoch)
 		}
 	}
-	s.hear(all, h)
+	s.takeReport(all, h)
 }

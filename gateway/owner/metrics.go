@@ -21,6 +21,7 @@ type metrics struct {
 	after   prometheus.Histogram
 }
 
+// newMetrics makes the metrics of a Set, by the kind of its scopes.
 func newMetrics(s *Set) *metrics {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{string(s.kind)}, nil)
@@ -51,8 +52,9 @@ func newMetrics(s *Set) *metrics {
 	}
 }
 
-// took counts a takeover, and how long it took if there was an owner before.
-func (m *metrics) took(scope string, after time.Duration, before bool) {
+// countTakeover counts that a group became ours. after is the time since its last owner was heard of; before is false
+// if there was no owner, and after then means nothing.
+func (m *metrics) countTakeover(scope string, after time.Duration, before bool) {
 	if m.taken == nil {
 		return
 	}

@@ -11,20 +11,19 @@ import (
 	"evenkeel/lease"
 )
 
-// New wires the scopes of the kind that the config gives owners; nil if it gives
-// none.
+// New makes the Set of the kind of scopes to which the config gives owners; nil: it gives none an owner.
 func New(c *config.Config, host Host) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
 		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
-		poke: make(chan struct{}, 1), barred: map[string]bar{}, left: map[string]*Scope{}, lost: make(chan struct{}),
+		lookNow: make(chan struct{}, 1), barred: map[string]bar{}, leavingScopes: map[string]*Scope{}, lost: make(chan struct{}),
 	}
 	s.all.Store(&map[string]*Scope{})
 	switch {
 	case ha.On():
 		s.kind, s.members = Groups, ha.MemberList()
 		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
-		s.open = func(name string) (lease.Engine, error) {
+		s.openLease = func(name string) (lease.Engine, error) {
 			return s.leases.open(groupObject(name), ha.Kubernetes.Kubeconfig, name)
 		}
 		s.times = ha.Times()
@@ -33,13 +32,13 @@ func New(c *config.Config, host Host) (*Set, error) {
 				zap.Strings("members", s.members))
 		}
 		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
-		if _, err := s.open(""); err != nil { // groups come with engines, and later: what is wrong here is said now
+		if _, err := s.openLease(""); err != nil { // groups come with engines, and later: what is wrong here is said now
 			return nil, fmt.Errorf("ha: %w", err)
 		}
 	case c.Geo.On() && own.On():
 		s.kind = Regions
 		s.leases = newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Geo.Self.ID, nil, s.log)
-		s.open = func(name string) (lease.Engine, error) {
+		s.openLease = func(name string) (lease.Engine, error) {
 			return s.leases.open(regionObject(name), own.Kubernetes.Kubeconfig[name], name)
 		}
 		s.times = own.Times()

@@ -13,8 +13,8 @@ import (
 	"evenkeel/lease"
 )
 
-// neighbours are the proxies of other regions: a region belongs to its home, and
-// else to the first of a configured order, or to the nearest.
+// neighbours are the proxies of other regions. A region belongs to its own proxy. If that is gone, the region goes to
+// the first proxy of a configured order, or without such an order to the nearest.
 type neighbours struct {
 	set     *Set
 	judging sync.Mutex // of static orders: the view that is judged last is published last
@@ -23,9 +23,10 @@ type neighbours struct {
 	nearest map[string]map[string]map[string]float64 // by region, ms from a dispatcher of it to each of its peers
 }
 
+// regionObject is the name of a region's Lease object.
 func regionObject(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
 
-// enter makes the scopes: our region, and those of engines.
+// enter makes the scopes: our region, and the regions in which engines of the config are.
 func (n *neighbours) enter() error {
 	s, c := n.set, &n.set.conf.Geo
 	regions := []string{c.Self.Region}
@@ -67,7 +68,7 @@ func (n *neighbours) enter() error {
 	return nil
 }
 
-// order is who may take a region, first to last; empty: by round trip.
+// order lists who may take a region, first to last, by the config; empty: the round trips decide.
 func (n *neighbours) order(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
@@ -80,7 +81,8 @@ func (n *neighbours) order(region string) (ids []string) {
 	return ids
 }
 
-// rank is this proxy's place among those that may take a region.
+// rank is this proxy's place among those that may take a region; 0 is the first. Without a configured order, it is how
+// many peers are nearer to the region, by the round trips that the region's dispatchers measured last.
 func (n *neighbours) rank(a *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
 	if a.home {
@@ -106,7 +108,9 @@ func (n *neighbours) rank(a *Scope) (rank int) {
 	return rank
 }
 
-func (n *neighbours) stand(all map[string]*Scope, reach map[string]Reach, now time.Time) {
+// setStandings asks static orders who owns their regions now, and tells the claims to other regions this proxy's place
+// and whether enough engines answer.
+func (n *neighbours) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
 	for name, a := range all {
 		switch {
 		case a.static != nil:
@@ -117,7 +121,8 @@ func (n *neighbours) stand(all map[string]*Scope, reach map[string]Reach, now ti
 	}
 }
 
-func (n *neighbours) yields(a *Scope, sender string, _ geo.HandBack) error {
+// mayYield is nil if the dispatcher that asks for a region is at home there.
+func (n *neighbours) mayYield(a *Scope, sender string, _ geo.HandBack) error {
 	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
 		return p.Region == a.Name && p.AnswersTo(sender)
 	}) {
@@ -126,10 +131,12 @@ func (n *neighbours) yields(a *Scope, sender string, _ geo.HandBack) error {
 	return nil
 }
 
-// heirs is false: a region that is released goes to the first proxy that finds it released.
-func (n *neighbours) heirs(*Scope) bool { return false }
+// hasHeirs is always false: a region that is released goes to the first proxy that finds it released.
+func (n *neighbours) hasHeirs(*Scope) bool { return false }
 
-func (n *neighbours) hear(all map[string]*Scope, h geo.ProbeReport) {
+// takeReport takes, from the answer to a probe, the epochs of the regions that a peer owns and its round trips to its
+// own peers. For static orders it also shows that the peer lives.
+func (n *neighbours) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if a := all[region]; a != nil && a.claim != nil {
 			a.claim.Claimed(epoch)
@@ -153,7 +160,7 @@ func (n *neighbours) hear(all map[string]*Scope, h geo.ProbeReport) {
 	}
 }
 
-// judge asks the static order who owns the scope now.
+// judge asks a static order who owns the scope now, and publishes a change.
 func (n *neighbours) judge(a *Scope, now time.Time) {
 	n.judging.Lock()
 	defer n.judging.Unlock()

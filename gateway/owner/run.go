@@ -16,8 +16,8 @@ const (
 	countEvery = time.Second            // and what of others runs on engines
 )
 
-// Run claims, and keeps what claims need to know of peers and engines, until ctx
-// ends.
+// Run runs the claims, and tells them what they need to know of peers and engines, until ctx ends. It returns when no
+// claim runs any more.
 func (s *Set) Run(ctx context.Context) {
 	for _, a := range *s.all.Load() {
 		s.start(a)
@@ -30,7 +30,7 @@ func (s *Set) Run(ctx context.Context) {
 		if s.kind == Groups {
 			s.enlist(reach, now)
 		}
-		s.stand(*s.all.Load(), reach, now)
+		s.setStandings(*s.all.Load(), reach, now)
 		if now.Sub(counted) >= countEvery {
 			counted = now
 			s.countOthers(ctx, now)
@@ -40,31 +40,31 @@ func (s *Set) Run(ctx context.Context) {
 			s.claims.Wait()
 			return
 		case now = <-tick.C:
-		case <-s.poke:
+		case <-s.lookNow:
 			now, counted = time.Now(), time.Time{}
 		}
 	}
 }
 
-// start runs the claim of a scope.
+// start runs the claim of a scope. A scope of a static order has none.
 func (s *Set) start(a *Scope) {
 	if a.claim == nil {
 		return
 	}
 	var run context.Context
-	run, a.end = context.WithCancel(s.ctx)
-	a.over = make(chan struct{})
+	run, a.stopClaim = context.WithCancel(s.ctx)
+	a.claimEnded = make(chan struct{})
 	s.claims.Go(func() {
-		defer close(a.over)
+		defer close(a.claimEnded)
 		a.claim.Run(run)
 	})
 }
 
-// enlist claims the groups that engines have come with, and leaves those whose
-// engines have all gone. One that comes back is claimed once it was left: the store
-// cannot tell two claims of one proxy apart.
+// enlist claims the groups of engines that have come, and gives up groups whose engines have all gone. A group that
+// comes back is claimed again only when its old claim has ended, because the store cannot tell two claims of one proxy
+// apart.
 func (s *Set) enlist(reach map[string]Reach, now time.Time) {
-	maps.DeleteFunc(s.left, func(_ string, a *Scope) bool { return !a.claiming() })
+	maps.DeleteFunc(s.leavingScopes, func(_ string, a *Scope) bool { return !a.claiming() })
 	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, there := reach[name]; return !there })
 	before := *s.all.Load()
 	after := make(map[string]*Scope, len(reach))
@@ -74,7 +74,7 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 			after[name] = a
 			continue
 		}
-		if s.left[name] != nil || now.Before(s.barred[name].until) {
+		if s.leavingScopes[name] != nil || now.Before(s.barred[name].until) {
 			continue
 		}
 		a := s.scope(name)
@@ -87,7 +87,7 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 		after[name], changed = a, true
 	}
 	if changed {
-		s.unbar()
+		s.retryBarred()
 	}
 	s.all.Store(&after)
 	for name, a := range before {
@@ -95,12 +95,12 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 			continue
 		}
 		changed = true
-		s.left[name] = a
+		s.leavingScopes[name] = a
 		s.claims.Go(func() {
 			until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
 			defer cancel()
 			a.claim.Leave(until)
-			a.end()
+			a.stopClaim()
 		})
 	}
 	if changed {
@@ -108,9 +108,8 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	}
 }
 
-// bar notes that a group cannot be claimed. The cause is mostly a file that cannot be
-// read, and nothing reports when it can be read again. So the group is tried again, at
-// least once in the time of a lease.
+// bar notes that a group cannot be claimed. Mostly the cause is a file that cannot be read, and nothing reports when it
+// can be read again. So the claim is tried again, after pauses that double up to the time of a lease.
 func (s *Set) bar(name string, err error, now time.Time) {
 	b := s.barred[name]
 	if why := fmt.Sprintf("ha: %v", err); b.why != why {
@@ -123,27 +122,26 @@ func (s *Set) bar(name string, err error, now time.Time) {
 	s.barred[name] = b
 }
 
-// unbar makes all groups be tried at once, because another group could be claimed, and
-// all groups have the same store and the same files.
-func (s *Set) unbar() {
+// retryBarred has all barred groups be tried at once, because another group could be claimed, and all groups have the
+// same store and the same files.
+func (s *Set) retryBarred() {
 	for name, b := range s.barred {
 		s.barred[name] = bar{why: b.why}
 	}
 }
 
-// claiming says whether the scope's claim has not ended.
+// claiming says whether the scope's claim still runs.
 func (a *Scope) claiming() bool {
 	select {
-	case <-a.over:
+	case <-a.claimEnded:
 		return false
 	default:
 		return true
 	}
 }
 
-// countOthers reads what runs on the ranks of scopes that were taken over of late, or
-// are about to be, and is not ours. It falls with what is read alone; a rank that
-// does not tell keeps what it had.
+// countOthers reads which requests of others run on the ranks of scopes that were taken over lately, or are about to
+// be. Their number falls only by what engines say; of a rank whose engine does not say, the last number stays.
 func (s *Set) countOthers(ctx context.Context, now time.Time) {
 	changed := false
 	for _, a := range *s.all.Load() {

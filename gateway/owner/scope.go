@@ -22,29 +22,29 @@ type bar struct {
 	until time.Time
 }
 
-// Scope is a region or a decode group: its claim, and the fence before its engines.
-// A nil Scope is one that this proxy need not share.
+// Scope is a region or a decode group: its claim, and the fence before its engines. A nil Scope is one that this proxy
+// does not share with other proxies: it admits everything.
 type Scope struct {
-	Name    string
-	claim   *lease.Claim       // nil: the order is static
-	end     context.CancelFunc // of the claim
-	over    chan struct{}      // closed once the claim has ended
-	view    atomic.Pointer[lease.View]
-	sending atomic.Int64  // requests that were admitted and are not written yet
-	yields  atomic.Bool   // it is about to be another's: nothing more is begun for it
-	home    bool          // a region: it is ours by configuration
-	share   float64       // of slots that we use while we are cautious
-	hold    time.Duration // others' requests may run there for so long after a takeover
+	Name       string
+	claim      *lease.Claim       // nil: the order is static
+	stopClaim  context.CancelFunc // of the claim
+	claimEnded chan struct{}      // closed once the claim has ended
+	view       atomic.Pointer[lease.View]
+	sending    atomic.Int64  // requests that were admitted and are not written yet
+	yielding   atomic.Bool   // it is about to be another's: nothing more is begun for it
+	home       bool          // a region: it is ours by configuration
+	share      float64       // of slots that we use while we are cautious
+	hold       time.Duration // others' requests may run there for so long after a takeover
 
-	mu      sync.Mutex
-	static  *lease.Static           // nil: there is a claim
-	others  map[string]geo.Resident // requests of others, by rank, while we are cautious
-	told    bool                    // the one before named all of them
-	gave    bool                    // it was handed back, and requests of ours may still run there
-	adopted time.Time               // when it last became ours; zero: it is not
-	epoch   int64                   // with which it did
-	since   time.Time               // when it first did with that epoch
-	heard   time.Time               // when its last other owner was heard of
+	mu          sync.Mutex
+	static      *lease.Static           // nil: there is a claim
+	others      map[string]geo.Resident // requests of others, by rank, while we are cautious
+	othersNamed bool                    // the one before named all of them
+	handedBack  bool                    // it was handed back, and requests of ours may still run there
+	adopted     time.Time               // when it last became ours; zero: it is not
+	epoch       int64                   // with which it did
+	since       time.Time               // when it first did with that epoch
+	ownerHeard  time.Time               // when its last other owner was heard of
 }
 
 // NewScope makes a scope that nobody owns.
@@ -54,7 +54,8 @@ func NewScope(name string) *Scope {
 	return a
 }
 
-// Claim gives the scope its claim. Without OnChange the fence alone follows it.
+// Claim gives the scope its claim, and returns it. If hooks have no OnChange, a change of the claim's view changes only
+// what the scope admits.
 func (a *Scope) Claim(cfg lease.Config, engine lease.Engine, hooks lease.Hooks, log *zap.Logger) *lease.Claim {
 	if hooks.OnChange == nil {
 		hooks.OnChange = func(v lease.View) { a.view.Store(&v) }
@@ -67,9 +68,8 @@ func (a *Scope) Claim(cfg lease.Config, engine lease.Engine, hooks lease.Hooks, 
 // scope is lost.
 const sendPatience = time.Second
 
-// changed takes a view of a scope's claim. Once it returns from one that does not
-// admit, nothing is bound to the scope's engines any more, and what was bound
-// before is on its way.
+// changed takes a new view of a scope's claim. If the view does not admit, then once changed returns no new request is
+// bound to the scope's engines, and each request that was bound before is written, or is stopped by Ours.
 func (s *Set) changed(a *Scope, v lease.View) {
 	was := a.view.Load() // each scope has one caller at a time
 	log := s.log.With(zap.String(string(s.kind), a.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder),
@@ -90,12 +90,12 @@ func (s *Set) changed(a *Scope, v lease.View) {
 	var after time.Duration
 	a.mu.Lock()
 	if v.Admits {
-		s.known.Store(true)
+		s.ownersKnown.Store(true)
 		after = s.adopt(a, v.Epoch, time.Now())
 		a.view.Store(&v)
 	} else {
 		a.view.Store(&v)
-		a.adopted, a.told = time.Time{}, false
+		a.adopted, a.othersNamed = time.Time{}, false
 		clear(a.others)
 	}
 	a.mu.Unlock()
@@ -111,25 +111,25 @@ func (s *Set) changed(a *Scope, v lease.View) {
 		a.flush(s.ctx)
 	}
 	select {
-	case s.poke <- struct{}{}: // what runs there is not known yet
+	case s.lookNow <- struct{}{}: // what runs there is not known yet
 	default:
 	}
 }
 
-// adopt notes that a scope is ours. Only a new epoch is a takeover: one that comes
-// back with the epoch that it had, after the store was away, was nobody else's. It
-// is called with a.mu held.
+// adopt notes that a scope is ours. It counts as a takeover only with a new epoch: a scope that comes back with the
+// same epoch, after the store was away, belonged to no other proxy meanwhile. after is the time since another owner was
+// last heard of; 0: there was none, or it is no takeover. It is called with a.mu held.
 func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) {
-	a.gave = false
+	a.handedBack = false
 	if a.claim == nil || epoch != a.epoch {
 		a.epoch, a.since = epoch, now
 		if a.hold > 0 {
 			a.hold = s.host.Hold() // another than when the scope was made, if the config changed
 		}
-		if !a.heard.IsZero() {
-			after = now.Sub(a.heard)
+		if !a.ownerHeard.IsZero() {
+			after = now.Sub(a.ownerHeard)
 		}
-		s.metrics.took(a.Name, after, !a.heard.IsZero())
+		s.metrics.countTakeover(a.Name, after, !a.ownerHeard.IsZero())
 	}
 	a.adopted = a.since
 	return after
@@ -138,16 +138,16 @@ func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) 
 // Sending is how many requests have entered and are not written yet.
 func (a *Scope) Sending() int64 { return a.sending.Load() }
 
-// flush waits until what was admitted is written. What takes longer finds in its
-// last look that it is too late.
+// flush waits until the requests that were admitted are written, for at most sendPatience. A request that takes longer
+// is stopped by Ours, right before it would be written.
 func (a *Scope) flush(ctx context.Context) {
 	for end := time.Now().Add(sendPatience); a.Sending() > 0 && time.Now().Before(end) && ctx.Err() == nil; {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// Enter is where a request begins to be sent to the scope's engines; leave must be
-// called once it is written, or will not be.
+// Enter begins the sending of a request to the scope's engines. ok is false if the scope is not ours. Otherwise leave
+// must be called once the request is written, or will not be.
 func (a *Scope) Enter() (leave func(), ok bool) {
 	if a == nil {
 		return func() {}, true
@@ -161,9 +161,9 @@ func (a *Scope) Enter() (leave func(), ok bool) {
 	return leave, false
 }
 
-// Ours is the last look, right before a request is written: a process that stood
-// still since it admitted finds out here, and so does a request whose connection
-// took longer than flush waits. Else it is ErrNotOwner.
+// Ours is the last check, right before a request is written; ErrNotOwner: the scope is not ours any more. It stops a
+// request if the process stood still since it admitted the request, or if the request's connection took longer than
+// flush waits.
 func (a *Scope) Ours() error {
 	if a == nil || a.view.Load().Admits && (a.claim == nil || a.claim.Admits(time.Now())) {
 		return nil
@@ -171,11 +171,12 @@ func (a *Scope) Ours() error {
 	return ErrNotOwner
 }
 
-// Epoch is that of our ownership now.
+// Epoch is the epoch of the scope's ownership, as known now.
 func (a *Scope) Epoch() int64 { return a.view.Load().Epoch }
 
-// Still is Ours for a request that is marked with an epoch. The scope may be ours with a later one by now, since a lease that the
-// store had lost is taken again without a pause. An engine that has seen the later one would take this request for another owner's.
+// Still is Ours for a request that is marked with an epoch. The scope may be ours with a later epoch by now, because a
+// lease that the store had lost is taken again without a pause. An engine that has seen the later epoch would take this
+// request for one of another owner.
 func (a *Scope) Still(epoch int64) error {
 	if err := a.Ours(); err != nil || a.Epoch() == epoch {
 		return err
@@ -186,11 +187,12 @@ func (a *Scope) Still(epoch int64) error {
 // Admits says whether new work may be bound to the scope's engines.
 func (a *Scope) Admits() bool { return a == nil || a.view.Load().Admits }
 
-// Begins says whether requests may begin here that the scope's engines will serve.
-func (a *Scope) Begins() bool { return a.Admits() && (a == nil || !a.yields.Load()) }
+// Begins says whether requests that the scope's engines will serve may begin here: the scope is ours, and is not about
+// to go to another proxy.
+func (a *Scope) Begins() bool { return a.Admits() && (a == nil || !a.yielding.Load()) }
 
-// Mark adds the epoch of our ownership, for whoever stands in front of an engine and
-// holds requests of an older one off, or counts them.
+// Mark adds the header with the epoch of our ownership, for a guard in front of an engine that keeps requests of an
+// older epoch off, or counts them.
 func (a *Scope) Mark(h []engine.Header) []engine.Header {
 	if a == nil || a.claim == nil {
 		return h
@@ -198,8 +200,8 @@ func (a *Scope) Mark(h []engine.Header) []engine.Header {
 	return append(h, engine.Header{Name: EpochHeader, Value: strconv.FormatInt(a.Epoch(), 10)})
 }
 
-// Refused takes the epoch header of an answer that refuses a request. Who stands
-// in front of an engine and refuses an old epoch says there which one it has seen.
+// Refused takes the epoch header of an answer that refuses a request; empty: there is none. A guard in front of an
+// engine that refuses an old epoch says in it which epoch it has seen.
 func (a *Scope) Refused(header string) {
 	if a == nil || a.claim == nil || header == "" {
 		return

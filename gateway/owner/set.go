@@ -64,65 +64,65 @@ type Reach struct{ Up, All int }
 // enough says whether a scope could be served with the engines that answer.
 func (r Reach) enough() bool { return r.All > 0 && 2*r.Up >= r.All }
 
-// standing says who should own which scope.
+// standing says which proxy should own which scope.
 type standing interface {
 	// stand tells all claims, by the peers and engines of now.
-	stand(all map[string]*Scope, reach map[string]Reach, now time.Time)
+	setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time)
 	// yields is nil if a scope goes from here to who asks for it.
-	yields(a *Scope, sender string, ask geo.HandBack) error
+	mayYield(a *Scope, sender string, ask geo.HandBack) error
 	// heirs says whether a proxy lives that should own a scope once this one has left.
-	heirs(a *Scope) bool
+	hasHeirs(a *Scope) bool
 	// hear takes what a peer's probe told.
-	hear(all map[string]*Scope, h geo.ProbeReport)
+	takeReport(all map[string]*Scope, h geo.ProbeReport)
 }
 
-// Set is all scopes of a kind. A nil Set is that of a proxy that is alone: it admits
-// to everything.
+// Set is all scopes of a kind. A nil Set is that of a proxy without others, which admits to every scope.
 type Set struct {
-	host    Host
-	kind    Kind
-	conf    *config.Config
-	log     *zap.Logger
-	leases  *leases
-	open    func(name string) (lease.Engine, error) // the lease of a scope
-	times   lease.Times
-	members []string // that alone may own anything; none: anybody
-	region  string   // ours
-	node    *geo.Node
+	host      Host
+	kind      Kind
+	conf      *config.Config
+	log       *zap.Logger
+	leases    *leases
+	openLease func(name string) (lease.Engine, error) // the lease of a scope
+	times     lease.Times
+	members   []string // that alone may own anything; none: anybody
+	region    string   // ours
+	node      *geo.Node
 	standing
 	metrics *metrics
 
 	handsOver atomic.Bool
 
-	ctx    context.Context
-	claims sync.WaitGroup // that run
-	poke   chan struct{}  // looks at once
-	known  atomic.Bool    // somebody admitted to something since the start
-	all    atomic.Pointer[map[string]*Scope]
-	barred map[string]bar    // of run: scopes that cannot be owned
-	left   map[string]*Scope // of run: those whose claim is letting go
+	ctx           context.Context
+	claims        sync.WaitGroup // that run
+	lookNow       chan struct{}  // looks at once
+	ownersKnown   atomic.Bool    // somebody admitted to something since the start
+	all           atomic.Pointer[map[string]*Scope]
+	barred        map[string]bar    // of run: scopes that cannot be owned
+	leavingScopes map[string]*Scope // of run: those whose claim is letting go
 
 	mu   sync.Mutex
 	lost chan struct{} // closed when a scope is, and another put in its place
 }
 
-// Join gives the node over which proxies talk, before Run.
+// Join sets the node over which proxies talk to each other. It is called before Run.
 func (s *Set) Join(n *geo.Node) {
 	if s != nil {
 		s.node = n
 	}
 }
 
-// scope makes one without a claim.
+// scope makes a scope without a claim.
 func (s *Set) scope(name string) *Scope {
 	a := NewScope(name)
 	a.hold = s.host.Hold()
 	return a
 }
 
-// claim gives a scope its claim.
+// claim opens the lease of a scope and gives the scope its claim. rank is this proxy's place among those that may take
+// the scope.
 func (s *Set) claim(a *Scope, rank int) error {
-	engine, err := s.open(a.Name)
+	engine, err := s.openLease(a.Name)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (s *Set) claim(a *Scope, rank int) error {
 	return nil
 }
 
-// Of is the scope of that name; nil: this proxy is alone, or knows none yet.
+// Of is the scope with that name; nil: this proxy has no others, or knows no such scope yet.
 func (s *Set) Of(name string) *Scope {
 	if s == nil {
 		return nil
@@ -166,10 +166,10 @@ func (s *Set) AdmitsAny() bool {
 	return false
 }
 
-// Has says whether scopes are of that kind.
+// Has says whether the scopes are of that kind.
 func (s *Set) Has(k Kind) bool { return s != nil && s.kind == k }
 
-// Losses is closed when the next scope is lost; nil: none ever is.
+// Losses returns a channel that is closed when a scope is lost next; nil: none ever is.
 func (s *Set) Losses() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -179,12 +179,12 @@ func (s *Set) Losses() <-chan struct{} {
 	return s.lost
 }
 
-// Unready says why nothing can be served for want of owners; empty: it can.
+// Unready says why no request can be served because no proxy owns anything; empty: requests can be served.
 func (s *Set) Unready(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
-	case !s.known.Load(): // what comes could only wait
+	case !s.ownersKnown.Load(): // what comes could only wait
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()
@@ -193,7 +193,7 @@ func (s *Set) Unready(now time.Time) string {
 	}
 	for _, a := range all {
 		a.mu.Lock()
-		heard := a.heard
+		heard := a.ownerHeard
 		a.mu.Unlock()
 		if v := a.view.Load(); v.Admits || !v.Away || now.Before(heard.Add(s.times.RenewDeadline)) {
 			return ""
@@ -202,8 +202,8 @@ func (s *Set) Unready(now time.Time) string {
 	return "no proxy owns a decode group, for the store of leases does not answer"
 }
 
-// Leave releases what is owned, the last act of a shutdown; while it drains, the
-// others ask for it.
+// Leave releases all leases of this proxy, as the last act of a shutdown. While the proxy drains, others ask for its
+// scopes, so that most leases are gone by then.
 func (s *Set) Leave(ctx context.Context) {
 	if s == nil {
 		return

@@ -67,7 +67,7 @@ func (l *lent) Renew(ctx context.Context, _ int64) error {
 func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
-		poke: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, left: map[string]*Scope{},
+		lookNow: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, leavingScopes: map[string]*Scope{},
 		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
 			Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
@@ -126,7 +126,7 @@ func TestOnlyANewEpochIsATakeover(t *testing.T) {
 		s, a := setOf(t, Groups, store)
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
-		a.heard = time.Now().Add(-3 * time.Second)
+		a.ownerHeard = time.Now().Add(-3 * time.Second)
 		running.Go(func() { a.claim.Run(ctx) })
 		synctest.Wait()
 		require.True(t, a.Admits())
@@ -383,7 +383,7 @@ func TestAGroupThatComesBackHasOneClaim(t *testing.T) {
 		s.ctx = ctx
 		s.all.Store(&map[string]*Scope{})
 		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
-		s.open = func(string) (lease.Engine, error) { return store, nil }
+		s.openLease = func(string) (lease.Engine, error) { return store, nil }
 		var gone atomic.Bool
 		s.host.Engines = func() map[string]Reach {
 			if gone.Load() {
@@ -444,7 +444,7 @@ func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
 			defer mu.Unlock()
 			return maps.Clone(groups)
 		}
-		s.open = func(name string) (lease.Engine, error) {
+		s.openLease = func(name string) (lease.Engine, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if name == "g" {

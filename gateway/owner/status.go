@@ -46,13 +46,14 @@ type GroupStatus struct {
 	Differs bool     `json:"members_differ,omitempty"` // its holder has another list in ha.members than this proxy
 }
 
+// statusOf is the status of a scope, by the view of its claim and the engines that answer.
 func statusOf(v *lease.View, r Reach) ScopeStatus {
 	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All,
 		Away: v.Away}
 }
 
-// RegionsStatus lists the regions whose engines this proxy may serve, its own
-// first; none without ownership.
+// RegionsStatus lists the regions whose engines this proxy may serve, its own region first; nil: regions have no
+// owners.
 func (s *Set) RegionsStatus() (list []RegionStatus) {
 	if !s.Has(Regions) {
 		return nil
@@ -60,33 +61,33 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	reach, all, n := s.host.Engines(), *s.all.Load(), s.standing.(*neighbours)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a := all[name]
-		one := RegionStatus{Region: name, Home: a.home, ScopeStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
-		if list = append(list, one); a.home {
+		status := RegionStatus{Region: name, Home: a.home, ScopeStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
+		if list = append(list, status); a.home {
 			copy(list[1:], list)
-			list[0] = one
+			list[0] = status
 		}
 	}
 	return list
 }
 
-// GroupsStatus says which decode groups this proxy owns; nil: it is alone.
+// GroupsStatus says who owns which decode group; nil: groups have no owners.
 func (s *Set) GroupsStatus() *HAStatus {
 	if !s.Has(Groups) {
 		return nil
 	}
-	o, all, reach := s.standing.(*siblings), *s.all.Load(), s.host.Engines()
-	h := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: o.live(), Groups: []GroupStatus{}}
-	slices.Sort(h.Members)
+	siblings, all, reach := s.standing.(*siblings), *s.all.Load(), s.host.Engines()
+	status := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: siblings.live(), Groups: []GroupStatus{}}
+	slices.Sort(status.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a := all[name]
 		v := a.view.Load()
 		if v.Admits {
-			h.Role = "owner"
+			status.Role = "owner"
 		}
-		h.Groups = append(h.Groups,
-			GroupStatus{Group: name, ScopeStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Voted, Differs: v.Differs})
+		status.Groups = append(status.Groups,
+			GroupStatus{Group: name, ScopeStatus: statusOf(v, reach[name]), Order: siblings.order(a), Pledged: v.Voted, Differs: v.Differs})
 	}
-	return h
+	return status
 }
 
 // Describe implements prometheus.Collector.

@@ -30,6 +30,8 @@ type leases struct {
 	client *clientv3.Client // of etcd; nil: not needed yet
 }
 
+// newLeases returns the store of leases that the config names. It makes the identity of this process, and connects to
+// nothing yet. members are the only proxies that may ever own anything; empty: any may.
 func newLeases(engine string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
 	log *zap.Logger) *leases {
 	var boot [6]byte
@@ -40,8 +42,8 @@ func newLeases(engine string, duration time.Duration, namespace string, e geo.Et
 	}
 }
 
-// open returns the lease of a scope: an object of that name, or a key below the
-// prefix.
+// open returns the lease of a scope: a Lease object with the name object, in the cluster of the kubeconfig, or the etcd
+// key below the prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.engine == geo.OwnKubernetes {
 		server, namespace, err := cluster.Find(kubeconfig, l.namespace)

@@ -35,8 +35,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// Peers are the other proxies, as this one sees them. A proxy without others has none, nil,
-// and nothing of them costs anything then.
+// Peers are the other proxies, as this one sees them. It is nil if there are none.
 type Peers struct {
 	host     Host
 	node     *geo.Node
@@ -78,7 +77,8 @@ const (
 	firstByte     = 120 * time.Second // of a forward
 )
 
-// New wires the node; nil without other proxies.
+// New makes the node that knows the other proxies, and the server for their requests; nil: the config names no other
+// proxies.
 func New(h Host) (*Peers, error) {
 	set := h.Config.Settings()
 	c := &set.Geo
@@ -119,7 +119,7 @@ func New(h Host) (*Peers, error) {
 	return r, nil
 }
 
-// reach fills in how calls to a peer are made.
+// reach fills in how calls to a peer are made: the address, and the certificates of both sides.
 func (r *Peers) reach(p *geo.PeerConfig) error {
 	u, err := url.Parse(p.URL)
 	if err != nil {
@@ -163,8 +163,8 @@ func (r *Peers) Start() error {
 	return nil
 }
 
-// followDecoding keeps what decisions need of the dispatcher: it must not be
-// asked under the tier's lock.
+// followDecoding reads again and again how busy the decode ranks are. Decisions need that under the tier's lock, under
+// which the dispatcher must not be asked.
 func (r *Peers) followDecoding(ctx context.Context) {
 	tick := time.NewTicker(decodingEvery)
 	defer tick.Stop()
@@ -179,7 +179,7 @@ func (r *Peers) followDecoding(ctx context.Context) {
 	}
 }
 
-// Look has decisions know how busy the ranks of each model are now.
+// Look reads how busy the decode ranks of each model are now, for decisions about regions.
 func (r *Peers) Look(ctx context.Context) {
 	boards := map[string][]alike{}
 	for _, m := range r.host.Dispatcher.Status(ctx).Models {
@@ -192,15 +192,15 @@ func (r *Peers) Look(ctx context.Context) {
 		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
 		d.add(both)
 		for board, kinds := range boards { // of other regions whose engines are ours
-			of, freeThere := decodingFor(kinds, route.Name)
+			there, freeThere := decodingFor(kinds, route.Name)
 			if strings.HasPrefix(board, route.Board+roster.AggregatedMark+roster.RegionMark) {
-				d.add(of)
+				d.add(there)
 			} else if strings.HasPrefix(board, route.Board+roster.RegionMark) {
 				if d.free == nil {
 					d.free = map[string]int{"": free}
 				}
 				d.free[strings.TrimPrefix(board, route.Board+roster.RegionMark)] = freeThere
-				d.add(of)
+				d.add(there)
 			}
 		}
 		if !engines.Begins(route.Board, route.Name) {
@@ -227,18 +227,19 @@ type alike struct {
 	free int
 }
 
+// byLists sums up the ranks of a board, one entry for all ranks that list the same models.
 func byLists(workers []board.WorkerStatus) (kinds []alike) {
-	of := map[*board.Names][]board.WorkerStatus{}
+	byList := map[*board.Names][]board.WorkerStatus{}
 	for i := range workers {
-		of[workers[i].Lists] = append(of[workers[i].Lists], workers[i])
+		byList[workers[i].Lists] = append(byList[workers[i].Lists], workers[i])
 	}
-	for lists, ranks := range of {
+	for lists, ranks := range byList {
 		kinds = append(kinds, alike{lists, decodingOf(ranks), freeSlots(ranks)})
 	}
 	return kinds
 }
 
-// decodingFor is what the ranks have that list a model, and how many of their slots are free.
+// decodingFor sums up the ranks that list a model. free is how many requests they take now.
 func decodingFor(kinds []alike, model string) (d decoding, free int) {
 	for i := range kinds {
 		if k := &kinds[i]; k.lists.Has(model) {
@@ -249,14 +250,15 @@ func decodingFor(kinds []alike, model string) (d decoding, free int) {
 	return d, free
 }
 
-// add takes in other ranks.
-func (d *decoding) add(o decoding) {
-	if d.slots == 0 || o.slots > 0 && o.running < d.running {
-		d.running = o.running
+// add adds other ranks of the model.
+func (d *decoding) add(other decoding) {
+	if d.slots == 0 || other.slots > 0 && other.running < d.running {
+		d.running = other.running
 	}
-	d.slots += o.slots
+	d.slots += other.slots
 }
 
+// decodingOf sums up the ranks that are up.
 func decodingOf(workers []board.WorkerStatus) (d decoding) {
 	first := true
 	for _, w := range workers {
@@ -271,7 +273,7 @@ func decodingOf(workers []board.WorkerStatus) (d decoding) {
 	return d
 }
 
-// freeSlots is how many requests the ranks take at once before one ends.
+// freeSlots is how many requests the ranks that are up take now, before one of theirs ends.
 func freeSlots(workers []board.WorkerStatus) (n int) {
 	for _, w := range workers {
 		if w.Up {
@@ -281,12 +283,13 @@ func freeSlots(workers []board.WorkerStatus) (n int) {
 	return n
 }
 
+// running is how many requests of a model run on the least busy rank, and how many the ranks can run at once.
 func (r *Peers) running(model string) (perReplica float64, seqs int) {
 	d := (*r.decoding.Load())[model]
 	return d.running, d.slots
 }
 
-// decodes are the models that something decodes here now.
+// decodes lists the models for which decode ranks take requests here now.
 func (r *Peers) decodes() (models []string) {
 	for name, d := range *r.decoding.Load() {
 		if d.slots > 0 {
@@ -296,7 +299,7 @@ func (r *Peers) decodes() (models []string) {
 	return models
 }
 
-// Drain ends the listener, as the shutdown of the proxy does that of clients.
+// Drain ends the listener for other proxies, once their requests have ended or ctx has.
 func (r *Peers) Drain(ctx context.Context) error {
 	err := edge.Drain(ctx, r.server, r.listener)
 	_ = r.listener.Close() // a server that is stopped before it accepts anything does not
@@ -319,8 +322,8 @@ func (r *Peers) Addr() string {
 	return r.listener.Addr().String()
 }
 
-// giveBack stops what we admit to a scope that another should have, says what of
-// ours still runs there, and lets the lease go.
+// giveBack gives a scope to the dispatcher that should have it. It stops admission to the scope, lists which of our
+// requests still run there, and lets the lease go.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
 	a, done, err := r.host.Owner.Yield(sender, ask)
 	if err != nil {
@@ -333,9 +336,9 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 	return r.host.Owner.HandBack(a, ask)
 }
 
-// finish has what was begun here come to a rank before the group goes, where no
-// other group of ours could decode it: what does not is prefilled again, and its
-// first hand-off stays with the prefiller until the hold timeout.
+// finish waits, before a group goes to another proxy, until the prompts that were begun here have come to a decode
+// rank, as far as no other group of ours could decode them. A prompt that does not come to a rank in time is prefilled
+// again, and its first hand-off stays on the prefill engine until the hold timeout.
 func (r *Peers) finish(ctx context.Context, group string) {
 	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // who asks waits for twice as long
 	defer cancel()
@@ -349,8 +352,8 @@ func (r *Peers) finish(ctx context.Context, group string) {
 
 const finishEvery = 5 * time.Millisecond
 
-// underWay says whether something is prefilled here, or waits for a rank, that
-// would be decoded on one of the boards.
+// underWay says whether a prompt that would be decoded on one of the boards is being prefilled here, or waits for a
+// rank.
 func (r *Peers) underWay(boards []string) bool {
 	return slices.ContainsFunc(r.host.Tier.Status(), func(c prefill.CandidateStatus) bool {
 		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
@@ -360,7 +363,7 @@ func (r *Peers) underWay(boards []string) bool {
 	})
 }
 
-// tenure is what probes tell our peers.
+// tenure is what answers to probes tell our peers of what this proxy owns, decodes and has on the prefill engines.
 func (r *Peers) tenure() geo.Tenure {
 	t := r.host.Owner.Tenure()
 	if r.host.Owner.Has(owner.Groups) {
@@ -371,41 +374,41 @@ func (r *Peers) tenure() geo.Tenure {
 	return t
 }
 
-// hear takes what a peer's probe told.
+// hear takes what a peer said in the answer to a probe.
 func (r *Peers) hear(h geo.ProbeReport) {
 	if r.host.Owner.Has(owner.Groups) && h.Region == r.host.Config.Settings().Geo.Self.Region {
-		r.share(h.Peer, h.Prefill)
+		r.setShare(h.Peer, h.Prefill)
 	}
 	r.host.Owner.OnProbe(h)
 }
 
 // shares is what siblings have on the prefill engines, by their names.
 type shares struct {
-	mu sync.Mutex
-	of map[string]map[string]prefill.Share
+	mu        sync.Mutex
+	bySibling map[string]map[string]prefill.Share
 }
 
-// share takes what a sibling has.
-func (r *Peers) share(id string, has map[string]prefill.Share) {
+// setShare takes what a sibling has on the prefill engines; nil: it has nothing, or is gone.
+func (r *Peers) setShare(id string, has map[string]prefill.Share) {
 	r.shares.mu.Lock()
-	if r.shares.of == nil {
-		r.shares.of = map[string]map[string]prefill.Share{}
+	if r.shares.bySibling == nil {
+		r.shares.bySibling = map[string]map[string]prefill.Share{}
 	}
-	if r.shares.of[id] = has; has == nil {
-		delete(r.shares.of, id)
+	if r.shares.bySibling[id] = has; has == nil {
+		delete(r.shares.bySibling, id)
 	}
-	all := slices.Collect(maps.Values(r.shares.of))
+	all := slices.Collect(maps.Values(r.shares.bySibling))
 	r.shares.mu.Unlock()
 	r.host.Tier.SetShares(all...)
 }
 
-// forgetShares drops those of siblings that are gone.
+// forgetShares drops the shares of siblings that are gone.
 func (r *Peers) forgetShares() {
 	live, _ := r.node.Siblings()
 	r.shares.mu.Lock()
-	gone := slices.DeleteFunc(slices.Collect(maps.Keys(r.shares.of)), func(id string) bool { return slices.Contains(live, id) })
+	gone := slices.DeleteFunc(slices.Collect(maps.Keys(r.shares.bySibling)), func(id string) bool { return slices.Contains(live, id) })
 	r.shares.mu.Unlock()
 	for _, id := range gone {
-		r.share(id, nil)
+		r.setShare(id, nil)
 	}
 }

@@ -23,7 +23,7 @@ type Hop struct {
 	Tenant string
 }
 
-// stranger refuses by its head what no dispatcher sent, before its body is read.
+// stranger refuses, before its body is read, a request that by its head no dispatcher sent; nil: it may come in.
 func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	x := r.node.Verifier().CheckHead(credentialsOf(h), time.Now())
 	if x == nil {
@@ -33,7 +33,7 @@ func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
 }
 
-// knockOf is what the head of a request shows.
+// credentialsOf reads from the head of a request what shows who sent it.
 func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 	return &geo.Credentials{
 		Message: geo.Message{Method: string(h.Method()), Target: string(h.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader))},
@@ -44,7 +44,7 @@ func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 // warnEvery is the least time between two warnings that any caller can cause.
 const warnEvery = time.Minute
 
-// rejected counts a refusal, and logs those that an operator has to mend.
+// rejected counts a refusal. It warns of a peer with another version of evenkeel, because an operator has to mend that.
 func (r *Peers) rejected(reason string) {
 	r.node.Rejected(reason)
 	if reason != geo.RejectVersion {
@@ -56,7 +56,7 @@ func (r *Peers) rejected(reason string) {
 	}
 }
 
-// turnedAway answers what no handler saw.
+// turnedAway answers a request that was refused before any handler saw it.
 func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
 	r.host.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
 	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient},
@@ -65,10 +65,10 @@ func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
 	}
 }
 
-// handle serves the peer listener.
+// handle serves the requests of other proxies: probes, questions about ownership, and forwarded requests of clients.
 func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	came := time.Now()
-	from, refusal := r.open(ctx, came)
+	from, refusal := r.verify(ctx, came)
 	if refusal != nil {
 		r.reject(ctx, refusal)
 		return
@@ -106,7 +106,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	r.receive(ctx, ep, from, came)
 }
 
-// handBack answers the home of a region that we hold.
+// handBack answers a dispatcher that asks for a region or a group that we hold.
 func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.HandBack
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
@@ -146,32 +146,33 @@ func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBodyString("{}")
 }
 
-// open asks the door.
-func (r *Peers) open(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
-	k := credentialsOf(&ctx.Request.Header)
-	k.Body = ctx.PostBody()
+// verify checks which dispatcher sent a request, and whether it may have come this way.
+func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
+	credentials := credentialsOf(&ctx.Request.Header)
+	credentials.Body = ctx.PostBody()
 	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.host.Config.Authority() != nil {
-		k.Certified, k.Names = true, certs.Names(tls.PeerCertificates[0])
+		credentials.Certified, credentials.Names = true, certs.Names(tls.PeerCertificates[0])
 	}
-	got, refusal := r.node.Verifier().Verify(k, now)
-	return &Hop{got, k.Tenant}, refusal
+	hop, refusal := r.node.Verifier().Verify(credentials, now)
+	return &Hop{hop, credentials.Tenant}, refusal
 }
 
-// receive has a request of another dispatcher served, unless that comes too late.
+// receive has a forwarded request served here, unless this proxy takes no more, or the request's deadline has passed.
+// At the deadline it closes the connection.
 func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time) {
-	left := time.UnixMilli(from.Deadline).Sub(came)
+	remaining := time.UnixMilli(from.Deadline).Sub(came)
 	switch {
 	case r.refusing():
 		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining,
 			Message: "this region takes no new requests"})
 		return
-	case left <= 0:
+	case remaining <= 0:
 		r.reject(ctx, &geo.Refusal{Status: http.StatusGatewayTimeout, Reject: geo.RejectDeadline,
 			Message: "the deadline of this request has passed, so its caller does not wait any more"})
 		return
 	}
 	if conn, ok := edge.ConnOf(ctx); ok { // the origin has gone on without us by then
-		late := time.AfterFunc(left, func() { _ = conn.Close() })
+		late := time.AfterFunc(remaining, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
 	r.host.Serve(ctx, ep, from, came)
@@ -181,7 +182,7 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 // served, although requests of clients are already refused.
 func (r *Peers) refusing() bool { return r.host.Service.Refusing() && !r.host.Owner.HandsOver() }
 
-// reject answers another dispatcher so that it serves the request itself.
+// reject answers another dispatcher with a refusal, upon which that dispatcher serves the request itself.
 func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 	r.rejected(x.Reject)
 	r.host.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
