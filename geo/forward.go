@@ -18,20 +18,20 @@ import (
 // sent once, and ended once.
 type Forward struct {
 	node        *Node
-	peer        *peer
+	peer        *peer // the peer that gets the request
 	number      uint64
 	model       string
-	rid, tenant string
-	hop         *Hop
-	requests    int // how many requests it counts as
-	hitTokens   int // tokens of the prompt that are believed to be cached at the peer
-	predicted   policy.Terms
-	localMs     float64
+	rid, tenant string       // the request's id at its origin, and whose request it is
+	hop         *Hop         // the hop by which the request came here; nil: it came from a client
+	requests    int          // how many requests it counts as
+	hitTokens   int          // tokens of the prompt that are believed to be cached at the peer
+	predicted   policy.Terms // what the request was predicted to cost at the peer
+	localMs     float64      // what it was predicted to cost here, in ms; -1: no engine here could serve it
 	prompt      prefill.Prompt
-	blockTokens float64
-	expected    index.Speculation
-	decided     time.Time
-	since       time.Time // when it entered the arrival queue
+	blockTokens float64           // tokens that one block of the prompt stands for
+	expected    index.Speculation // the prompt's blocks, which count as cached at the peer from the decision on
+	decided     time.Time         // when the peer was chosen
+	since       time.Time         // when it entered the arrival queue
 
 	mu         sync.Mutex
 	carrier    Carrier // nil until the request is sent
@@ -40,15 +40,15 @@ type Forward struct {
 	cause      string  // why it was abandoned from outside
 	ended      bool
 
-	clientDeadline bool // the deadline is the client's, which comes before our own
-	resp           *engine.Response
-	cached         int
+	clientDeadline bool             // the deadline is the client's, which comes before our own
+	resp           *engine.Response // the peer's answer
+	cached         int              // tokens of the prompt that the peer found in a cache; -1: it did not say
 	firstAt        time.Time
 	reader         *sse.Reader
 	idle           time.Duration // how long the peer may be silent, as the connection has it
 	unread         []byte        // events the client has not taken yet
-	events         int
-	readErr        error // why Read returns no more events
+	events         int           // data events so far
+	readErr        error         // why Read returns no more events
 }
 
 // Causes of a fallback, as metrics label them.

@@ -10,7 +10,7 @@ import (
 	"evenkeel/lease"
 )
 
-// ErrNotHome is a dispatcher that asks for another's region.
+// ErrNotHome is the answer to a dispatcher that asks for a region which is not its own.
 var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
 // Yield says whether a scope goes from here to the dispatcher that asks for it; the error says why not. If it does, no

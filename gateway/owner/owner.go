@@ -32,7 +32,7 @@ func New(c *config.Config, host Host) (*Set, error) {
 				zap.Strings("members", s.members))
 		}
 		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
-		if _, err := s.openLease(""); err != nil { // groups come with engines, and later: what is wrong here is said now
+		if _, err := s.openLease(""); err != nil { // groups become known with their engines, later; what is wrong with the store is found now
 			return nil, fmt.Errorf("ha: %w", err)
 		}
 	case c.Geo.On() && own.On():

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	standEvery = 250 * time.Millisecond // how often peers and engines are looked at
-	countEvery = time.Second            // and what of others runs on engines
+	standEvery = 250 * time.Millisecond // between two looks at peers and engines
+	countEvery = time.Second            // between two counts of the requests of others on engines
 )
 
 // Run runs the claims, and tells them what they need to know of peers and engines, until ctx ends. It returns when no
@@ -147,7 +147,8 @@ func (s *Set) countOthers(ctx context.Context, now time.Time) {
 	for _, a := range *s.all.Load() {
 		a.mu.Lock()
 		cautious := a.cautious(now)
-		ended := !a.adopted.IsZero() && !cautious && len(a.others) > 0 // before, they are what the one before said on giving back
+		// while the scope is not ours, others has what the owner before said when it gave the scope back
+		ended := !a.adopted.IsZero() && !cautious && len(a.others) > 0
 		if ended {
 			clear(a.others)
 		}

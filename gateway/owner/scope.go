@@ -31,19 +31,19 @@ type Scope struct {
 	claimEnded chan struct{}      // closed once the claim has ended
 	view       atomic.Pointer[lease.View]
 	sending    atomic.Int64  // requests that were admitted and are not written yet
-	yielding   atomic.Bool   // it is about to be another's: nothing more is begun for it
-	home       bool          // a region: it is ours by configuration
-	share      float64       // of slots that we use while we are cautious
+	yielding   atomic.Bool   // the scope is about to go to another proxy: no new request is begun for it
+	home       bool          // a region: it is this proxy's own, by the config
+	share      float64       // the share of slots that we use while we are cautious
 	hold       time.Duration // others' requests may run there for so long after a takeover
 
 	mu          sync.Mutex
 	static      *lease.Static           // nil: there is a claim
 	others      map[string]geo.Resident // requests of others, by rank, while we are cautious
-	othersNamed bool                    // the one before named all of them
-	handedBack  bool                    // it was handed back, and requests of ours may still run there
-	adopted     time.Time               // when it last became ours; zero: it is not
-	epoch       int64                   // with which it did
-	since       time.Time               // when it first did with that epoch
+	othersNamed bool                    // the owner before has named all of them
+	handedBack  bool                    // the scope was handed back, and requests of ours may still run there
+	adopted     time.Time               // when the scope last became ours; zero: it is not ours
+	epoch       int64                   // the epoch with which it became ours
+	since       time.Time               // when it first became ours with that epoch
 	ownerHeard  time.Time               // when its last other owner was heard of
 }
 
@@ -64,8 +64,7 @@ func (a *Scope) Claim(cfg lease.Config, engine lease.Engine, hooks lease.Hooks, 
 	return a.claim
 }
 
-// sendPatience is what requests that were admitted have to be written, when a
-// scope is lost.
+// sendPatience is how long a proxy that has lost a scope waits for the requests that it admitted before to be written.
 const sendPatience = time.Second
 
 // changed takes a new view of a scope's claim. If the view does not admit, then once changed returns no new request is
@@ -211,9 +210,9 @@ func (a *Scope) Refused(header string) {
 	}
 }
 
-// EpochHeader tells an engine, and what stands in front of it, of whose time a request is.
+// EpochHeader is the header with the epoch of the owner that sends a request. An engine, or a guard in front of it, can tell by
+// it requests of a former owner.
 const EpochHeader = "X-Evenkeel-Epoch"
 
-// ErrNotOwner is a request that would have gone to engines that are another's by
-// then.
+// ErrNotOwner is the error of a request whose engines belong to another proxy by the time it would be written.
 var ErrNotOwner = errors.New("another proxy admits to these engines now")

@@ -45,16 +45,16 @@ type Host struct {
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64            // of seconds, for histograms
-	Hold       func() time.Duration // the longest that a prefiller keeps KV blocks for somebody, by the config in force
+	Hold       func() time.Duration // the longest time for which a prefill engine keeps KV blocks, by the config in force
 	Leaving    func() bool          // this proxy drains
 
 	// Engines are the scopes that engines are in.
 	Engines func() map[string]Reach
-	// Load is what our own requests hold of the ranks of a scope, and with ask also
-	// what its engines say that runs there; silent are ranks that do not tell.
+	// Load is what our own requests hold of the ranks of a scope (ours). With ask, it also asks the engines what runs
+	// there (all); silent are the ranks that do not say.
 	Load func(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string)
-	// Publish has fleet and dispatcher take up what Admits and Room say now: when it
-	// returns, nothing is bound any more to a scope that admits nothing.
+	// Publish has fleet and dispatcher take over what Admits and Room say now. When it returns, no request is bound any
+	// more to a scope that does not admit.
 	Publish func(ctx context.Context)
 }
 
@@ -66,13 +66,13 @@ func (r Reach) enough() bool { return r.All > 0 && 2*r.Up >= r.All }
 
 // standing says which proxy should own which scope.
 type standing interface {
-	// stand tells all claims, by the peers and engines of now.
+	// setStandings tells all claims this proxy's place among the owners to be, by the peers and engines of now.
 	setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time)
-	// yields is nil if a scope goes from here to who asks for it.
+	// mayYield is nil if a scope may go from here to the dispatcher that asks for it.
 	mayYield(a *Scope, sender string, ask geo.HandBack) error
-	// heirs says whether a proxy lives that should own a scope once this one has left.
+	// hasHeirs says whether another proxy lives that should own a scope once this proxy has left.
 	hasHeirs(a *Scope) bool
-	// hear takes what a peer's probe told.
+	// takeReport takes what a peer said in the answer to a probe.
 	takeReport(all map[string]*Scope, h geo.ProbeReport)
 }
 
@@ -85,7 +85,7 @@ type Set struct {
 	leases    *leases
 	openLease func(name string) (lease.Engine, error) // the lease of a scope
 	times     lease.Times
-	members   []string // that alone may own anything; none: anybody
+	members   []string // the only proxies that may own anything; empty: any may
 	region    string   // ours
 	node      *geo.Node
 	standing
@@ -95,14 +95,14 @@ type Set struct {
 
 	ctx           context.Context
 	claims        sync.WaitGroup // that run
-	lookNow       chan struct{}  // looks at once
-	ownersKnown   atomic.Bool    // somebody admitted to something since the start
+	lookNow       chan struct{}  // holds a token if Run is to look at once
+	ownersKnown   atomic.Bool    // some proxy has admitted to some scope since the start
 	all           atomic.Pointer[map[string]*Scope]
-	barred        map[string]bar    // of run: scopes that cannot be owned
-	leavingScopes map[string]*Scope // of run: those whose claim is letting go
+	barred        map[string]bar    // scopes that cannot be owned; only Run uses it
+	leavingScopes map[string]*Scope // scopes whose claim is being given up; only Run uses it
 
 	mu   sync.Mutex
-	lost chan struct{} // closed when a scope is, and another put in its place
+	lost chan struct{} // closed when a scope is lost; another channel then takes its place
 }
 
 // Join sets the node over which proxies talk to each other. It is called before Run.

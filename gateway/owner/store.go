@@ -17,14 +17,14 @@ import (
 	"evenkeel/lease/kube"
 )
 
-// leases is where ownership is kept, of regions or of decode groups.
+// leases is the store that keeps the leases of regions or of decode groups.
 type leases struct {
 	engine    string
 	duration  time.Duration
 	namespace string // of Lease objects; empty: our own
 	etcd      geo.Etcd
 	identity  string   // this process
-	members   []string // that alone may ever own anything; none: anybody
+	members   []string // the only proxies that may ever own anything; empty: any may
 	log       *zap.Logger
 
 	client *clientv3.Client // of etcd; nil: not needed yet

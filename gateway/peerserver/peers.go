@@ -69,7 +69,7 @@ type Host struct {
 type decoding struct {
 	running float64        // requests on the rank that has fewest
 	slots   int            // of all ranks
-	free    map[string]int // of them, by region; nil: all are of one
+	free    map[string]int // free slots by region; nil: all ranks are in one region
 }
 
 const (
@@ -191,7 +191,7 @@ func (r *Peers) Look(ctx context.Context) {
 		d, free := decodingFor(boards[route.Board], route.Name)
 		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
 		d.add(both)
-		for board, kinds := range boards { // of other regions whose engines are ours
+		for board, kinds := range boards { // boards of other regions whose engines this proxy uses
 			there, freeThere := decodingFor(kinds, route.Name)
 			if strings.HasPrefix(board, route.Board+roster.AggregatedMark+roster.RegionMark) {
 				d.add(there)
@@ -340,9 +340,9 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 // rank, as far as no other group of ours could decode them. A prompt that does not come to a rank in time is prefilled
 // again, and its first hand-off stays on the prefill engine until the hold timeout.
 func (r *Peers) finish(ctx context.Context, group string) {
-	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // who asks waits for twice as long
+	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // the dispatcher that asks waits for twice as long
 	defer cancel()
-	r.Look(ctx) // from here on what comes waits, or goes elsewhere
+	r.Look(ctx) // from here on new requests wait, or go to another proxy
 	engines := r.host.Fleet.Now()
 	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.Begins(board, "") })
 	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
