@@ -117,7 +117,7 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	return false
 }
 
-// stay tells all legs that they are served in this region.
+// stay tells each of the requests that it is served in this region.
 func stay(legs []Request) {
 	for i := range legs {
 		legs[i].stay()
