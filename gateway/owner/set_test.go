@@ -326,7 +326,7 @@ func (k *kept) Release(_ context.Context, epoch int64) error {
 
 type alwaysOurs struct{ standing }
 
-func (alwaysOurs) stand(all map[string]*Scope, _ map[string]Reach, _ time.Time) {
+func (alwaysOurs) setStandings(all map[string]*Scope, _ map[string]Reach, _ time.Time) {
 	for _, a := range all {
 		a.claim.SetStanding(true, 0, true)
 	}
@@ -338,7 +338,7 @@ type heir struct {
 	lives atomic.Bool
 }
 
-func (h *heir) heirs(*Scope) bool { return h.lives.Load() }
+func (h *heir) hasHeirs(*Scope) bool { return h.lives.Load() }
 
 // An owner that drains waits for a proxy that could own its scopes, but not for ever.
 func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
