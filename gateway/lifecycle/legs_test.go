@@ -53,7 +53,7 @@ func (w *twoLegs) mayCome() []What {
 	case answered, gone:
 	}
 	switch w.legs.decode {
-	case opens:
+	case unbegun:
 		all = append(all, Began, DecodeFell, ClientGone)
 	case begun:
 		if w.legs.Failed { // the first event is not believed
@@ -220,12 +220,12 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
 		w := twoLegs{legs: newPair(dialects[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 6).Draw(t, "events") {
-			if w.legs.decode != opens {
+			if w.legs.decode != unbegun {
 				return
 			}
 			w.tell(t, w.drawn(t))
 		}
-		if w.legs.decode != opens {
+		if w.legs.decode != unbegun {
 			return
 		}
 		w.tell(t, Event{What: ClientGone, End: Ended{Why: Left}})

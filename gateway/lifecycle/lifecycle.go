@@ -50,11 +50,11 @@ type Lifecycle struct {
 	state   State
 	script  Script
 	dialect Dialect // of the engines of an early attempt
-	last    Next    // what the last attempt came to
+	last    Next    // what the verdict on the last attempt says that follows
 	tries   tries
 	blame   blame
 	owed    owed
-	pairs   []Pair // one for each attempt that was bound before its prefill
+	pairs   []Pair // one for each attempt whose decode rank was bound before its prefill; the last one is that of the latest such attempt
 }
 
 // Resumed says whether its answer was lost and goes on elsewhere.
@@ -64,10 +64,10 @@ func (l *Lifecycle) Resumed() bool { return l.tries.resumed > 0 }
 func (l *Lifecycle) Dials() bool { return l.tries.redials > 0 }
 
 // Losses is how often the answer was lost and went on, or an engine without KV room gave the request back before its first event.
-func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.bounced) }
+func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.givenBack) }
 
 // Breaches are the connections that broke under the request.
-func (l *Lifecycle) Breaches() []Breach { return l.tries.broke }
+func (l *Lifecycle) Breaches() []Breach { return l.tries.breaches }
 
 // Reserved says whether the request has a place in the pool.
 func (l *Lifecycle) Reserved() bool { return l.owed.has[Place] }
@@ -81,11 +81,11 @@ func (l *Lifecycle) CameBack(by What) {
 	}
 }
 
-// Moved gives a leg the history of the request that it is a part of.
+// Moved gives l, which is one part of a request of several prompts or answers, the history of the whole request.
 func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 
-// Step takes an event and appends to dst the effects to carry out, in this order. If one of them is waited for, it comes last and
-// sets the new state.
+// Step takes an event and appends to dst the effects to carry out, in this order. At most one of them is waited for (those from TryLocal
+// on). It comes last, and it sets the state that the request is in until the event that says how it ended.
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	switch {
@@ -104,6 +104,8 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
+// step is Step for a request that is split into prefill and decode, and for events that are not of a pair. It goes by the state that the
+// request is in. Fell ends the leg in every state that does not handle it here.
 func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
@@ -115,12 +117,12 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		case e.What == LocalBound:
 			l.history.moves(turned)
 			l.owed.bind()
-			l.keep(&e)
+			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
 		case l.OnlyLocal:
 			return l.fail(e, OfRanks, dst)
 		}
-		l.owed.take(Holder)
+		l.owed.take(Holder) // the request goes to a prefill engine, so it will have leases
 		return append(dst, Effect{Do: Queue})
 	case Queued:
 		return l.queued(e, dst)
@@ -136,20 +138,20 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		return l.fail(e, OfPeer, dst)
 	case Probing:
 		switch e.What {
-		case First: // the prefill engine has given the whole answer, and there is no KV to hand over
+		case First: // the prefill engine has given the whole answer itself, and there is no KV to hand over
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
 			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
 		case HandedOver:
 			dst = l.owed.settle(dst, Lease, Pass)
 			l.owed.take(KV)
-			l.owed.named = e.Named
+			l.owed.kvHasProbeID = e.Named
 			return l.enqueue(dst)
 		}
 	case Pooled:
 		if e.What == Bound {
 			l.owed.bind()
-			l.keep(&e)
+			l.keepCopy(&e)
 			if l.script == Early {
 				l.owed.has[Lease] = false // from now on the pair settles the lease
 				l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
@@ -166,7 +168,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		case Ends: // the whole answer came at once. The slot is free, whatever the prefill engine reports
 			return l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
 		case First:
-			l.keep(&e)
+			l.keepCopy(&e)
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
@@ -180,7 +182,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		if e.What == Retried {
 			return l.begin(dst)
 		}
-		return l.givenUp(e, dst)
+		return l.giveUp(e, dst)
 	case Offering:
 		if e.What == Offered {
 			l.tries.restart()
@@ -197,7 +199,8 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 // Pair returns the n-th pair of the request. The first one is 1.
 func (l *Lifecycle) Pair(n int) *Pair { return &l.pairs[n-1] }
 
-// stepPair passes an event to its pair. It changes nothing else of the life, because the attempt of that pair may be over.
+// stepPair passes an event to its pair, and marks the pair's effects with its number. It changes nothing else of the Lifecycle, because
+// the attempt of that pair may be over.
 func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	dst = l.Pair(e.Pair).step(e, dst)
@@ -207,6 +210,8 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 	return dst
 }
 
+// begin begins an attempt. If a hand-off is left from the attempt before, only a decode rank is looked for; else the attempt begins with
+// the question whether a decode rank computes the prompt alone.
 func (l *Lifecycle) begin(dst []Effect) []Effect {
 	l.script = Late
 	if !l.Bound && l.Open() {
@@ -219,7 +224,7 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 	return append(dst, Effect{Do: TryLocal})
 }
 
-// sendDecode sends the request to the rank that was bound. Without KV the rank computes the prompt, too.
+// sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank computes the prompt, too.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	until := ByFirstEvent
 	switch {
@@ -231,7 +236,8 @@ func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	return append(dst, Effect{Do: SendDecode, Until: until})
 }
 
-// confirms is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete.
+// confirms is how long the proxy waits, once the answer has ended or was lost, for the prefill engine to confirm that the KV of the answer
+// was complete. Only an early attempt has such a wait: in the others the prefill engine has answered before.
 func (l *Lifecycle) confirms() Limit {
 	if l.script != Early {
 		return NotHere
@@ -239,7 +245,8 @@ func (l *Lifecycle) confirms() Limit {
 	return l.Pair(len(l.pairs)).Confirms()
 }
 
-func (l *Lifecycle) keep(e *Event) {
+// keepCopy notes that bytes of the request stay in memory, so that they are given back when they are not needed any more.
+func (l *Lifecycle) keepCopy(e *Event) {
 	if e.Copied {
 		l.owed.take(Copy)
 	}
@@ -251,6 +258,7 @@ func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
 }
 
+// queued handles an event in the state Queued: the request's turn came, another dispatcher should have the request, or no turn came.
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	switch e.What {
 	case Turn:
@@ -258,7 +266,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		l.owed.take(Place)
 		l.owed.take(Lease)
 		if l.script, l.dialect = e.Script, e.Dialect; l.script != Late {
-			return l.enqueue(dst)
+			return l.enqueue(dst) // a rank is bound before anything is prefilled
 		}
 		return append(dst, Effect{Do: SendProbe, Until: ByProbe})
 	case Directed:
@@ -274,47 +282,53 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// fell handles the end of a leg without a result: it settles what the leg held, and says what follows.
+// fell handles the end of a leg without its result: it settles what the leg held, holds the failure against the engine that is at fault,
+// and says whether the request is tried again.
 func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	if e.End.Why == RanksLost && !l.history.moves(lostRanks) {
 		e.End.Why = NoRank
 	}
-	v := e.End.Verdict()
-	if l.script == Mixed && v.Next == Again && e.End.Refused() { // the rank computed nothing, so no KV was lost
-		v.Next = Untaken
+	verdict := e.End.Verdict()
+	if l.script == Mixed && verdict.Next == Again && e.End.Refused() { // the rank computed nothing, so no KV was lost
+		verdict.Next = Untaken
 	}
-	dst = l.condemn(&e, v.Blame, dst)
-	comes := e.End.Why == Withheld && l.tries.held < mostHeld // the engine is expected back in a moment
-	if e.End.Why == Withheld && e.End.Leg == Prefill && !comes {
-		v.KV = Refuse
+	dst = l.condemn(&e, verdict.Blame, dst)
+	returns := e.End.Why == Withheld && l.tries.withheld < mostHeld // the engine is expected back in a moment
+	if e.End.Why == Withheld && e.End.Leg == Prefill && !returns {
+		verdict.KV = Refuse // it was expected back, and is not: that counts as its failure
 	}
 	switch {
-	case l.script == Mixed && (v.Blame == Nobody || e.End.Why == Busy): // the group has not failed: at most the queue of one rank is full
+	case l.script == Mixed && (verdict.Blame == Nobody || e.End.Why == Busy):
+		// the group has not failed: at most the queue of one rank is full
 		dst = l.owed.settle(dst, Lease, Free) // the engine keeps no KV for a hand-off
 	case l.script == Mixed:
 		dst = l.owed.settle(dst, Lease, Refuse)
-	case v.KV != Keep:
-		dst = l.owed.settle(dst, Lease, v.KV)
-		dst = l.owed.settle(dst, KV, v.KV)
+	case verdict.KV != Keep:
+		dst = l.owed.settle(dst, Lease, verdict.KV) // of a prefill leg
+		dst = l.owed.settle(dst, KV, verdict.KV)    // of a decode leg
 	}
-	how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // idle: the engine was sent nothing
-	if idle || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
-		how = Cancelled
+	slotHow, nothingSent := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving
+	if nothingSent || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
+		slotHow = Cancelled
 	}
-	dst = l.owed.unbind(dst, how)
+	dst = l.owed.unbind(dst, slotHow)
 	if !l.Resumed() { // else the kept bytes belong to the whole answer, not to this attempt
 		dst = l.owed.settle(dst, Copy, Back)
 	}
-	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Stale && !comes {
+	// The next attempt may have the same rank if the rank was sent nothing, or did not fail.
+	if e.End.Leg == Decode && !nothingSent && e.End.Why != GivenBack && e.End.Why != Stale && !returns {
 		dst = append(dst, Effect{Do: Shun})
 	}
-	l.last = v.Next
-	if v.Next == Over || v.Next == Ask || e.Left {
-		return l.givenUp(e, dst)
+	l.last = verdict.Next
+	if verdict.Next == Over || verdict.Next == Ask || e.Left {
+		return l.giveUp(e, dst)
 	}
-	return append(dst, Effect{Do: Pause, Retry: l.tries.next(v.Next, &e)})
+	return append(dst, Effect{Do: Pause, Retry: l.tries.retry(verdict.Next, &e)})
 }
 
+// condemn holds the failure of a leg against its engine, unless nobody is at fault. A prefill engine's failures are counted when its lease
+// is settled, so of these only a 500 is noted here. Whether the engine or the request is the cause of a 500 (Disputed), the next engine
+// shows; until then the engine is only accused.
 func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
 	if whom == Disputed && !e.Faulty { // e.g. the KV did not arrive, which is not the request's fault
 		whom = Engine
@@ -329,9 +343,11 @@ func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
 	return dst
 }
 
+// answered handles an event after the client's answer has begun, in the states Answering, Confirming and Lost. An answer that can neither
+// end nor go on elsewhere is broken off.
 func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	switch {
-	case e.What == Begun && l.state == Lost:
+	case e.What == Begun && l.state == Lost: // the lost answer goes on, with an attempt as of a new request
 		l.tries.restart()
 		l.tries.resumed++
 		return l.begin(dst)
@@ -342,32 +358,35 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
 			}
 		}
-		fallthrough
+		fallthrough // nothing is left to wait for: the answer has ended
 	case e.What == Ends, e.What == Believed:
 		return append(l.conclude(dst), Effect{Do: EndWhole})
 	case e.What == Fell && l.state == Answering:
-		return l.broke(e, dst)
+		return l.answerLost(e, dst)
 	}
 	return append(l.conclude(dst), Effect{Do: BreakOff})
 }
 
-// broke handles the loss of an answer that has begun. A request at which two engines have failed goes to no third one.
-func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
-	v, how := e.End.Verdict(), Failing
+// answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), unless the client has left, no engine would
+// answer otherwise, or two engines have failed at the request: then it goes to no third one, and the answer is broken off.
+func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
+	verdict, slotHow := e.End.Verdict(), Failing
 	if e.Left || e.End.Why == Left {
-		v, how = Verdict{Next: Over}, Cancelled
+		verdict, slotHow = Verdict{Next: Over}, Cancelled
 	}
-	dst = l.owed.unbind(l.condemn(&e, v.Blame, dst), how)
-	if v.Next == Over || l.tries.breaks(&e) {
+	dst = l.owed.unbind(l.condemn(&e, verdict.Blame, dst), slotHow)
+	if verdict.Next == Over || l.tries.breaks(&e) {
 		return append(l.conclude(dst), Effect{Do: BreakOff})
 	}
-	if v.Next != Room {
+	if verdict.Next != Room { // a rank that had no room has not failed
 		dst = append(dst, Effect{Do: Shun})
 	}
 	return append(dst, Effect{Do: GoOn, Until: l.confirms()})
 }
 
-func (l *Lifecycle) givenUp(e Event, dst []Effect) []Effect {
+// giveUp ends the attempts here. Another dispatcher is offered the request, if it may have it and the failure is not the request's;
+// else the client gets an error.
+func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	dst = l.owed.settle(dst, KV, Doubt) // no engine was sent the hand-off, and no answer needs its KV any more
 	switch {
 	case e.Left:
@@ -383,18 +402,23 @@ func (l *Lifecycle) offer(why move) bool {
 	return !l.Bound && l.history.moves(why)
 }
 
-func (l *Lifecycle) fail(e Event, with Error, dst []Effect) []Effect {
+// fail ends the request with an error for the client.
+func (l *Lifecycle) fail(e Event, clientError Error, dst []Effect) []Effect {
 	if e.Left {
-		with = OfClient
+		clientError = OfClient
 	}
-	return append(l.conclude(dst), Effect{Do: Fail, Error: with})
+	return append(l.conclude(dst), Effect{Do: Fail, Error: clientError})
 }
 
+// conclude settles what the request still holds when no attempt follows here. The cause of a 500 that no other engine confirmed stays
+// unknown.
 func (l *Lifecycle) conclude(dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Copy, Back)
 	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
+// panicked ends the request after the code that carries out effects has panicked. It settles everything that the request holds in the way
+// that is safe if any engine may still be at work for it: KV is left to the engine's hold timeout, and nothing is discarded.
 func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	l.state = Done
 	dst = l.owed.unbind(dst, Failing)
@@ -403,7 +427,7 @@ func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
 		case p.Closed():
-		case e.Idle:
+		case e.Idle: // neither leg of the last pair was begun
 			dst = l.stepPair(Event{What: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)

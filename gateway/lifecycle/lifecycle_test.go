@@ -302,7 +302,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 					end.Far = Unsent
 				}
 				after[i] = l.Step(Event{What: Fell, End: end, Left: left}, nil)
-				require.Equal(t, owed{named: l.owed.named}, l.owed, "nothing is held")
+				require.Equal(t, owed{kvHasProbeID: l.owed.kvHasProbeID}, l.owed, "nothing is held")
 			}
 			for _, other := range after[1:] {
 				require.Equal(t, after[0][len(after[0])-1], other[len(other)-1], "%+v", end)

@@ -38,6 +38,7 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	return dst
 }
 
+// choose has an engine chosen that was not asked yet, unless mostAsked were.
 func (l *Lifecycle) choose(dst []Effect) []Effect {
 	if l.tries.asked == mostAsked {
 		return l.noneLeft(dst)
@@ -45,53 +46,60 @@ func (l *Lifecycle) choose(dst []Effect) []Effect {
 	return append(dst, Effect{Do: Choose})
 }
 
+// noneLeft ends a request for which no engine is left. The client gets the error of the last engine that failed at it, if one did.
 func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
-	with := OfRanks
-	if l.tries.count > 0 || l.tries.unlisted > 0 {
-		with = OfAttempt
+	clientError := OfRanks
+	if l.tries.counted > 0 || l.tries.unlisted > 0 {
+		clientError = OfAttempt
 	}
-	return l.turnAway(with, dst)
+	return l.turnAway(clientError, dst)
 }
 
-func (l *Lifecycle) call(how Do, dst []Effect) []Effect {
+// call sends the request to the chosen engine, with the effect SendOver, or with SendAnew for a second time. The call counts at the engine,
+// and memory is set aside for the answer.
+func (l *Lifecycle) call(effect Do, dst []Effect) []Effect {
 	l.owed.take(Call)
 	l.owed.take(Memory)
-	return append(dst, Effect{Do: how, Until: ByProbe})
+	return append(dst, Effect{Do: effect, Until: ByProbe})
 }
 
+// callFell handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is asked, unless the
+// request itself may be why.
 func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
-	v := e.End.Verdict()
+	verdict := e.End.Verdict()
 	dst = l.owed.settle(dst, Memory, Back)
-	dst = l.owed.settle(dst, Call, v.KV)
+	dst = l.owed.settle(dst, Call, verdict.KV)
 	switch {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
 	// the engine may have died of the request, over the first connection or over the second
 	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved:
-		v.Next = Elsewhere
+		verdict.Next = Elsewhere
 		dst = append(dst, Effect{Do: Recall})
-	case v.Next == Same:
+	case verdict.Next == Same:
 		return l.call(SendAnew, dst)
-	case v.Next == Anew:
+	case verdict.Next == Anew: // the engine does not have the endpoint
 		return l.choose(append(dst, Effect{Do: Remember}, Effect{Do: Recall}))
-	case v.Next == Listed:
+	case verdict.Next == Listed:
 		l.tries.unlisted++
 		return l.choose(dst)
-	case v.Next == Over: // the request's fault
+	case verdict.Next == Over: // the request's fault
 		return l.turnAway(OfAttempt, dst)
 	}
-	l.tries.count++
+	l.tries.counted++
 	dst = append(dst, Effect{Do: Complain})
-	if v.Next != Again || l.tries.count == mostFailed {
+	if verdict.Next != Again || l.tries.counted == mostFailed {
 		return l.turnAway(OfAttempt, dst)
 	}
 	return l.choose(dst)
 }
 
-func (l *Lifecycle) turnAway(with Error, dst []Effect) []Effect {
-	return append(l.letGo(Pass, Back, dst), Effect{Do: Fail, Error: with})
+// turnAway ends the request with an error for the client. The code that answers with the error settles the request's body (see Body).
+func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
+	return append(l.letGo(Pass, Back, dst), Effect{Do: Fail, Error: clientError})
 }
 
+// letGo settles what a request that is passed through holds, as far as it holds that. body and memory are how those two things are settled.
 func (l *Lifecycle) letGo(body, memory How, dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Body, body)
 	dst = l.owed.settle(dst, Memory, memory)

@@ -79,7 +79,7 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 // twinOf is a copy of a life that shares nothing with it.
 func twinOf(l *Lifecycle) Lifecycle {
 	twin := *l
-	twin.owed.doubts, twin.tries.broke, twin.pairs = slices.Clone(l.owed.doubts), slices.Clone(l.tries.broke), slices.Clone(l.pairs)
+	twin.owed.doubts, twin.tries.breaches, twin.pairs = slices.Clone(l.owed.doubts), slices.Clone(l.tries.breaches), slices.Clone(l.pairs)
 	return twin
 }
 

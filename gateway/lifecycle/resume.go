@@ -66,10 +66,11 @@ type Plan struct {
 	AtD    int              // the same of the decode engine
 }
 
-// Plan says how the answer goes on. It does not change l.Said.
+// Plan says how the answer goes on: it is concluded if only its end is missing, begun anew if the client can see no difference, continued
+// behind the part that the client has, or broken off. It does not change l.Said.
 func (l *Loss) Plan() Plan {
 	said := *l.Said
-	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt}
+	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt} // for an answer that begins anew: none of it is there yet
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}
@@ -78,6 +79,7 @@ func (l *Loss) Plan() Plan {
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen):
 		return l.behind(nothing, Repeated, nil)
 	case l.Keeping == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
+		// the answer goes on behind what the client has: see below
 	case l.Keeping == KeepAll && !l.Streamed:
 		nothing.Head = sse.Head{}
 		p := l.behind(nothing, Repeated, nil)
@@ -116,7 +118,8 @@ func (l *Loss) Plan() Plan {
 	return l.behind(&said, tier, resume)
 }
 
-// behind is the plan in which the answer goes on behind said.
+// behind is the plan in which the answer goes on behind said, with resume as a part of the prompt. resume is nil if no part of the answer
+// becomes a part of the prompt.
 func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, Said: said, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.How) {
@@ -134,7 +137,8 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 	return p
 }
 
-// whole says whether the answer so far ends at the end of a character, or can be cut there. If a token ends within a character, its
+// whole says whether what goes on behind the answer so far joins it without a break within a character: it ends at the end of a character,
+// or can be cut there, or goes on by its text. If a token ends within a character, its
 // text comes with the next token, and if a prompt ends like that, vLLM 0.32 writes all the text into the answer. A client that already
 // has such a token must not get it again.
 func (l *Loss) whole(said *sse.Trail) bool {
@@ -148,7 +152,7 @@ func (l *Loss) resumable(said *sse.Trail) bool {
 		return false
 	case l.How == "", said.Head.ID == nil, said.MoreThan, said.Unread, !l.Plain:
 		return false
-	case mooncake.ByText(l.How):
+	case mooncake.ByText(l.How): // then tokens that the client has may be made anew, and tools cannot be repeated
 		return !l.Seen && !l.Tools
 	}
 	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.IDs))

@@ -8,16 +8,16 @@ import (
 // tries is what is remembered of a request's failed attempts: how many there were, and whether the engines or the request itself
 // are why they failed.
 type tries struct {
-	count, unsent int32 // attempts that count, and attempts that reached no engine; both since the last restart
-	refused       int32 // attempts that ended because an engine refused to compute the prompt; they do not count
-	bounced       int32 // how often an engine without KV room gave the request back before its first event
-	held          int32 // attempts that ended as Withheld, because the engine was not there; they do not count
-	redials       int32 // attempts over connections that had ended unseen, in the whole life; they do not count
-	unlisted      int32 // attempts at engines that did not have the model; they do not count
-	resumed       int32 // how often a lost answer went on
-	suspect       int32 // engines that the request may have broken
-	asked         int32 // engines that were asked, for a request that is passed through
-	broke         []Breach
+	counted, unreached int32 // attempts that count, and attempts that reached no engine; both since restart was last called
+	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
+	givenBack          int32 // how often an engine without KV room gave the request back before its first event
+	withheld           int32 // attempts that ended as Withheld, because the engine was not there; they do not count
+	redials            int32 // attempts over connections that had ended unseen, in the whole life; they do not count
+	unlisted           int32 // attempts at engines that did not have the model; they do not count
+	resumed            int32 // how often a lost answer went on
+	suspects           int32 // engines that the request may have broken
+	asked              int32 // engines that were asked, for a request that is passed through
+	breaches           []Breach
 }
 
 // mostRefused is how many refusals of engines that were to compute the prompt do not count as attempts, because the engines ran nothing.
@@ -41,27 +41,30 @@ const mostUnlisted = 3
 const poison = 2
 
 // restart forgets the earlier attempts, as far as they would count against the next ones.
-func (t *tries) restart() { t.count, t.unsent, t.refused, t.held, t.unlisted = 0, 0, 0, 0, 0 }
+func (t *tries) restart() { t.counted, t.unreached, t.refused, t.withheld, t.unlisted = 0, 0, 0, 0, 0 }
 
 // poisons says whether evenkeel takes the request for the cause of its engines' failures.
-func (t *tries) poisons() bool { return t.suspect >= poison }
+func (t *tries) poisons() bool { return t.suspects >= poison }
 
-func (t *tries) next(follows Next, e *Event) Retry {
-	switch follows {
+// retry counts an attempt that has ended, and says whether and how another one begins. next is the verdict on the attempt, and e is the
+// event that reported its end. An attempt of a kind that does not count (see mostRefused, mostHeld and mostRedials) counts like any other
+// once there were so many of them.
+func (t *tries) retry(next Next, e *Event) Retry {
+	switch next {
 	case Over, Ask, Elsewhere:
 		return Retry{}
 	case Anew, Granted: // the budget of a Granted attempt was asked before
 		return Retry{Budget: Freely}
 	case Room:
-		t.bounced++
-		if int(t.resumed+t.bounced) > e.Rooms {
+		t.givenBack++
+		if int(t.resumed+t.givenBack) > e.Rooms {
 			return Retry{}
 		}
-		return Retry{Budget: Freely, Pause: min(int(t.bounced), 8)}
+		return Retry{Budget: Freely, Pause: min(int(t.givenBack), 8)}
 	case Held:
-		if t.held < mostHeld {
-			t.held++
-			return Retry{Budget: Freely, Pause: int(t.held)}
+		if t.withheld < mostHeld {
+			t.withheld++
+			return Retry{Budget: Freely, Pause: int(t.withheld)}
 		}
 	case Redial:
 		if t.redials < mostRedials {
@@ -78,49 +81,50 @@ func (t *tries) next(follows Next, e *Event) Retry {
 		t.unlisted++
 		return Retry{Budget: Freely, Pause: int(t.unlisted)}
 	case Unreached:
-		t.unsent++
-		return Retry{Budget: OfUnsent, N: int(t.unsent)}
+		t.unreached++
+		return Retry{Budget: OfUnsent, N: int(t.unreached)}
 	case Untaken:
 		if t.refused < mostRefused {
 			t.refused++
-			return Retry{Budget: Counted, N: max(1, int(t.count)), Pause: int(t.refused)}
+			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refused)}
 		}
 	case Again:
 	}
-	t.count++
+	t.counted++
 	if t.breaks(e) {
 		return Retry{}
 	}
-	return Retry{Budget: Counted, N: int(t.count), Despite: t.resumed > 0}
+	return Retry{Budget: Counted, N: int(t.counted), Despite: t.resumed > 0}
 }
 
-// breaks says whether the request may be what breaks engines: two engines failed at it, or went down under it.
+// breaks notes a failure of an engine, and says whether the request may be what breaks engines: two engines failed at it, or went down
+// under it.
 func (t *tries) breaks(e *Event) bool {
 	if e.Faulty {
-		t.suspect++
+		t.suspects++
 		return t.poisons()
 	}
-	return e.Breach.Engine != "" && t.died(e.Breach, e.Down)
+	return e.Breach.Engine != "" && t.secondDied(e.Breach, e.Down)
 }
 
-// died notes an engine whose connection broke under the request. It says whether the connection of another engine of the same role
-// broke before and that engine went down then, or an engine failed at the request before. A broken connection whose engine lives on is
-// no sign, and a cluster may lose one prefill and one decode engine at once.
-func (t *tries) died(b Breach, down []string) bool {
+// secondDied notes an engine whose connection broke under the request. It says whether the connection of another engine of the same role
+// broke before and that engine went down then, or an engine failed at the request before. down are the engines of t.breaches that went
+// down. A broken connection whose engine still runs is no sign, and a cluster may lose one prefill and one decode engine at once.
+func (t *tries) secondDied(b Breach, down []string) bool {
 	role, _, _ := strings.Cut(b.Engine, " ")
-	for _, other := range t.broke {
+	for _, other := range t.breaches {
 		if other.Engine != b.Engine && strings.HasPrefix(other.Engine, role+" ") && slices.Contains(down, other.Engine) {
 			return true
 		}
 	}
-	t.broke = append(t.broke, b)
-	return t.suspect+1 >= poison // an engine said before that it failed at the request
+	t.breaches = append(t.breaches, b)
+	return t.suspects+1 >= poison // an engine said before that it failed at the request
 }
 
 // blame is an engine's 500 whose cause is open: old vLLM answers so to prompts that are too long, and every engine would.
 type blame struct {
 	accused string // the engine that answered 500; empty: none did, or the cause is known
-	cleared bool   // two engines answered 500: the request is the cause
+	cleared bool   // two engines answered 500, which clears both: the request is the cause
 }
 
 // accuse takes note of an engine that answered 500. If another engine did before, the request is the cause.
@@ -133,7 +137,7 @@ func (b *blame) accuse(engine string, dst []Effect) []Effect {
 	return dst
 }
 
-// find settles a 500 that no other engine confirmed.
+// find settles a 500 that no other engine confirmed, with the cause f. It does nothing if no engine is accused.
 func (b *blame) find(f Finding, dst []Effect) []Effect {
 	if b.accused == "" {
 		return dst

@@ -150,7 +150,7 @@ func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 		require.Equal(t, want, got[len(got)-1].Retry)
 		l = Lifecycle{tries: l.tries}
 	}
-	require.Zero(t, l.tries.count)
+	require.Zero(t, l.tries.counted)
 }
 
 // An engine that says again and again that it is not there gets the request no more.

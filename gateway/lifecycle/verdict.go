@@ -258,7 +258,7 @@ type Verdict struct {
 	Blame Blame
 }
 
-// Verdict looks up what follows the end of the leg.
+// Verdict looks up what follows the end of the leg: what becomes of the KV, what the request does next, and who is to blame.
 func (e Ended) Verdict() Verdict {
 	r := &prefills[e.Why]
 	switch e.Leg {
@@ -279,7 +279,7 @@ func (e Ended) Verdict() Verdict {
 	case v.KV == Doubt && e.Frees && e.Why != Withheld: // with Withheld, the part of the engine that would free the KV never saw the request
 		v.KV = Free
 	}
-	if e.Leg == Prefill && !e.Kept {
+	if e.Leg == Prefill && !e.Kept { // the engine keeps no KV that would have to be fetched or to run out
 		switch v.KV {
 		case Lose:
 			v.KV = Refuse
@@ -287,7 +287,7 @@ func (e Ended) Verdict() Verdict {
 			v.KV = Free
 		}
 	}
-	if e.Moved {
+	if e.Moved { // an engine that was taken out of service is not to blame
 		if v.Blame = Nobody; v.Next != Over {
 			v.Next = Anew
 		}
@@ -295,12 +295,12 @@ func (e Ended) Verdict() Verdict {
 	return v
 }
 
-// Unheard says of a leg without a first event that its engine took the request, and is why there was none.
+// Unheard says, of a leg that ended without a first event, whether its engine took the request and is to blame that no event came.
 func (e Ended) Unheard() bool {
 	return e.Why == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
-// OfEngine says that the leg's engine is why the leg has ended: its answer says so, or its connection or answer failed.
+// OfEngine says whether the leg's engine is why the leg has ended: its answer says so, or its connection or answer failed.
 func (e Ended) OfEngine() bool { return e.Why >= Stale && !e.Moved }
 
 // sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can compute it. But a request that may
@@ -329,12 +329,12 @@ func (e Ended) sole() Verdict {
 	return v
 }
 
-// Refused says that the engine of a leg that decodes has too many requests: it refused this one, and read nothing of it.
+// Refused says whether the engine of a decode leg has too many requests: it refused this one, and read nothing of it.
 func (e Ended) Refused() bool {
 	return e.Leg == Decode && (e.Why == Busy || e.Why == Throttled)
 }
 
-// Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.
+// Untaken says whether the engine of a leg took nothing of the request, so that another engine may take its place.
 func (e Ended) Untaken() bool {
 	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld ||
 		e.Why == Unlisted
