@@ -94,17 +94,15 @@ func NewDiscarder(c Config) *Discarder {
 	return d
 }
 
-// Discard throws a hand-off away from which no answer is made. No call frees a
-// prefiller's blocks but a decode that pulls them. So one token is decoded on a rank that
-// the dispatcher picks, charged like any admission, and the token is thrown away.
-// Until that has happened, or the engine's hold timeout has, the hand-off stays
-// on the prefiller's budget. An engine may have read it before: then the blocks
-// that this decode pulls may be another prompt's. So its text is thrown away, and it
-// has a cache_salt of its own, under which no other request finds the blocks. freed, which
-// may be nil, is called once the engine has let go of it.
+// Discard throws a hand-off away from which no answer is made, so that its prefill engine gets the KV's memory back. No call frees a
+// prefill engine's blocks but a decode that pulls them. So one token is decoded on a rank that the dispatcher picks, charged like any
+// request, and the token is thrown away. Until that has happened, or the hold timeout of the engine is over, the hand-off counts on the
+// budget of the prefill engine. A decode engine may have read the hand-off before: then the blocks that this decode pulls may be another
+// prompt's. So the decode has a cache_salt of its own, under which no other request finds the blocks. Discard returns at once; freed, which
+// may be nil, is called from another goroutine once the prefill engine has let go of the KV.
 func (d *Discarder) Discard(h *Handoff, freed func()) {
 	h.Lease.PassOn()
-	end := func(outcome string, err error) {
+	finish := func(outcome string, err error) {
 		d.outcomes.WithLabelValues(outcome).Inc()
 		if err != nil {
 			h.Lease.Orphan()
@@ -118,20 +116,20 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 		if err == nil && freed != nil {
 			freed()
 		}
-		end(outcome, err)
+		finish(outcome, err)
 	}); {
 	case errors.Is(err, service.ErrCrowded):
-		end(discardCrowded, errCrowded)
+		finish(discardCrowded, errCrowded)
 	case err != nil:
-		end(discardUnplaced, err)
+		finish(discardUnplaced, err)
 	}
 }
 
 // discardTries is how often a hand-off is offered to decode ranks.
 const discardTries = 3
 
-// discardNow discards and says what became of it; an error leaves the hand-off to
-// the hold timeout.
+// discardNow discards a hand-off, and says what became of it, as evenkeel_drains_total labels it. An error leaves the hand-off to the hold
+// timeout of its prefill engine.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
@@ -139,7 +137,7 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate
-		r := <-d.Dispatcher.Enqueue(&pool.Entry{
+		placed := <-d.Dispatcher.Enqueue(&pool.Entry{
 			ID: d.NextID(), Model: engines.BoardFor(c, h.Model.Name, engines.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt,
 			Arrival: h.Arrival, Entered: time.Now(),
 			Deadline:  h.PulledBy(),
@@ -148,11 +146,13 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 			Discard:   true,
 			Response:  h.Endpoint == mooncake.Responses,
 		})
-		if r.Err != nil {
-			return discardUnplaced, errors.Join(r.Err, err)
+		if placed.Err != nil {
+			return discardUnplaced, errors.Join(placed.Err, err)
 		}
+		// A hand-off whose discard has the id of its probe is not offered again after a call that broke: the engine may still run the
+		// request of that id.
 		var again bool
-		if outcome, again, err = d.discardOn(r.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" &&
+		if outcome, again, err = d.discardOn(placed.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" &&
 			outcome == discardFailed {
 			return outcome, err
 		}
@@ -164,12 +164,12 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// discardOn has the rank of a slot decode one token. again: it failed, and another
-// rank may still do it. After a rank that was silent for all its time no other is tried:
-// if the hand-off is the cause, the next decode would hold its slot as long.
+// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. again says that the rank failed and another
+// rank may still do it. After a rank that was silent for all its time no other one is tried: if the hand-off is the cause, the next decode
+// would hold its slot as long. try counts from 1, and makes the id of the request.
 func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, again bool, err error) {
-	end := board.Outcome{Kind: board.Failed}
-	defer func() { d.Dispatcher.Release(slot, end) }()
+	slotOutcome := board.Outcome{Kind: board.Failed}
+	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
 	// After PulledBy too little time is left for a pull before the prefill engine frees the blocks by itself. This also holds for a
 	// hand-off that comes back from another rank.
@@ -177,7 +177,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.kv == nil {
+	if h.kv == nil { // else the params were taken before, for another rank
 		if h.kv, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
@@ -202,6 +202,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	if f != nil {
 		h.Avoid = d.Engines().Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
 	}
+	// the monitor learns of a call that broke, or of what the engine said of itself
 	if f != nil && (f.Status == 0 && f.Why != lifecycle.NotOurs || f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted) {
 		d.Monitor.Report(f.Engine, f.Err)
 	}
@@ -210,25 +211,26 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		slot.Started() // the KV came
 		d.Monitor.Judge(rank.Instance, engine.Served, nil)
 	case f.Why == lifecycle.NotOurs:
-		end.Kind = board.Cancelled
+		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
-		end.Lost = d.discardLost(f)
+		slotOutcome.Lost = d.discardLost(f)
 		// a silent engine that asks for the KV only now may wait for it for ever
-		end.Orphaned = f.Why == lifecycle.Silent && lifecycle.Dialects[rank.Profile.Connector].Strands && !time.Now().Before(h.PulledBy())
+		slotOutcome.Orphaned = f.Why == lifecycle.Silent && lifecycle.Dialects[rank.Profile.Connector].Strands &&
+			!time.Now().Before(h.PulledBy())
 		return discardFailed, f.Why != lifecycle.Silent, f.Err
 	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err
-	case !d.Engines().RejectionFrees(rank):
+	case !d.Engines().RejectionFrees(rank): // a refusal leaves the KV where it is
 		return discardRefused, true, f.Err
 	}
-	h.Lease.Release()
-	end.Kind, end.Kept = board.Cancelled, f == nil // its one token is an answer, too
+	h.Lease.Release()                                              // the KV came, or the refusal has it freed
+	slotOutcome.Kind, slotOutcome.Kept = board.Cancelled, f == nil // its one token is an answer, too
 	return discardDone, false, nil
 }
 
-// discardLost judges a decode engine that broke the decode of a discarded hand-off, and tells whether the
-// hand-off may be why.
+// discardLost tells the monitor of a decode engine that broke the decode of a discarded hand-off, or was silent. It says whether the
+// engine may have the hand-off, which then may be why. If the proxy itself ended the call (HungUp), nobody is to blame.
 func (d *Discarder) discardLost(f *failure.Fault) bool {
 	switch f.Why {
 	case lifecycle.HungUp:

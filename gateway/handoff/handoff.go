@@ -24,11 +24,11 @@ import (
 type Handoff struct {
 	mooncake.Handoff
 	Origin
-	Lease *prefill.Lease
-	Born  fleet.Birth
-	Avoid []int32         // workers that failed at it
-	kv    json.RawMessage // the taken params, while no engine can have read them
-	seen  witness
+	Lease     *prefill.Lease
+	Born      fleet.Birth
+	Avoid     []int32         // workers that failed at it
+	kv        json.RawMessage // the kv_transfer_params once they were taken; nil: they were not
+	witnessed witness         // what the prefill engine had said when the hand-off was sent
 }
 
 // Origin is the attempt that made the hand-off. Its request may be at another attempt when the hand-off is used.
@@ -45,9 +45,8 @@ type Origin struct {
 	Attempt  int
 }
 
-// Params returns the params for a decode request. The hand-off is taken once; as
-// long as no byte of a request with it was written, the params may go to another
-// rank, before the same deadline.
+// Params returns the kv_transfer_params for a decode request. The hand-off is taken once. As long as no byte of a request with it was
+// written to an engine, a later call returns the same params for another rank, but not after the deadline of the hand-off.
 func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
 	if h.kv != nil {
 		if !now.Before(h.Deadline()) {
@@ -61,8 +60,8 @@ func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
 }
 
 // Identify gives a decode request the probe's id if the prefill engine knows the
-// blocks only by that id. No engine then has another request of this id: the probe
-// is over, and such a hand-off is not discarded while an engine may still have it.
+// blocks only by that id. Without a hand-off (h is nil) the headers stay as they are. No engine then has another request of this id: the
+// probe is over, and such a hand-off is not discarded while an engine may still have it.
 func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
 	if h == nil || h.ProbeID == "" {
 		return headers
@@ -76,9 +75,9 @@ func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
 }
 
 // PulledBy is until when a first event is believed without a sign that the hold was renewed: its KV was then read
-// while the prefiller still had the blocks. A later event may be made of blocks that belong to another request by then.
-// A quarter of the margin is left for the difference between the two clocks: the engine counts from the end of the
-// prefill, we from its answer. An answer in one piece does not show when its KV was pulled. So if nothing renews the
+// while the prefill engine still had the blocks. A later event may be made of blocks that belong to another request by then.
+// A quarter of the margin between Deadline and Expires is left, because the two clocks differ: the engine counts from the end of the
+// prefill, the proxy from the engine's answer. An answer in one piece does not show when its KV was pulled. So if nothing renews the
 // hold, such an answer may come later.
 func (h *Handoff) PulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
@@ -104,9 +103,9 @@ const BlockTokens = 128
 
 // Settle gives a prompt's lease back, in the way that the end of its leg requires. why is the fault that the leg ended with; nil: there was
 // none.
-func Settle(l *prefill.Lease, how lifecycle.How, why *failure.Fault) {
-	if (how == lifecycle.Refuse || how == lifecycle.Lose) && why != nil && why.Err != nil {
-		l.Blame(why.Err.Error())
+func Settle(l *prefill.Lease, how lifecycle.How, fault *failure.Fault) {
+	if (how == lifecycle.Refuse || how == lifecycle.Lose) && fault != nil && fault.Err != nil {
+		l.Blame(fault.Err.Error())
 	}
 	switch how {
 	case lifecycle.Free:
@@ -120,18 +119,19 @@ func Settle(l *prefill.Lease, how lifecycle.How, why *failure.Fault) {
 	}
 }
 
-// LimitFromSlot ends a call that waits for its first event when its request has had a slot for limit. A hand-off may be
+// LimitFromSlot ends a call that waits for its first event when its request has had a slot for as long as limit, until stop is called. A
+// hand-off may be
 // bound to a rank that has no slot or no KV room for it yet: ahead of a slot that comes free, or at its deadline. Where
 // the engine's own queue renews its hold, the time that it waits there does not count.
 func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration) (stop func()) {
-	every := max(limit/16, time.Millisecond)
-	var since time.Time
+	every := max(limit/16, time.Millisecond) // how often the slot is looked at
+	var slotSince time.Time                  // zero: the request has had no slot yet
 	return Watch(every, func() time.Duration {
 		switch now := time.Now(); {
 		case slot.Waits():
-		case since.IsZero():
-			since = now
-		case now.Sub(since) >= limit:
+		case slotSince.IsZero():
+			slotSince = now
+		case now.Sub(slotSince) >= limit:
 			call.Expire()
 		}
 		return every
@@ -163,30 +163,32 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 	}
 }
 
-// Patience is how much longer evenkeel waits for an answer in one piece. asked is when the engine was asked for it, and tokens is how many
-// tokens it may have. Nothing arrives before all of the answer is computed. So after limits.probe_timeout evenkeel waits as long as the
-// core of the rank gives signs of life, by events of other streams or by gauges, and at most for as long as the tokens may take.
-func Patience(r *fleet.Rank, set *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
-	last := asked.Add(set.Limits.ProbeTimeout)
-	most := last.Add(time.Duration(tokens) * slowestToken)
-	if alive := r.Signs.Last().Add(set.Limits.EventTimeout); alive.After(last) {
-		last = alive
+// Patience is how much longer evenkeel waits for an answer in one piece; 0 or less: the wait is over. asked is when the engine was asked
+// for the answer, and tokens is how many tokens the answer may have. Nothing arrives before all of the answer is computed. So after
+// limits.probe_timeout evenkeel waits as long as the core of the rank gives signs of life, by events of other streams or by gauges, and
+// at most for as long as the tokens may take.
+func Patience(r *fleet.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
+	until := asked.Add(settings.Limits.ProbeTimeout)
+	latest := until.Add(time.Duration(tokens) * slowestToken)
+	if alive := r.Signs.Last().Add(settings.Limits.EventTimeout); alive.After(until) {
+		until = alive
 	}
-	if last.After(most) {
-		last = most
+	if until.After(latest) {
+		until = latest
 	}
-	return last.Sub(now)
+	return until.Sub(now)
 }
 
 // slowestToken is longer than an engine takes for a token at any speed that clients accept. It only bounds the wait for an engine
 // that has lost one request and goes on with others.
 const slowestToken = time.Second
 
-// LimitWhole ends the call of an answer in one piece when Patience is over.
-func LimitWhole(r *fleet.Rank, call *engine.Call, set *fleet.Settings, tokens int) (stop func()) {
+// LimitWhole ends the call of an answer in one piece when Patience is over, unless stop is called before. tokens is how many tokens the
+// answer may have.
+func LimitWhole(r *fleet.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
-	return Watch(Patience(r, set, asked, tokens, asked), func() time.Duration {
-		left := Patience(r, set, asked, tokens, time.Now())
+	return Watch(Patience(r, settings, asked, tokens, asked), func() time.Duration {
+		left := Patience(r, settings, asked, tokens, time.Now())
 		if left <= 0 {
 			call.Expire()
 		}
@@ -195,7 +197,8 @@ func LimitWhole(r *fleet.Rank, call *engine.Call, set *fleet.Settings, tokens in
 }
 
 // Await begins the wait for the first event of a request that is sent to a rank, with a hand-off or, if h is nil, without
-// one. whole: the answer comes in one piece, so nothing but gauges tells what the core does until then.
+// one. The wait says until when the prefill engine surely keeps the KV. whole says that the answer comes in one piece, so that nothing but
+// gauges tells what the core of the rank does until then.
 func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
 	switch {
 	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
@@ -211,31 +214,31 @@ const Forever = 1000 * time.Hour
 
 // witness is what a prefill engine had said of its hand-offs when one of them was sent to a decode engine.
 type witness struct {
-	expired float64 // hand-offs that it had given away before anything had fetched them
-	known   bool
-	before  int // hand-offs of ours that were left to the engine and that it had given away
+	expired     float64 // hand-offs that it had given away before anything had fetched them
+	known       bool    // the engine reports that number
+	oursExpired int     // hand-offs of ours that were left to the engine and that it had given away
 }
 
-// Witness notes what the prefill engine says of hand-offs that it has given away.
+// Witness notes, when the hand-off is sent, what the prefill engine says of hand-offs that it has given away. Refuted compares with it.
 func (h *Handoff) Witness(m Monitor) {
-	h.seen.expired, h.seen.known = m.Expired(h.Lease.Candidate.Instance)
+	h.witnessed.expired, h.witnessed.known = m.Expired(h.Lease.Candidate.Instance)
 	held, ever := h.Lease.Unfetched()
-	h.seen.before = ever - held
+	h.witnessed.oursExpired = ever - held
 }
 
-// Refuted says that the prefill engine may have given the KV away before the first event of the answer came. It only looks if
+// Refuted says whether the prefill engine may have given the KV away before the first event of the answer came. It only looks if
 // nothing but renewals can have kept the KV. Then it compares how many hand-offs the engine has given away since this one was
 // sent with how many were left to the engine. An engine that does not report the number refutes nothing. If another proxy left
 // hand-offs to the engine, that looks the same, and the prompt is prefilled once more.
-func (h *Handoff) Refuted(ctx context.Context, m Monitor, w *engine.Wait, now time.Time) bool {
-	if h == nil || !h.seen.known || !w.Renewed(now) {
+func (h *Handoff) Refuted(ctx context.Context, m Monitor, wait *engine.Wait, now time.Time) bool {
+	if h == nil || !h.witnessed.known || !wait.Renewed(now) {
 		return false
 	}
-	n, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
+	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, ever := h.Lease.Unfetched()
-	if !known || n-h.seen.expired <= float64(ever-h.seen.before) {
+	if !known || expired-h.witnessed.expired <= float64(ever-h.witnessed.oursExpired) {
 		return false
 	}
-	w.Resalt() // the decode engine may have cached the wrong KV
+	wait.Resalt() // the decode engine may have cached the wrong KV
 	return true
 }
