@@ -57,17 +57,17 @@ func NoLocal(left bool, last *openai.Error) *openai.Error {
 
 // BadGateway says that an engine failed and no retry is left.
 func BadGateway(side, why string) *openai.Error {
-	return openai.NewError(http.StatusBadGateway, side+"_failed", the(side)+" failed: "+why)
+	return openai.NewError(http.StatusBadGateway, side+"_failed", sideName(side)+" failed: "+why)
 }
 
 // Engine is the side of an engine that serves a request alone.
 const Engine = "engine"
 
-// Unserved says that no engine of a side is up for a model, and in which states they are. If alone is set, each engine of the model
-// computes prompts and writes answers, so there are no sides.
-func Unserved(side, model string, alone bool, states string) *openai.Error {
+// Unserved says that no engine of a side is up for a model. states names the states of these engines; empty: they are not known. If mixed
+// is set, each engine of the model computes prompts and writes answers, so there are no sides.
+func Unserved(side, model string, mixed bool, states string) *openai.Error {
 	who := side + " engine"
-	if alone {
+	if mixed {
 		side, who = Engine, "engine"
 	}
 	if states != "" {
@@ -76,33 +76,34 @@ func Unserved(side, model string, alone bool, states string) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model)+states, 1)
 }
 
-func the(side string) string {
+// sideName is how a message to a client names an engine of a side.
+func sideName(side string) string {
 	if side == Engine {
 		return "the engine"
 	}
 	return "the " + side + " engine"
 }
 
-// Transport is BadGateway for a call that broke, 504 where the engine was
-// silent and 503 where it could not be reached at all.
+// Transport is the error for a client whose request was lost with a call to an engine: 503 if the engine could not be reached at all, 504
+// if it was silent, and else 502.
 func Transport(side string, err error) *openai.Error {
-	var ee *engine.Error
-	switch isCall := errors.As(err, &ee); {
-	case isCall && ee.Phase == engine.PhaseConnect:
-		return openai.Unavailable(side+"_unavailable", the(side)+" cannot be reached; retry later", 1)
-	case isCall && ee.Timeout, errors.Is(err, sse.ErrSilent):
-		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", the(side)+" was silent for too long")
+	var callErr *engine.Error
+	switch isCall := errors.As(err, &callErr); {
+	case isCall && callErr.Phase == engine.PhaseConnect:
+		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", 1)
+	case isCall && callErr.Timeout, errors.Is(err, sse.ErrSilent):
+		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", sideName(side)+" was silent for too long")
 	}
 	return BadGateway(side, cause(err))
 }
 
-// Stream ends an answer whose engine broke it off.
+// Stream is the error with which an answer ends whose engine broke it off.
 func Stream(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
 }
 
-// FromStream is what an engine said in an event, as a client sees it in place
-// of an answer: only a refusal of the request keeps its status.
+// FromStream is the failure that an engine reported in an event, as the error that a client gets in place of an answer. Only a refusal of
+// the request (4xx) keeps its status. A failure of the engine, or of the proxy's own key (401 and 403), becomes 502.
 func FromStream(f sse.Failure) *openai.Error {
 	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
 	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
@@ -117,11 +118,11 @@ func FromStream(f sse.Failure) *openai.Error {
 // cause says how a call failed in words for a client; addresses stay in the
 // log.
 func cause(err error) string {
-	var ee *engine.Error
-	switch isCall := errors.As(err, &ee); {
+	var callErr *engine.Error
+	switch isCall := errors.As(err, &callErr); {
 	case !isCall:
 		return err.Error()
-	case ee.Timeout:
+	case callErr.Timeout:
 		return "silence for too long"
 	case errors.Is(err, engine.ErrTooLarge):
 		return "more bytes than allowed"
@@ -147,7 +148,7 @@ func Undelivered(err error, said string) error {
 	return err
 }
 
-// Relayed is an engine's own answer, byte for byte.
+// Relayed is the error that gives a client an engine's own answer, byte for byte.
 func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	e := &openai.Error{
 		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
@@ -185,12 +186,13 @@ func StatusOf(path string, status int, body []byte) int {
 	if status != http.StatusBadRequest || path != "/v1/responses" {
 		return status
 	}
-	var said struct {
+	// A failed response of SGLang has a message such as "503: ...".
+	var answer struct {
 		Error struct{ Message string }
 	}
-	_ = json.Unmarshal(body, &said) // a body of another form has no message
-	if first, _, ok := strings.Cut(said.Error.Message, ": "); ok && len(first) == 3 {
-		if n, err := strconv.Atoi(first); err == nil && (n == http.StatusTooManyRequests || n >= 500 && n < 600) {
+	_ = json.Unmarshal(body, &answer) // a body of another form has no message
+	if statusText, _, ok := strings.Cut(answer.Error.Message, ": "); ok && len(statusText) == 3 {
+		if n, err := strconv.Atoi(statusText); err == nil && (n == http.StatusTooManyRequests || n >= 500 && n < 600) {
 			return n
 		}
 	}
@@ -199,11 +201,12 @@ func StatusOf(path string, status int, body []byte) int {
 
 // Withheld is what a client gets if no engine is there for its request in time.
 func Withheld(side string, why error) *openai.Error {
-	return openai.Unavailable(side+"_unavailable", the(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
+	return openai.Unavailable(side+"_unavailable", sideName(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
 }
 
-// Refused maps an engine's error status: its 4xx reach the client as they came,
-// our own credential's failure and its 5xx do not.
+// Refused maps an engine's error status to the client's error. A 4xx reaches the client as it came, because the request is at fault. A 401
+// or 403 is about the proxy's own key, and a 5xx about the engine, so the client gets 502 or 503 in place of them. id names the engine in
+// the log.
 func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
@@ -213,7 +216,7 @@ func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response
 	case status/100 == 4:
 		return Relayed(status, resp, body)
 	case status == http.StatusServiceUnavailable:
-		return openai.Unavailable(side+"_unavailable", the(side)+" is overloaded; retry later", max(1, RetryAfter(resp)))
+		return openai.Unavailable(side+"_unavailable", sideName(side)+" is overloaded; retry later", max(1, RetryAfter(resp)))
 	default:
 		return BadGateway(side, fmt.Sprintf("it answered %d", status))
 	}
@@ -228,8 +231,8 @@ func NoSuchModel(name string) *openai.Error {
 }
 
 // Unplaced maps an error of the prefill tier, or of the dispatcher for an entry that it could not place, to the client's error. side is
-// the side whose engines were waited for, and prompt the number of the prompt's tokens.
-func Unplaced(side string, err error, prompt int, model string, alone bool) *openai.Error {
+// the side whose engines were waited for, prompt the number of the prompt's tokens, and mixed as in Unserved.
+func Unplaced(side string, err error, prompt int, model string, mixed bool) *openai.Error {
 	var full *prefill.FullError
 	switch {
 	case errors.As(err, &full):
@@ -247,7 +250,7 @@ func Unplaced(side string, err error, prompt int, model string, alone bool) *ope
 		return NoSuchModel(model)
 	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped the policy since it was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
-	case errors.Is(err, context.Canceled), errors.Is(err, board.ErrDraining):
+	case errors.Is(err, context.Canceled), errors.Is(err, board.ErrDraining): // the proxy shuts down
 		return Leaving
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs
@@ -259,7 +262,7 @@ func Unplaced(side string, err error, prompt int, model string, alone bool) *ope
 	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
 		return openai.Unavailable("pool_timeout", "no rank had room in time; retry later", 2)
 	}
-	return Unserved(side, model, alone, "")
+	return Unserved(side, model, mixed, "")
 }
 
 // RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A
@@ -275,8 +278,7 @@ func RetryAfter(resp *engine.Response) int {
 
 const mostRetryAfter = 3600
 
-// KindOf is a content type in words of ours: an engine may write anything
-// there.
+// KindOf names a content type in words of ours, for a message: an engine may write anything there, so that its own words are not repeated.
 func KindOf(contentType []byte) string {
 	kind, _, _ := strings.Cut(string(contentType), ";")
 	switch kind = strings.TrimSpace(kind); kind {
@@ -313,7 +315,8 @@ func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err err
 		Err: err}
 }
 
-// Said is a leg whose engine refused the request in an answer with status 200; nil: err is no such refusal, or is the engine's own failure.
+// Said is the fault of a leg whose engine refused the request in an answer with status 200; nil: err is no such refusal, or is the engine's
+// own failure.
 func Said(leg lifecycle.Leg, err error) *Fault {
 	var said *mooncake.SaidError
 	if !errors.As(err, &said) {
@@ -321,19 +324,19 @@ func Said(leg lifecycle.Leg, err error) *Fault {
 	}
 	f := sse.ReadFailure(said.Answer)
 	answer := FromStream(f)
-	if answer.Status != f.Status {
+	if answer.Status != f.Status { // FromStream keeps the status of a refusal only
 		return nil
 	}
 	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(f.Status)}, Answer: answer, Status: f.Status,
 		Err: err}
 }
 
-// OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive may be the fault of either engine.
+// OfEngine says whether the leg's engine is known to have failed at it. KV that did not arrive may be the fault of either engine.
 func (f *Fault) OfEngine() bool {
 	return f != nil && f.Ended.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
 }
 
-// Cause is why it failed, for receipts and spans.
+// Cause is why the leg failed, in words for receipts and spans.
 func (f *Fault) Cause() string {
 	if f.Err == nil {
 		return f.Answer.Code
