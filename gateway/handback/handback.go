@@ -22,29 +22,30 @@ type Turn struct {
 	Until  time.Time // it is offered until then
 
 	hash uint64
-	gone bool // it was taken
+	gone bool // it was taken or given up, and is still in Turns.order
 }
 
 // bytes is what a turn takes of memory.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
-// Turns are those that are remembered. The zero value has none.
+// Turns are the turns that are remembered. The zero value has none.
 type Turns struct {
 	mu      sync.Mutex
 	byHash  map[uint64][]*Turn
-	lengths map[int]int // how many turns have so many tokens
-	order   []*Turn     // as they came
-	bytes   int
+	lengths map[int]int // by number of tokens, how many turns have that many
+	order   []*Turn     // as they came, the oldest first; also those that are gone, until all before them are
+	bytes   int         // of memory that all turns take
 }
 
-// Keep remembers a turn. All turns together take at most so many bytes: the oldest, which are given up first, go for it.
+// Keep remembers a turn. All turns together take at most `most` bytes of memory: to make room, the oldest are given up. A turn that takes
+// more than that alone, has no tokens or is too old is not remembered.
 func (k *Turns) Keep(t *Turn, now time.Time, most int) {
 	if t.bytes() > most || len(t.IDs) == 0 || !now.Before(t.Until) {
 		return
 	}
-	t.hash = begin(t.Scope)
+	t.hash = hashScope(t.Scope)
 	for _, id := range t.IDs {
-		t.hash = next(t.hash, id)
+		t.hash = hashToken(t.hash, id)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -58,8 +59,8 @@ func (k *Turns) Keep(t *Turn, now time.Time, most int) {
 	k.bytes += t.bytes()
 }
 
-// Take returns the longest turn that a prompt goes on from and that is of use; nil: there is none. A turn is taken once, because the
-// engine gives its KV up when it was fetched.
+// Take returns the longest turn of a scope whose tokens a prompt begins with and that useful accepts; nil: there is none. A turn is taken
+// once, because the engine gives its KV up when it was fetched.
 func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*Turn) bool) *Turn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -68,9 +69,9 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 		return nil
 	}
 	var best *Turn
-	hash := begin(scope)
-	for i, id := range prompt[:max(0, len(prompt)-1)] { // the engine has to compute something
-		if hash = next(hash, id); k.lengths[i+1] == 0 {
+	hash := hashScope(scope)
+	for i, id := range prompt[:max(0, len(prompt)-1)] { // the engine has to compute at least one token
+		if hash = hashToken(hash, id); k.lengths[i+1] == 0 {
 			continue
 		}
 		for _, t := range k.byHash[hash] {
@@ -89,16 +90,16 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 func (k *Turns) Len() (n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, n1 := range k.lengths {
-		n += n1
+	for _, ofLength := range k.lengths {
+		n += ofLength
 	}
 	return n
 }
 
-// drop forgets the oldest turns as long as they are to go.
-func (k *Turns) drop(goes func(*Turn) bool) {
+// drop forgets the oldest turns, up to the first one that mayGo does not give up. Turns that are gone only leave the order.
+func (k *Turns) drop(mayGo func(*Turn) bool) {
 	n := 0
-	for ; n < len(k.order) && (k.order[n].gone || goes(k.order[n])); n++ {
+	for ; n < len(k.order) && (k.order[n].gone || mayGo(k.order[n])); n++ {
 		if !k.order[n].gone {
 			k.forget(k.order[n])
 		}
@@ -106,20 +107,22 @@ func (k *Turns) drop(goes func(*Turn) bool) {
 	k.order = slices.Delete(k.order, 0, n)
 }
 
-func (k *Turns) forget(t *Turn) {
-	t.gone = true
-	k.bytes -= t.bytes()
-	if k.lengths[len(t.IDs)]--; k.lengths[len(t.IDs)] == 0 {
-		delete(k.lengths, len(t.IDs))
+// forget takes a turn out of everything but the order.
+func (k *Turns) forget(turn *Turn) {
+	turn.gone = true
+	k.bytes -= turn.bytes()
+	if k.lengths[len(turn.IDs)]--; k.lengths[len(turn.IDs)] == 0 {
+		delete(k.lengths, len(turn.IDs))
 	}
-	left := slices.DeleteFunc(k.byHash[t.hash], func(other *Turn) bool { return other == t })
-	if k.byHash[t.hash] = left; len(left) == 0 {
-		delete(k.byHash, t.hash)
+	left := slices.DeleteFunc(k.byHash[turn.hash], func(other *Turn) bool { return other == turn })
+	if k.byHash[turn.hash] = left; len(left) == 0 {
+		delete(k.byHash, turn.hash)
 	}
 }
 
-// begin and next make a hash of a scope and of tokens. It only has to tell most of them apart, as the tokens are compared.
-func begin(scope string) uint64 {
+// hashScope begins the hash of a turn with its scope, and hashToken adds a token to the hash. The hash only has to tell most turns apart,
+// because Take also compares the tokens.
+func hashScope(scope string) uint64 {
 	h := uint64(0xcbf29ce484222325)
 	for i := range len(scope) {
 		h = (h ^ uint64(scope[i])) * 0x100000001b3
@@ -127,7 +130,7 @@ func begin(scope string) uint64 {
 	return h
 }
 
-func next(h uint64, id int32) uint64 {
+func hashToken(h uint64, id int32) uint64 {
 	h = (h ^ uint64(uint32(id))) * 0x9e3779b97f4a7c15
 	return h ^ h>>29
 }
