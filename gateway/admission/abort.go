@@ -16,25 +16,26 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	if fail == nil {
 		fail = inRate(key, time.Now())
 	}
-	var takes func(name string) bool
+	var matches func(name string) bool
 	if fail == nil {
-		takes, fail = d.toAbort(ctx)
+		matches, fail = d.toAbort(ctx)
 	}
 	if fail != nil {
 		d.host.Requests.Journal.Refused(fail)
 		d.host.Requests.Fail(ctx, fail)
 		return
 	}
-	d.host.Requests.Running.End(key.Name, takes)
+	d.host.Requests.Running.End(key.Name, matches)
 	ctx.SetStatusCode(http.StatusOK)
 }
 
-func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (takes func(name string) bool, fail *openai.Error) {
+// toAbort reads from the body which requests are to end: matches says it of a request by its name.
+func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
 	packed, charge := edge.AcquireBody(ctx)
 	defer charge.Give()
-	raw, r := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
-	if r != nil {
-		return nil, &openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}
+	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
+	if refusal != nil {
+		return nil, &openai.Error{Status: refusal.Status, Code: refusal.Code, Message: refusal.Message}
 	}
 	return openai.Aborts(string(ctx.Path()), raw)
 }

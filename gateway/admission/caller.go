@@ -24,10 +24,10 @@ import (
 
 // Handler serves the public listener.
 type Handler struct {
-	only     func() string // the method sole as a value, which is made once, not for each request
-	host     Host
-	routes   map[string]handler
-	endpoint endpointPage
+	soleModel func() string // the method sole as a value, which is made once, not for each request
+	host      Host
+	routes    map[string]publicRoute
+	endpoint  endpointPage
 }
 
 // Host is what a Handler needs of its proxy.
@@ -60,13 +60,13 @@ type endpointText struct {
 	text []byte
 }
 
-type handler struct {
+type publicRoute struct {
 	method string
 	serve  func(*fasthttp.RequestCtx)
 }
 
-// strange is the refusal of a caller we do not know.
-var strange = edge.Refusal{
+// unknownCaller is the refusal of a caller whose key is not known.
+var unknownCaller = edge.Refusal{
 	Status: http.StatusUnauthorized, Code: "invalid_api_key",
 	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",
 }
@@ -75,18 +75,18 @@ var strange = edge.Refusal{
 // ignored if there is an Authorization.
 func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
 	set := d.host.Config.Keys()
-	if said := h.Peek("Authorization"); len(said) > 0 {
-		return set.Authenticate(said)
+	if value := h.Peek("Authorization"); len(value) > 0 {
+		return set.Authenticate(value)
 	}
 	return set.Find(h.Peek("X-Api-Key"))
 }
 
-// Stranger refuses a request by its head, before its body is read.
+// Stranger refuses a request whose key is not known by its head, before its body is read; nil: the key is known.
 func (d *Handler) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	if _, ok := d.keyOf(h); ok {
 		return nil
 	}
-	return &strange
+	return &unknownCaller
 }
 
 // Caller is the name of the caller's key. Bodies are charged to that name.
@@ -100,7 +100,8 @@ func (d *Handler) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 	key, ok := d.keyOf(&ctx.Request.Header)
 	if !ok {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}
+		return keys.Key{}, &openai.Error{Status: unknownCaller.Status, Type: "authentication_error", Code: unknownCaller.Code,
+			Message: unknownCaller.Message}
 	}
 	return key, nil
 }
@@ -125,8 +126,8 @@ type caller struct {
 func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
 	r.classify(&ctx.Request.Header, objectives)
-	if said := ctx.Request.Header.Peek(priorityHeader); len(said) > 0 && key.Trusted {
-		n, err := strconv.Atoi(string(said))
+	if value := ctx.Request.Header.Peek(priorityHeader); len(value) > 0 && key.Trusted {
+		n, err := strconv.Atoi(string(value))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
 			return openai.NewError(http.StatusBadRequest, "bad_priority",
 				fmt.Sprintf("%s must be a whole number from %d to %d; leave it out for that of your key", priorityHeader, -keys.MaxPriority,
@@ -146,34 +147,35 @@ var (
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// flows is how many flows a key may have: beyond that some share their turns, because a turn looks through all of them.
-const flows = 256
+// mostFlows is how many flows a key may have. If there are more, some of them share their turns, because each turn looks through all
+// flows.
+const mostFlows = 256
 
-// classify takes what a trusted gateway says of a request: its objective stands for a priority, and its flow takes turns with other
-// flows as if each was a key of its own.
+// classify takes what a trusted gateway says of a request. Its objective stands for a priority, by objectives. The requests of one flow
+// take turns with those of other flows, as if each flow were a key of its own.
 func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
 	if !r.key.Trusted {
 		return
 	}
-	if n, ok := objectives[string(first(h, objectiveHeaders[:]))]; ok {
+	if n, ok := objectives[string(firstHeader(h, objectiveHeaders[:]))]; ok {
 		r.Priority = n
 	}
-	if flow := first(h, fairnessHeaders[:]); len(flow) > 0 {
-		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%flows, 10) // the same name of another key is another flow
+	if flow := firstHeader(h, fairnessHeaders[:]); len(flow) > 0 {
+		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%mostFlows, 10) // the same name of another key is another flow
 	}
 }
 
-// first is the first of the headers that is there.
-func first(h *fasthttp.RequestHeader, names []string) []byte {
+// firstHeader is the value of the first of the named headers that the request has; nil: it has none of them.
+func firstHeader(h *fasthttp.RequestHeader, names []string) []byte {
 	for _, name := range names {
-		if said := h.Peek(name); len(said) > 0 {
-			return said
+		if value := h.Peek(name); len(value) > 0 {
+			return value
 		}
 	}
 	return nil
 }
 
-// inRate takes one request of the key's minute.
+// inRate takes one request of those that the key may send per minute. It returns an error if none is left.
 func inRate(key keys.Key, now time.Time) *openai.Error {
 	if wait, ok := key.Request(now); !ok {
 		return tooFast(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
@@ -181,7 +183,8 @@ func inRate(key keys.Key, now time.Time) *openai.Error {
 	return nil
 }
 
-// book charges n more answers to the caller's key; GiveBack returns them.
+// book charges n more answers to the caller's key, which may have a limited number at once; GiveBack returns them. It returns an error if
+// that number does not suffice: 400 if this request alone asks for more, else 429.
 func (r *caller) book(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
@@ -203,8 +206,8 @@ func (r *caller) book(n int) *openai.Error {
 	}
 }
 
-// meter takes the prompts' tokens of the key's minute, as estimated; GiveBack
-// corrects them and takes those of the answers.
+// meter takes the tokens of a request's prompts, as estimated, from those that the caller's key may use per minute. It returns an error if
+// not enough are left. GiveBack corrects the estimate, and takes the tokens of the answers.
 func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.Tokens(now, tokens)
 	if !ok {
@@ -222,7 +225,7 @@ func (r *caller) GiveBack(tokens int) {
 	r.key.Settle(time.Now(), tokens-r.metered)
 }
 
-// tooFast is the answer to a key that is over a rate.
+// tooFast is the error for a key that is over a rate. wait is how long until it may send again.
 func tooFast(message string, wait time.Duration) *openai.Error {
 	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
 	e.RetryAfter, e.Own = max(1, int(math.Ceil(wait.Seconds()))), true

@@ -10,9 +10,9 @@ import (
 // preflightAge is for how many seconds a browser remembers what it was told of a path.
 const preflightAge = "600"
 
-// share tells a browser that the page of another site, if it is one of cors.origins, may read the answer. Answers are set apart by
-// Origin if not every site may, because a cache between us would give one site what was said to another. No answer
-// depends on cookies, so none allows a browser to send them.
+// share tells a browser that the page of another site, if it is one of cors.origins, may read the answer; shared says that it may. If not
+// every site may, the header Vary sets answers apart by Origin, because a cache between us would give one site what was said to another.
+// No answer depends on cookies, so none allows a browser to send them.
 func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
 	origins := d.host.Config.Settings().CORS.Origins
 	if len(origins) == 0 {
@@ -34,7 +34,8 @@ func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
 	return true
 }
 
-// preflight answers the question of a browser whether a page may send a request to a route, before it sends it.
+// preflight answers a browser that asks whether a page may send a request to a route, before the browser sends that request. method is the
+// method that the route takes.
 func preflight(ctx *fasthttp.RequestCtx, method string) {
 	h := &ctx.Response.Header
 	h.Set("Access-Control-Allow-Methods", method)
@@ -46,7 +47,7 @@ func preflight(ctx *fasthttp.RequestCtx, method string) {
 	ctx.SetStatusCode(http.StatusNoContent)
 }
 
-// asksFirst says whether a request is a preflight.
-func asksFirst(h *fasthttp.RequestHeader) bool {
+// isPreflight says whether a request is a preflight (see preflight).
+func isPreflight(h *fasthttp.RequestHeader) bool {
 	return string(h.Method()) == http.MethodOptions && len(h.Peek("Access-Control-Request-Method")) > 0
 }

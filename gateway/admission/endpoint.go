@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Every client may ask for the page, and to make it the proxy asks the dispatcher. So a page lasts at least endpointLasts, making it takes
-// at most endpointWaits, and a page older than endpointStale is not sent.
+// Every client may ask for the page of metrics, and to make it the proxy asks the dispatcher. So a page is used for at least endpointLasts
+// before it is made anew, making it takes at most endpointWaits, and a page older than endpointStale is not sent.
 const (
 	endpointLasts = 200 * time.Millisecond
 	endpointWaits = time.Second
@@ -28,9 +28,9 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	page := d.endpoint.last.Load()
-	// other requests get the last page meanwhile
+	// One request at a time makes the page anew. Others get the last page meanwhile.
 	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
-		d.look()
+		d.makePage()
 		page = d.endpoint.last.Load()
 	}
 	if page == nil || time.Since(page.made) >= endpointStale {
@@ -41,31 +41,31 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 	_, _ = ctx.Write(page.text) // into memory
 }
 
-// look makes the page anew, unless the dispatcher does not answer.
-func (d *Handler) look() {
+// makePage makes the page of metrics anew. If the dispatcher does not answer in time, the last page stays.
+func (d *Handler) makePage() {
 	defer d.endpoint.busy.Store(false)
-	wait, stop := context.WithTimeout(d.host.Service.Context(), endpointWaits)
-	defer stop()
-	if loads := d.host.Loads(wait); wait.Err() == nil {
+	ctx, cancel := context.WithTimeout(d.host.Service.Context(), endpointWaits)
+	defer cancel()
+	if loads := d.host.Loads(ctx); ctx.Err() == nil {
 		d.endpoint.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
 	}
 }
 
 const endpointPath = "/metrics"
 
-// appendLoads appends three gauges.
+// appendLoads appends three gauges to dst, each with a value for every model, in the text format of Prometheus.
 func appendLoads(dst []byte, loads []ModelLoad) []byte {
-	for _, g := range []struct {
+	for _, gauge := range []struct {
 		name, help string
-		of         func(l ModelLoad) float64
+		value      func(l ModelLoad) float64
 	}{
 		{"vllm:num_requests_running", "Requests that an engine prefills, or that have a decode slot.", func(l ModelLoad) float64 { return float64(l.Running) }},
 		{"vllm:num_requests_waiting", "Requests that wait for a prefill or for a decode slot.", func(l ModelLoad) float64 { return float64(l.Waiting) }},
 		{"vllm:kv_cache_usage_perc", "Share of the decode ranks' KV cache that is in use. 1 is all of it.", func(l ModelLoad) float64 { return l.KV }},
 	} {
-		dst = fmt.Appendf(dst, "# HELP %s %s\n# TYPE %[1]s gauge\n", g.name, g.help)
-		for _, l := range loads {
-			dst = fmt.Appendf(dst, "%s{model_name=%s} %v\n", g.name, strconv.Quote(l.Model), g.of(l))
+		dst = fmt.Appendf(dst, "# HELP %s %s\n# TYPE %[1]s gauge\n", gauge.name, gauge.help)
+		for _, load := range loads {
+			dst = fmt.Appendf(dst, "%s{model_name=%s} %v\n", gauge.name, strconv.Quote(load.Model), gauge.value(load))
 		}
 	}
 	return dst

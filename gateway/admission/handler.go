@@ -29,22 +29,22 @@ import (
 // New makes the Handler of a proxy.
 func New(h Host) *Handler {
 	d := &Handler{host: h}
-	d.only, d.routes = d.sole, d.publicRoutes()
+	d.soleModel, d.routes = d.sole, d.publicRoutes()
 	return d
 }
 
-// Handle serves a request of the public listener.
+// Handle serves a request of the public listener: it finds the route of the path, and refuses what no route takes.
 func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
 	shared := d.share(ctx)
 	route, ok := d.routes[path]
-	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // a model's name may have slashes
+	if name, isModel := strings.CutPrefix(path, "/v1/models/"); isModel && name != "" { // a model's name may have slashes
 		route, ok = d.routes[oneModel]
 	}
 	switch {
 	case !ok:
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
-	case shared && asksFirst(&ctx.Request.Header):
+	case shared && isPreflight(&ctx.Request.Header):
 		preflight(ctx, route.method)
 	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
 		ctx.Response.Header.Set("Allow", route.method)
@@ -56,8 +56,9 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 
 const oneModel = "/v1/models/{model}"
 
-func (d *Handler) publicRoutes() map[string]handler {
-	all := map[string]handler{
+// publicRoutes returns the routes of the public listener, by path.
+func (d *Handler) publicRoutes() map[string]publicRoute {
+	all := map[string]publicRoute{
 		"/v1/chat/completions":   {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
 		"/v1/completions":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
 		"/v1/responses":          {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
@@ -73,7 +74,7 @@ func (d *Handler) publicRoutes() map[string]handler {
 		endpointPath:             {http.MethodGet, d.metrics},
 	}
 	for _, path := range passthrough.Paths {
-		all[path] = handler{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
+		all[path] = publicRoute{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
 	}
 	return all
 }
@@ -88,9 +89,9 @@ func (d *Handler) Routes() (all []string) {
 
 // Accept is what a client may send.
 func (d *Handler) Accept() openai.Limits {
-	lim := d.host.Config.Settings().Accept
-	lim.Sole = d.only
-	return lim
+	limits := d.host.Config.Settings().Accept
+	limits.Sole = d.soleModel
+	return limits
 }
 
 // sole is the only model that is served here and in other regions; empty: there are several models, or none.
@@ -124,7 +125,7 @@ func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*inc
 	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Record.ID))
 
-	d.end(ctx, in, func() *openai.Error {
+	d.serveOrRefuse(ctx, in, func() *openai.Error {
 		if fail := d.checkSender(ctx, path, in); fail != nil {
 			return fail
 		}
@@ -132,29 +133,30 @@ func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*inc
 	})
 }
 
-// end serves a request and refuses it with the error, if there is one. A panic goes
-// on to the edge, but the request gives back what it holds of its caller's limits.
-func (d *Handler) end(ctx *fasthttp.RequestCtx, in *incoming, serve func() *openai.Error) {
-	broken := true
+// serveOrRefuse calls serve, and if that returns an error, refuses the request with it. A panic of serve goes on to the edge, which answers
+// the client, but first the request gives back what it holds of its caller's limits.
+func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *incoming, serve func() *openai.Error) {
+	panicked := true
 	defer func() {
-		if broken {
+		if panicked {
 			d.host.Requests.Broken(in.Incoming)
 		}
 	}()
 	if fail := serve(); fail != nil {
 		d.host.Requests.Refuse(ctx, in.Incoming, fail)
 	}
-	broken = false
+	panicked = false
 }
 
-// newIncoming begins the record of a request.
+// newIncoming begins the record of a request. The request will give back what it holds of its caller's limits.
 func (d *Handler) newIncoming(facts journal.Facts) *incoming {
 	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
 	in.Limits = &in.caller
 	return in
 }
 
-// checkSender finds out who sends a request and whether they may now.
+// checkSender finds out who sends a request, and takes it from the rate limits of the sender's key. It returns an error if the sender is
+// unknown, or may send no request now.
 func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
@@ -176,12 +178,12 @@ func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.Error) {
 	packed, charge := edge.AcquireBody(ctx)
 	in.Body = charge
-	raw, r := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
-	if r == nil {
+	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
+	if refusal == nil {
 		return raw, nil
 	}
-	fail := &openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}
-	switch r.Status {
+	fail := &openai.Error{Status: refusal.Status, Code: refusal.Code, Message: refusal.Message}
+	switch refusal.Status {
 	case http.StatusUnsupportedMediaType:
 		ctx.Response.Header.Set("Accept-Encoding", edge.Encodings)
 	case http.StatusServiceUnavailable:
@@ -190,40 +192,40 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.
 	return nil, fail
 }
 
-// answer serves a request whose sender may send it: a client, or another
-// dispatcher. An error it returns has not been answered yet, and the request holds what
-// it took of its caller's limits until its end.
+// answer serves a request that is split into prefill and decode, and whose sender may send it: a client, or another dispatcher. If it
+// returns an error, the request has no answer yet. What the request took of its caller's limits it holds until its end.
 func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	from := in.From
 	in.Record.Report(journal.Event{What: journal.Parsing})
-	req, m, fail := d.admit(ctx, ep, in)
+	req, route, fail := d.admit(ctx, ep, in)
 	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
 	if from != nil && fail == nil {
-		fail = d.busy(from, m)
+		fail = d.checkBusy(from, route)
 	}
 	if fail != nil {
 		return fail
 	}
-	if fail := d.steer(ctx, in, m, &req.Body); fail != nil {
+	if fail := d.steer(ctx, in, route, &req.Body); fail != nil {
 		return fail
 	}
 	in.locate(ctx, d.host.Requests.Node != nil)
-	legs := req.Parts()
-	if fail := d.host.Requests.Prompts.Overlong(m, req, legs); fail != nil {
+	parts := req.Parts()
+	if fail := d.host.Requests.Prompts.Overlong(route, req, parts); fail != nil {
 		return fail
 	}
-	if fail := in.book(len(legs) - 1); fail != nil {
+	if fail := in.book(len(parts) - 1); fail != nil {
 		return fail
 	}
-	if fail := in.meter(prompt.AllTokens(req, legs), in.Record.Arrival); fail != nil {
+	if fail := in.meter(prompt.AllTokens(req, parts), in.Record.Arrival); fail != nil {
 		return fail
 	}
-	return d.host.Requests.Serve(ctx, in.Incoming, req, m, legs)
+	return d.host.Requests.Serve(ctx, in.Incoming, req, route, parts)
 }
 
-// admit checks a request against what can be served at all.
+// admit reads a request, and refuses it if it is malformed, or if neither the engines here nor another region can serve it now. It returns
+// the request, nil if it could not be read, and the route of its model.
 func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
-	if fail := d.leaving(ctx, in); fail != nil {
+	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, fleet.Route{}, fail
 	}
 	raw, fail := d.body(ctx, in)
@@ -235,58 +237,60 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return nil, fleet.Route{}, fail
 	}
 	engines := d.host.Fleet.Now() // one state of the fleet for all questions below
-	m, ok, known := engines.Lookup(req.Model)
-	ok = ok && !m.Half
-	if !ep.Common() {
-		if fail := d.here(ep.Path(), req.Model); fail != nil {
-			return req, m, fail
+	route, ok, known := engines.Lookup(req.Model)
+	ok = ok && !route.Half
+	if !ep.Common() { // such an endpoint is served only here, and not by every engine
+		if fail := d.checkServedHere(ep.Path(), req.Model); fail != nil {
+			return req, route, fail
 		}
-		if m.Blind {
-			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
+		if route.Blind {
+			return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
+				ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
 		}
-		in.Whole = m.Whole[ep]
-		if fail := unserved(ep, m); fail != nil {
-			return req, m, fail
+		in.Whole = route.Whole[ep]
+		if fail := unserved(ep, route); fail != nil {
+			return req, route, fail
 		}
 	}
-	if m.SGLang {
+	if route.SGLang {
 		if fail := req.ForSGLang(d.host.Config.Settings().Accept.VocabSize); fail != nil {
-			return req, m, fail
+			return req, route, fail
 		}
 	}
-	if ok && !m.Mixed {
-		if fail := req.Split(m.Rows); fail != nil {
-			return req, m, fail
+	if ok && !route.Mixed {
+		if fail := req.Split(route.Rows); fail != nil {
+			return req, route, fail
 		}
-		if m.SGLang && req.PrefillOnly { // SGLang's server ends when it gets a request without a bootstrap room
-			return req, m, noRows
+		if route.SGLang && req.PrefillOnly { // SGLang's server ends when it gets a request without a bootstrap room
+			return req, route, noRows
 		}
 	}
 	node := d.host.Requests.Node
-	far := ep.Common() && in.From == nil && node != nil && node.Offered(req.Model)
-	if !ok && far {
-		m = fleet.Route{Name: req.Model, Board: req.Model}
+	otherRegions := ep.Common() && in.From == nil && node != nil && node.Offered(req.Model)
+	if !ok && otherRegions {
+		route = fleet.Route{Name: req.Model, Board: req.Model}
 	}
 	switch {
-	case far:
+	case otherRegions: // whether an engine here serves the request is asked later
 	case node != nil && (!ok && !(known && node.AllUp()) ||
 		// a model may come back with the region that serves it
 		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()):
-		return req, m, openai.Unavailable("no_region_available",
+		return req, route, openai.Unavailable("no_region_available",
 			"no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
 	case !ok && known:
-		return req, m, failure.NoSuchModel(req.Model)
-	case !ok || !m.Prefill:
-		return req, m, failure.Unserved("prefill", req.Model, m.Mixed, engines.Lack(req.Model, false))
-	case !m.Decode:
-		return req, m, failure.Unserved("decode", req.Model, m.Mixed, engines.Lack(req.Model, true))
-	case !ep.Common() && !engines.Owned(m.Board, m.Name): // refuse before a prefill whose KV no rank of ours would fetch
-		return req, m, failure.NotOurs
-	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
-		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
-			ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
+		return req, route, failure.NoSuchModel(req.Model)
+	case !ok || !route.Prefill:
+		return req, route, failure.Unserved("prefill", req.Model, route.Mixed, engines.Lack(req.Model, false))
+	case !route.Decode:
+		return req, route, failure.Unserved("decode", req.Model, route.Mixed, engines.Lack(req.Model, true))
+	case !ep.Common() && !engines.Owned(route.Board, route.Name): // refuse before a prefill whose KV no rank of ours would fetch
+		return req, route, failure.NotOurs
+	case in.Whole && !d.host.Requests.Locals.Serve(route.Board): // no retry could help
+		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
+			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
+				ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
-	return req, m, nil
+	return req, route, nil
 }
 
 // noRows refuses logprobs of a prompt: SGLang gives none if one engine prefills and another engine decodes.
@@ -301,31 +305,33 @@ const blind = ": this model has decode engines of vllm-ascend, which may end an 
 	"endpoint would not say so; " +
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
-// unserved refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
+// unserved refuses a request at an endpoint that the engines of its model do not have, or, with engines of SGLang, would not compute or
+// would compute with another model; nil: the endpoint is served. In a message these look
 // for a LoRA adapter behind a colon of the model's name, and in a response not at all (0.5.23, _resolve_lora_path in
 // entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
-func unserved(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
+func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
 	why := ""
 	switch {
-	case !m.SGLang && ep == mooncake.Generate:
+	case !route.SGLang && ep == mooncake.Generate:
 		why = "its engines take token ids at " + mooncake.Tokens.Path()
-	case !m.SGLang:
+	case !route.SGLang:
 		return nil
 	case ep == mooncake.Tokens:
 		why = "its engines take token ids at " + mooncake.Generate.Path()
-	case m.Name != m.Board:
+	case route.Name != route.Board:
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
-	case m.Whole[ep]:
+	case route.Whole[ep]:
 		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
 			"/v1/chat/completions"
 	default:
 		return nil
 	}
-	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(m.Name)+": "+why)
+	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
 }
 
-// leaving refuses a request if the proxy shuts down.
-func (d *Handler) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
+// checkLeaving refuses a request if the proxy shuts down. But while this proxy hands its engines over to another one, it still takes
+// requests of other dispatchers.
+func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
 	if d.host.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
@@ -335,7 +341,7 @@ func (d *Handler) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error 
 	return nil
 }
 
-// Refused counts a request that no handler saw, in its key's minute, too.
+// Refused counts a request that was refused before a handler saw it. The request also counts for the requests per minute of its key.
 func (d *Handler) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
 		key.Request(time.Now())
@@ -343,7 +349,7 @@ func (d *Handler) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	d.host.Requests.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
-// TurnAway answers a request that no handler saw, in the words of its endpoint.
+// TurnAway answers a request that was refused before a handler saw it, in the form of its endpoint.
 func (d *Handler) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	edge.AnswerJSON(ctx, r)
 	d.share(ctx)
@@ -376,7 +382,7 @@ func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 	}
 }
 
-// listModels is the union of what healthy engines serve.
+// listModels answers with the list of servedModels.
 func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 	if !d.mayAskForModels(ctx) {
 		return
@@ -395,7 +401,7 @@ func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, http.StatusOK, page)
 }
 
-// showModel is one model of that list.
+// showModel answers with the one model of servedModels that the path names.
 func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	if !d.mayAskForModels(ctx) {
 		return
@@ -410,6 +416,7 @@ func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, http.StatusOK, list[i])
 }
 
+// mayAskForModels says whether the caller is known and within its rate. If not, it has answered the request with the error.
 func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {
@@ -422,6 +429,8 @@ func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 	return fail == nil
 }
 
+// servedModels returns the models that healthy engines serve, here and in other regions. How long the contexts of models elsewhere are is
+// not known.
 func (d *Handler) servedModels() []servedModel {
 	list := []servedModel{}
 	for _, r := range d.host.Fleet.Now().Models() {
@@ -444,7 +453,7 @@ func (d *Handler) health(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// healthcheck answers in the form of vllm-ascend's proxy.
+// healthcheck answers in the form of vllm-ascend's proxy: whether requests can be served, and how many engines there are.
 func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
 	prefillers, decoders := d.host.Fleet.Now().Count()
 	ok, _ := d.host.Ready()
@@ -455,6 +464,7 @@ func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": prefillers, "decode_instances": decoders})
 }
 
+// writeJSON answers with v as JSON.
 func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -482,9 +492,10 @@ func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
 	})
 }
 
-// admitWhole checks a request that is passed through against what can be served at all.
+// admitWhole reads a request that is passed through, and refuses it if it is malformed or if no engine of this region has its model. It
+// returns the request and its body.
 func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (*openai.Request, []byte, *openai.Error) {
-	if fail := d.leaving(ctx, in); fail != nil {
+	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, nil, fail
 	}
 	raw, fail := d.body(ctx, in)
@@ -495,12 +506,12 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming
 	if fail != nil {
 		return nil, nil, fail
 	}
-	return req, raw, d.here(path, req.Model)
+	return req, raw, d.checkServedHere(path, req.Model)
 }
 
-// here refuses a request of an endpoint that is served here or not at all, if no engine of
-// this region has its model.
-func (d *Handler) here(path, model string) *openai.Error {
+// checkServedHere refuses a request if no engine of this region has its model. It is for endpoints whose requests are not sent to other
+// regions. While no engine has named its models, it refuses nothing.
+func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, ok, known := d.host.Fleet.Now().Lookup(model)
 	switch {
 	case ok:

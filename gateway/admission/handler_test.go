@@ -30,7 +30,7 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 	for range 3 { // each needs the key's only answer
 		in := d.newIncoming(journal.Facts{ID: "x", Arrival: time.Now()})
 		require.Panics(t, func() {
-			d.end(&fasthttp.RequestCtx{}, in, func() *openai.Error {
+			d.serveOrRefuse(&fasthttp.RequestCtx{}, in, func() *openai.Error {
 				require.Nil(t, in.identify(&fasthttp.RequestCtx{}, key, nil, time.Now()))
 				panic("on purpose")
 			})

@@ -21,15 +21,16 @@ func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
 	in.Record.Witness(headersOf(ctx), true, ep.Path()) // another dispatcher has decided what is sampled
-	d.end(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
+	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
 }
 
-// busy refuses a request of another dispatcher for whose model too many wait here already.
-func (d *Handler) busy(from *geo.Hop, m fleet.Route) *openai.Error {
-	if from.N >= from.Max && !d.host.Fleet.Now().Begins(m.Board, m.Name) { // the request may go no further, and could only wait here
+// checkBusy refuses a request of another dispatcher if too many requests for its model wait here already.
+func (d *Handler) checkBusy(from *geo.Hop, route fleet.Route) *openai.Error {
+	// A request that may not be sent on again could only wait here.
+	if from.N >= from.Max && !d.host.Fleet.Now().Begins(route.Board, route.Name) {
 		return failure.NotOurs
 	}
-	if d.host.Requests.Node.Accepts(from.Sender(), d.host.Requests.Tier.Waiting(m.Name)) {
+	if d.host.Requests.Node.Accepts(from.Sender(), d.host.Requests.Tier.Waiting(route.Name)) {
 		return nil
 	}
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region",

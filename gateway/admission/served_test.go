@@ -406,7 +406,7 @@ func (h *house) wishes(body string, headers ...string) (*incoming, string) {
 	ctx := asking("POST", "/v1/chat/completions", body, headers...)
 	in := h.newIncoming(journal.Facts{ID: "x", Arrival: h.now})
 	refused := ""
-	h.end(ctx, in, func() (fail *openai.Error) {
+	h.serveOrRefuse(ctx, in, func() (fail *openai.Error) {
 		if fail = h.checkSender(ctx, mooncake.Chat.Path(), in); fail == nil {
 			parsed, err := mooncake.ScanBody([]byte(body), 0)
 			require.NoError(h.t, err)

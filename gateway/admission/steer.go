@@ -28,35 +28,38 @@ const (
 // longestDeadline bounds x-evenkeel-deadline-ms: no request waits for a day.
 const longestDeadline = 24 * time.Hour
 
-// steer reads what a request says about its way: its session, which every caller may
-// name or end, and the class, the deadline, the prefill policy and the engines, which only a trusted caller may name.
-func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
+// steer reads what a request says about how it is to be served: its session, which every caller may name or end, and the class, the
+// deadline, whether it is split, the prefill policy and the engines, which only a trusted caller may name. It returns an error if a value
+// cannot be used.
+func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
+		// a JSON string that is not empty, with its quotes
 		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
 			session = value
 		}
 	}
 	if len(session) > 0 {
-		var d xxhash.Digest
-		d.Reset()
-		_, _ = d.WriteString(in.Record.Key) // the same name of another caller is another session
-		_, _ = d.Write([]byte{0})
-		_, _ = d.Write(session)
-		in.Session = max(1, d.Sum64())
+		var digest xxhash.Digest
+		digest.Reset()
+		_, _ = digest.WriteString(in.Record.Key) // the same name of another caller is another session
+		_, _ = digest.Write([]byte{0})
+		_, _ = digest.Write(session)
+		in.Session = max(1, digest.Sum64()) // 0: it has none
 	}
-	if said := ctx.Request.Header.Peek(request.SessionEndHeader); len(said) > 0 {
-		if in.Ends = string(said) == "true"; !in.Ends && string(said) != "false" {
+	if value := ctx.Request.Header.Peek(request.SessionEndHeader); len(value) > 0 {
+		if in.Ends = string(value) == "true"; !in.Ends && string(value) != "false" {
 			return openai.NewError(http.StatusBadRequest, "bad_session_end",
-				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
+				request.SessionEndHeader+" is "+strconv.Quote(string(value))+
+					"; write true with the last request of a session, or leave it out")
 		}
 	}
 	if fail := in.schedule(&ctx.Request.Header); fail != nil {
 		return fail
 	}
 	in.Record.Scheduled(in.Batch, in.Priority, in.Deadline)
-	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
-		in.Disaggregate = string(said)
+	if value := ctx.Request.Header.Peek(disaggregateHeader); len(value) > 0 && in.key.Trusted {
+		in.Disaggregate = string(value)
 		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(in.Disaggregate)+" is none of the values; write auto, always or never in "+disaggregateHeader+", or leave it out")
@@ -68,24 +71,25 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, b
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
-	return d.aim(ctx, in, m)
+	return d.aim(ctx, in, route)
 }
 
-// schedule reads how long a request may wait: its class, which is its key's unless a trusted caller says another, and
-// the trusted caller's deadline. Another dispatcher is trusted.
+// schedule reads how long a request may wait: its class (batch or online), which is that of its key unless a trusted caller names another,
+// and the deadline that a trusted caller gives. Another dispatcher is trusted.
 func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 	r.Batch = r.key.Batch
 	if !r.key.Trusted && r.From == nil {
 		return nil
 	}
-	if said := h.Peek(request.ClassHeader); len(said) > 0 {
-		if r.Batch = string(said) == request.ClassBatch; !r.Batch && string(said) != request.ClassOnline {
+	if value := h.Peek(request.ClassHeader); len(value) > 0 {
+		if r.Batch = string(value) == request.ClassBatch; !r.Batch && string(value) != request.ClassOnline {
 			return openai.NewError(http.StatusBadRequest, "bad_class",
-				strconv.Quote(string(said))+" is no class; write batch or online in "+request.ClassHeader+", or leave it out for that of your key")
+				strconv.Quote(string(value))+" is no class; write batch or online in "+request.ClassHeader+
+					", or leave it out for that of your key")
 		}
 	}
-	if said := h.Peek(request.DeadlineHeader); len(said) > 0 {
-		n, err := strconv.ParseInt(string(said), 10, 64)
+	if value := h.Peek(request.DeadlineHeader); len(value) > 0 {
+		n, err := strconv.ParseInt(string(value), 10, 64)
 		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
 			return openai.NewError(http.StatusBadRequest, "bad_deadline",
 				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader,
@@ -96,17 +100,17 @@ func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
 	return nil
 }
 
-// aim reads which engines a trusted caller wants.
-func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
+// aim reads which prefill engine and which decode rank a trusted caller wants for the request.
+func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, route fleet.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
-		if err := d.host.Requests.Tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
+		if err := d.host.Requests.Tier.CheckTarget(route.Name, in.ToPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
 		engines := d.host.Fleet.Now()
-		worker, ok := engines.RankOf(string(name), m.Board, m.Name)
+		worker, ok := engines.RankOf(string(name), route.Board, route.Name)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
@@ -119,10 +123,10 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *op
 	return nil
 }
 
-// locate reads how long a request's client waits, and, where there are other regions,
-// where it comes from and whether it may leave.
-func (r *incoming) locate(ctx *fasthttp.RequestCtx, far bool) {
-	if far {
+// locate reads how long a request's client waits for an answer. If there are other regions, it also reads where the client is, and whether
+// the request must stay in this region.
+func (r *incoming) locate(ctx *fasthttp.RequestCtx, otherRegions bool) {
+	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
 		r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
 	}
@@ -133,11 +137,11 @@ func (r *incoming) locate(ctx *fasthttp.RequestCtx, far bool) {
 // OpenAI libraries tell in seconds; zero if it did not.
 func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
 	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
-		said := h.Peek(name)
-		if len(said) == 0 {
+		value := h.Peek(name)
+		if len(value) == 0 {
 			continue
 		}
-		if s, err := strconv.ParseFloat(string(said), 64); err == nil && s > 0 && s < 1e6 { // 0: no timeout
+		if s, err := strconv.ParseFloat(string(value), 64); err == nil && s > 0 && s < 1e6 { // 0: no timeout
 			return arrive.Add(time.Duration(s * float64(time.Second)))
 		}
 	}
