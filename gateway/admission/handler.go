@@ -288,7 +288,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	case in.Whole && !d.host.Requests.Locals.Serve(route.Board): // no retry could help
 		return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 			"an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+
-				ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
+				ep.Path()+
+				", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
 	return req, route, nil
 }
