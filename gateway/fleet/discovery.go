@@ -47,18 +47,18 @@ func NewDiscovery(f *Fleet, sources ...discover.Source) *Discovery {
 
 // Sources returns the sources that the config names.
 func (f *Fleet) Sources() (sources []discover.Source, err error) {
-	from := &f.host.Settings().Discovery
-	for _, path := range from.Files {
+	conf := &f.host.Settings().Discovery
+	for _, path := range conf.Files {
 		sources = append(sources, &fileSource{settings: f.host.Settings, path: path, changed: make(chan struct{}, 1)})
 	}
-	for _, c := range from.DNS {
+	for _, c := range conf.DNS {
 		sources = append(sources, dns.New(dns.Config{
 			Host: c.Name, Type: c.Type, Role: c.Role, Scheme: c.Scheme, Port: c.Port, Interval: c.Interval, Misses: c.Misses,
 			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier,
 				Slots: c.Slots},
 		}))
 	}
-	for i, c := range from.Kubernetes {
+	for i, c := range conf.Kubernetes {
 		server, namespace, err := cluster.Find(c.Kubeconfig, c.Namespace)
 		if err != nil {
 			return nil, fmt.Errorf("discovery.kubernetes[%d]: %w", i, err)
@@ -104,7 +104,8 @@ func (d *Discovery) State() *discover.Status {
 	return new(d.Status())
 }
 
-// Failure returns, as text for an answer, why there may be no engines; it is empty while every source works.
+// Failure says which sources of discovery fail and why, as text to add to a message that says that engines are missing. It is empty while
+// every source works.
 func (d *Discovery) Failure() string {
 	if d == nil {
 		return ""
@@ -158,14 +159,14 @@ const slotPatience = 10 * time.Second
 // awaitSlot waits until the rank on which an engine is tried has a free slot, by our own accounts, which outlive the
 // absence of the engine.
 func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
-	look := time.NewTicker(100 * time.Millisecond)
-	defer look.Stop()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
 	for end := time.Now().Add(slotPatience); h.full(ctx)[triedRank(e)]; {
 		if time.Now().After(end) {
 			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
 		}
 		select {
-		case <-look.C:
+		case <-ticker.C:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -200,12 +201,13 @@ type fileSource struct {
 	settings func() *Settings
 	path     string
 	changed  chan struct{}
-	used     [sha256.Size]byte
+	lastRead [sha256.Size]byte
 }
 
 // Name is "file:" and the path.
 func (s *fileSource) Name() string { return "file:" + s.path }
 
+// look has Run read the file again. It does not block: one reading that is still to come is enough.
 func (s *fileSource) look() {
 	select {
 	case s.changed <- struct{}{}:
@@ -227,14 +229,15 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 	}
 }
 
-// read reads the file. changed is false if the text is the one that was used last.
+// read reads the file. changed is false if its text is the one whose engines were parsed without an error last. After an error the text is
+// parsed again, although it is the same.
 func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	text, err := os.ReadFile(s.path)
-	now := sha256.Sum256(text)
-	if err == nil && now == s.used {
+	sum := sha256.Sum256(text)
+	if err == nil && sum == s.lastRead {
 		return nil, false, nil
 	}
-	s.used = [sha256.Size]byte{}
+	s.lastRead = [sha256.Size]byte{}
 	var engines config.Engines
 	if err == nil {
 		engines, err = s.settings().ParseEngines(s.path, text)
@@ -242,7 +245,7 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	if err != nil {
 		return nil, true, err
 	}
-	s.used = now
+	s.lastRead = sum
 	for role, e := range engines.All() {
 		id, err := config.InstanceID(e.URL)
 		if err != nil {

@@ -39,4 +39,4 @@ func (f *Fleet) Undrain(role, id string) error {
 }
 
 // StopTimers stops the timer for deadlines when the proxy itself ends.
-func (f *Fleet) StopTimers() { f.again.Stop() }
+func (f *Fleet) StopTimers() { f.tick.Stop() }

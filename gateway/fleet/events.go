@@ -17,9 +17,9 @@ import (
 // publisherPatience bounds how long to wait for an engine's answer to the question where it publishes.
 const publisherPatience = 2 * time.Second
 
-// Places asks the engine, because it may have been restarted with other ports. If the config gives this engine a port
-// of its own, that port comes before the engine's answer, because an engine does not know how its ports are mapped. A
-// port that the config gives all engines comes after it.
+// Places returns where the rank may publish its KV events, the likeliest place first. It asks the engine, because the engine may have been
+// restarted with other ports. If the config gives this engine a port of its own, that port comes before the engine's answer, because an
+// engine does not know how its ports are mapped. A port that the config gives all engines comes after the answer.
 func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	in := p.fleet.Now().Engine(p.key)
 	if in == nil {
@@ -34,14 +34,14 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	if err != nil || len(all) == 0 {
 		return places, err
 	}
-	told, err := placeOf(ctx, all, p.rank, ranks, hosts)
+	answered, err := placeOf(ctx, all, p.rank, ranks, hosts)
 	switch {
 	case err != nil:
 		return places, fmt.Errorf("engine %s: %w", p.key, err)
-	case own && told != configured:
-		return append(places, told), nil
-	case told != configured:
-		return []kvevents.Place{told, configured}, nil
+	case own && answered != configured:
+		return append(places, answered), nil
+	case answered != configured:
+		return []kvevents.Place{answered, configured}, nil
 	}
 	return places, nil
 }
@@ -53,20 +53,20 @@ func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
 	}
 	var at kvevents.Place
-	for _, end := range []struct {
+	for _, socket := range []struct {
 		engine.HostPort
 		into *string
 	}{{all[rank].Events, &at.Events}, {all[rank].Replay, &at.Replay}} {
 		switch {
-		case end.Port == 0: // the rank replays nothing
+		case socket.Port == 0: // the rank replays nothing
 			continue
-		case end.Host == "":
-			end.Host = hosts[0]
-		case !isOneOf(ctx, end.Host, hosts):
+		case socket.Host == "":
+			socket.Host = hosts[0]
+		case !isOneOf(ctx, socket.Host, hosts):
 			return kvevents.Place{}, fmt.Errorf("a rank publishes KV events at %s, which is no address of the engine that the proxy knows; "+
-				"if it is one, write it into kv_hosts of the engine's profile", net.JoinHostPort(end.Host, strconv.Itoa(end.Port)))
+				"if it is one, write it into kv_hosts of the engine's profile", net.JoinHostPort(socket.Host, strconv.Itoa(socket.Port)))
 		}
-		*end.into = net.JoinHostPort(end.Host, strconv.Itoa(end.Port))
+		*socket.into = net.JoinHostPort(socket.Host, strconv.Itoa(socket.Port))
 	}
 	return at, nil
 }

@@ -23,8 +23,8 @@ func (f *Fleet) Load() (enter func(), err error) {
 	var all []roster.Event
 	set := f.host.Settings()
 	for role, e := range set.Engines.All() {
-		in, wrong := f.host.build(role, e, set)
-		err = errors.Join(err, wrong)
+		in, invalid := f.host.build(role, e, set)
+		err = errors.Join(err, invalid)
 		all = append(all, roster.Entered{Engine: in})
 	}
 	return func() { f.enter(all...) }, err

@@ -29,16 +29,16 @@ type placed struct {
 
 // exchange is what a bootstrap server answered, and when.
 type exchange struct {
-	x  mooncake.Exchange
-	at time.Time
+	answer mooncake.Exchange
+	at     time.Time
 }
 
 // Coordinates are where decode engines reach a prefill engine that writes KV to them; nil: this is not known yet, or
 // another process runs there now.
 func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
-	known, _ := l.coordinates.Load(c.ID)
+	stored, _ := l.coordinates.Load(c.ID)
 	engines := l.now()
-	if p, ok := known.(placed); ok && p.born == engines.Born(c.Instance) {
+	if p, ok := stored.(placed); ok && p.born == engines.Born(c.Instance) {
 		return p.at
 	} else if e := engines.Engine(c.Instance); e != nil && !ok { // the configured coordinates hold for the first process that is seen
 		return e.Conf.Coordinates()
@@ -63,8 +63,9 @@ func (l *learned) forget(engine string) {
 // exchangeLife bounds how long a restarted engine is called by its old engine id.
 const exchangeLife = 5 * time.Second
 
-// Exchange is what the proxy itself adds to a probe; nil for connectors whose prefiller answers with the hand-off.
-// The caller gives it a new TransferID.
+// Exchange is what the proxy itself must add to a probe, as the engine's bootstrap server tells it; nil for connectors whose prefill engine
+// answers with the hand-off. An answer of the server is used for exchangeLife, also a second time if the server is slow. The caller gives
+// the result a new TransferID.
 func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
@@ -77,7 +78,7 @@ func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 		x, err := engine.Bootstrap(ctx, l.host.Client, c.Target, c.Profile.BootstrapPort)
 		switch {
 		case err == nil:
-			known.x = x
+			known.answer = x
 		case !ok || ctx.Err() == nil:
 			return nil, err
 		default: // the server is slow: its last answer is used for the same time again
@@ -87,6 +88,6 @@ func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 		known.at = time.Now()
 		l.exchanges.Store(c.ID, known)
 	}
-	x := known.x
+	x := known.answer
 	return &x, nil
 }

@@ -11,7 +11,7 @@ import (
 // Plan is what a reload will do to the fleet, once it is known to be possible.
 type Plan = roster.Planned
 
-// Plan compares two configs, and builds the engines that are new or changed in the second.
+// Plan compares two configs, and builds the engines that are new or changed in the second. The plan may only be applied if err is nil.
 func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	before, _ := enginesOf(old)
 	after, order := enginesOf(next)
@@ -23,14 +23,14 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	})
 	p := &Plan{Order: order, Remove: changes.Removed}
 	build := func(role string, e config.Engine, own bool) {
-		in, wrong := f.host.build(role, e, next)
-		if err = errors.Join(err, wrong); wrong == nil {
+		in, invalid := f.host.build(role, e, next)
+		if err = errors.Join(err, invalid); invalid == nil {
 			in.Own = own
 			p.Set = append(p.Set, in)
 		}
 	}
-	for _, one := range changes.Listed {
-		build(one.Role, one.Conf, true)
+	for _, entry := range changes.Listed {
+		build(entry.Role, entry.Conf, true)
 	}
 	for _, e := range changes.Again {
 		build(e.Role, e.Conf, false)
@@ -42,8 +42,9 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 // drains.
 func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 
-// ReloadTrust takes up each ca_file that has changed; other says whether a file has changed.
-func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err error) {
+// ReloadTrust takes up each ca_file that has changed: the engines whose profiles have one are built anew. hasChanged says whether a file
+// has changed since it was asked last, and is asked once for each file.
+func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, err error) {
 	set := f.host.Settings()
 	p := &Plan{}
 	_, p.Order = enginesOf(set)
@@ -51,7 +52,7 @@ func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err err
 	for _, profile := range set.Profiles {
 		if file := profile.CAFile; file != "" && !files[file] {
 			files[file] = true
-			changed = other(file) || changed
+			changed = hasChanged(file) || changed
 		}
 	}
 	if !changed {
@@ -61,11 +62,11 @@ func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err err
 		if in.Profile.CAFile == "" || in.Target.TLS == nil {
 			continue
 		}
-		again, err := f.host.build(in.Role, in.Conf, set)
+		rebuilt, err := f.host.build(in.Role, in.Conf, set)
 		if err != nil {
 			return false, err
 		}
-		p.Set = append(p.Set, again)
+		p.Set = append(p.Set, rebuilt)
 	}
 	f.Apply(p)
 	return true, nil

@@ -16,8 +16,8 @@ import (
 // askPatience bounds the wait for the answer of an engine about what runs there.
 const askPatience = time.Second
 
-// LoadOf returns what our own requests hold of a scope's decode ranks, and if ask is true, what runs there in all by
-// the engines' own gauges. silent are the ranks whose engine does not say.
+// LoadOf returns what this proxy's own requests hold of a scope's decode ranks, and if ask is true, what the requests of all proxies hold
+// there, by the engines' own gauges. silent are the ranks whose engine does not say.
 func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
 	for _, m := range f.host.Dispatch(ctx).Models {
@@ -64,9 +64,9 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 				silent = append(silent, id)
 				continue
 			}
-			running, told := sample.Running(max(0, r))
-			usage, also := sample.KVUsage(max(0, r))
-			if !told || !also {
+			running, hasRunning := sample.Running(max(0, r))
+			usage, hasUsage := sample.KVUsage(max(0, r))
+			if !hasRunning || !hasUsage {
 				silent = append(silent, id)
 				continue
 			}
@@ -86,10 +86,10 @@ func (f *Fleet) OnSample(key string, s *engine.Sample) {
 		return
 	}
 	for _, r := range in.Ranks() {
-		usage, told := s.KVUsage(max(0, r))
+		usage, reported := s.KVUsage(max(0, r))
 		capacity := cmp.Or(in.Conf.KV, in.Capacity(r))
 		at := in.At(r)
-		if rank, _ := now.Named(at.ID); rank != nil && told && capacity > 0 {
+		if rank, _ := now.Named(at.ID); rank != nil && reported && capacity > 0 {
 			f.host.Gauged(rank.Worker, int64(usage*float64(capacity)), in.Traffic.Signs(at.Rank).Last())
 		}
 	}

@@ -32,7 +32,7 @@ type Fleet struct {
 
 	mu      sync.Mutex // held until all parts that bind requests have the lists, so that the lists published last are the newest
 	roster  *roster.Roster
-	again   *time.Timer // applies a Tick when time alone changes something
+	tick    *time.Timer // applies a Tick when time alone changes something
 	tape    recording.Roster
 	current atomic.Pointer[Published]
 
@@ -66,8 +66,8 @@ func New(h Host) *Fleet {
 	f.learned.host, f.learned.now = &h, f.Now
 	f.runs.now, f.runs.serving, f.runs.all = f.Now, h.Serving, map[*Run]struct{}{}
 	f.current.Store(&Published{})
-	f.again = time.AfterFunc(time.Hour, f.Publish)
-	f.again.Stop()
+	f.tick = time.AfterFunc(time.Hour, f.Publish)
+	f.tick.Stop()
 	return f
 }
 
@@ -89,16 +89,16 @@ func (f *Fleet) apply(events ...roster.Event) {
 	f.applyUnless(func() bool { return false }, events...)
 }
 
-// applyUnless does the same, unless known reports, once the lock is held, that the events are not new any more: many
-// requests may have found the same.
-func (f *Fleet) applyUnless(known func() bool, events ...roster.Event) {
+// applyUnless is apply, unless stale reports that the events are not new any more. It asks stale once it holds the lock, because many
+// requests may have found the same at once.
+func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if known() {
+	if stale() {
 		return
 	}
 	now := time.Now()
-	var do []roster.Effect
+	var effects []roster.Effect
 	events = append([]roster.Event{termsOf(f.host.Settings(), f.host.Started)}, events...)
 	for _, e := range events {
 		for _, in := range enters(e) {
@@ -106,25 +106,25 @@ func (f *Fleet) applyUnless(known func() bool, events ...roster.Event) {
 			in.Traffic = f.host.Monitor.Traffic(key)
 			in.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
 		}
-		do = f.roster.Apply(e, now, do)
+		effects = f.roster.Apply(e, now, effects)
 	}
 	owners := ownersOf(f.Admission, f.roster)
-	do = f.roster.Apply(owners, now, do)
-	do = f.roster.Apply(roster.Tick{}, now, do)
+	effects = f.roster.Apply(owners, now, effects)
+	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next := roster.Derive(f.roster)
-	f.tape.Step(now, append(events, owners), do, next)
-	f.current.Store(next.WithRoutes(f.Now()))
-	if slices.ContainsFunc(do, func(e roster.Effect) bool { return e.What == roster.Watched }) {
+	f.tape.Step(now, append(events, owners), effects, next)
+	f.current.Store(next.WithRoutes(f.Now())) // new routes come into force last: see WithRoutes
+	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.Watched }) {
 		f.host.Monitor.Set(watched(next.Engines()))
 	}
-	f.carryOut(do)
+	f.carryOut(effects)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
 	f.runs.rescue()
 	if wait := f.roster.Next(now); wait > 0 && f.host.Context.Err() == nil {
-		f.again.Reset(wait)
+		f.tick.Reset(wait)
 	} else {
-		f.again.Stop()
+		f.tick.Stop()
 	}
 }
 
@@ -136,7 +136,7 @@ func termsOf(s *Settings, started time.Time) roster.Terms {
 	}
 }
 
-// ownersOf says which proxy may admit to which engines now.
+// ownersOf says which proxy may admit to which engines now, by a, for the engines of the roster. The Kind is empty if this proxy is alone.
 func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	switch {
 	case a.Has(owner.Regions):
@@ -164,21 +164,21 @@ func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	return o
 }
 
-// enter takes engines in, once their hosts are known.
+// enter applies events that bring engines in, once the names and addresses of the hosts of these engines are known.
 func (f *Fleet) enter(events ...roster.Event) {
-	var all sync.WaitGroup
+	var lookups sync.WaitGroup
 	for _, e := range events {
 		for _, in := range enters(e) {
-			all.Go(func() { f.host.learnHosts(in) }) // before hand-offs name these hosts
+			lookups.Go(func() { f.host.learnHosts(in) }) // before hand-offs name these hosts
 		}
 	}
-	all.Wait()
+	lookups.Wait()
 	f.apply(events...)
 }
 
-// learnHosts finds the names and addresses to which a prefiller's hand-offs may point decode engines. They are
-// trusted while the engine is in the fleet. Any other host in a hand-off is refused. The callback of a decode engine
-// may name its own hosts.
+// learnHosts finds the names and addresses to which the hand-offs of a prefill engine may point decode engines. They are trusted while the
+// engine is in the fleet, and any other host in a hand-off is refused. For a decode engine that calls back, it finds the names and
+// addresses that the callback may name. Other engines have none.
 func (h *Host) learnHosts(in *roster.Engine) {
 	if in.Decodes() && !in.CallsBack() {
 		return
@@ -217,8 +217,8 @@ func enters(e roster.Event) []*roster.Engine {
 }
 
 // carryOut carries out the effects of the roster. It is called with f.mu held.
-func (f *Fleet) carryOut(do []roster.Effect) {
-	for _, e := range do {
+func (f *Fleet) carryOut(effects []roster.Effect) {
+	for _, e := range effects {
 		log, in := f.host.Log, e.Engine
 		switch e.What {
 		case roster.Restarted, roster.MayHaveRestarted:
@@ -254,27 +254,27 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 	}
 }
 
-// watched returns engines in the form that the monitor needs.
+// watched returns engines in the form that the monitor needs to watch them.
 func watched(engines []*roster.Engine) (list []engine.Instance) {
 	for _, in := range engines {
-		watched := engine.Instance{
+		instance := engine.Instance{
 			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
 			Held: in.Held(),
 		}
 		if in.Decodes() { // only decode engines need a canary: the prefill tier tries prefill engines with clients' requests
-			watched.Slots = in.Conf.Slots
-			watched.Canary = in.Profile.Canary()
+			instance.Slots = in.Conf.Slots
+			instance.Canary = in.Profile.Canary()
 			for _, r := range in.Ranks() {
-				watched.Canaries = append(watched.Canaries, in.At(r))
+				instance.Canaries = append(instance.Canaries, in.At(r))
 			}
 		}
-		list = append(list, watched)
+		list = append(list, instance)
 	}
 	return list
 }
 
-// Made is the birth of a hand-off that names that engine id, from a candidate whose birth was b when its probe was
-// sent.
+// Made is the birth of a hand-off that names the engine id, from a candidate whose birth was b when its probe was sent. If the id shows
+// something new about the processes of the engine, the roster learns that first.
 func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	made, known := f.Now().Made(b, c.ID, id)
 	if !known {
@@ -293,7 +293,7 @@ func (f *Fleet) DownSince(key string, at time.Time) bool {
 	return !s.Up || s.Since.After(at)
 }
 
-// GaveBack records that a decode engine gave an answer back.
+// GaveBack records that a decode engine gave an answer back, if its profile says that it never does. decode is the engine's key.
 func (f *Fleet) GaveBack(decode string) {
 	if e := f.Now().Engine(decode); e != nil && e.MustNotGiveBack() {
 		f.apply(roster.GaveBack{Key: decode})

@@ -32,14 +32,14 @@ type Run struct {
 	now    func() *Published
 	call   *engine.Call
 	probe  bool
-	leaves atomic.Uint32 // why it must go on elsewhere; stays: it need not
+	reason atomic.Uint32 // why it must go on elsewhere; stays: it need not
 	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
 }
 
 // Moved says whether the call must go on elsewhere because its engine was taken out of service, or was paused: a
 // pause ends what runs there.
 func (r *Run) Moved() bool {
-	return r.leaves.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
+	return r.reason.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
 }
 
 // Cause is why the call failed with err. If the call was ended because its engine was declared down, it counts as a
@@ -47,7 +47,7 @@ func (r *Run) Moved() bool {
 // may be what the engine died of.
 func (r *Run) Cause(err error) error {
 	var failed *engine.Error
-	if r.leaves.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
+	if r.reason.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
 		return err
 	}
 	broke := *failed
@@ -57,28 +57,29 @@ func (r *Run) Cause(err error) error {
 
 var errDown = errors.New("the engine was declared down before it answered")
 
-// move ends the call: at once, or as soon as that leaks no KV.
+// move ends the call because it must go on elsewhere: at once, or as soon as that leaks no KV (see Settle).
 func (r *Run) move(why uint32) {
-	r.leaves.CompareAndSwap(stays, why)
+	r.reason.CompareAndSwap(stays, why)
 	if r.safe.Load() {
 		r.call.Leave(upstream.Notice)
 	}
 }
 
-// Settle says that the call may be aborted from now on.
+// Settle says that the call may be aborted from now on, because no pull of KV is under way any more. A call that must go on elsewhere is
+// ended.
 func (r *Run) Settle() {
 	r.safe.Store(true)
-	if r.leaves.Load() != stays {
+	if r.reason.Load() != stays {
 		r.call.Leave(upstream.Notice)
 	}
 }
 
 // Track keeps a call among those that may be moved, until Untrack. If the deadline of its place, or the proxy's own,
-// has passed since the place was chosen, the call is moved at once.
+// has passed since the place was chosen, the call is moved at once. safe says that the call may be aborted at any time.
 func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
 	r := &Run{at: at, now: a.now, call: call}
 	r.safe.Store(safe)
-	a.keep(r)
+	a.track(r)
 	return r
 }
 
@@ -87,12 +88,13 @@ func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
 func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
 	r.safe.Store(true)
-	a.keep(r)
+	a.track(r)
 	r.rescue(a.now())
 	return r
 }
 
-func (a *runs) keep(r *Run) {
+// track adds a call to those that may be moved.
+func (a *runs) track(r *Run) {
 	a.mu.Lock()
 	a.all[r] = struct{}{}
 	a.mu.Unlock()

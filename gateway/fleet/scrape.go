@@ -20,7 +20,8 @@ type page struct {
 	err    error
 }
 
-// Scrape reads a prefill candidate's gauges; a value that it does not report is NaN.
+// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. Of KVUsage, Running and
+// Waiting, what the engine does not report is NaN. If the page shows something new about the engine's process, the roster learns it.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	known, _ := f.pages.LoadOrStore(c.Instance, &page{})
 	p := known.(*page)

@@ -22,21 +22,21 @@ func Derive(r *Roster) *Published {
 	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
 		order: make([]*Engine, 0, len(r.order)),
-		stops: maps.Clone(r.stops), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead),
+		stops: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead),
 		routes: map[string]Route{},
 	}}
 	p := d.p
-	for id, l := range r.left {
+	for id, l := range r.leftRanks {
 		p.ranks[id] = d.rank(l.of, l.rank, id, Absent)
 	}
 	for _, k := range r.order {
 		e := new(*r.engines[k])
 		p.engines[k], p.order = e, append(p.order, e)
-		d.route(e, e.state.serves() || e.state == Late)
+		d.addRoutes(e, e.state.serves() || e.state == Late)
 		for _, rank := range e.Ranks() {
 			state := r.stateOfRank(e, rank)
 			if e.Decodes() {
-				d.decodes(e, rank, state)
+				d.addDecodeRank(e, rank, state)
 			} else {
 				p.Candidates = append(p.Candidates, d.candidate(e, rank, state))
 			}
@@ -46,7 +46,7 @@ func Derive(r *Roster) *Published {
 	onlyWhereListed(p.Candidates, d.regions, d.groups)
 	onlyWhereDecoded(p.Candidates, p.Workers)
 	prefer(r.terms.Prefer, p.Candidates, p.Workers)
-	desert(p.order, p.Candidates)
+	markDeserted(p.order, p.Candidates)
 	p.ready = count(p.order, func(e *Engine) bool { return e.state.serves() && len(e.Status.Models) > 0 })
 	return p
 }
@@ -58,15 +58,16 @@ type deriving struct {
 	regions, groups map[string]*reach // by region: what ranks that decode list; by group: what ranks that do both list
 }
 
-// decodes adds a rank with slots to the picture, once its board is known.
-func (d *deriving) decodes(e *Engine, rank int, state RankState) {
+// addDecodeRank adds a rank of an engine that decodes to the picture. The rank gets a worker, to which requests can be bound, once its
+// engine has named its models.
+func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
-	id := d.r.ids[e.nameOf(rank)]
+	id := d.r.workerIDs[e.nameOf(rank)]
 	d.p.workers[name] = id
 	if e.board != "" {
 		d.p.ranks[id] = d.rank(e, rank, id, state)
 	}
-	region := e.abroad
+	region := e.otherRegion
 	if len(e.Status.Models) == 0 {
 		if e.Role == Decode {
 			reachIn(d.regions, region).unknown = true
@@ -77,7 +78,7 @@ func (d *deriving) decodes(e *Engine, rank int, state RankState) {
 	d.p.Workers = append(d.p.Workers, w)
 	if w.Mixed {
 		reachIn(d.groups, e.groupID()).add(e.lists, w.Up || w.Awaited)
-		d.joins(e, w)
+		d.addToGroup(e, w)
 	} else {
 		reachIn(d.regions, region).add(e.lists, w.Up || w.Awaited)
 	}
@@ -90,18 +91,19 @@ func (d *deriving) decodes(e *Engine, rank int, state RankState) {
 	}
 }
 
-// joins adds the group of a rank that prefills and decodes as one candidate. The candidate is live if one of the
-// ranks takes requests, and late if one of them is awaited.
-func (d *deriving) joins(e *Engine, w board.Worker) {
+// addToGroup adds a rank that prefills and decodes to the candidate that its group is, and makes that candidate if this is its first rank.
+// The candidate is live if one of the ranks takes requests, and late if requests wait for one of them.
+func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	id := e.groupID()
-	at := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
-	if at < 0 {
-		at = len(d.p.Candidates)
+	index := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
+	if index < 0 {
+		index = len(d.p.Candidates)
 		d.p.Candidates = append(d.p.Candidates, prefill.Candidate{
-			ID: id, Instance: id, Target: e.At(-1), Profile: e.Profile, Hardware: e.Conf.Profile, Region: e.abroad, Board: e.board, Mixed: true,
+			ID: id, Instance: id, Target: e.At(-1), Profile: e.Profile, Hardware: e.Conf.Profile, Region: e.otherRegion, Board: e.board,
+			Mixed: true,
 		})
 	}
-	c := &d.p.Candidates[at]
+	c := &d.p.Candidates[index]
 	c.Live, c.Late = c.Live || w.Up, c.Late || w.Awaited
 	for _, m := range e.Status.Models {
 		if !slices.Contains(c.Models, m.ID) {
@@ -110,10 +112,12 @@ func (d *deriving) joins(e *Engine, w board.Worker) {
 	}
 }
 
+// candidate returns a rank of a prefill engine as a candidate of the prefill tier. The candidate has a board once its engine has named its
+// models.
 func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: e.ID + "/" + strconv.Itoa(max(0, rank)), Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
-		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.abroad,
+		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
 		Limit: e.limit(slowProbes),
 		Live:  state.in(Up, Starting), Late: state.awaited(),
 	}
@@ -128,19 +132,22 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 	return c
 }
 
+// rank returns a rank of an engine as a place where a decode leg can be sent. id is its worker id.
 func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	t := e.At(rank)
-	to := &Rank{
-		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank), Region: e.abroad,
+	out := &Rank{
+		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank),
+		Region:  e.otherRegion,
 		Board:   e.board,
 		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,
 	}
 	if e.Role == Aggregated {
-		to.Group = e.groupID()
+		out.Group = e.groupID()
 	}
-	return to
+	return out
 }
 
+// worker returns a rank as the dispatcher knows it. r is the number of the rank in its engine, -1 for an only rank without a number.
 func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
@@ -157,6 +164,7 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	} else if e.Profile.Renews() {
 		w.Beyond = d.r.terms.Beyond
 	}
+	// Where requests of another proxy run on the rank, too, this proxy may use only a part of its slots.
 	room := d.r.owners.Rooms[w.Name]
 	if w.Others = room.Others; room.Limit > 0 && (w.Limit == 0 || room.Limit < w.Limit) {
 		w.Limit = room.Limit
@@ -175,29 +183,30 @@ func (e *Engine) Slots() int {
 
 // eventsOf is where a rank publishes what its prefix cache holds; empty if KV events are not enabled.
 func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
-	all := d.r.terms.KVEvents
-	if !all.Enabled {
+	config := d.r.terms.KVEvents
+	if !config.Enabled {
 		return prefill.EventSource{}
 	}
-	s := prefill.EventSource{Place: EventsOf(e, rank, all), Model: e.base(), ReplayTimeout: all.ReplayTimeout}
+	source := prefill.EventSource{Place: EventsOf(e, rank, config), Model: e.base(), ReplayTimeout: config.ReplayTimeout}
 	if e.Finder != nil {
-		s.Finder = e.Finder(max(0, rank))
+		source.Finder = e.Finder(max(0, rank))
 	}
-	return s
+	return source
 }
 
 // EventsOf is where a rank publishes what its prefix cache holds, by the config. An engine without ports of its own
 // has the ports that all engines have.
 func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	host, rank := e.Target.URL.Hostname(), max(0, rank)
-	p := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
+	place := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
 	if port := cmp.Or(e.Conf.KVReplayPort, all.ReplayPort); port != 0 {
-		p.Replay = kvevents.Endpoint(host, port, rank)
+		place.Replay = kvevents.Endpoint(host, port, rank)
 	}
-	return p
+	return place
 }
 
-func (d *deriving) route(e *Engine, up bool) {
+// addRoutes adds an engine to the routes of the models that it lists. up says that the engine is in service, or that requests wait for it.
+func (d *deriving) addRoutes(e *Engine, up bool) {
 	for _, m := range e.Status.Models {
 		r, ok := d.p.routes[m.ID]
 		if !ok {
@@ -228,9 +237,9 @@ func (d *deriving) route(e *Engine, up bool) {
 	}
 }
 
-// onlyWhereDecoded takes the prefillers of other regions out of service if nothing decodes in their region: their KV
-// could go nowhere. If all decode ranks are only awaited, prompts wait before their prefill, because KV is not held
-// for so long.
+// onlyWhereDecoded takes the prefill engines of other regions out of service if nothing decodes in their region: their KV
+// could go nowhere. If requests only wait for the decode ranks of a candidate (Worker.Awaited), prompts wait for the candidate, too, before
+// their prefill, because KV is not held for so long.
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -239,7 +248,7 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 		}
 		up, awaited := false, false
 		for _, w := range workers {
-			if base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region)); there && slices.Contains(c.Models, base) {
+			if base, sameRegion := strings.CutSuffix(w.Model, BoardIn("", c.Region)); sameRegion && slices.Contains(c.Models, base) {
 				up, awaited = up || w.Up, awaited || w.Awaited
 			}
 		}
@@ -252,8 +261,9 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	}
 }
 
-// prefer decides which candidates come second if a model has engines of both kinds. Prefill engines whose KV no rank
-// would fetch always come second.
+// prefer decides which candidates come second if a model has engines of both kinds: those that prefill and decode, and those that do one of
+// both. kind is the kind that comes first. Prefill engines whose KV no rank would fetch always come second. If no engine prefills and
+// decodes, nothing is decided.
 func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
 	mixed := func(c prefill.Candidate) bool { return c.Mixed }
 	if !slices.ContainsFunc(candidates, mixed) {
@@ -264,7 +274,7 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
 	}
 	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Mixed || decodes[c.Board]) }
-	first := func(model string) bool { // some engine of the preferred kind serves the model
+	servedByPreferred := func(model string) bool { // some engine of the preferred kind serves the model
 		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
 			return c.Mixed == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
 		})
@@ -273,12 +283,13 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 		c := &candidates[i]
 		preferred := c.Mixed == (kind == config.PreferAggregated)
 		c.Idle = !serves(c)
-		c.Second = c.Idle || !preferred && slices.ContainsFunc(c.Models, first)
+		c.Second = c.Idle || !preferred && slices.ContainsFunc(c.Models, servedByPreferred)
 	}
 }
 
-// desert marks the prefill engines that are down or halted while another engine serves one of their models.
-func desert(engines []*Engine, candidates []prefill.Candidate) {
+// markDeserted marks the prefill engines that are down or halted while another engine serves one of their models. The probes that run there
+// are ended, so that the prompts go to the other engine.
+func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
 	live := map[string]bool{}
 	for i := range candidates {
 		for _, m := range candidates[i].Models {
@@ -291,10 +302,10 @@ func desert(engines []*Engine, candidates []prefill.Candidate) {
 	}
 }
 
-// count counts the engines for which of is true, by role.
-func count(engines []*Engine, of func(*Engine) bool) (t tally) {
+// count counts the engines for which counts is true, by role. One that prefills and decodes counts for both roles.
+func count(engines []*Engine, counts func(*Engine) bool) (t tally) {
 	for _, e := range engines {
-		if !of(e) {
+		if !counts(e) {
 			continue
 		}
 		if e.Decodes() {

@@ -14,8 +14,8 @@ import (
 // ErrNoSuchEngine is the error if an operator names an unknown engine or rank.
 var ErrNoSuchEngine = errors.New("no such engine")
 
-// Stop reads an id as operators write it. role may be empty: then it is the first of decode, prefill and aggregated in
-// which there is an engine with that address.
+// Stop makes a drain of the engine or rank that an id names, as operators write it: host:port, or host:port/rank. role may be empty: then
+// it is the first of decode, prefill and aggregated in which there is an engine with that address.
 func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 	engine, number, ofRank := strings.Cut(id, "/")
 	if role == "" {

@@ -32,15 +32,15 @@ type Engine struct {
 	Scope    string // its decode group or its region; the owner of this scope admits to it
 	Deserted bool   // it is down or halted while another engine serves one of its models: probes leave it
 	standing
-	held      *Pause         // nil: it is not paused
-	abroad    string         // its region, if that is not ours; else empty
-	fence     *owner.Scope   // which proxy admits to it; nil: this proxy, which is alone
-	board     string         // board of its models, as last known; empty: never known
-	lists     *board.Names   // the models in its status; nil: not known
-	named     []engine.Model // the models from which lists was made
-	number    int            // number in the order of arrival
-	processes *Processes     // processes that were seen at its address
-	gaveBack  *float64       // start of the process that gave an answer back against its profile; 0: not known; nil: none did
+	pausedBy     *Pause         // nil: it is not paused
+	otherRegion  string         // its region, if that is not ours; else empty
+	fence        *owner.Scope   // which proxy admits to it; nil: this proxy, which is alone
+	board        string         // board of its models, as last known; empty: never known
+	lists        *board.Names   // the models in its status; nil: not known
+	listedModels []engine.Model // the models from which lists was made
+	number       int            // number in the order of arrival
+	processes    *Processes     // processes that were seen at its address
+	gaveBack     *float64       // start of the process that gave an answer back against its profile; 0: not known; nil: none did
 }
 
 // Found is what discovery says of an engine; its zero value: discovery did not find it.
@@ -106,8 +106,8 @@ func (e *Engine) Ranks() []int {
 	return ranks
 }
 
-// Capacity is how many KV tokens the engine reports for the rank. If a server has a single rank, its only series
-// counts whatever its label.
+// Capacity is how many KV tokens the memory of a rank holds, as the engine reports it; 0: it does not. r is -1 for the only rank of an
+// engine that does not number it. Then the engine's only series counts, whatever its label.
 func (e *Engine) Capacity(r int) int64 {
 	if n, ok := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
 		return n
@@ -142,10 +142,10 @@ func (e *Engine) base() string {
 	return ""
 }
 
-// decodesFor says whether some proxy may own the engine's scope, and the engine decodes on a board for requests for a
-// model; an empty model stands for any model.
+// decodesFor says whether the engine decodes on a board for requests for a model, and some proxy may own the engine's scope (so that fence
+// is not nil). An empty model stands for any model.
 func (e *Engine) decodesFor(board, model string) bool {
-	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.onBoard() == board) &&
+	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.homeBoard() == board) &&
 		(model == "" || e.has(model))
 }
 
@@ -164,8 +164,8 @@ func (e *Engine) has(model string) bool {
 	return slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return m.ID == model })
 }
 
-// onBoard is the board of its model in its own region.
-func (e *Engine) onBoard() string {
+// homeBoard is the board of its model in its own region: without the mark of another region.
+func (e *Engine) homeBoard() string {
 	if e.Role == Aggregated {
 		return e.base() + AggregatedMark
 	}
@@ -175,9 +175,9 @@ func (e *Engine) onBoard() string {
 // groupID is the ID of the candidate that its group is.
 func (e *Engine) groupID() string { return e.Conf.Group + " of " + e.board }
 
-// together names the group whose ranks step together with those of an engine that prefills and decodes; empty: there
-// is none.
-func (e *Engine) together() string {
+// barrierGroup names the group whose ranks step together, with a barrier, for an engine that prefills and decodes; empty: its ranks step
+// alone, or it is of another role.
+func (e *Engine) barrierGroup() string {
 	if e.Role != Aggregated || e.Conf.Barrier != config.BarrierDP {
 		return ""
 	}
@@ -201,9 +201,9 @@ func (e *Engine) reaches(minor int, unread bool) bool {
 	return major > 0 || number >= minor
 }
 
-// roomsEverywhere says whether an engine of SGLang also reads the room of a response and of a message. It is false if
-// the version cannot be read.
-func (e *Engine) roomsEverywhere() bool {
+// readsRoomsEverywhere says whether an engine of SGLang also reads the bootstrap room in a request for a response or a message. It is false
+// if the version cannot be read.
+func (e *Engine) readsRoomsEverywhere() bool {
 	var v [3]int
 	n, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
 	return n >= 2 && slices.Compare(v[:], firstRooms[:]) >= 0
@@ -228,29 +228,31 @@ const rowsMinor = 31
 // clamps says whether a decode engine cuts max_tokens to what fits. It is true if its version cannot be read: then
 // the engine decides.
 func (e *Engine) clamps() bool {
-	if says := e.Profile.ClampsMaxTokens; says != nil {
-		return *says
+	if byProfile := e.Profile.ClampsMaxTokens; byProfile != nil {
+		return *byProfile
 	}
 	return e.reaches(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. vLLM does not name a response by its
-// X-Request-Id. But by this id an engine that pushes KV finds where it goes.
+// takesHandOff says whether an engine takes hand-offs at an endpoint. Early connectors and nixl-push need one more thing: an engine that
+// pushes KV finds where the KV goes by the X-Request-Id. vLLM does not name a response by it, so a response has no hand-off there.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
-		return ep.Common() || ep == mooncake.Generate || e.roomsEverywhere()
+		return ep.Common() || ep == mooncake.Generate || e.readsRoomsEverywhere()
 	}
 	return ep.Common() || (ep == mooncake.Tokens || !e.Profile.Early() && e.Profile.Connector != mooncake.NIXLPush) &&
 		e.reaches(handOffMinor[ep], false)
 }
 
-// mayGiveBack says whether a decode engine may give an answer back. Responses and messages do not show that.
+// mayGiveBack says whether a decode engine may give an answer back before its end, for want of KV memory: by its profile, or because its
+// process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
-	same := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
-	return e.Role == Decode && (e.Profile.MayGiveBack() || same)
+	didGiveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
+	return e.Role == Decode && (e.Profile.MayGiveBack() || didGiveBack)
 }
 
-// MustNotGiveBack says whether the engine must not give an answer back, by its profile and by what is known.
+// MustNotGiveBack says whether it would be news that the decode engine gives an answer back: its connector has engines that do so, but its
+// profile says that this one does not, and it has not done so yet.
 func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }

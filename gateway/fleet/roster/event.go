@@ -68,7 +68,7 @@ type Entered struct {
 func (v Entered) apply(r *Roster, a *applying) {
 	key := v.Engine.Key()
 	if known := r.engines[key] != nil; !known || v.Anew {
-		r.resume(func(s *Stop) bool { return s.At.Instance == key }) // a drain before this does not hold for it
+		r.endDrains(func(s *Stop) bool { return s.At.Instance == key }) // a drain before this does not hold for it
 		if !known {
 			r.order = append(r.order, key)
 		}
@@ -187,13 +187,13 @@ type Stopped struct{ Stop }
 
 func (v Stopped) apply(r *Roster, _ *applying) {
 	s := v.Stop
-	if old := r.stops[s.Key()]; old != nil {
+	if old := r.drains[s.Key()]; old != nil {
 		s.Since = old.Since
 	}
-	r.stops[s.Key()] = &s
+	r.drains[s.Key()] = &s
 }
 
 // Resumed ends a drain.
 type Resumed struct{ Key string }
 
-func (v Resumed) apply(r *Roster, _ *applying) { delete(r.stops, v.Key) }
+func (v Resumed) apply(r *Roster, _ *applying) { delete(r.drains, v.Key) }

@@ -63,7 +63,7 @@ func (p *Published) Named(name string) (r *Rank, board string) {
 	return r, e.board
 }
 
-// RankOf finds the decode rank of that name, if it serves the board and lists the model.
+// RankOf finds the decode rank of that name. ok is false if there is none, or if it does not serve the board or list the model.
 func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 	r, _ := p.Named(name)
 	if r == nil {
@@ -74,25 +74,25 @@ func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 }
 
 // Beside adds to list the workers that may fail together with a worker, itself included: those behind the same API
-// server. If host is true, it also adds those on the same host, as long as another host has a rank that takes
-// requests. A host with a broken driver or disk has many ranks, and all of them are free because they fail at once.
+// server. If host is true, it also adds those on the same host, as long as another host has a rank of the same board that takes requests
+// and is not in list. A host with a broken driver or disk has many ranks, and all of them are free because they fail at once.
 func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 	one := p.ranks[worker]
 	if one == nil { // the worker is gone, and no request is sent there
 		return list
 	}
-	besides := func(r *Rank) bool { return r.Instance == one.Instance }
-	if at := one.host(); host && at != "" {
-		near := func(r *Rank) bool { return r.Instance == one.Instance || r.host() == at }
+	added := func(r *Rank) bool { return r.Instance == one.Instance }
+	if hostName := one.host(); host && hostName != "" {
+		onSameHost := func(r *Rank) bool { return r.Instance == one.Instance || r.host() == hostName }
 		for id, r := range p.ranks {
-			if r.State == Up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
-				besides = near
+			if r.State == Up && r.Board == one.Board && !onSameHost(r) && !slices.Contains(list, id) {
+				added = onSameHost
 				break
 			}
 		}
 	}
 	for id, r := range p.ranks {
-		if besides(r) && !slices.Contains(list, id) {
+		if added(r) && !slices.Contains(list, id) {
 			list = append(list, id)
 		}
 	}
@@ -101,36 +101,36 @@ func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 
 // Around returns the ranks that may refuse requests when a worker does, because one limit or one proxy is in front of
 // all of them: the ranks of its group, or, if no rank of another group takes requests, those of its engine. It
-// returns none if no other rank than these takes requests. others says that a rank takes requests which is neither
-// among these nor in list.
+// returns none if no other rank than these takes requests. Only ranks of the same board count. others says that a rank takes requests
+// which is neither among these nor in list.
 func (p *Published) Around(worker int32, list []int32) (around []int32, others bool) {
 	one := p.ranks[worker]
 	if one == nil { // the worker is gone, and no request is sent there
 		return nil, false
 	}
-	for _, beside := range [...]func(*Rank) bool{
+	for _, isAround := range [...]func(*Rank) bool{
 		func(r *Rank) bool { return r.Group == one.Group },
 		func(r *Rank) bool { return r.Instance == one.Instance },
 	} {
-		apart := false
+		elsewhere := false
 		around = around[:0]
 		for id, r := range p.ranks {
 			switch {
 			case r.Board != one.Board:
-			case beside(r):
+			case isAround(r):
 				around = append(around, id)
 			case r.State == Up:
-				apart, others = true, others || !slices.Contains(list, id)
+				elsewhere, others = true, others || !slices.Contains(list, id)
 			}
 		}
-		if apart {
+		if elsewhere {
 			return around, others
 		}
 	}
 	return nil, false
 }
 
-// host is the host of its engine; empty: not known.
+// host is the host name or address of the rank's engine; empty: it is not known.
 func (r *Rank) host() string {
 	if r.Target == nil || r.Target.URL == nil {
 		return ""
@@ -139,10 +139,10 @@ func (r *Rank) host() string {
 }
 
 // RejectionFrees says whether a decode engine that answers a request with an error status is known to make the
-// prefiller free the hand-off: by its profile, else by its version.
+// prefill engine free the KV of the hand-off: by its profile, else by its version.
 func (p *Published) RejectionFrees(r *Rank) bool {
-	if says := r.Profile.RejectReleases; says != nil {
-		return *says
+	if byProfile := r.Profile.RejectReleases; byProfile != nil {
+		return *byProfile
 	}
 	return p.at(r.Instance).reaches(rejectReleasesMinor, false)
 }
@@ -162,23 +162,24 @@ func (p *Published) Count() (prefills, decodes int) {
 	return t.prefills, t.decodes
 }
 
-// Kind is the name of a role in messages about missing engines. If there are engines that prefill and decode, they
-// can stand in for the role and are named, too.
+// Kind is how messages about missing engines name the engines of a role. If there are engines that prefill and decode (Aggregated), they
+// can stand in for the role: they are named, too, or alone if there are no others.
 func (p *Published) Kind(role string) string {
-	both, apart := false, len(p.order) == 0
+	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
-		both, apart = both || e.Role == Aggregated, apart || e.Role != Aggregated
+		anyAggregated, anySplit = anyAggregated || e.Role == Aggregated, anySplit || e.Role != Aggregated
 	}
 	switch {
-	case !both:
+	case !anyAggregated:
 		return role
-	case !apart:
+	case !anySplit:
 		return Aggregated
 	}
 	return role + " or " + Aggregated
 }
 
-// AnyPrefill is a prefill engine that serves a model; nil: none is up. Different turns return different engines.
+// AnyPrefill is an engine that prefills and serves a model; nil: none is up. turn is any number: with other turns, other engines are
+// returned.
 func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
 	for i := range p.order {
 		e := p.order[(i+turn)%len(p.order)]
@@ -198,20 +199,20 @@ type Whole struct {
 	Traffic  *engine.Traffic
 }
 
-// Wholes returns the engines of this region, of any role, that serve a model now. computes says that the model runs
-// for the request. paired says that all engines of the model work only in pairs, so that no engine may serve such a
-// request, now or later.
+// Wholes returns the engines of this region, of any role, that may serve a request for a model alone, and serve the model now. computes
+// says that the model runs for the request. paired says that all engines of the model work only in pairs, so that no engine may serve such
+// a request, now or later.
 func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bool) {
-	known, may := false, false
+	known, mayServe := false, false
 	for _, e := range p.order {
-		if !e.has(model) || e.abroad != "" {
+		if !e.has(model) || e.otherRegion != "" {
 			continue
 		}
 		known = true
 		if computes && !e.computesAlone(p.order, model) {
 			continue
 		}
-		may = true
+		mayServe = true
 		if e.state.in(Up, Starting) {
 			w := Whole{Instance: e.Key(), ID: e.ID, Target: e.At(-1), Traffic: e.Traffic}
 			if e.Role == Aggregated {
@@ -220,7 +221,7 @@ func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bo
 			list = append(list, w)
 		}
 	}
-	return list, known && !may
+	return list, known && !mayServe
 }
 
 // computesAlone says whether an engine may compute a request for a model without another engine. An engine that is
@@ -240,7 +241,7 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	return !slices.ContainsFunc(engines, func(other *Engine) bool { return other.Role == Prefill && other.has(model) })
 }
 
-// Scopes counts the engines of every scope, and those that are up.
+// Scopes counts, for every scope, its engines and those of them that are up.
 func (p *Published) Scopes() map[string]owner.Reach {
 	all := map[string]owner.Reach{}
 	for _, e := range p.order {
@@ -256,7 +257,7 @@ func (p *Published) Scopes() map[string]owner.Reach {
 	return all
 }
 
-// BoardsOf returns the boards of a group's ranks.
+// BoardsOf returns the boards of the ranks of a decode group, as far as their engines have named their models.
 func (p *Published) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
@@ -289,7 +290,7 @@ func (p *Published) Admits(worker int32) bool {
 }
 
 // RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: ours.
-func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).abroad }
+func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).otherRegion }
 
 // Context is the longest context of an engine's models in tokens, by the engine's key; 0 if that of a base model is
 // unknown.
@@ -322,15 +323,15 @@ func (p *Published) Born(key string) Birth {
 }
 
 // Made is the birth of a hand-off that names that engine id, from a candidate whose birth was b when its probe was
-// sent. known is false if the hand-off shows something that the roster does not know. The runner must then apply
-// Handed.
+// sent. known is false if the hand-off shows something that the roster does not know. The caller must then apply
+// Handed, and ask again.
 func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation || id == "" {
 		return b, true
 	}
-	next, by, _ := e.processes.Made(b.Process, candidate, id, time.Time{})
-	b.Process = by
+	next, process, _ := e.processes.Made(b.Process, candidate, id, time.Time{})
+	b.Process = process
 	return b, next == e.processes
 }
 
@@ -363,6 +364,6 @@ func (p *Published) CallsBack(a netip.Addr) bool {
 
 // KnownHost says whether a hand-off may point decode engines at a host.
 func (p *Published) KnownHost(host string, now time.Time) bool {
-	t := p.hosts[host]
-	return t.by > 0 || now.Before(t.until)
+	trusted := p.hosts[host]
+	return trusted.engines > 0 || now.Before(trusted.until)
 }

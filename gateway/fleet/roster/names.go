@@ -27,6 +27,7 @@ func reachIn(all map[string]*reach, key string) *reach {
 	return all[key]
 }
 
+// add adds the models that a rank lists. open says that the rank takes requests, or that requests wait for it.
 func (r *reach) add(n *board.Names, open bool) {
 	if !slices.Contains(r.all, n) {
 		r.all = append(r.all, n)
@@ -36,6 +37,7 @@ func (r *reach) add(n *board.Names, open bool) {
 	}
 }
 
+// listed says whether one of the lists has the name of a model.
 func listed(by []*board.Names, name string) bool {
 	return slices.ContainsFunc(by, func(n *board.Names) bool { return n.Has(name) })
 }
@@ -53,8 +55,8 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 		if r == nil || len(r.all) == 0 {
 			continue
 		}
-		if reached := func(m string) bool { return listed(r.all, m) }; !r.unknown && slices.ContainsFunc(c.Models, reached) {
-			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reached(m) })
+		if reachable := func(m string) bool { return listed(r.all, m) }; !r.unknown && slices.ContainsFunc(c.Models, reachable) {
+			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reachable(m) })
 		}
 		if len(r.open) == 0 {
 			continue // all ranks are down, so no model is behind the others
@@ -67,27 +69,27 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 	}
 }
 
-// halves marks the routes of models that only engines of one side list, if the other side has engines of their base
-// model and all of its engines have named their models. A model whose base model the other side does not have, such
-// as one for embeddings, is not marked: one engine alone may serve it.
+// halves marks the routes of models that only engines of one side (prefill or decode) list, if the other side has engines of their base
+// model and all of its engines have named their models: no request for such a model can be completed. A model whose base model the other
+// side does not have, such as one for embeddings, is not marked: one engine alone may serve it.
 func halves(routes map[string]Route, engines []*Engine) {
-	there := map[string][2]bool{} // by base model: whether engines that prefill have it, and whether engines that decode do
+	hasBase := map[string][2]bool{} // by base model: whether engines that prefill have it, and whether engines that decode do
 	var unknown [2]bool
 	for _, e := range engines {
-		for side, of := range [2]bool{e.Role != Decode, e.Decodes()} {
-			if !of {
+		for side, isOfSide := range [2]bool{e.Role != Decode, e.Decodes()} {
+			if !isOfSide {
 				continue
 			}
 			if unknown[side] = unknown[side] || len(e.Status.Models) == 0; len(e.Status.Models) > 0 {
-				sides := there[e.base()]
+				sides := hasBase[e.base()]
 				sides[side] = true
-				there[e.base()] = sides
+				hasBase[e.base()] = sides
 			}
 		}
 	}
 	for name, r := range routes {
-		for side, by := range r.listed {
-			r.Half = r.Half || !by && there[r.Board][side] && !unknown[side]
+		for side, lists := range r.listed {
+			r.Half = r.Half || !lists && hasBase[r.Board][side] && !unknown[side]
 		}
 		routes[name] = r
 	}
@@ -101,7 +103,7 @@ func (p *Published) BoardFor(c prefill.Candidate, model, region string) string {
 	}
 	found := ""
 	for _, e := range p.order {
-		if e.Role != Decode || !e.lists.Has(model) || e.abroad != region || len(e.Status.Models) == 0 {
+		if e.Role != Decode || !e.lists.Has(model) || e.otherRegion != region || len(e.Status.Models) == 0 {
 			continue
 		}
 		if e.board == c.Board {

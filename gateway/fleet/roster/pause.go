@@ -22,7 +22,7 @@ type Pause struct {
 	Left  map[string]float64 `json:"-"` // engines that did not resume with their group, with start times; nil: the group has not resumed
 }
 
-// Restarted says that a paused engine has a process that began after the pause, as far as start times show.
+// Restarted says whether a paused engine has a process that began after the pause, as far as start times show.
 func (p *Pause) Restarted(e *Engine) bool {
 	if e == nil || !p.Covers(e) {
 		return false
@@ -43,7 +43,7 @@ func (p *Pause) Covers(e *Engine) bool {
 // InGroup says whether the engine's ranks decode in a group.
 func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
 
-// Foreign says that another proxy owns the engine's region, so that a call to all engines does not include it.
+// Foreign says whether another proxy owns the engine's region, so that a call to all engines does not include it.
 func (e *Engine) Foreign() bool { return e.kept == Unowned }
 
 // Text says that something is paused, by which call and since when.
@@ -55,7 +55,7 @@ func (p *Pause) Text() string {
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
 }
 
-// String says also what is paused.
+// String is Text, with what is paused before it.
 func (p *Pause) String() string {
 	if p.Group == "" {
 		return "all engines: " + p.Text()
@@ -88,14 +88,14 @@ type PauseEnded struct {
 
 func (v PauseEnded) apply(r *Roster, a *applying) {
 	for group, p := range r.pauses {
-		own := v.Group == "" || v.Group == group
-		if !own && p.Left == nil {
+		ends := v.Group == "" || v.Group == group
+		if !ends && p.Left == nil {
 			continue
 		}
 		next := *p
 		next.Left = map[string]float64{}
 		for key, e := range r.engines {
-			if p.Covers(e) && (slices.Contains(v.Left, key) || !own && !e.InGroup(v.Group)) {
+			if p.Covers(e) && (slices.Contains(v.Left, key) || !ends && !e.InGroup(v.Group)) {
 				next.Left[key] = e.Status.StartTime
 			}
 		}
@@ -106,9 +106,9 @@ func (v PauseEnded) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// forgetLeft drops engines that did not resume and are gone, or whose paused process is gone. If an engine has no
-// start time, its process counts as gone while the engine is down.
-func (r *Roster) forgetLeft(a *applying) {
+// forgetUnresumed takes those engines out of the pauses that did not resume with their group and are gone, or whose paused process is
+// gone. If an engine has no start time, its process counts as gone while the engine is down. A pause of no engine ends.
+func (r *Roster) forgetUnresumed(a *applying) {
 	for group, p := range r.pauses {
 		next := *p
 		next.Left = maps.Clone(p.Left)
@@ -126,28 +126,28 @@ func (r *Roster) forgetLeft(a *applying) {
 	}
 }
 
-// pause makes an engine that is alive halted while it is paused.
+// pause makes an engine halted while it is paused. If several pauses cover it, the oldest one counts. A halt for another reason stays.
 func (r *Roster) pause(e *Engine) {
 	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) {
 		e.Status.Halt = nil
 	}
-	e.held = nil
+	e.pausedBy = nil
 	for _, p := range r.pauses {
-		if p.Covers(e) && (e.held == nil || p.Since.Before(e.held.Since)) {
-			e.held = p
+		if p.Covers(e) && (e.pausedBy == nil || p.Since.Before(e.pausedBy.Since)) {
+			e.pausedBy = p
 		}
 	}
-	if e.held != nil && (e.Status.Halt == nil || errors.Is(e.Status.Halt, engine.ErrPaused)) {
-		e.Status.Halt = &engine.Held{Why: e.held.Text()}
+	if e.pausedBy != nil && (e.Status.Halt == nil || errors.Is(e.Status.Halt, engine.ErrPaused)) {
+		e.Status.Halt = &engine.Held{Why: e.pausedBy.Text()}
 	}
 }
 
 // Held is why nothing is sent to the engine although it is alive; nil: it gets requests.
 func (e *Engine) Held() *engine.Held {
-	if e.held == nil {
+	if e.pausedBy == nil {
 		return nil
 	}
-	return &engine.Held{Why: e.held.Text()}
+	return &engine.Held{Why: e.pausedBy.Text()}
 }
 
 // Pauses returns the pauses in force, the oldest first.
@@ -163,7 +163,7 @@ func (p *Published) Pauses() []Pause {
 // Paused says whether an engine is paused.
 func (p *Published) Paused(instance string) bool {
 	e := p.engines[instance]
-	return e != nil && e.held != nil
+	return e != nil && e.pausedBy != nil
 }
 
 // Emptied says that engines have dropped their prefix caches, or compute with other weights: what their processes

@@ -65,6 +65,8 @@ type Planned struct {
 	Order  []string // keys of the engines in the order of the file
 }
 
+// apply takes the engines out and in, and puts all engines in the order of the file. Those that are not in the file follow, in the order in
+// which they came.
 func (v Planned) apply(r *Roster, a *applying) {
 	for _, key := range v.Remove {
 		if e := r.engines[key]; e != nil {
@@ -73,7 +75,7 @@ func (v Planned) apply(r *Roster, a *applying) {
 	}
 	for _, e := range v.Set {
 		if key := e.Key(); r.engines[key] == nil {
-			r.resume(func(s *Stop) bool { return s.At.Instance == key })
+			r.endDrains(func(s *Stop) bool { return s.At.Instance == key })
 		}
 		r.put(e, a.now)
 	}

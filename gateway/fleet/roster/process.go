@@ -123,8 +123,9 @@ func (p *Processes) Reached(moved, isRefused bool) (next *Processes, sign string
 }
 
 // Started takes a start time of the present process. A start time that is older than the known one was read earlier,
-// and is ignored. read: it was read just now, so that an unchanged time means that no other process came.
+// and is ignored. read says that it was read just now, so that an unchanged time means that no other process came.
 func (p *Processes) Started(start float64, read bool) (next *Processes, sign string) {
+	// the process with this start time accepts connections, unless the last one was refused
 	to := [...]line{settled, crossed, settled, crossed}[p.line]
 	if start == 0 || start < p.start || start == p.start && (!read || to == p.line) {
 		return p, ""
@@ -161,33 +162,33 @@ func (p *Processes) Lives(start float64, asked time.Time) (next *Processes, sign
 // process that made the hand-off. sign says why there may be another process; it is empty if there cannot be.
 func (p *Processes) Made(process int, candidate, id string, now time.Time) (next *Processes, by int, sign string) {
 	id = withoutRank(id)
-	n := p.names[candidate]
-	at, newest := slices.IndexFunc(n.ids, func(x name) bool { return x.id == id }), len(n.ids)-1
-	x := name{id: id, first: process, last: process}
-	if at >= 0 {
-		x = n.ids[at]
+	seen := p.names[candidate]
+	index, newest := slices.IndexFunc(seen.ids, func(x name) bool { return x.id == id }), len(seen.ids)-1
+	entry := name{id: id, first: process, last: process}
+	if index >= 0 {
+		entry = seen.ids[index]
 	}
-	x.start = p.start
-	several, full, doubt := n.several, at < 0 && len(n.ids) == mostNames, false
+	entry.start = p.start
+	several, full, doubt := seen.several, index < 0 && len(seen.ids) == mostNames, false
 	switch {
-	case n.several: // the ids show nothing
+	case seen.several: // the ids show nothing
 	case full: // too many ids, so they are not of one process after another
 		several = true
-	case at < 0 && newest < 0: // the first id that is seen
-	case at < 0: // the id of a process that was not known
-		if process, doubt = p.Newest(), n.ids[newest].last == p.Newest(); doubt {
+	case index < 0 && newest < 0: // the first id that is seen
+	case index < 0: // the id of a process that was not known
+		if process, doubt = p.Newest(), seen.ids[newest].last == p.Newest(); doubt {
 			process++
 		}
-		x.first, x.last = process, process
-	case at == newest: // the id of the newest process, which the probe may have met before the process was known
-		process = max(process, x.last)
-		x.last = process
-	case process >= n.ids[newest].last: // of an older process, asked after a newer one was seen: so the older one is still there
+		entry.first, entry.last = process, process
+	case index == newest: // the id of the newest process, which the probe may have met before the process was known
+		process = max(process, entry.last)
+		entry.last = process
+	case process >= seen.ids[newest].last: // of an older process, asked after a newer one was seen: so the older one is still there
 		several = true
 	default: // the id of an older process, and the probe was sent before a newer one was seen
 		return p, process, ""
 	}
-	if several == n.several && (at < 0 && n.several || at >= 0 && x == n.ids[at]) {
+	if several == seen.several && (index < 0 && seen.several || index >= 0 && entry == seen.ids[index]) {
 		return p, process, ""
 	}
 	next = new(*p)
@@ -195,24 +196,24 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 		next.doubt(now)
 		sign = signName
 	}
-	if n.ids = slices.Clone(n.ids); at >= 0 {
-		n.ids[at] = x
+	if seen.ids = slices.Clone(seen.ids); index >= 0 {
+		seen.ids[index] = entry
 	} else if !full {
-		n.ids = append(n.ids, x)
+		seen.ids = append(seen.ids, entry)
 	}
-	if several && !n.several && at >= 0 {
-		next = next.livesSince(x.first)
+	if several && !seen.several && index >= 0 {
+		next = next.livesSince(entry.first)
 	}
-	n.several = several
+	seen.several = several
 	if next.names = maps.Clone(p.names); next.names == nil {
 		next.names = map[string]names{}
 	}
-	next.names[candidate] = n
+	next.names[candidate] = seen
 	return next, process, sign
 }
 
-// withoutRank is the id of the process of an engine: vLLM gives the engines of its data parallel ranks one id, and
-// adds _dp and the rank (0.32.0, v1/engine/core.py).
+// withoutRank is an engine id without the number of a rank, so that it names the process of the engine: vLLM gives the engines of its
+// data parallel ranks one id, and adds _dp and the rank (0.32.0, v1/engine/core.py).
 func withoutRank(id string) string {
 	base := strings.TrimRight(id, "0123456789")
 	if before, ok := strings.CutSuffix(base, "_dp"); ok && base != id {
@@ -246,7 +247,7 @@ func (p *Processes) doubt(now time.Time) {
 	p.fates, p.since = fates, now
 }
 
-// livesSince ends the doubt about a process and those after it.
+// livesSince returns the state in which a process and those after it are known and not doubted.
 func (p *Processes) livesSince(process int) *Processes {
 	from := max(0, process-p.first)
 	if from >= len(p.fates) || !slices.Contains(p.fates[from:], Doubted) {

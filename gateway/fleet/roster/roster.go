@@ -18,20 +18,20 @@ import (
 // rank that comes back finds its load. Events change the roster, and after a Tick Derive returns the picture that
 // follows.
 type Roster struct {
-	terms   Terms
-	owners  Owners
-	engines map[string]*Engine   // by role and host:port
-	order   []string             // keys in the order of the config, then of arrival
-	stops   map[string]*Stop     // drains of engines and ranks, by role and id
-	pauses  map[string]*Pause    // by group
-	broken  map[string]bool      // groups of ranks that prefill and decode in which an engine is down
-	hosts   map[string]trust     // hosts from which a prefiller's KV may be pulled
-	ids     map[string]int32     // worker id by a rank's role and name (two roles may share an address); never reused
-	numbers int32                // how many worker ids were given out
-	bygone  map[string]bygone    // worker ids of ranks whose engine may come back, by incarnation and name
-	left    map[int32]leftRank   // ranks of engines that left a short time ago, because assignments may still name them
-	dead    map[string]time.Time // incarnations that will not come back, with the time until which a hand-off of theirs may turn up
-	added   int                  // how many engines there have been
+	terms        Terms
+	owners       Owners
+	engines      map[string]*Engine   // by role and host:port
+	order        []string             // keys in the order of the config, then of arrival
+	drains       map[string]*Stop     // drains of engines and ranks, by role and id
+	pauses       map[string]*Pause    // by group
+	broken       map[string]bool      // groups of ranks that prefill and decode in which an engine is down
+	hosts        map[string]trust     // hosts from which a prefiller's KV may be pulled
+	workerIDs    map[string]int32     // worker id by a rank's role and name (two roles may share an address); never reused
+	nextWorkerID int32                // how many worker ids were given out
+	returnable   map[string]bygone    // worker ids of ranks whose engine may come back, by incarnation and name
+	leftRanks    map[int32]leftRank   // ranks of engines that left a short time ago, because assignments may still name them
+	dead         map[string]time.Time // incarnations that will not come back, with the time until which a hand-off of theirs may turn up
+	engineCount  int                  // how many engines there have been
 }
 
 // Terms are the settings on which the roster depends.
@@ -91,8 +91,8 @@ func (s *Stop) Covers(at Place) bool {
 
 // trust is why a hand-off may point decode engines at a host.
 type trust struct {
-	by    int       // number of prefill engines with this host
-	until time.Time // after the last of these has left, the host is trusted until then
+	engines int       // number of prefill engines with this host
+	until   time.Time // after the last of these has left, the host is trusted until then
 }
 
 // bygone is the worker id of a rank whose engine may come back.
@@ -115,16 +115,18 @@ const rankMemory = 10 * time.Minute
 // New returns a roster without engines.
 func New() *Roster {
 	return &Roster{
-		engines: map[string]*Engine{}, stops: map[string]*Stop{}, pauses: map[string]*Pause{}, hosts: map[string]trust{}, ids: map[string]int32{},
-		bygone: map[string]bygone{}, left: map[int32]leftRank{}, dead: map[string]time.Time{},
+		engines: map[string]*Engine{}, drains: map[string]*Stop{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
+		workerIDs:  map[string]int32{},
+		returnable: map[string]bygone{}, leftRanks: map[int32]leftRank{}, dead: map[string]time.Time{},
 	}
 }
 
-// put takes an engine in. It replaces the engine with the same key, if there is one.
+// put takes an engine in. It replaces the engine with the same key, if there is one, and takes over its state and what is known of its
+// processes.
 func (r *Roster) put(e *Engine, now time.Time) {
-	for _, h := range e.trusted() {
+	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
-		t.by++
+		t.engines++
 		r.hosts[h] = t
 	}
 	if e.Traffic == nil {
@@ -132,38 +134,38 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	}
 	if old, ok := r.engines[e.Key()]; ok {
 		e.Status, e.standing, e.number = old.Status, old.standing, old.number
-		e.board, e.lists, e.named = old.board, old.lists, old.named
+		e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 		e.processes, e.gaveBack = old.processes, old.gaveBack
 		if e.Found == (Found{}) && !e.Own { // an operator describes the engine anew
 			e.Found = old.Found
 		}
 		r.distrust(old, false, now)
-		r.leave(old, now) // the engine may have had more ranks before
+		r.rememberRanks(old, now) // the engine may have had more ranks before
 		r.fitDrains(e)
 	} else {
-		r.added++
-		e.number, e.processes, e.healthy, e.state = r.added, &Processes{}, Down, Down
+		r.engineCount++
+		e.number, e.processes, e.healthy, e.state = r.engineCount, &Processes{}, Down, Down
 	}
 	r.engines[e.Key()] = e
 	if e.Decodes() {
 		for _, rank := range e.Ranks() { // numbered in the order of the config, not in that in which they come up
-			delete(r.left, r.numberOf(e, rank))
+			delete(r.leftRanks, r.workerID(e, rank))
 		}
 	}
 }
 
-// fitDrains changes the drains of an engine's ranks to fit the ranks that it has now: a drain of the only rank
-// becomes a drain of the engine.
+// fitDrains changes the drains of an engine's ranks to fit the ranks that it has now. A drain of a rank that it no longer has ends. If it
+// has only one rank now, a drain of rank 0 becomes a drain of the engine.
 func (r *Roster) fitDrains(e *Engine) {
 	ranks := len(e.Ranks())
-	for key, s := range r.stops {
+	for key, s := range r.drains {
 		if s.At.Instance != e.Key() || s.At.Rank < 0 || ranks > 1 && s.At.Rank < ranks {
 			continue
 		}
-		if delete(r.stops, key); s.At.Rank == 0 {
-			whole := *s
-			whole.ID, whole.At.Rank = e.ID, -1
-			r.stops[whole.Key()] = &whole
+		if delete(r.drains, key); s.At.Rank == 0 {
+			ofEngine := *s
+			ofEngine.ID, ofEngine.At.Rank = e.ID, -1
+			r.drains[ofEngine.Key()] = &ofEngine
 		}
 	}
 }
@@ -173,49 +175,50 @@ func (r *Roster) fitDrains(e *Engine) {
 // that had one address one after the other: by their incarnation. Then nothing of the first belongs to the second,
 // and above all not its KV.
 
-// drop takes an engine out; its requests finish. dead: the engine does not exist any more, and neither does its KV.
+// drop takes an engine out; its requests finish. dead says that the engine does not exist any more, and neither does its KV.
 func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	delete(r.engines, e.Key())
 	r.order = slices.DeleteFunc(r.order, func(key string) bool { return key == e.Key() })
-	r.abandon(e.Key())
+	r.dropDrains(e.Key())
 	r.distrust(e, dead, now)
-	r.leave(e, now)
+	r.rememberRanks(e, now)
 	for _, rank := range e.Ranks() {
 		name := e.nameOf(rank)
-		if id, ok := r.ids[name]; ok && e.Incarnation != "" {
-			delete(r.ids, name)
-			r.bygone[e.Incarnation+" "+name] = bygone{id, now}
+		if id, ok := r.workerIDs[name]; ok && e.Incarnation != "" {
+			delete(r.workerIDs, name)
+			r.returnable[e.Incarnation+" "+name] = bygone{id, now}
 		}
 	}
 	if dead && e.Incarnation != "" {
 		r.dead[e.Incarnation] = now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout)
 	}
-	maps.DeleteFunc(r.bygone, func(_ string, b bygone) bool { return now.Sub(b.at) > rankMemory })
+	maps.DeleteFunc(r.returnable, func(_ string, b bygone) bool { return now.Sub(b.at) > rankMemory })
 	maps.DeleteFunc(r.dead, func(_ string, until time.Time) bool { return now.After(until) })
 }
 
-// leave keeps the ranks of an engine for assignments that still name them.
-func (r *Roster) leave(e *Engine, now time.Time) {
+// rememberRanks keeps the ranks of an engine that leaves for rankMemory, because assignments may still name them.
+func (r *Roster) rememberRanks(e *Engine, now time.Time) {
 	for _, rank := range e.Ranks() {
-		if id, ok := r.ids[e.nameOf(rank)]; ok {
-			r.left[id] = leftRank{e, rank, now}
+		if id, ok := r.workerIDs[e.nameOf(rank)]; ok {
+			r.leftRanks[id] = leftRank{e, rank, now}
 		}
 	}
 }
 
-// numberOf is a rank's worker id on the board.
-func (r *Roster) numberOf(e *Engine, rank int) int32 {
+// workerID is the id by which the board knows a rank as a worker. A rank that has none gets the one that it had before its engine left, if
+// the engine is back, else a new one.
+func (r *Roster) workerID(e *Engine, rank int) int32 {
 	name := e.nameOf(rank)
-	id, ok := r.ids[name]
+	id, ok := r.workerIDs[name]
 	if !ok {
-		was := e.Incarnation + " " + name
-		b, back := r.bygone[was]
-		if id = b.id; !back {
-			id = r.numbers
-			r.numbers++
+		key := e.Incarnation + " " + name
+		before, returns := r.returnable[key]
+		if id = before.id; !returns {
+			id = r.nextWorkerID
+			r.nextWorkerID++
 		}
-		delete(r.bygone, was)
-		r.ids[name] = id
+		delete(r.returnable, key)
+		r.workerIDs[name] = id
 	}
 	return id
 }
@@ -223,26 +226,26 @@ func (r *Roster) numberOf(e *Engine, rank int) int32 {
 // nameOf is a rank's role and name.
 func (e *Engine) nameOf(rank int) string { return e.Role + " " + e.At(rank).ID }
 
-// trusted are the hosts from which decode engines may pull KV because of an engine.
-func (e *Engine) trusted() []string {
+// kvHosts are the hosts from which decode engines may pull KV because of an engine. An engine that decodes adds none.
+func (e *Engine) kvHosts() []string {
 	if e.Decodes() {
 		return nil
 	}
 	return e.Hosts
 }
 
-// distrust forgets the hosts that only this engine had: at once if the engine does not exist any more, else once its
-// last probe must have been answered.
+// distrust forgets the hosts from which KV could be pulled only because of this engine: at once if the engine does not exist any more
+// (dead), else once its last probe must have been answered.
 func (r *Roster) distrust(e *Engine, dead bool, now time.Time) {
-	for _, h := range e.trusted() {
+	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
-		t.by--
+		t.engines--
 		if !dead {
 			t.until = now.Add(r.terms.ProbeTimeout)
 		}
 		r.hosts[h] = t
 	}
-	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.by == 0 && !now.Before(t.until) })
+	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.until) })
 }
 
 // scopeOf is the scope whose owner admits to an engine: its decode group, or its region.
@@ -260,22 +263,22 @@ func (r *Roster) Scopes(kind owner.Kind, f func(scope string, e *Engine)) {
 	}
 }
 
-// stopped says whether every rank of an engine drains, each by a drain of its own.
-func (r *Roster) stopped(e *Engine) bool {
-	return len(r.stops) > 0 && !slices.ContainsFunc(e.Ranks(), func(rank int) bool { return rank < 0 || r.stops[e.rankKey(rank)] == nil })
+// allRanksDrain says whether every rank of an engine drains, each by a drain of its own.
+func (r *Roster) allRanksDrain(e *Engine) bool {
+	return len(r.drains) > 0 && !slices.ContainsFunc(e.Ranks(), func(rank int) bool { return rank < 0 || r.drains[e.rankKey(rank)] == nil })
 }
 
-// resume forgets the drains for which meant is true.
-func (r *Roster) resume(meant func(*Stop) bool) {
-	for key, s := range r.stops {
+// endDrains forgets the drains for which meant is true.
+func (r *Roster) endDrains(meant func(*Stop) bool) {
+	for key, s := range r.drains {
 		if meant(s) {
-			delete(r.stops, key)
+			delete(r.drains, key)
 		}
 	}
 }
 
-// abandon forgets the drains of an engine that is gone. It keeps drains whose deadline will end requests that still
-// run there.
-func (r *Roster) abandon(key string) {
-	r.resume(func(s *Stop) bool { return s.At.Instance == key && (s.Deadline.IsZero() || s.Passed) })
+// dropDrains forgets the drains of an engine that is gone. It keeps drains whose deadline is still to come and will end requests that run
+// there.
+func (r *Roster) dropDrains(key string) {
+	r.endDrains(func(s *Stop) bool { return s.At.Instance == key && (s.Deadline.IsZero() || s.Passed) })
 }

@@ -125,17 +125,18 @@ func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
 // copied is a scene that goes on by itself.
 func (s *scene) copied() *scene {
 	r := *s.r
-	r.engines, r.stops, r.hosts, r.ids, r.bygone, r.left, r.dead = map[string]*Engine{}, map[string]*Stop{}, map[string]trust{},
+	r.engines, r.drains, r.hosts, r.workerIDs, r.returnable, r.leftRanks, r.dead = map[string]*Engine{}, map[string]*Stop{},
+		map[string]trust{},
 		map[string]int32{}, map[string]bygone{}, map[int32]leftRank{}, map[string]time.Time{}
 	for k, e := range s.r.engines {
 		r.engines[k] = new(*e)
 	}
-	for k, stop := range s.r.stops {
-		r.stops[k] = stop
+	for k, stop := range s.r.drains {
+		r.drains[k] = stop
 	}
 	r.pauses = maps.Clone(s.r.pauses)
-	for k, id := range s.r.ids {
-		r.ids[k] = id
+	for k, id := range s.r.workerIDs {
+		r.workerIDs[k] = id
 	}
 	r.order = slices.Clone(s.r.order)
 	return &scene{t: s.t, r: &r, now: s.now}

@@ -11,7 +11,7 @@ import (
 	"evenkeel/engine"
 )
 
-// mostWhy is how many engines that take no requests are named.
+// mostWhy is how many engines that take no requests Missing names; of the others it gives the number.
 const mostWhy = 8
 
 // EngineStatus is what is known of one engine.
@@ -46,7 +46,7 @@ func (p *Published) Statuses() []EngineStatus {
 			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
 			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.kept != Up,
 			Error: e.why(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
-			Paused: e.held != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
+			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() {
 			s.Moved = &moved
@@ -77,7 +77,7 @@ func (e *Engine) why() string {
 	return why.Error()
 }
 
-// Missing lists the engines that take no requests, each with its reason.
+// Missing lists the engines that take no requests, each in a sentence with its reason, and mostWhy of them at most.
 func (p *Published) Missing() []string {
 	var all []string
 	for _, e := range p.order {
@@ -99,7 +99,8 @@ func (p *Published) Missing() []string {
 	return all
 }
 
-// Lack names the states of the engines of one side that list a model; if none lists it, of all engines of that side.
+// Lack names the states of the engines of one side that list a model; if none lists it, of all engines of that side. decodes says that it
+// is the side that decodes, else it is the side that prefills.
 func (p *Published) Lack(model string, decodes bool) string {
 	listed, all := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {

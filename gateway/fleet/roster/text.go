@@ -32,10 +32,12 @@ func (p *Published) Text() (lines []string) {
 	return lines
 }
 
+// words joins the words that are not empty.
 func words(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), " ")
 }
 
+// is returns the word if so is true, else nothing.
 func is(word string, so bool) string {
 	if !so {
 		return ""
