@@ -45,28 +45,28 @@ type Incident struct {
 
 // Book is the incidents of the last minutes. The zero value is an empty one.
 type Book struct {
-	last        int // the last id that was used
-	now         time.Time
-	away        bool // some engine gets no requests now
-	list        []*open
-	beyond      []string  // sentences of the findings that found no room beside those that harm more
-	beyondSince time.Time // zero: all found room
-	beyondBad   bool      // one of them is bad
+	last          int // the last id that was used
+	now           time.Time
+	enginesAway   bool // some engine gets no requests now
+	list          []*incident
+	unplaced      []string  // sentences of the findings that found no room beside those that harm more
+	unplacedSince time.Time // zero: all found room
+	unplacedBad   bool      // one of them is bad
 }
 
-// open is an incident with its findings.
-type open struct {
+// incident is an incident with its findings. Incident is what is shown of it.
+type incident struct {
 	id           int
 	since, until time.Time // until is zero while it lasts
-	again        time.Time // since when it lasts, without times before it was last over
+	lastsSince   time.Time // since when it lasts, without times before it was last over
 	closed       time.Time // when it was over last, before it came back; zero: it never was
 	members      []member  // the findings that last; if none does, those that lasted last
 	subject      string    // where it was found first
-	bad          time.Time // when one of its findings was last bad
+	lastBad      time.Time // when one of its findings was last bad
 	base         *baseline // how the proxy was when it began
 	baseAt       time.Time
 	measured     string   // what clients have had of it, in numbers; empty: nothing was measured
-	ever         []member // all findings that it ever had, as last found: causes first, then in the order in which they came
+	everFound    []member // all findings that it ever had, as last found: causes first, then in the order in which they came
 }
 
 // State says how far an incident has come.
@@ -81,28 +81,30 @@ const (
 )
 
 // state is the incident's state now.
-func (o *open) state(now time.Time) State {
+func (o *incident) state(now time.Time) State {
 	switch {
 	case !o.lasts() && now.Sub(o.until) > flap:
 		return Over
-	case !o.lasts() || o.found().Before(now):
+	case !o.lasts() || o.lastFound().Before(now):
 		return Paused
-	case now.Sub(o.again) <= moment:
+	case now.Sub(o.lastsSince) <= moment:
 		return New
 	}
 	return Lasting
 }
 
-// lasts says that the incident is found, or that it comes and goes and was found lately.
-func (o *open) lasts() bool { return o.until.IsZero() }
+// lasts says whether the incident is found now, or comes and goes and was found lately.
+func (o *incident) lasts() bool { return o.until.IsZero() }
 
+// member is a finding as a part of an incident.
 type member struct {
 	Finding
-	host, why string // the machine where it is, and its reason without what differs between engines
-	effect    bool   // it is an effect of the cause, and not the cause
-	found     time.Time
+	host, commonReason string // the machine where it is, and its reason without what differs between engines
+	effect             bool   // it is an effect of the cause, and not the cause
+	found              time.Time
 }
 
+// subject is what is found where. Findings of one subject are the same finding at different times.
 type subject struct {
 	kind  Kind
 	where string
@@ -110,7 +112,8 @@ type subject struct {
 
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
-// Observe takes in all findings of now.
+// Observe takes in all findings of now: it gives each one to an incident that lasts or is back, or begins a new incident with it, and ends
+// the incidents of which nothing is found any more.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(mostFound, len(found))])
 	slices.SortStableFunc(found, func(x, y Finding) int { // causes before their effects
@@ -118,72 +121,72 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	})
 	found = merged(found)
 	b.now = now
-	home, lost := map[subject]*open{}, map[string]*open{} // lost: incidents of engines that get no requests, by engine
-	away, seen := map[string]bool{}, map[subject]bool{}   // away: engines that get no requests now; seen: all that is found now
+	incidentOf, ofEngine := map[subject]*incident{}, map[string]*incident{} // lost: incidents of engines that get no requests, by engine
+	away, foundNow := map[string]bool{}, map[subject]bool{}                 // away: engines that get no requests now
 	for i := range found {
-		seen[found[i].subject()] = true
+		foundNow[found[i].subject()] = true
 		if kinds[found[i].Kind].gone {
 			away[engineOf(found[i].Where)] = true
 		}
 	}
-	b.away = len(away) > 0
-	ends := map[*open]bool{} // incidents of which no cause is found now or may come back: see goesOn
+	b.enginesAway = len(away) > 0
+	ends := map[*incident]bool{} // incidents of which no cause is found now or may come back: see goesOn
 	for _, o := range b.list {
-		ends[o] = !o.goesOn(now, seen)
+		ends[o] = !o.goesOn(now, foundNow)
 		members := o.members
 		if o.state(now) == Paused && !o.lasts() { // all findings that it had may come back
-			members = o.ever
+			members = o.everFound
 		}
 		for i := range members {
 			s := members[i].subject()
-			if was := home[s]; was == nil || o.after(was) {
-				home[s] = o
+			if other := incidentOf[s]; other == nil || o.takesFrom(other) {
+				incidentOf[s] = o
 			}
 			if o.lasts() && kinds[s.kind].gone {
-				lost[engineOf(s.where)] = o
+				ofEngine[engineOf(s.where)] = o
 			}
 		}
 	}
-	parted := b.parted(now, found, home)
-	b.beyond, b.beyondBad = nil, false
-	next := map[*open][]member{}
+	parted := b.parted(now, found, incidentOf)
+	b.unplaced, b.unplacedBad = nil, false
+	nextMembers := map[*incident][]member{}
 	for i := range found {
-		it := memberOf(&found[i], now)
-		f := &it
-		o := home[f.subject()]
-		if is := lost[engineOf(f.Where)]; is != nil && kinds[f.Kind].gone && (o == nil || !o.lasts()) {
-			o = is
+		current := memberOf(&found[i], now)
+		f := &current
+		o := incidentOf[f.subject()]
+		if earlier := ofEngine[engineOf(f.Where)]; earlier != nil && kinds[f.Kind].gone && (o == nil || !o.lasts()) {
+			o = earlier
 		}
 		if o != nil && (o.state(now) == Over || parted[o]) {
 			o = nil
 		}
 		if o == nil || !o.lasts() && kinds[f.Kind].effect { // what clients notice now comes from another cause
-			o = b.place(f, o, now, home, next, ends)
+			o = b.place(f, o, now, incidentOf, nextMembers, ends)
 		}
 		if o == nil {
-			b.beyond, b.beyondBad = append(b.beyond, f.What), b.beyondBad || f.Severity == Bad
+			b.unplaced, b.unplacedBad = append(b.unplaced, f.What), b.unplacedBad || f.Severity == Bad
 			continue
 		}
 		if !o.lasts() {
-			o.again, o.closed, o.until = now, o.until, time.Time{}
+			o.lastsSince, o.closed, o.until = now, o.until, time.Time{}
 		}
-		f.effect = len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect
-		next[o] = append(next[o], *f)
+		f.effect = len(nextMembers[o]) > 0 && kinds[f.Kind].effect && !kinds[nextMembers[o][0].Kind].effect
+		nextMembers[o] = append(nextMembers[o], *f)
 	}
 	for _, o := range b.list {
-		switch m := o.withResting(next[o], now, seen, away); {
-		case len(m) > 0:
-			o.members = m
+		switch members := o.withResting(nextMembers[o], now, foundNow, away); {
+		case len(members) > 0:
+			o.members = members
 			o.remember()
 			if o.subject == "" {
-				o.subject = m[0].Where
+				o.subject = members[0].Where
 			}
-			if slices.ContainsFunc(m, func(m member) bool { return m.Severity == Bad }) {
-				o.bad = now
+			if slices.ContainsFunc(members, func(m member) bool { return m.Severity == Bad }) {
+				o.lastBad = now
 			}
 		case o.lasts():
 			o.until = now
-			if at := o.found(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
+			if at := o.lastFound(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
 				o.until = at
 			}
 		}
@@ -192,28 +195,28 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 }
 
 // parted returns the incidents that ended a moment ago and do not go on, although some finding of them is back: it is
-// back together with a finding that was never theirs. So this is another outage of the same host, with a time between
-// in which all was well.
-func (b *Book) parted(now time.Time, found []Finding, home map[subject]*open) map[*open]bool {
-	back, all := map[*open]bool{}, map[*open]bool{}
+// back together with a finding that was never theirs and shares its cause. So this is another outage, with a time between in which all was
+// well.
+func (b *Book) parted(now time.Time, found []Finding, incidentOf map[subject]*incident) map[*incident]bool {
+	cameBack, isParted := map[*incident]bool{}, map[*incident]bool{}
 	for i := range found {
-		if o := home[found[i].subject()]; o != nil && !o.lasts() && o.state(now) == Paused {
-			back[o] = true
+		if o := incidentOf[found[i].subject()]; o != nil && !o.lasts() && o.state(now) == Paused {
+			cameBack[o] = true
 		}
 	}
-	if len(back) == 0 {
-		return all
+	if len(cameBack) == 0 {
+		return isParted
 	}
 	for i := range found {
 		f := memberOf(&found[i], now)
-		if home[f.subject()] != nil || kinds[f.Kind].effect {
+		if incidentOf[f.subject()] != nil || kinds[f.Kind].effect {
 			continue
 		}
-		for o := range back {
-			all[o] = all[o] || sharesCause(o.ever, &f)
+		for o := range cameBack {
+			isParted[o] = isParted[o] || sharesCause(o.everFound, &f)
 		}
 	}
-	return all
+	return isParted
 }
 
 // measureHarm stores how much each incident that lasts has harmed clients, compared with the time before it began. It leaves out
@@ -233,11 +236,11 @@ func (b *Book) measureHarm(r *Ring) {
 // memberOf makes a member of a finding, with what is needed to compare it with others.
 func memberOf(f *Finding, now time.Time) member {
 	host := hostOf(f.Where)
-	return member{Finding: *f, host: host, why: reasonOf(f.Reason, host), found: now}
+	return member{Finding: *f, host: host, commonReason: reasonOf(f.Reason, host), found: now}
 }
 
-// goesOn says that a cause of the incident is found now, or may come back because it comes and goes.
-func (o *open) goesOn(now time.Time, seen map[subject]bool) bool {
+// goesOn says whether a cause of the incident is found now, or may come back because it comes and goes.
+func (o *incident) goesOn(now time.Time, seen map[subject]bool) bool {
 	return o.lasts() && slices.ContainsFunc(o.members, func(m member) bool {
 		return !m.effect && (seen[m.subject()] || now.Sub(m.found) < kinds[m.Kind].rests)
 	})
@@ -245,25 +248,25 @@ func (o *open) goesOn(now time.Time, seen map[subject]bool) bool {
 
 // remember adds the members to all findings that the incident ever had. An incident that is over is described by
 // these, so that all engines are named that were restarted one after the other.
-func (o *open) remember() {
-	at := make(map[subject]int, len(o.ever))
-	for i := range o.ever {
-		at[o.ever[i].subject()] = i
+func (o *incident) remember() {
+	at := make(map[subject]int, len(o.everFound))
+	for i := range o.everFound {
+		at[o.everFound[i].subject()] = i
 	}
 	for _, m := range o.members {
 		i, known := at[m.subject()]
 		switch {
-		case known && o.ever[i].Severity == Bad:
+		case known && o.everFound[i].Severity == Bad:
 			m.Severity = Bad
 			fallthrough
 		case known:
-			o.ever[i] = m
-		case len(o.ever) < mostFound:
-			o.ever = append(o.ever, m)
+			o.everFound[i] = m
+		case len(o.everFound) < mostFound:
+			o.everFound = append(o.everFound, m)
 		}
 	}
-	slices.SortStableFunc(o.ever, func(x, y member) int { return cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()) })
-	markEffects(o.ever)
+	slices.SortStableFunc(o.everFound, func(x, y member) int { return cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()) })
+	markEffects(o.everFound)
 }
 
 // markEffects marks the members that are effects of the first one.
@@ -273,9 +276,10 @@ func markEffects(members []member) {
 	}
 }
 
-// withResting adds members of kinds that come and go: such a member stays in the incident until it was not found for as long as its kind
-// says. It leaves out those that another incident has now, and those of engines that are away.
-func (o *open) withResting(members []member, now time.Time, elsewhere map[subject]bool, away map[string]bool) []member {
+// withResting returns the members that the incident has now: members, which are found now, and those of kinds that come and go. Such a
+// member stays in the incident until it was not found for as long as its kind says (rests). Left out are those that are found elsewhere
+// now, and those of engines that are away.
+func (o *incident) withResting(members []member, now time.Time, elsewhere map[subject]bool, away map[string]bool) []member {
 	if !o.lasts() {
 		return members
 	}
@@ -299,8 +303,8 @@ func (o *open) withResting(members []member, now time.Time, elsewhere map[subjec
 	return members
 }
 
-// found is when a member was last found.
-func (o *open) found() (last time.Time) {
+// lastFound is when one of the members was found last.
+func (o *incident) lastFound() (last time.Time) {
 	for i := range o.members {
 		if at := o.members[i].found; at.After(last) {
 			last = at
@@ -311,12 +315,12 @@ func (o *open) found() (last time.Time) {
 
 // merged keeps the first finding of each subject, with the worst severity of them. It reuses found's array.
 func merged(found []Finding) []Finding {
-	at, once := map[subject]int{}, found[:0]
+	index, once := map[subject]int{}, found[:0]
 	for _, f := range found {
-		i, ok := at[f.subject()]
+		i, ok := index[f.subject()]
 		switch {
 		case !ok:
-			at[f.subject()] = len(once)
+			index[f.subject()] = len(once)
 			once = append(once, f)
 		case f.Severity == Bad:
 			once[i].Severity = Bad
@@ -325,54 +329,55 @@ func merged(found []Finding) []Finding {
 	return once
 }
 
-// after says that of two incidents with the same member, this one should get it: it lasts and the other does not, or
-// it ended later.
-func (o *open) after(was *open) bool {
-	if o.lasts() || was.lasts() {
-		return !was.lasts()
+// takesFrom says whether, of two incidents with the same member, this one should get it and not the other: it lasts and the other does not,
+// or it ended later.
+func (o *incident) takesFrom(other *incident) bool {
+	if o.lasts() || other.lasts() {
+		return !other.lasts()
 	}
-	return o.until.After(was.until)
+	return o.until.After(other.until)
 }
 
-// place finds the incident for a new finding. If no incident takes it, that is the incident that had it before, or a
-// new one; nil: the book is full of incidents that harm as much. An incident that has ended, or ends now, takes in
-// only what clients noticed of it and what the same engine does next: else its description would change to another
-// engine.
-func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*open, next map[*open][]member, ends map[*open]bool) *open {
+// place finds the incident for a finding that no incident which lasts has. If no incident takes it, that is the incident that had it before
+// (before, nil: none), or a new one; nil: the book is full of incidents that harm as much. An incident that has ended, or ends now, takes
+// in only what clients noticed of it and what the same engine does next: else its description would change to another engine. nextMembers
+// are the members that incidents have got so far, and ends says of which incidents no cause is found any more.
+func (b *Book) place(f *member, before *incident, now time.Time, incidentOf map[subject]*incident, nextMembers map[*incident][]member,
+	ends map[*incident]bool) *incident {
 	since := now.Add(-f.For)
-	var best *open
+	var best *incident
 	most := 0
 	for _, o := range b.list {
-		free := len(next[o]) == 0 && (!o.lasts() || len(o.members) == 0)
-		if free || len(next[o]) == 0 && ends[o] && (!kinds[f.Kind].effect || kinds[f.Kind].load) && !o.has(f) {
+		free := len(nextMembers[o]) == 0 && (!o.lasts() || len(o.members) == 0)
+		if free || len(nextMembers[o]) == 0 && ends[o] && (!kinds[f.Kind].effect || kinds[f.Kind].load) && !o.hasEngine(f) {
 			continue
 		}
-		members := next[o]
+		members := nextMembers[o]
 		if len(members) == 0 {
 			members = o.members
 		}
-		late := since.Sub(o.again)
-		if !mayJoin(members, f, late) && !o.had(f) {
+		late := since.Sub(o.lastsSince)
+		if !mayJoin(members, f, late) && !o.hadEffect(f) {
 			continue
 		}
-		if h := members[0].harm(); best == nil || h > most || h == most && late.Abs() < since.Sub(best.again).Abs() {
+		if h := members[0].harm(); best == nil || h > most || h == most && late.Abs() < since.Sub(best.lastsSince).Abs() {
 			best, most = o, h
 		}
 	}
-	if best != nil && best.came(f) {
-		best = b.split(best, home, next)
+	if best != nil && best.isOtherOutage(f) {
+		best = b.split(best, incidentOf, nextMembers)
 	}
 	if best == nil && before != nil {
 		return before
 	}
-	if best == nil && b.full(f.harm(), next) {
+	if best == nil && b.full(f.harm(), nextMembers) {
 		return nil
 	}
 	if best == nil {
 		b.last++
-		best = &open{id: b.last, since: since, again: since}
+		best = &incident{id: b.last, since: since, lastsSince: since}
 		b.list = append(b.list, best)
-		b.claim(best, f.Kind, home, next)
+		b.claim(best, f.Kind, incidentOf, nextMembers)
 	}
 	if since.Before(best.since) {
 		best.since = since
@@ -380,60 +385,61 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 	return best
 }
 
-// came says that an incident was over and came back a moment ago, and that this finding is a cause that it never had:
-// so what came back is another outage.
-func (o *open) came(f *member) bool {
+// isOtherOutage says whether an incident was over and came back, and this finding is a cause that it never had:
+// then what came back is another outage.
+func (o *incident) isOtherOutage(f *member) bool {
 	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect &&
-		!slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
+		!slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
 // split makes a new incident of what came back, and leaves the first one as it was when it was over.
-func (b *Book) split(o *open, home map[subject]*open, next map[*open][]member) *open {
+func (b *Book) split(o *incident, incidentOf map[subject]*incident, nextMembers map[*incident][]member) *incident {
 	b.last++
-	other := &open{id: b.last, since: o.again, again: o.again, members: o.members}
+	other := &incident{id: b.last, since: o.lastsSince, lastsSince: o.lastsSince, members: o.members}
 	b.list = append(b.list, other)
-	for _, m := range next[o] {
-		home[m.subject()] = other
+	for _, m := range nextMembers[o] {
+		incidentOf[m.subject()] = other
 	}
-	next[other] = next[o]
-	delete(next, o)
+	nextMembers[other] = nextMembers[o]
+	delete(nextMembers, o)
 	o.until = o.closed
 	return other
 }
 
-// had says that the incident lasts, and had this effect before.
-func (o *open) had(f *member) bool {
+// hadEffect says whether the incident lasts, and the finding is an effect that it had before.
+func (o *incident) hadEffect(f *member) bool {
 	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load &&
-		slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
+		slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// has says that a member of the incident is of the same engine.
-func (o *open) has(f *member) bool {
+// hasEngine says whether a member of the incident is of the same engine as the finding.
+func (o *incident) hasEngine(f *member) bool {
 	return f.host != "" && slices.ContainsFunc(o.members, func(m member) bool { return engineOf(m.Where) == engineOf(f.Where) })
 }
 
-// claim moves what clients noticed of a cause before the cause was found into the incident of the cause: it takes a
-// while until an engine counts as down.
-func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open][]member) {
+// claim moves what clients noticed before its cause was found into the new incident o of that cause: it takes a
+// while until an engine counts as down. An incident that had nothing else is dropped.
+func (b *Book) claim(o *incident, cause Kind, incidentOf map[subject]*incident, nextMembers map[*incident][]member) {
 	if k := kinds[cause]; k.effect && !k.load || k.alone || k.harm == nothing {
 		return
 	}
-	b.list = slices.DeleteFunc(b.list, func(seen *open) bool {
-		if seen == o || !seen.lasts() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect ||
-			o.since.Sub(seen.again).Abs() > moment {
+	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
+		if noticed == o || !noticed.lasts() || len(nextMembers[noticed]) > 0 || len(noticed.members) == 0 ||
+			!kinds[noticed.members[0].Kind].effect ||
+			o.since.Sub(noticed.lastsSince).Abs() > moment {
 			return false
 		}
-		if seen.closed.IsZero() && !kinds[seen.ever[0].Kind].effect {
+		if noticed.closed.IsZero() && !kinds[noticed.everFound[0].Kind].effect {
 			return false // the incident had another cause
 		}
-		for i := range seen.members {
-			home[seen.members[i].subject()] = o
+		for i := range noticed.members {
+			incidentOf[noticed.members[i].subject()] = o
 		}
-		if seen.again.Before(o.since) {
-			o.since = seen.again
+		if noticed.lastsSince.Before(o.since) {
+			o.since = noticed.lastsSince
 		}
-		seen.until = seen.closed // the incident was over before, and that part of it stays
-		return seen.closed.IsZero()
+		noticed.until = noticed.closed // the incident was over before, and that part of it stays
+		return noticed.closed.IsZero()
 	})
 }
 
@@ -450,18 +456,19 @@ func mayJoin(members []member, f *member, late time.Duration) bool {
 	return joinWhen[lead.class()][kind.class()].allows(late, sharesCause(members, f))
 }
 
-// sharesCause says that a finding has the same cause as one of the members.
+// sharesCause says whether a finding has the same cause as one of the members that are no effects.
 func sharesCause(members []member, f *member) bool {
 	for i := range members {
-		if m := &members[i]; !m.effect && together(m, f) {
+		if m := &members[i]; !m.effect && shareCause(m, f) {
 			return true
 		}
 	}
 	return false
 }
 
-// together says that two findings of one moment have the same cause.
-func together(a, b *member) bool {
+// shareCause says whether two findings of one moment have the same cause, as far as one can tell: they are on one host or of one engine, of
+// one family of kinds, or of one kind with the same reason.
+func shareCause(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
 	}
@@ -474,17 +481,17 @@ func together(a, b *member) bool {
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
 	}
-	return a.Kind == b.Kind && a.why == b.why
+	return a.Kind == b.Kind && a.commonReason == b.commonReason
 }
 
-// full says that there is no room for a new incident: all that are kept last, and harm as much.
-func (b *Book) full(harm int, next map[*open][]member) bool {
+// full says whether there is no room for a new incident of that harm: all that may be kept last, and harm as much or more.
+func (b *Book) full(harm int, nextMembers map[*incident][]member) bool {
 	if len(b.list) < mostKept {
 		return false
 	}
 	lasting := 0
 	for _, o := range b.list {
-		m := next[o]
+		m := nextMembers[o]
 		if len(m) == 0 && o.lasts() {
 			m = o.members
 		}
@@ -498,30 +505,30 @@ func (b *Book) full(harm int, next map[*open][]member) bool {
 // forget drops incidents that were resolved long ago and, if there are too many, those that were resolved first. Of
 // incidents that last it drops those that harm least, the newest first, so that the others stay as they are.
 func (b *Book) forget(now time.Time) {
-	b.list = slices.DeleteFunc(b.list, func(o *open) bool { return !o.lasts() && now.Sub(o.until) >= keep })
+	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return !o.lasts() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
 		least := 0
 		for i, o := range b.list {
-			if o.before(b.list[least]) {
+			if o.dropsBefore(b.list[least]) {
 				least = i
 			}
 		}
 		if o := b.list[least]; o.lasts() {
 			for i := range o.members {
-				b.beyond, b.beyondBad = append(b.beyond, o.members[i].What), b.beyondBad || o.members[i].Severity == Bad
+				b.unplaced, b.unplacedBad = append(b.unplaced, o.members[i].What), b.unplacedBad || o.members[i].Severity == Bad
 			}
 		}
 		b.list = slices.Delete(b.list, least, least+1)
 	}
-	if len(b.beyond) == 0 {
-		b.beyondSince = time.Time{}
-	} else if b.beyondSince.IsZero() {
-		b.beyondSince = now
+	if len(b.unplaced) == 0 {
+		b.unplacedSince = time.Time{}
+	} else if b.unplacedSince.IsZero() {
+		b.unplacedSince = now
 	}
 }
 
-// before says that this incident is dropped before another one.
-func (o *open) before(other *open) bool {
+// dropsBefore says whether this incident is dropped before another one: those that are over go first, then those that harm less.
+func (o *incident) dropsBefore(other *incident) bool {
 	if over := !o.lasts(); over || !other.lasts() {
 		return over && (other.lasts() || o.until.Before(other.until))
 	}
@@ -531,8 +538,8 @@ func (o *open) before(other *open) bool {
 // leastHarm is the harm of a finding of which clients notice something.
 const leastHarm = 2
 
-// harm is how much clients notice of the incident.
-func (o *open) harm() int { return mostHarm(o.members) }
+// harm is how much clients notice of the incident: that of its worst member (see Finding.harm).
+func (o *incident) harm() int { return mostHarm(o.members) }
 
 func mostHarm(members []member) (most int) {
 	for i := range members {
@@ -541,6 +548,7 @@ func mostHarm(members []member) (most int) {
 	return most
 }
 
+// harm is how much clients notice of a finding, as a number that grows with the harm of its kind and, less, with its severity.
 func (f *Finding) harm() int {
 	n := 2 * int(kinds[f.Kind].harm)
 	if f.Severity == Bad {

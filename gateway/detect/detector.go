@@ -94,7 +94,7 @@ type Finding struct {
 	What     string        // a whole sentence with the name in Where and all numbers, without a full stop
 	Rest     string        // added behind What, and behind what several of a kind do; findings that differ only in this may have one cause
 	Ranks    []string      // ranks that What names, beside Where
-	running  int           // requests whose tokens it makes slower
+	slowed   int           // requests whose tokens it makes slower
 	times    float64       // how many times as long these tokens take
 	Key      string        // key of the caller that causes most of it; empty: there is none
 	Reason   string        // why, as an engine or a file says; empty: nothing more is known
@@ -102,8 +102,8 @@ type Finding struct {
 }
 
 // slows sets how many requests a finding makes slower, and how many times as long their tokens take.
-func (f *Finding) slows(running int, times float64) *Finding {
-	f.running, f.times = running, times
+func (f *Finding) setSlowdown(running int, times float64) *Finding {
+	f.slowed, f.times = running, times
 	return f
 }
 

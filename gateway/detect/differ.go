@@ -14,7 +14,7 @@ import (
 type gauge struct {
 	name  string
 	least float64
-	of    func(*Gauges) float64
+	value func(*Gauges) float64
 	says  func(value, middle float64) string
 }
 
@@ -45,7 +45,8 @@ const (
 
 func whole(v float64) string { return stats.Grouped(int(v)) }
 
-// differing lists gauges of ranks that are far above those of the other ranks, the farthest first.
+// differing lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than differRanks
+// ranks report is left out.
 func differing(g *Group) []Differs {
 	type far struct {
 		Differs
@@ -53,9 +54,9 @@ func differing(g *Group) []Differs {
 	}
 	var all []far
 	for _, gauge := range gauges {
-		var values, apart []float64
+		var values, distances []float64
 		for i := range g.Ranks {
-			if v := g.saysOf(i, gauge); v >= 0 {
+			if v := g.gaugeOf(i, gauge); v >= 0 {
 				values = append(values, v)
 			}
 		}
@@ -65,12 +66,12 @@ func differing(g *Group) []Differs {
 		slices.Sort(values)
 		middle := stats.Median(values)
 		for _, v := range values {
-			apart = append(apart, max(v-middle, middle-v))
+			distances = append(distances, max(v-middle, middle-v))
 		}
-		slices.Sort(apart)
-		least := max(gauge.least, differShare*middle, differApart*stats.Median(apart))
+		slices.Sort(distances)
+		least := max(gauge.least, differShare*middle, differApart*stats.Median(distances))
 		for i := range g.Ranks {
-			if v := g.saysOf(i, gauge); v-middle > least {
+			if v := g.gaugeOf(i, gauge); v-middle > least {
 				all = append(all, far{Differs{
 					Rank: g.Ranks[i].Name, Gauge: gauge.name, Value: v, Median: middle, Says: gauge.says(v, middle),
 				}, (v - middle) / least})
@@ -85,10 +86,11 @@ func differing(g *Group) []Differs {
 	return list
 }
 
-// saysOf is a gauge of a rank that steps with its group; below 0: it is not known.
-func (g *Group) saysOf(rank int, is gauge) float64 {
+// gaugeOf is the value of a gauge for a rank, by its index in Ranks; below 0: the value is not known, or the rank does not step with its
+// group.
+func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
 	if rank >= len(g.Said) || g.Said[rank] == nil || !g.Ranks[rank].Steps {
 		return -1
 	}
-	return is.of(g.Said[rank])
+	return gauge.value(g.Said[rank])
 }

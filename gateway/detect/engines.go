@@ -92,8 +92,8 @@ var engineDetectors = []Detector{
 	},
 }
 
-// is says what is wrong with the engine; empty: nothing.
-func (e *Engine) is() Kind {
+// trouble is the kind of what is wrong with the engine, the one that says most; empty: nothing is, or an operator has paused it.
+func (e *Engine) trouble() Kind {
 	switch {
 	case e.Paused && e.State == "halted": // an operator wants it
 		return ""
@@ -115,7 +115,7 @@ func (e *Engine) is() Kind {
 	return ""
 }
 
-// paused says that an operator has paused some engines, so that requests wait for them.
+// paused says whether an operator has paused some engines, so that requests wait for them.
 func (v *view) paused() bool {
 	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
@@ -124,14 +124,15 @@ func (v *view) paused() bool {
 const movedS = 3600
 
 func findEngineMoved(v *view, say say) {
-	v.each(EngineMoved, func(e *Engine, where at, why string) {
+	v.eachEngine(EngineMoved, func(e *Engine, where at, why string) {
 		why, _, _ = strings.Cut(why, "; its name has another address")
-		says := "nothing answers there"
+		finding := "nothing answers there"
 		if e.State != "down" {
-			says = "what answers there is not the engine"
+			finding = "what answers there is not the engine"
 		}
 		say(where, "", "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
-			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, says, cmp.Or(why, unknownWhy)).For = seconds(min(e.Moved.AgoS, e.SinceS))
+			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, finding,
+			cmp.Or(why, unknownWhy)).For = seconds(min(e.Moved.AgoS, e.SinceS))
 	})
 }
 
@@ -154,12 +155,11 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// each calls tell for the engines with a finding of the kind is. why is what is known of the cause, without the
-// engine's address.
-func (v *view) each(is Kind, tell func(e *Engine, where at, why string)) {
+// eachEngine calls report for the engines whose trouble is of a kind. why is what is known of the cause, without the engine's address.
+func (v *view) eachEngine(kind Kind, report func(e *Engine, where at, why string)) {
 	for i := range v.Engines {
-		if e := &v.Engines[i]; e.is() == is {
-			tell(e, at{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
+		if e := &v.Engines[i]; e.trouble() == kind {
+			report(e, at{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
 		}
 	}
 }
@@ -167,7 +167,7 @@ func (v *view) each(is Kind, tell func(e *Engine, where at, why string)) {
 const unknownWhy = "no reason is known"
 
 func findEngineHangs(v *view, say say) {
-	v.each(EngineHangs, func(e *Engine, where at, why string) {
+	v.eachEngine(EngineHangs, func(e *Engine, where at, why string) {
 		cause, _, _ := strings.Cut(why, ":")
 		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
 		if e.State != "up" { // for an engine that is up, SinceS is for how long it is up
@@ -177,13 +177,13 @@ func findEngineHangs(v *view, say say) {
 }
 
 func findEngineDown(v *view, say say) {
-	v.each(EngineDown, func(e *Engine, where at, why string) {
+	v.eachEngine(EngineDown, func(e *Engine, where at, why string) {
 		say(where, e.Why, "%s is down: %s", where.begin(), cmp.Or(why, unknownWhy)).For = seconds(e.SinceS)
 	})
 }
 
 func findEngineOut(v *view, say say) {
-	v.each(EngineOut, func(e *Engine, where at, why string) {
+	v.eachEngine(EngineOut, func(e *Engine, where at, why string) {
 		says := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
 		switch e.State {
 		case "odd":
@@ -196,19 +196,19 @@ func findEngineOut(v *view, say say) {
 }
 
 func findEngineHalted(v *view, say say) {
-	v.each(EngineHalted, func(e *Engine, where at, why string) {
+	v.eachEngine(EngineHalted, func(e *Engine, where at, why string) {
 		say(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.begin(), why).For = seconds(e.SinceS)
 	})
 }
 
 func findEngineDrains(v *view, say say) {
-	v.each(EngineDrains, func(_ *Engine, where at, _ string) {
+	v.eachEngine(EngineDrains, func(_ *Engine, where at, _ string) {
 		say(where, "", "%s drains: it takes no new requests", where.begin())
 	})
 }
 
 func findEngineAmiss(v *view, say say) {
-	v.each(EngineAmiss, func(e *Engine, where at, why string) {
+	v.eachEngine(EngineAmiss, func(e *Engine, where at, why string) {
 		say(where, e.Why, "%s is up, but something is amiss: %s", where.begin(), why)
 	})
 }

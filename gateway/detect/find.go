@@ -43,7 +43,7 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	}
 	for i := range all {
 		f := &all[i]
-		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.running) >= wideShare*float64(max(1, v.running)) {
+		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.slowed) >= wideShare*float64(max(1, v.running)) {
 			f.Severity = Bad
 		}
 	}
@@ -58,30 +58,30 @@ const (
 	wideShare = 0.1 // share of the running requests
 )
 
-// spared lowers the severity of engines that are away while the other engines do their work: no request fails or
-// waits, and at most half of the engines of their role that serve the model are away. An engine that hangs and does
-// not count as down yet still has requests, so it stays bad.
+// spared lowers the severity of findings about engines that are away while the other engines do their work: no request fails or
+// waits, and at most half of the engines of their role that serve the model (their side) are away. An engine that hangs and does
+// not count as down yet still has requests, so its finding stays bad.
 func (v *view) spared(all []Finding) {
-	type tier struct{ of, model string }
-	of := map[[2]string]tier{} // by what the engine is, and its name
-	there, away := map[tier]int{}, map[tier]map[string]bool{}
+	type side struct{ of, model string }
+	sideOf := map[[2]string]side{} // by what the engine is, and its name
+	engines, away := map[side]int{}, map[side]map[string]bool{}
 	for i := range v.Engines {
 		e := &v.Engines[i]
-		t := tier{of: e.Role + " engine"}
+		t := side{of: e.Role + " engine"}
 		if len(e.Models) > 0 {
 			t.model = e.Models[0]
 		}
-		of[[2]string{t.of, e.ID}] = t
-		there[t]++
+		sideOf[[2]string{t.of, e.ID}] = t
+		engines[t]++
 	}
 	for i := range v.Prefill.Groups {
-		there[tier{of: "group"}]++
-		of[[2]string{"group", v.Prefill.Groups[i].ID}] = tier{of: "group"}
+		engines[side{of: "group"}]++
+		sideOf[[2]string{"group", v.Prefill.Groups[i].ID}] = side{of: "group"}
 	}
 	for i := range all {
 		switch f, d := &all[i], kinds[all[i].Kind]; {
 		case d.spare:
-			t := of[[2]string{f.Of, engineOf(f.Where)}]
+			t := sideOf[[2]string{f.Of, engineOf(f.Where)}]
 			if away[t] == nil {
 				away[t] = map[string]bool{}
 			}
@@ -92,8 +92,8 @@ func (v *view) spared(all []Finding) {
 	}
 	for i := range all {
 		f := &all[i]
-		t, known := of[[2]string{f.Of, engineOf(f.Where)}]
-		if known && kinds[f.Kind].spare && 2*len(away[t]) <= there[t] && !(f.Kind == EngineHangs && f.For == 0) {
+		t, known := sideOf[[2]string{f.Of, engineOf(f.Where)}]
+		if known && kinds[f.Kind].spare && 2*len(away[t]) <= engines[t] && !(f.Kind == EngineHangs && f.For == 0) {
 			f.Severity = Warn
 		}
 	}

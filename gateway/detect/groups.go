@@ -90,9 +90,9 @@ func findPoolLate(v *view, say say) {
 	}
 }
 
-// ofGroup calls tell for each group. The default group of every model has the same name, so the names include the
-// model if there are several.
-func (v *view) ofGroup(panel string, tell func(m *Model, g *Group, where at)) {
+// eachGroup calls report for each group, with its place, for findings that panel shows. The default group of every model has the same name,
+// so the names include the model if there are several.
+func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where at)) {
 	for i := range v.Models {
 		m := &v.Models[i]
 		for j := range m.Groups {
@@ -104,13 +104,13 @@ func (v *view) ofGroup(panel string, tell func(m *Model, g *Group, where at)) {
 			case v.several:
 				where.where = m.Name + " · " + g.Name
 			}
-			tell(m, g, where)
+			report(m, g, where)
 		}
 	}
 }
 
 func findRoundStuck(v *view, say say) {
-	v.ofGroup("ranks", func(_ *Model, g *Group, where at) {
+	v.eachGroup("ranks", func(_ *Model, g *Group, where at) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
 			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s",
 				words.Capital(requests(g.Held)), where, words.Are(g.Held), r.HeldS, r.MaxHoldS)
@@ -119,7 +119,7 @@ func findRoundStuck(v *view, say say) {
 }
 
 func findPolicySlow(v *view, say say) {
-	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.FallbackRounds > 0 {
 			say(where, "", "The decode policy of %s is too slow at times, and %s decides instead", where, g.Policy)
 		}
@@ -127,7 +127,7 @@ func findPolicySlow(v *view, say say) {
 }
 
 func findImbalance(v *view, say say) {
-	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
 		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // an operator empties it
 		if g.LostShare > lostShare && !drains {
 			say(where, "", "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
@@ -136,11 +136,11 @@ func findImbalance(v *view, say say) {
 }
 
 func findStepsSlow(v *view, say say) {
-	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
 			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs,
 				whatDiffers(g))
-			f.slows(g.running(), g.StepMs/g.UsualMs).For = seconds(g.SlowS)
+			f.setSlowdown(g.running(), g.StepMs/g.UsualMs).For = seconds(g.SlowS)
 			for _, d := range g.Differ[:min(differSaid, len(g.Differ))] {
 				f.Ranks = append(f.Ranks, d.Rank)
 			}
@@ -149,10 +149,11 @@ func findStepsSlow(v *view, say say) {
 }
 
 func findTokensFew(v *view, say say) {
-	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.FewS > 0 {
 			say(where, "", "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
-				where, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).slows(g.running(), g.UsualTokens/g.StepTokens).For = seconds(g.FewS)
+				where, g.allOn(), g.StepTokens, g.UsualTokens,
+				g.TokenMs).setSlowdown(g.running(), g.UsualTokens/g.StepTokens).For = seconds(g.FewS)
 		}
 	})
 }
@@ -160,18 +161,18 @@ func findTokensFew(v *view, say say) {
 // allOn names, for use behind the group's name, the host on which all ranks of the group are; empty: they are on
 // several hosts.
 func (g *Group) allOn() string {
-	on := ""
+	common := ""
 	for i := range g.Ranks {
 		host := hostOf(g.Ranks[i].Name)
-		if host == "" || on != "" && host != on {
+		if host == "" || common != "" && host != common {
 			return ""
 		}
-		on = host
+		common = host
 	}
-	if on == "" {
+	if common == "" {
 		return ""
 	}
-	return ", all on host " + on + ","
+	return ", all on host " + common + ","
 }
 
 const (
@@ -182,17 +183,17 @@ const (
 // whatDiffers says, behind a sentence about slow steps, which ranks differ by their own gauges; empty if too few
 // ranks report any.
 func whatDiffers(g *Group) string {
-	tell := 0
+	reporting := 0
 	for i := range g.Ranks {
 		if i < len(g.Said) && g.Said[i] != nil && g.Ranks[i].Steps {
-			tell++
+			reporting++
 		}
 	}
 	switch {
-	case tell < differRanks:
+	case reporting < differRanks:
 		return ""
 	case len(g.Differ) == 0:
-		return fmt.Sprintf(". The metrics of the engines name none of the %d ranks that has much more to do than the others", tell)
+		return fmt.Sprintf(". The metrics of the engines name none of the %d ranks that has much more to do than the others", reporting)
 	}
 	says := "."
 	for i, d := range g.Differ[:min(differSaid, len(g.Differ))] {

@@ -33,7 +33,7 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
 }
 
-// harm says what clients have had since the baseline, in numbers, as a sentence without a full stop.
+// harm says what clients have had since the baseline, in numbers, as a sentence without a full stop; empty: there is no sample or baseline.
 func (r *Ring) harm(base *baseline) string {
 	now := r.Last()
 	if now == nil || base == nil {
@@ -65,10 +65,12 @@ func (r *Ring) harm(base *baseline) string {
 	return "Since then " + strings.Join(says[:last], "; ") + "; and " + says[last]
 }
 
+// longer says whether the median of a latency is now much longer than it was: longerTimes as long, and more than ms longer.
 func longer(was, is Latency, ms float64) bool {
 	return was.Samples > 0 && is.Samples > 0 && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
 
+// spoken writes a time as people say it.
 func spoken(ms float64) string {
 	if ms < 1000 {
 		return fmt.Sprintf("%.0f ms", ms)

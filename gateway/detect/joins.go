@@ -15,6 +15,7 @@ const (
 	classes               // number of classes
 )
 
+// class is how findings of the detector's kind join those of other kinds.
 func (d *Detector) class() class {
 	switch {
 	case d.alone:
@@ -55,8 +56,8 @@ var joinWhen = [classes][classes]window{
 	isLoad:   {never, atOnce, atOnce, ever, behind, behind},
 }
 
-// allows says whether a finding may join an incident. late is how long after the incident it began; shares says that
-// they share a cause.
+// allows says whether a finding may join an incident. late is how long after the incident the finding began, below 0 if it was before;
+// shares says that they share a cause.
 func (w window) allows(late time.Duration, shares bool) bool {
 	switch w {
 	case atOnce:

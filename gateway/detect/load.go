@@ -43,15 +43,15 @@ const (
 // wait that each has to wait for about one answer. A burst that is over soon is no finding, unless other requests are
 // refused.
 type load struct {
-	crowded, free      bool
-	is                 Kind // kind of the finding; empty: none
+	crowded, hasSlots  bool
+	kind               Kind // kind of the finding; empty: none
 	used, slots        int
 	kvTokens, capacity int64
 	waiting            int
 	where              string // where the requests wait
 }
 
-// load returns what a model has, and what waits for it.
+// load returns what the ranks of a model that take requests have, and what waits for it, and judges that.
 func (f *Facts) load(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
@@ -69,43 +69,43 @@ func (f *Facts) load(m *Model) (l load) {
 		l.waiting += f.Prefill.Waiting
 	}
 	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
-	l.free = float64(l.used) < takenShare*float64(l.slots)
-	if l.slots == 0 || l.waiting == 0 || l.free && !full {
+	l.hasSlots = float64(l.used) < takenShare*float64(l.slots)
+	if l.slots == 0 || l.waiting == 0 || l.hasSlots && !full {
 		return l
 	}
-	l.crowded = l.waiting >= min(l.used, l.slots) || l.free && 2*l.waiting >= l.used // KV memory is freed in large pieces
+	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasSlots && 2*l.waiting >= l.used // KV memory is freed in large pieces
 	refused := f.fails() && f.refused() != nil
 	switch {
 	case !refused && (!l.crowded || m.CrowdedS == 0):
-	case l.free:
-		l.is = KVFull
+	case l.hasSlots:
+		l.kind = KVFull
 	default: // more KV memory would not help
-		l.is = Overload
+		l.kind = Overload
 	}
 	return l
 }
 
-// fails says that more than a few requests fail.
+// fails says whether more than a few requests fail.
 func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
-// ownLimits says that hardly any request fails except by a limit of its own key.
+// ownLimits says whether hardly any request fails except by a limit of its own key.
 func (f *Facts) ownLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-// loaded calls tell for each model with a load of the kind is. key and floods name the key that floods it, as a key
-// and as words behind a sentence.
-func (v *view) loaded(is Kind, tell func(m *Model, l *load, key, floods string)) {
+// eachLoaded calls report for each model whose load is a finding of a kind. key and floods name the API key that has most of the requests
+// that wait, as a key and as words behind a sentence.
+func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, key, floods string)) {
 	key, floods := v.floods()
 	for i := range v.loads {
-		if v.loads[i].is == is {
-			tell(&v.Models[i], &v.loads[i], key, floods)
+		if v.loads[i].kind == kind {
+			report(&v.Models[i], &v.loads[i], key, floods)
 		}
 	}
 }
 
 func findOverload(v *view, say say) {
-	v.loaded(Overload, func(m *Model, l *load, key, floods string) {
+	v.eachLoaded(Overload, func(m *Model, l *load, key, floods string) {
 		slot, _ := m.words()
 		taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(l.slots), slot, m.Name)
 		switch {
@@ -119,7 +119,7 @@ func findOverload(v *view, say say) {
 }
 
 func findKVFull(v *view, say say) {
-	v.loaded(KVFull, func(m *Model, l *load, key, floods string) {
+	v.eachLoaded(KVFull, func(m *Model, l *load, key, floods string) {
 		slot, rank := m.words()
 		say(at{"model", m.Name, "ranks"}, "",
 			"The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",

@@ -39,6 +39,7 @@ type stretch struct {
 	tokens int64
 }
 
+// pace is how long a token took for a stream, in ms; 0: fewer than least tokens came.
 func (s stretch) pace(least int64) float64 {
 	if s.tokens < least {
 		return 0
@@ -46,46 +47,46 @@ func (s stretch) pace(least int64) float64 {
 	return s.ms / float64(s.tokens)
 }
 
-// paces returns the pace of each rank of the last sample.
+// paces returns the pace of each rank of the last sample, by the samples of each second. It goes back from the newest one.
 func (r *Ring) paces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
 	paces := make(map[int32]pace, len(now.Ranks))
 	for k := range now.Ranks {
-		x := &now.Ranks[k]
-		p := pace{lately: x.since(r.oldest(x.ID, time.Minute))}
+		record := &now.Ranks[k]
+		p := pace{lately: record.since(r.oldest(record.ID, time.Minute))}
 		if p.lately.Answers < fewAnswers {
-			p.lately = x.since(r.oldest(x.ID, FineFor))
+			p.lately = record.since(r.oldest(record.ID, FineFor))
 		}
-		var each [spans]stretch
-		var all stretch
-		later := x
+		var bySpan [spans]stretch
+		var recent stretch
+		later := record
 		for i := len(list) - 2; i >= 0; i-- {
 			age := now.At.Sub(list[i].At)
-			at := int((age - 1) / span)
-			before := list[i].rank(x.ID)
-			if at >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
+			index := int((age - 1) / span)
+			before := list[i].rank(record.ID)
+			if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
 				break // the rank began anew, and what was before is not its own
 			}
 			ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
-			each[at].ms, each[at].tokens = each[at].ms+ms, each[at].tokens+later.Output-before.Output
+			bySpan[index].ms, bySpan[index].tokens = bySpan[index].ms+ms, bySpan[index].tokens+later.Output-before.Output
 			if age <= paceWindow {
-				all.ms, all.tokens = all.ms+ms, all.tokens+later.Output-before.Output
+				recent.ms, recent.tokens = recent.ms+ms, recent.tokens+later.Output-before.Output
 			}
 			later = before
 		}
-		p.ms = all.pace(paceTokens)
-		whole := stretch{}
-		for i := range each {
-			p.spans[i] = each[i].pace(spanTokens)
-			whole.ms, whole.tokens = whole.ms+each[i].ms, whole.tokens+each[i].tokens
+		p.ms = recent.pace(paceTokens)
+		minute := stretch{}
+		for i := range bySpan {
+			p.spans[i] = bySpan[i].pace(spanTokens)
+			minute.ms, minute.tokens = minute.ms+bySpan[i].ms, minute.tokens+bySpan[i].tokens
 		}
-		for i := range each { // so few tokens come that a span alone shows nothing, although streams run
-			if p.spans[i] == 0 && each[i].ms >= float64(span.Milliseconds()) {
-				p.spans[i] = whole.ms / float64(max(1, whole.tokens))
+		for i := range bySpan { // so few tokens come that a span alone shows nothing, although streams run
+			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) {
+				p.spans[i] = minute.ms / float64(max(1, minute.tokens))
 			}
 		}
-		paces[x.ID] = p
+		paces[record.ID] = p
 	}
 	return paces
 }
@@ -120,15 +121,15 @@ func (x *RankAt) since(before *RankAt) Lately {
 	return Lately{x.Answers - before.Answers, x.Empty - before.Empty}
 }
 
-// pace fills in what is known of the pace of a group's ranks.
+// pace fills in what is known of the pace of a group's ranks, and finds those that were slow in several spans.
 func (g *Group) pace(ranks map[int32]pace) {
 	var all []float64
 	slow := make([]stretches, len(g.Ranks))
 	for k := range g.Ranks {
 		r := &g.Ranks[k]
-		x, known := ranks[r.ID]
+		found, known := ranks[r.ID]
 		if known && r.Steps {
-			r.TokenMs, r.Lately = x.ms, x.lately
+			r.TokenMs, r.Lately = found.ms, found.lately
 		}
 		if r.TokenMs > 0 {
 			all = append(all, r.TokenMs)
@@ -155,7 +156,7 @@ func (g *Group) pace(ranks map[int32]pace) {
 		least = slowSpansBoth
 	}
 	for k := range g.Ranks {
-		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].told(least)
+		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].mean(least)
 	}
 }
 
@@ -167,9 +168,9 @@ type stretches struct {
 
 func (s *stretches) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
 
-// told is how long a token took on average in these spans, for the rank and for the median rank; 0: the spans are
+// mean is how long a token took on average in these spans, in ms, for the rank and for the median rank; 0: the spans are
 // fewer than least.
-func (s *stretches) told(least int) (ms, others float64) {
+func (s *stretches) mean(least int) (ms, others float64) {
 	if s.n < least {
 		return 0, 0
 	}

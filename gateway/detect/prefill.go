@@ -78,7 +78,7 @@ var prefillDetectors = []Detector{
 // lateSeconds is how long, in s, a request without a limit may wait before that is a finding.
 const lateSeconds = 10.0
 
-// Late says that a prompt that comes now would begin late.
+// Late says whether a prompt that comes now would begin late.
 func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
 
 // gates is for how long a gate may be open between two prompts that fill its engine.
@@ -91,26 +91,26 @@ const (
 	silentS    = 60 // s that an engine is up without having reported its load
 )
 
-// candidates calls tell for each prefill engine, with its place. An engine with one rank is named without the rank.
-func (v *view) candidates(tell func(e *PrefillEngine, where at)) {
-	alone := map[string]bool{}
+// eachCandidate calls report for each rank of the prefill engines, with its place. An engine with one rank is named without the rank.
+func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
+	oneRank := map[string]bool{}
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.Ranks == 1 {
-			alone[e.ID] = true
+			oneRank[e.ID] = true
 		}
 	}
 	for i := range v.Prefill.Engines {
 		e := &v.Prefill.Engines[i]
 		name := e.ID
-		if engine, found := strings.CutSuffix(e.ID, "/0"); found && alone[engine] {
+		if engine, found := strings.CutSuffix(e.ID, "/0"); found && oneRank[engine] {
 			name = engine
 		}
-		tell(e, at{"prefill engine", name, "prefill"})
+		report(e, at{"prefill engine", name, "prefill"})
 	}
 }
 
 func findGateClosed(v *view, say say) {
-	v.candidates(func(e *PrefillEngine, where at) {
+	v.eachCandidate(func(e *PrefillEngine, where at) {
 		if e.State == "closed" {
 			key, says := v.Prefill.heaviest()
 			f := say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
@@ -123,7 +123,7 @@ func findGateClosed(v *view, say say) {
 
 func findPrefillOut(v *view, say say) {
 	const says = " takes no prompts, because earlier ones failed"
-	v.candidates(func(e *PrefillEngine, where at) {
+	v.eachCandidate(func(e *PrefillEngine, where at) {
 		if e.State != "out" {
 			return
 		}
@@ -142,25 +142,25 @@ func findPrefillOut(v *view, say say) {
 }
 
 func findMetricsOld(v *view, say say) {
-	up := map[string]float64{} // for how many s it is up, by engine
+	upFor := map[string]float64{} // for how many s it is up, by engine
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
-			up[e.ID] = e.SinceS
+			upFor[e.ID] = e.SinceS
 		}
 	}
-	every := v.Prefill.ScrapeEveryMs
-	v.candidates(func(e *PrefillEngine, where at) {
+	intervalMs := v.Prefill.ScrapeEveryMs
+	v.eachCandidate(func(e *PrefillEngine, where at) {
 		switch {
-		case every <= 0 || e.State != "open" && e.State != "closed":
-		case e.ScrapeAgeMs > max(oldMs, oldScrapes*every):
+		case intervalMs <= 0 || e.State != "open" && e.State != "closed":
+		case e.ScrapeAgeMs > max(oldMs, oldScrapes*intervalMs):
 			say(where, "", "%s answers too late when it is asked for its metrics", where.begin())
-		case e.ScrapeAgeMs < 0 && up[engineOf(e.ID)] > silentS:
+		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS:
 			say(where, "", "%s has not told its load since it is up: its metrics cannot be read, or lack it", where.begin())
 		}
 	})
 }
 
-// open is how many engines and groups take prompts, and the word for them.
+// open is how many prefill ranks and groups take prompts, and what kind of engine they are, in a word.
 func (p *Prefill) open() (n int, called string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
@@ -187,8 +187,8 @@ func findNoPrefill(v *view, say say) {
 	}
 }
 
-// queue says what is wrong with the arrival queue; empty: nothing.
-func (v *view) queue() Kind {
+// queueTrouble is the kind of what is wrong with the arrival queue, the worst first; empty: nothing is.
+func (v *view) queueTrouble() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
 	switch f := v.refused(); {
@@ -203,10 +203,10 @@ func (v *view) queue() Kind {
 	return ""
 }
 
-// overloaded says that some model has no free slot or no KV memory.
+// overloaded says whether the load of some model is a finding.
 func (v *view) overloaded() bool {
 	for _, l := range v.loads {
-		if l.is != "" {
+		if l.kind != "" {
 			return true
 		}
 	}
@@ -214,7 +214,7 @@ func (v *view) overloaded() bool {
 }
 
 func findQueueFull(v *view, say say) {
-	if v.queue() != QueueFull {
+	if v.queueTrouble() != QueueFull {
 		return
 	}
 	p := &v.Prefill
@@ -229,7 +229,7 @@ func findQueueFull(v *view, say say) {
 }
 
 func findPrefillBusy(v *view, say say) {
-	if v.queue() == PrefillBusy {
+	if v.queueTrouble() == PrefillBusy {
 		key, floods := v.floods()
 		if heavy, says := v.Prefill.heaviest(); heavy != "" {
 			key, floods = heavy, ". "+words.Capital(says)
@@ -241,7 +241,7 @@ func findPrefillBusy(v *view, say say) {
 }
 
 func findQueueWaits(v *view, say say) {
-	if v.queue() == QueueWaits {
+	if v.queueTrouble() == QueueWaits {
 		an := "a prefill"
 		if _, called := v.Prefill.open(); called == "aggregated" {
 			an = "an aggregated"

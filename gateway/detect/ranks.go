@@ -59,7 +59,7 @@ const (
 	wholeShare = 0.2  // of the answers of the other ranks: at most so many are empty
 )
 
-// share is the share of empty answers. known is false if there are too few answers to prove something.
+// share is the share of empty answers, from 0 to 1. known is false if there are too few answers to prove something.
 func (l Lately) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
@@ -75,43 +75,44 @@ func findRankEmpty(v *view, say say) {
 	}
 	for i := range v.Models {
 		m := &v.Models[i]
-		bad, sum, rest := []string{}, Lately{}, Lately{}
+		emptyRanks, ofEmptyRanks, ofOthers := []string{}, Lately{}, Lately{}
 		for j := range m.Groups {
 			for k := range m.Groups[j].Ranks {
 				r := &m.Groups[j].Ranks[k]
-				of := &rest
+				counts := &ofOthers
 				if share, known := r.Lately.share(); known && share >= emptyShare {
-					bad, of = append(bad, r.Name), &sum
+					emptyRanks, counts = append(emptyRanks, r.Name), &ofEmptyRanks
 				}
-				of.Answers, of.Empty = of.Answers+r.Lately.Answers, of.Empty+r.Lately.Empty
+				counts.Answers, counts.Empty = counts.Answers+r.Lately.Answers, counts.Empty+r.Lately.Empty
 			}
 		}
-		if _, known := rest.share(); !known { // too few answers of this model: answers of other models count, too
-			rest = Lately{all.Answers - sum.Answers, all.Empty - sum.Empty}
+		if _, known := ofOthers.share(); !known { // too few answers of this model: answers of other models count, too
+			ofOthers = Lately{all.Answers - ofEmptyRanks.Answers, all.Empty - ofEmptyRanks.Empty}
 		}
-		others, known := rest.share()
-		if len(bad) == 0 || !known || others > wholeShare {
+		others, known := ofOthers.share()
+		if len(emptyRanks) == 0 || !known || others > wholeShare {
 			continue
 		}
 		where := at{"model", m.Name, "ranks"}
-		if all := sum.Answers + rest.Answers; len(bad) == 1 {
+		if all := ofEmptyRanks.Answers + ofOthers.Answers; len(emptyRanks) == 1 {
 			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other "+
 				"ranks; "+
-				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others,
-				stats.Grouped(all),
-				100*float64(sum.Answers)/float64(all)).Ranks = bad
+				"of the last %s answers, %.0f %% were its", emptyRanks[0], stats.Grouped(ofEmptyRanks.Empty), stats.Grouped(ofEmptyRanks.Answers),
+				100*others, stats.Grouped(all),
+				100*float64(ofEmptyRanks.Answers)/float64(all)).Ranks = emptyRanks
 			continue
 		}
 		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of "+
 			"the other ranks: %s",
-			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, words.FirstOf(bad)).Ranks = bad
+			len(emptyRanks), m.Name, stats.Grouped(ofEmptyRanks.Empty), stats.Grouped(ofEmptyRanks.Answers), 100*others,
+			words.FirstOf(emptyRanks)).Ranks = emptyRanks
 	}
 }
 
-// findRankSlow uses the ranks' own pace, whatever the config says about a barrier: behind a real barrier all ranks
-// are as slow as the slowest one.
+// findRankSlow finds ranks that give tokens much more slowly than the middle rank of their group. It goes by the ranks' own pace, whatever
+// the config says about a barrier: behind a real barrier all ranks are as slow as the slowest one, so none is found.
 func findRankSlow(v *view, say say) {
-	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
+	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
 		slow, worst, running := []string{}, &Rank{}, 0
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; r.SlowMs > 0 {
@@ -126,10 +127,10 @@ func findRankSlow(v *view, say say) {
 		case 0:
 		case 1:
 			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
-				worst.OthersMs).slows(running, times).Ranks = slow
+				worst.OthersMs).setSlowdown(running, times).Ranks = slow
 		default:
 			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
-				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).slows(running, times)
+				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).setSlowdown(running, times)
 		}
 	})
 }
@@ -142,16 +143,17 @@ func (m *Model) role() string {
 	return decodeRole
 }
 
-// these reports, for each group, the ranks for which is returns true.
-func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool) {
+// reportRanks reports, in one finding for each group, the ranks for which isOne returns true. one and many are what the sentence says of
+// one rank and of several; model is the index of the rank's model in Models.
+func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *Rank) bool) {
 	models := 0
-	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
+	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
 		for &v.Models[models] != m {
 			models++
 		}
 		names := []string{}
 		for i := range g.Ranks {
-			if r := &g.Ranks[i]; is(models, r) {
+			if r := &g.Ranks[i]; isOne(models, r) {
 				names = append(names, r.Name)
 			}
 		}
@@ -165,25 +167,26 @@ func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool
 	})
 }
 
+// full says whether the KV memory of a rank that takes requests is nearly full.
 func (r *Rank) full() bool {
 	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
 func findRanksFull(v *view, say say) {
-	v.these(say, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
-		return r.full() && v.loads[model].is != KVFull // else the finding about the model includes it
+	v.reportRanks(say, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
+		return r.full() && v.loads[model].kind != KVFull // else the finding about the model includes it
 	})
 }
 
 func findRanksTight(v *view, say say) {
-	v.these(say, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
+	v.reportRanks(say, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
 		return r.Tight && !r.full() && r.State != RankDraining
 	})
 }
 
 // findRanksDrain leaves out the ranks of engines that drain, because the findings about these engines include them.
 func findRanksDrain(v *view, say say) {
-	v.these(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
+	v.reportRanks(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")
 		return r.State == RankDraining && !v.drained[engine]
 	})

@@ -23,8 +23,8 @@ var requestDetectors = []Detector{
 
 const failShare = 0.01 // share of the requests from which they are reported as failing
 
-// findRequestsFail counts over the last minute, as the strip and the table of failures count over longer times: a
-// rate over ten seconds would match neither of them.
+// findRequestsFail finds that more than a few requests fail. The sentence counts over the last minute, as the strip and the table of
+// failures count over longer times: a rate over ten seconds would match neither of them.
 func findRequestsFail(v *view, say say) {
 	if !v.fails() || v.Traffic.Recovered {
 		return

@@ -102,15 +102,15 @@ func (r *Ring) Add(s Sample) {
 	if r.fine.step == 0 {
 		r.fine, r.bins, r.minutes = tier{Every, FineFor, nil}, tier{Bin, BinsFor + Bin, nil}, tier{time.Minute, keptFor, nil}
 	}
-	s.index(r.Last())
+	s.indexRanks(r.Last())
 	r.fine.add(s)
 	s.Rates = r.rates()
 	second := r.fine.last()
 	second.Rates, second.Looked, second.Groups, second.Engines = s.Rates, false, nil, nil
-	r.fine.bound()
+	r.fine.limit()
 	s.Ranks, s.places, s.Whys = nil, nil, nil
 	r.bins.add(s)
-	r.bins.bound()
+	r.bins.limit()
 	s.Page = nil
 	r.minutes.add(s)
 }
@@ -118,7 +118,7 @@ func (r *Ring) Add(s Sample) {
 // add adds a sample. It replaces the sample of the same step, if there is one.
 func (t *tier) add(s Sample) {
 	if n := len(t.list); n > 0 && t.list[n-1].At.Truncate(t.step).Equal(s.At.Truncate(t.step)) {
-		s.goOn(&t.list[n-1])
+		s.takeOver(&t.list[n-1])
 		t.list = t.list[:n-1]
 	}
 	t.list = append(t.list, s)
@@ -130,8 +130,8 @@ func (t *tier) add(s Sample) {
 	t.list = t.list[old:]
 }
 
-// index sets the index of each rank, and shares the map with the sample before if the ranks are the same.
-func (s *Sample) index(before *Sample) {
+// indexRanks sets the index of each rank in Ranks, and shares the map with the sample before if the ranks are the same.
+func (s *Sample) indexRanks(before *Sample) {
 	if before != nil && before.places != nil && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
 		s.places = before.places
 		return
@@ -142,9 +142,9 @@ func (s *Sample) index(before *Sample) {
 	}
 }
 
-// goOn takes over from the earlier sample of the same step: what this one does not know, the largest loads, and steps
-// that were usual.
-func (s *Sample) goOn(before *Sample) {
+// takeOver takes values over from the earlier sample of the same step, which this sample replaces: what this one does not know, the largest
+// loads of groups, and steps that were usual.
+func (s *Sample) takeOver(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
 	}
@@ -170,8 +170,8 @@ func (s *Sample) goOn(before *Sample) {
 	}
 }
 
-// bound drops the ranks and the pages of the oldest samples if there are too many.
-func (t *tier) bound() {
+// limit drops the ranks and the pages of the oldest samples if there are more than mostRanks and mostPages in the tier.
+func (t *tier) limit() {
 	ranks, pages := 0, 0
 	for i := len(t.list) - 1; i >= 0; i-- {
 		s := &t.list[i]
@@ -215,7 +215,7 @@ func (r *Ring) since(age time.Duration) (oldest *Sample) {
 func (r *Ring) Keep(page []byte, at time.Time) {
 	if s := r.bins.last(); s != nil {
 		s.Page, s.PageAt = page, at
-		r.bins.bound()
+		r.bins.limit()
 	}
 }
 
@@ -229,7 +229,7 @@ func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates are the rates over the last samples.
+// rates are the rates over the last rateOver steps of a second, by the totals of the first sample and the last one.
 func (r *Ring) rates() (t Rates) {
 	n := len(r.fine.list)
 	if n < 2 {
@@ -259,8 +259,8 @@ func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
 		if at := &window[i]; at.Failed > window[i-1].Failed {
-			since, failed, of := last.Ended-at.Ended, at.Failed-first.Failed, at.Ended-first.Ended
-			return last.At.Sub(at.At) >= calmFor && since*failed >= enoughFailures*of // since * failed/of would have failed
+			since, failed, ended := last.Ended-at.Ended, at.Failed-first.Failed, at.Ended-first.Ended
+			return last.At.Sub(at.At) >= calmFor && since*failed >= enoughFailures*ended // since * failed/of would have failed
 		}
 	}
 	return false
@@ -269,7 +269,7 @@ func recovered(window []Sample) bool {
 // Ended is how many requests have ended, and how many of them failed.
 type Ended struct{ All, Failed uint64 }
 
-// lastMinute is what ended in the last minute.
+// lastMinute is how many requests ended in the last minute, and how many of them failed.
 func (r *Ring) lastMinute() (e Ended) {
 	last, first := r.Last(), r.since(time.Minute)
 	if last == nil {
@@ -287,6 +287,7 @@ func (r *Ring) failures() []Failed {
 	seconds, minute, minutes, hour := r.since(2*Bin), r.since(time.Minute), r.since(FineFor), r.since(keptFor)
 	list := make([]Failed, 0, len(last.Failures))
 	for o, n := range last.Failures {
+		// how many requests failed in this way since an earlier sample
 		in := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
 		list = append(list, Failed{
 			Outcome: o.Name, Status: o.Status, Last10S: in(seconds), LastMinute: in(minute), Last5Min: in(minutes), LastHour: in(hour),

@@ -30,11 +30,11 @@ const (
 	floods = askKey + "decode ranks."
 )
 
-// say describes the incident as it was at the time now.
-func (o *open) say(now time.Time) Incident {
+// describe describes the incident as it was at the time now. An incident that is over is described by all findings that it ever had.
+func (o *incident) describe(now time.Time) Incident {
 	members := o.members
 	if !o.lasts() {
-		members = o.ever
+		members = o.everFound
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
@@ -43,16 +43,16 @@ func (o *open) say(now time.Time) Incident {
 	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
-	} else if at := o.found(); k.rests > 0 && at.Before(now) {
+	} else if at := o.lastFound(); k.rests > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
 	}
-	if o.lasts() && now.Sub(o.bad) <= moment { // so that the severity does not change with every look
+	if o.lasts() && now.Sub(o.lastBad) <= moment { // so that the severity does not change with every look
 		in.Severity = Bad
 	}
 	host := lead.host
 	names := map[string]bool{}
 	groups := [][]*member{}
-	var told []*member // the members named in Where
+	var listedMembers []*member // the members named in Where
 	for i := range members {
 		m := &members[i]
 		if m.Severity == Bad {
@@ -74,7 +74,7 @@ func (o *open) say(now time.Time) Incident {
 		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), mostListed-len(in.Ranks))]...)
 		if m.Where != "" && !names[m.Where] {
 			if names[m.Where] = true; len(in.Where) < mostListed {
-				in.Where, told = append(in.Where, m.Where), append(told, m)
+				in.Where, listedMembers = append(in.Where, m.Where), append(listedMembers, m)
 			}
 		}
 	}
@@ -84,7 +84,7 @@ func (o *open) say(now time.Time) Incident {
 		in.Clients = k.prefill
 	}
 	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
-		in.Named = named(told, in.Count)
+		in.Named = named(listedMembers, in.Count)
 	}
 	for _, g := range groups[1:] {
 		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
@@ -103,7 +103,7 @@ func (o *open) say(now time.Time) Incident {
 		in.Clients += " " + title(g, "") + "."
 	}
 	if o.lasts() && k.effect {
-		in.Clients += before(o.ever, members)
+		in.Clients += before(o.everFound, members)
 	}
 	in.Command = command(k.command, lead)
 	if lead.Key != "" {
@@ -115,7 +115,8 @@ func (o *open) say(now time.Time) Incident {
 	return in
 }
 
-// before describes a cause that is over while its effects go on.
+// before describes, as a sentence to add, a cause that is over while its effects go on; empty: there is none. ever are all findings that
+// the incident had, and now those that it has.
 func before(ever, now []member) string {
 	var causes []*member
 	for i := range ever {
@@ -131,15 +132,16 @@ func before(ever, now []member) string {
 	return " It began with what is over now: " + title(causes, "") + "."
 }
 
-// title describes the findings of one kind, as a sentence without a full stop.
+// title describes the findings of one kind, as a sentence without a full stop. host is the host on which all of them are; empty: they are
+// not on one host.
 func title(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
 		reason := WithoutAddress(lead.Reason, lead.Where)
-		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.why != lead.why }) {
+		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.commonReason != lead.commonReason }) {
 			reason += " (at the first one)"
 		}
-		return k.say(whichOf(same, host), reason) + lead.Rest
+		return k.describe(whichOf(same, host), reason) + lead.Rest
 	}
 	if more := len(same) - 1; more > 0 {
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
@@ -147,7 +149,8 @@ func title(same []*member, host string) string {
 	return lead.What + lead.Rest
 }
 
-// whichOf says which ones several findings are about: by their names if there are two on different hosts.
+// whichOf says in words what several findings are about: by their names if there are two, unless all are on one host, which is then
+// named.
 func whichOf(same []*member, host string) string {
 	noun := nounOf(same) + "s"
 	switch {
@@ -161,10 +164,10 @@ func whichOf(same []*member, host string) string {
 
 // named lists the names of members, grouped by what they are, such as engines or ranks. all is the number of all members: where it is
 // larger than the list, the text ends with how many more there are.
-func named(told []*member, all int) string {
+func named(members []*member, all int) string {
 	var nouns []string
 	by := map[string][]string{}
-	for _, m := range told {
+	for _, m := range members {
 		if by[m.Of] == nil {
 			nouns = append(nouns, m.Of)
 		}
@@ -175,7 +178,7 @@ func named(told []*member, all int) string {
 		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+listed(by[noun]))
 	}
 	s := "These are " + strings.Join(parts, ", and ")
-	if more := all - len(told); more > 0 {
+	if more := all - len(members); more > 0 {
 		s += fmt.Sprintf(", and %d more", more)
 	}
 	return s + "."
@@ -196,7 +199,7 @@ func plural(noun string, n int) string {
 	return noun + "s"
 }
 
-// nounOf is the noun for what all of these are.
+// nounOf is a noun that fits what all of these findings are about.
 func nounOf(same []*member) string {
 	noun := same[0].Of
 	for _, m := range same {
@@ -226,8 +229,8 @@ func command(text string, lead *member) string {
 	return text
 }
 
-// say describes several findings of a kind.
-func (d *Detector) say(which, reason string) string {
+// describe describes several findings of a kind. which says what they are about, and reason why, if that is known.
+func (d *Detector) describe(which, reason string) string {
 	s := which + " " + d.many
 	if reason != "" {
 		s += ": " + reason
@@ -239,7 +242,7 @@ func (d *Detector) say(which, reason string) string {
 // one first. Equal incidents that are over and only worth a look are listed once, by the last of them.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
-	slices.SortStableFunc(sorted, func(x, y *open) int {
+	slices.SortStableFunc(sorted, func(x, y *incident) int {
 		if over := !x.lasts(); over != !y.lasts() {
 			if over {
 				return 1
@@ -251,14 +254,14 @@ func (b *Book) Incidents() []Incident {
 		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
 	})
 	list := make([]Incident, 0, len(sorted))
-	told := len(b.beyond) == 0
+	restListed := len(b.unplaced) == 0
 	equal := map[string]int{} // index in list
 	for _, o := range sorted {
-		if !told && !o.lasts() {
-			list, told = append(list, b.rest()), true
+		if !restListed && !o.lasts() {
+			list, restListed = append(list, b.rest()), true
 		}
-		in := o.say(b.now)
-		if b.away && o.lasts() && kinds[o.members[0].Kind].crowded {
+		in := o.describe(b.now)
+		if b.enginesAway && o.lasts() && kinds[o.members[0].Kind].crowded {
 			in.Next = "Bring back the engines that are down. " + in.Next
 		}
 		if in.Severity == Warn {
@@ -273,7 +276,7 @@ func (b *Book) Incidents() []Incident {
 		}
 		list = append(list, in)
 	}
-	if !told {
+	if !restListed {
 		list = append(list, b.rest())
 	}
 	return list
@@ -281,7 +284,7 @@ func (b *Book) Incidents() []Incident {
 
 // beyondSeverity is the worst severity of the findings that found no room.
 func (b *Book) beyondSeverity() string {
-	if b.beyondBad {
+	if b.unplacedBad {
 		return Bad
 	}
 	return Warn
@@ -294,9 +297,9 @@ const tooMuch Kind = "too_much"
 func (b *Book) rest() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.beyondSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},
-		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
-		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
-		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
+		SinceMs: b.unplacedSince.UnixMilli(), Times: 1, FirstMs: b.unplacedSince.UnixMilli(),
+		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.unplaced)),
+		Named:   "The first ones: " + strings.Join(b.unplaced[:min(mostListed, len(b.unplaced))], ". ") + ".",
 		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",
 	}
 }

@@ -30,9 +30,9 @@ const (
 	spellGap = 4 * time.Second
 )
 
-// look takes in whether it is wrong now, and returns for how long it has been wrong; 0: it is not, or not for long
+// observe takes in whether it is wrong now (amiss), and returns for how long it has been wrong; 0: it is not, or not for long
 // enough.
-func (s *spell) look(amiss bool, now time.Time) time.Duration {
+func (s *spell) observe(amiss bool, now time.Time) time.Duration {
 	least := cmp.Or(s.least, spellLasts)
 	if amiss {
 		s.away = time.Time{}

@@ -27,7 +27,7 @@ func TestASpellIsToldAfterAWhileAndEndsAfterAWhile(t *testing.T) {
 		var states []spellState
 		var lasts time.Duration
 		for i, c := range tt.amiss {
-			lasts = s.look(c == 'x', noon.Add(time.Duration(i)*5*time.Second))
+			lasts = s.observe(c == 'x', noon.Add(time.Duration(i)*5*time.Second))
 			states = append(states, s.state)
 		}
 		require.Equal(t, tt.states, states, tt.name)

@@ -15,8 +15,8 @@ type usual struct {
 
 	list []GroupAt // the usual steps of the hour before something was wrong
 
-	before float64 // ms; while steps are slow, what a step at the present loads took before
-	gave   float64 // tokens; while steps give too few, what a step gave to an answer before
+	usualMs     float64 // ms; while steps are slow, what a step at the present loads took before
+	usualTokens float64 // tokens; while steps give too few, what a step gave to an answer before
 }
 
 const (
@@ -28,18 +28,18 @@ const (
 	fewTimes   = 1.3           // times as long as a token took before, at least: else only the engine's chunks have changed
 )
 
-// OnlyDecodes says that a group's steps can be compared with a law. If ranks prefill, a prompt makes a step longer,
-// which is no fault.
+// OnlyDecodes says whether a group's steps can be compared with a law: its ranks step together, and do not prefill. If ranks prefill, a
+// prompt makes a step longer, which is no fault.
 func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
-// well says that the group's steps may count as usual.
-func (u *usual) well() bool { return u.slow.state == spellWell && u.few.state == spellWell }
+// isUsual says whether the group's present steps may count as usual: nothing is wrong with them, also not for a short time.
+func (u *usual) isUsual() bool { return u.slow.state == spellWell && u.few.state == spellWell }
 
 func (s *Sample) group(name GroupName) *GroupAt {
 	return &s.Groups[s.at[name]]
 }
 
-// usually returns the usual steps of a group in the last hour, one for each minute.
+// usually returns the usual steps of a group in the last hour, but not from before the time from: one for each minute that has such.
 func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	for i := range r.minutes.list {
 		s := &r.minutes.list[i]
@@ -50,34 +50,35 @@ func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	return list
 }
 
-// look compares the present steps with usual ones, at the present loads.
-func (u *usual) look(g *Group, now time.Time) {
-	u.before, u.gave = 0, 0
+// compare compares the present steps with usual ones, at the present loads. If steps have been slow or have given few tokens for longer
+// than slowEver, all that is known is forgotten, so that these steps become the usual ones.
+func (u *usual) compare(g *Group, now time.Time) {
+	u.usualMs, u.usualTokens = 0, 0
 	usually, most, known := usualStep(g, u.list)
 	if u.slow.lasts(now) > 0 {
 		most = usually // the larger loads are a result of the slow steps, because requests stay for longer, so they explain nothing
 	}
-	lasts := u.slow.look(known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs, now)
+	lasts := u.slow.observe(known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs, now)
 	if known && lasts > 0 {
-		u.before = usually
+		u.usualMs = usually
 	}
 	tokens, before := g.perStep(), typical(u.list)
-	few := u.few.look(tokens > 0 && tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs, now)
+	few := u.few.observe(tokens > 0 && tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs, now)
 	if tokens > 0 && few > 0 {
-		u.gave = before.tokens
+		u.usualTokens = before.tokens
 	}
 	if lasts > slowEver || few > slowEver {
 		*u = usual{from: now}
 	}
 }
 
-// tell fills the findings into the group.
-func (u *usual) tell(g *Group, now time.Time) {
+// fillIn fills what compare has found into the group.
+func (u *usual) fillIn(g *Group, now time.Time) {
 	g.StepTokens = g.perStep()
-	if g.UsualMs = u.before; u.before > 0 {
+	if g.UsualMs = u.usualMs; u.usualMs > 0 {
 		g.SlowS, g.Differ = u.slow.lasts(now).Seconds(), differing(g)
 	}
-	if g.UsualTokens = u.gave; u.gave > 0 {
+	if g.UsualTokens = u.usualTokens; u.usualTokens > 0 {
 		g.FewS = u.few.lasts(now).Seconds()
 	}
 }
@@ -90,7 +91,7 @@ func (g *Group) perStep() float64 {
 	return g.StepMs / g.TokenMs
 }
 
-// lawNow is the law of the present steps.
+// lawNow is the law of the present steps. Without a step model it is how long a step takes at the present load.
 func (g *Group) lawNow() Law {
 	if g.ModelMs <= 0 {
 		return Law{C0: g.StepMs, Tokens: max(1, g.MostTokens), Running: g.mostRunning()}
@@ -98,8 +99,8 @@ func (g *Group) lawNow() Law {
 	return g.Law
 }
 
-// usualStep is how long a step takes at the present loads, and how long at most, by the median of the laws; false:
-// there are too few laws, or nothing runs, so that no step ends.
+// usualStep is how long a step usually takes at the present loads, and how long at most, in ms, by the median of the laws of the usual
+// steps. known is false if there are too few of them, or if nothing runs, so that no step ends.
 func usualStep(g *Group, list []GroupAt) (ms, most float64, known bool) {
 	running := g.mostRunning()
 	if len(list) < usualLeast || running == 0 || g.StepMs <= 0 {
@@ -122,7 +123,7 @@ func (g *Group) mostRunning() (most int) {
 	return most
 }
 
-// typical is the median of what steps gave; zero: too few are known.
+// typical is the median of what the usual steps gave to an answer, in tokens and in ms for a token; zero: too few are known.
 func typical(list []GroupAt) (m gives) {
 	var tokens, ms []float64
 	for _, g := range list {

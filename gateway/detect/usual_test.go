@@ -189,7 +189,7 @@ func TestPacesOfRanksThatAreGoneAreForgotten(t *testing.T) {
 	f.pass(30, nil)
 	f.outputs, f.running, f.tokenMs = f.outputs[:2], f.running[:2], f.tokenMs[:2]
 	f.pass(1, nil)
-	require.Len(t, f.watch.follow, 2)
+	require.Len(t, f.watch.paceOf, 2)
 }
 
 // Where the load hardly changes, no law can be learned. What steps took at such a load tells, too.

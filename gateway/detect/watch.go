@@ -10,7 +10,7 @@ type Watch struct {
 	Ring
 	book    Book
 	at      time.Time      // when the proxy was last looked at
-	follow  map[int32]pace // the pace of each rank
+	paceOf  map[int32]pace // the pace of each rank
 	groups  map[GroupName]*usual
 	backlog spell             // lasts while prompts come faster than prefill engines compute them
 	crowded map[string]*spell // by model; lasts while so many requests wait that each waits for about one answer
@@ -22,11 +22,11 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	s.looked(f)
 	w.Add(s)
 	w.at = f.At
-	w.follow = w.paces()
+	w.paceOf = w.paces()
 	w.compare(f)
 	w.crowd(f)
-	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
-	w.tell(f)
+	w.backlog.observe(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
+	w.fillIn(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
 	w.book.measureHarm(&w.Ring)
 }
@@ -35,7 +35,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 func (w *Watch) compare(f *Facts) {
 	groups := map[GroupName]*usual{}
 	for name, g := range f.groups() {
-		g.pace(w.follow)
+		g.pace(w.paceOf)
 		if !g.OnlyDecodes() {
 			continue
 		}
@@ -43,12 +43,12 @@ func (w *Watch) compare(f *Facts) {
 		if u == nil {
 			u = &usual{}
 		}
-		if u.well() {
+		if u.isUsual() {
 			u.list = w.usually(name, u.from)
 		}
-		u.look(g, f.At)
+		u.compare(g, f.At)
 		groups[name] = u
-		if u.well() && g.StepMs > 0 {
+		if u.isUsual() && g.StepMs > 0 {
 			at := w.minutes.last().group(name)
 			at.Usual, at.Law, at.gives = true, g.lawNow(), gives{g.perStep(), g.TokenMs}
 		}
@@ -59,7 +59,7 @@ func (w *Watch) compare(f *Facts) {
 // crowdedLasts is how long many requests may wait in a burst before that is reported.
 const crowdedLasts = 10 * time.Second
 
-// crowd measures for how long each model has been crowded.
+// crowd measures for how long each model has been crowded: so many requests wait that each waits for about one answer.
 func (w *Watch) crowd(f *Facts) {
 	all := map[string]*spell{}
 	for i := range f.Models {
@@ -69,7 +69,7 @@ func (w *Watch) crowd(f *Facts) {
 			s = &spell{least: crowdedLasts}
 		}
 		l := f.load(m)
-		s.look(l.crowded, f.At)
+		s.observe(l.crowded, f.At)
 		all[m.Name] = s
 	}
 	w.crowded = all
@@ -78,13 +78,13 @@ func (w *Watch) crowd(f *Facts) {
 // Complete fills in the fields that are found from the samples.
 func (w *Watch) Complete(f *Facts) {
 	for _, g := range f.groups() {
-		g.pace(w.follow)
+		g.pace(w.paceOf)
 	}
-	w.tell(f)
+	w.fillIn(f)
 }
 
-// tell completes the facts, whose groups must have the pace of their ranks already.
-func (w *Watch) tell(f *Facts) {
+// fillIn completes the facts, whose groups must have the pace of their ranks already.
+func (w *Watch) fillIn(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
 	}
@@ -97,7 +97,7 @@ func (w *Watch) tell(f *Facts) {
 	}
 	for name, g := range f.groups() {
 		if u := w.groups[name]; u != nil && g.OnlyDecodes() {
-			u.tell(g, w.at)
+			u.fillIn(g, w.at)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func (w *Watch) LookedAt() time.Time { return w.at }
 // that were resolved in the last 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
-// looked adds to a sample the values that facts have.
+// looked adds to a sample the values that are known because the whole proxy was looked at.
 func (s *Sample) looked(f *Facts) {
 	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
