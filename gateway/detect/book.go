@@ -121,7 +121,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	})
 	found = merged(found)
 	b.now = now
-	incidentOf, ofEngine := map[subject]*incident{}, map[string]*incident{} // lost: incidents of engines that get no requests, by engine
+	incidentOf, ofEngine := map[subject]*incident{}, map[string]*incident{} // ofEngine: those of engines that get no requests
 	away, foundNow := map[string]bool{}, map[subject]bool{}                 // away: engines that get no requests now
 	for i := range found {
 		foundNow[found[i].subject()] = true
