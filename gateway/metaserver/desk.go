@@ -18,6 +18,7 @@ type Wanted struct {
 	Read  func([]byte) (mooncake.Callback, error) // judges it
 }
 
+// limit is how many bytes the callback may have.
 func (w *Wanted) limit() int {
 	if w.Limit > 0 {
 		return w.Limit
@@ -41,8 +42,8 @@ type Expectation struct {
 	came      chan Callback
 	forgotten chan struct{}
 	timer     *time.Timer // forgets it; nil: nobody has asked for that
-	reading   int         // connections
-	spent     bool
+	reading   int         // connections from which the callback is being read
+	spent     bool        // a callback was handed over
 }
 
 // tokenBytes makes a token that nobody guesses.
@@ -116,7 +117,7 @@ func (e *Expectation) Forget(grace time.Duration) {
 	}
 }
 
-// forget is called with the desk's mu held.
+// forget ends the expectation, and tells those who wait that no callback comes. It is called with the desk's mu held.
 func (e *Expectation) forget() {
 	if e.desk.expected[e.key] != e {
 		return
@@ -125,7 +126,7 @@ func (e *Expectation) forget() {
 	close(e.forgotten)
 }
 
-// drop is called with the desk's mu held.
+// drop takes the expectation off the desk. It is called with the desk's mu held.
 func (e *Expectation) drop() {
 	delete(e.desk.expected, e.key)
 	if e.timer != nil {
@@ -133,7 +134,7 @@ func (e *Expectation) drop() {
 	}
 }
 
-// find returns the expectation of a token. The caller calls done when it has read the callback.
+// find returns the expectation of a token. The caller must call doneReading when it has read the callback, or could not.
 func (d *desk) find(token string) (*Expectation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,16 +149,16 @@ func (d *desk) find(token string) (*Expectation, error) {
 	return e, nil
 }
 
-// done is told that a connection has been read.
-func (e *Expectation) done() {
+// doneReading says that a connection is not read any more, so that another one may bring the callback.
+func (e *Expectation) doneReading() {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
 	e.reading--
 }
 
-// spend hands a callback to its request, unless another came first or the request is forgotten.
+// handOver hands a callback to its request. It returns an error if another callback came first or the request is forgotten.
 // late says that the request was given up before.
-func (e *Expectation) spend(c Callback) (late bool, err error) {
+func (e *Expectation) handOver(c Callback) (late bool, err error) {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
 	switch {
@@ -174,13 +175,13 @@ func (e *Expectation) spend(c Callback) (late bool, err error) {
 	return late, nil
 }
 
-// first says whether no short id of this rank was seen before.
-func (d *desk) first(rank string) bool {
+// firstShortID says whether this is the first time that a rank is seen to cut ids, and remembers the rank.
+func (d *desk) firstShortID(rank string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	again := d.short[rank]
+	seen := d.short[rank]
 	d.short[rank] = true
-	return !again
+	return !seen
 }
 
 // mostKeys is how many unknown keys of callbacks the log names.
@@ -202,7 +203,7 @@ func (d *desk) newKeys(keys []string) (named []string, last bool) {
 	return named, len(named) > 0 && len(d.keys) == mostKeys
 }
 
-// close forgets all.
+// close forgets all expectations, and those that come later at once.
 func (d *desk) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -29,7 +29,7 @@ const path = "/v1/metaserver/"
 // is what a connection may cost.
 const (
 	headTime  = 5 * time.Second
-	bodyTime  = 15 * time.Second // head and body
+	bodyTime  = 15 * time.Second // for head and body together
 	idleTime  = 90 * time.Second
 	headBytes = 8 << 10
 )
@@ -159,7 +159,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")):
 		s.refuse(w, http.StatusForbidden, resultBad)
-		s.stranger(r.RemoteAddr)
+		s.warnOfStranger(r.RemoteAddr)
 		return
 	case !found:
 		s.refuse(w, http.StatusNotFound, resultUnknown)
@@ -170,19 +170,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if e, err = s.desk.find(token); err != nil {
-		s.unwanted(w, err)
+		s.refuseUnwanted(w, err)
 		return
 	}
-	defer e.done()
+	defer e.doneReading()
 	if r.ContentLength > int64(e.wanted.limit()) {
-		s.spoilt(w, e, http.StatusRequestEntityTooLarge, fmt.Errorf("%w: it has %d bytes", mooncake.ErrBadCallback, r.ContentLength))
+		s.refuseUseless(w, e, http.StatusRequestEntityTooLarge, fmt.Errorf("%w: it has %d bytes", mooncake.ErrBadCallback, r.ContentLength))
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.wanted.limit())))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		s.spoilt(w, e, http.StatusRequestEntityTooLarge, fmt.Errorf("%w: it has more than %d bytes", mooncake.ErrBadCallback, tooLarge.Limit))
+		s.refuseUseless(w, e, http.StatusRequestEntityTooLarge,
+			fmt.Errorf("%w: it has more than %d bytes", mooncake.ErrBadCallback, tooLarge.Limit))
 		return
 	case err != nil: // the connection broke: the engine tries again
 		s.refuse(w, http.StatusBadRequest, resultBad)
@@ -194,32 +195,32 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // deliver hands a whole callback to its request and answers at once, since an engine makes few callbacks
 // at a time, and the next ones wait for the answers.
 func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
-	got, err := e.wanted.Read(body)
+	callback, err := e.wanted.Read(body)
 	if err != nil {
-		s.spoilt(w, e, http.StatusBadRequest, err)
+		s.refuseUseless(w, e, http.StatusBadRequest, err)
 		return
 	}
-	late, err := e.spend(Callback{Callback: got})
+	late, err := e.handOver(Callback{Callback: callback})
 	switch {
 	case err != nil:
-		s.unwanted(w, err)
+		s.refuseUnwanted(w, err)
 		return
-	case late && !got.Empty:
+	case late && !callback.Empty:
 		s.results.WithLabelValues(resultLate).Inc()
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
 	}
-	if got.ShortID && s.desk.first(e.wanted.Rank) {
+	if callback.ShortID && s.desk.firstShortID(e.wanted.Rank) {
 		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but "+
 			"the proxy could not tell two requests with the same id apart",
 			zap.String("engine", e.wanted.Rank))
 	}
-	s.warnOfKeys(e.wanted.Rank, got.Unknown)
+	s.warnOfKeys(e.wanted.Rank, callback.Unknown)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, `{"status":"ok"}`) // the engine does not look at it
 }
 
-// warnOfKeys names each key once that this evenkeel does not know.
+// warnOfKeys names each key of callbacks that this evenkeel does not know once in the log, and mostKeys at most.
 func (s *Server) warnOfKeys(rank string, keys []string) {
 	named, last := s.desk.newKeys(keys)
 	for _, key := range named {
@@ -231,11 +232,11 @@ func (s *Server) warnOfKeys(rank string, keys []string) {
 	}
 }
 
-// spoilt refuses a callback and tells its request, which needs another rank: nobody knows where the KV
+// refuseUseless refuses a callback that cannot be used, and tells its request, which needs another rank: nobody knows where the KV
 // goes that this engine waits for.
-func (s *Server) spoilt(w http.ResponseWriter, e *Expectation, status int, err error) {
-	if _, unwanted := e.spend(Callback{Err: err}); unwanted != nil {
-		s.unwanted(w, unwanted)
+func (s *Server) refuseUseless(w http.ResponseWriter, e *Expectation, status int, err error) {
+	if _, notWanted := e.handOver(Callback{Err: err}); notWanted != nil {
+		s.refuseUnwanted(w, notWanted)
 		return
 	}
 	if errors.Is(err, mooncake.ErrUnknownHost) {
@@ -247,8 +248,8 @@ func (s *Server) spoilt(w http.ResponseWriter, e *Expectation, status int, err e
 	s.refuse(w, status, resultBad)
 }
 
-// unwanted refuses a callback for which nobody waits.
-func (s *Server) unwanted(w http.ResponseWriter, why error) {
+// refuseUnwanted refuses a callback for which nobody waits, or not any more. why is errSpent or errUnknown.
+func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
 	if errors.Is(why, errSpent) {
 		s.refuse(w, http.StatusConflict, resultDuplicate)
 		return
@@ -256,8 +257,8 @@ func (s *Server) unwanted(w http.ResponseWriter, why error) {
 	s.refuse(w, http.StatusNotFound, resultUnknown)
 }
 
-// stranger warns of a caller that is refused.
-func (s *Server) stranger(peer string) {
+// warnOfStranger warns of a caller whose address is not that of a decode engine, once in warnEvery at most: any caller can cause it.
+func (s *Server) warnOfStranger(peer string) {
 	now := time.Now().UnixNano()
 	if last := s.warned.Load(); now-last >= int64(warnEvery) && s.warned.CompareAndSwap(last, now) {
 		s.Log.Warn("a callback is refused, because it came from an address of no decode engine; if a decode engine has this address, add it to "+
