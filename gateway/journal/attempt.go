@@ -12,8 +12,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// show adds an event to the attempt that is under way: in the receipt and the spans.
-func (r *Request) show(e *Event) {
+// showEvent adds an event to the attempt that is under way: in the receipt and the spans. Without an attempt under way, a Failed is left
+// out: there is none to end.
+func (r *Request) showEvent(e *Event) {
 	n := &r.attempt
 	if r.live == nil && !r.span.Recording() || e.What == Failed && !n.open {
 		return
@@ -40,7 +41,7 @@ func (r *Request) show(e *Event) {
 	case Failed:
 		n.open, n.call, n.span = false, nil, nil
 	case Retried:
-		n.again = true
+		n.retries = true
 	}
 }
 
@@ -53,14 +54,14 @@ func (r *Request) begin() {
 	now := time.Now()
 	n.number++
 	a := receipt.Attempt{N: n.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
-	if n.again {
+	if n.retries {
 		a.Waits.Backoff = ms(now.Sub(n.since))
 	}
 	r.live.Edit(func(x *receipt.Receipt) { n.index = x.Begin(a) })
 	if n.span = r.span.Child("attempt", false); n.span.Recording() {
 		spanAttempt(n.span, n.number, r.leg)
 	}
-	n.open, n.again, n.phase, n.since = true, false, "", now
+	n.open, n.retries, n.phase, n.since = true, false, "", now
 }
 
 // enterPhase ends the attempt's present phase: its time goes to the receipt, and its span ends. Then the event's phase begins. After a
@@ -146,6 +147,7 @@ func (r *Request) toSpans(e *Event) {
 	}
 }
 
+// prefillOf is what a receipt says of the prefill engine that a lease is on, and of the choice.
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
 	if g := l.Trace; g != nil {
@@ -157,8 +159,10 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	return p
 }
 
+// boardStages are the names of the stages at which the decode rank may have been chosen (Slot.Stage).
 var boardStages = [...]string{"guard", "single", "subset"}
 
+// decodeOf is what a receipt says of the decode rank that a slot is on, and of the choice.
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Score: s.Score, Decide: ms(s.Decide), Local: int(s.NewTokens)}
 	if int(s.Stage) < len(boardStages) {
@@ -187,7 +191,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	return d
 }
 
-// Carry adds the trace to the headers of a call.
+// Carry adds the headers by which an engine continues the trace to the headers of a call to it.
 func (r *Request) Carry(headers []engine.Header) []engine.Header {
 	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
 	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })

@@ -63,15 +63,15 @@ type Event struct {
 
 // Report counts an event where it belongs: in the facts and metrics, and in the receipt and the spans.
 func (r *Request) Report(e Event) {
-	r.note(&e)
-	r.show(&e)
+	r.countEvent(&e)
+	r.showEvent(&e)
 	if e.Slot != nil {
 		e.Slot.Trace = nil // the receipt has what it needs of the trace, so free it while the answer runs
 	}
 }
 
-// note adds an event to the facts and metrics.
-func (r *Request) note(e *Event) {
+// countEvent adds an event to the facts and metrics.
+func (r *Request) countEvent(e *Event) {
 	g, s := r.journal, e.Slot
 	switch e.What {
 	case Parsed:

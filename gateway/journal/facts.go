@@ -55,8 +55,8 @@ const (
 	AtArrival = "arrival" // before its prefill
 )
 
-// Sum adds what a leg of a fan-out came to: its tokens and attempts add up, of its
-// times the longest counts and of the first events the earliest.
+// Sum adds what a leg of a fan-out came to: its tokens and attempts are added, of each time the longest one counts, and of the first events
+// the earliest. Of engines, policies and routes the facts name only those of one leg, the last one that is added.
 func (f *Facts) Sum(leg *Facts) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens

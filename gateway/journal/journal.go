@@ -89,7 +89,7 @@ func (g *Journal) Close() error {
 func (g *Journal) Refused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
 	if failed(fail) {
-		g.recent.end(fail)
+		g.recent.count(fail)
 	}
 }
 
@@ -112,9 +112,9 @@ var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide
 func (g *Journal) stage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
 
 // both observes a value for the metric and for the recent figures.
-type both struct{ forever, lately prometheus.Observer }
+type both struct{ metric, recent prometheus.Observer }
 
 func (b both) Observe(v float64) {
-	b.forever.Observe(v)
-	b.lately.Observe(v)
+	b.metric.Observe(v)
+	b.recent.Observe(v)
 }

@@ -28,17 +28,17 @@ func life(g *Journal, header func(string) string, req *openai.Request, lease *pr
 	for _, e := range []Event{
 		{What: Parsing}, {What: Parsed, Req: req}, {What: Attempted}, {What: Entered, Phase: Queued}, {What: Chose, Lease: lease}, {What: Entered, Phase: Prefill},
 	} {
-		r.show(&e)
+		r.showEvent(&e)
 	}
 	headers = r.Carry(headers)
 	for _, e := range []Event{
 		{What: Prefilled, Tokens: 10}, {What: Entered, Phase: Pooled}, {What: Placed, Slot: slot}, {What: Entered, Phase: Transfer, Call: "decode"},
 	} {
-		r.show(&e)
+		r.showEvent(&e)
 	}
 	r.Carry(headers[:0])
 	for _, e := range []Event{{What: First}, {What: Entered, Phase: Streaming}} {
-		r.show(&e)
+		r.showEvent(&e)
 	}
 	r.EndAttempt(nil)
 	r.showEnd(nil)
@@ -73,14 +73,14 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		r.Witness(header, false, mooncake.Chat.Path())
 		r.Report(Event{What: Parsing})
-		r.show(&Event{What: Parsed, Req: req})
+		r.showEvent(&Event{What: Parsed, Req: req})
 		r.Report(Event{What: Attempted})
 		for _, p := range phases {
 			r.Report(Event{What: Entered, Phase: p, Call: "decode"})
 		}
 		r.Report(Event{What: Chose, Lease: lease})
 		r.Report(Event{What: Prefilled, Tokens: 10})
-		r.show(&Event{What: Placed, Slot: slot})
+		r.showEvent(&Event{What: Placed, Slot: slot})
 		r.Report(Event{What: PlacedLocally, Slot: slot})
 		r.Carry(nil)
 		r.Report(Event{What: Failed})

@@ -11,11 +11,11 @@ import (
 
 // lines is the request log: facts as JSON lines. A nil log writes nothing.
 type lines struct {
-	log  *zap.Logger
-	mu   sync.Mutex
-	w    io.Writer
-	c    io.Closer
-	lost int // lines in a row that could not be written
+	log       *zap.Logger
+	mu        sync.Mutex
+	w         io.Writer
+	closer    io.Closer
+	linesLost int // lines in a row that could not be written
 }
 
 // openLines opens path for appending; "-" is stdout, "" no log at all.
@@ -30,7 +30,7 @@ func openLines(path string, log *zap.Logger) (*lines, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &lines{log: log, w: f, c: f}, nil
+	return &lines{log: log, w: f, closer: f}, nil
 }
 
 // write appends the facts of a request. If the log's reader has gone or its disk is full, this is
@@ -47,18 +47,18 @@ func (l *lines) write(f *Facts) {
 	}
 	switch {
 	case err != nil:
-		if l.lost++; l.lost == 1 {
+		if l.linesLost++; l.linesLost == 1 {
 			l.log.Error("the request log cannot be written; its lines are lost until it can be written again", zap.Error(err))
 		}
-	case l.lost > 0:
-		l.log.Warn("the request log can be written again", zap.Int("lines_lost", l.lost))
-		l.lost = 0
+	case l.linesLost > 0:
+		l.log.Warn("the request log can be written again", zap.Int("lines_lost", l.linesLost))
+		l.linesLost = 0
 	}
 }
 
 func (l *lines) close() error {
-	if l == nil || l.c == nil {
+	if l == nil || l.closer == nil {
 		return nil
 	}
-	return l.c.Close()
+	return l.closer.Close()
 }

@@ -19,17 +19,17 @@ type recent struct {
 	ended, failed atomic.Uint64
 	own           atomic.Uint64 // failed requests that were refused by a limit of their caller's key
 
-	mu       sync.Mutex // taken by requests that failed, and by readers
-	failures map[detect.Outcome]uint64
-	whys     map[detect.Outcome]detect.Why
-	given    bool // a reader has failures and whys, so that they must not change any more
+	mu        sync.Mutex // taken by requests that failed, and by readers
+	failures  map[detect.Outcome]uint64
+	whys      map[detect.Outcome]detect.Why
+	handedOut bool // a reader has failures and whys, so that they must not change any more
 }
 
 // shared is how long the reason of a limit that all callers share stays, before that of one key's own limit may replace it.
-const shared = 10 * time.Second
+const sharedFor = 10 * time.Second
 
-// end counts a request; fail is nil for an answer that was whole.
-func (r *recent) end(fail *openai.Error) {
+// count counts a request that has ended; fail is nil for an answer that was whole.
+func (r *recent) count(fail *openai.Error) {
 	if fail != nil && fail.Status == http.StatusUnauthorized { // no valid key: a flood of these would hide that the requests of others fail
 		return
 	}
@@ -41,17 +41,17 @@ func (r *recent) end(fail *openai.Error) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		switch {
+		switch { // a map that a reader has is copied before it changes
 		case r.failures == nil:
 			r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
-		case r.given:
-			r.failures, r.whys, r.given = maps.Clone(r.failures), maps.Clone(r.whys), false
+		case r.handedOut:
+			r.failures, r.whys, r.handedOut = maps.Clone(r.failures), maps.Clone(r.whys), false
 		}
-		f := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
-		r.failures[f]++
-		was, now := r.whys[f], time.Now()
-		if fail.Why != "" && !(fail.Own && was.Text != "" && !was.Own && now.Sub(was.At) < shared) {
-			r.whys[f] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
+		outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
+		r.failures[outcome]++
+		last, now := r.whys[outcome], time.Now()
+		if fail.Why != "" && !(fail.Own && last.Text != "" && !last.Own && now.Sub(last.At) < sharedFor) {
+			r.whys[outcome] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
 		}
 	}
 }
@@ -61,12 +61,12 @@ func failed(fail *openai.Error) bool {
 	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
-// fails returns the failures since the start, and the reason of the last failure of each kind. The maps do not change any more: the next
-// request that fails makes copies.
-func (r *recent) fails() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
+// failuresSoFar returns the failures since the start, and the reason of the last failure of each kind. The maps do not change any more:
+// the next request that fails makes copies.
+func (r *recent) failuresSoFar() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.given = true
+	r.handedOut = true
 	return r.failures, r.whys
 }
 
@@ -78,6 +78,7 @@ type minute struct {
 	parts [minuteParts + 1]part // the part that fills, and those of a whole minute
 }
 
+// part has the values of one part of a minute.
 type part struct {
 	number  int64 // counted in parts of this length since 1970
 	classes [classes]uint32
@@ -95,6 +96,7 @@ const (
 // Observe implements prometheus.Observer.
 func (m *minute) Observe(seconds float64) { m.add(seconds, time.Now()) }
 
+// add counts a value in the class that it falls into. A part that is older than a minute is emptied and used again.
 func (m *minute) add(seconds float64, now time.Time) {
 	class := 0
 	if seconds > leastSeconds {
@@ -110,6 +112,7 @@ func (m *minute) add(seconds float64, now time.Time) {
 	p.classes[class]++
 }
 
+// latency is the median and the 99th percentile of the last minute.
 func (m *minute) latency(now time.Time) detect.Latency {
 	var sum [classes]uint32
 	n := now.UnixNano() / int64(partLength)
@@ -130,7 +133,8 @@ func (m *minute) latency(now time.Time) detect.Latency {
 	return l
 }
 
-// quantile is the middle of the class that the quantile falls into, in ms.
+// quantile is the middle of the class that the quantile q (from 0 to 1) falls into, in ms; 0: there are no samples. sum has the number of
+// samples of each class.
 func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 	left := int(math.Ceil(q * float64(samples)))
 	for c, k := range sum {
@@ -153,7 +157,7 @@ type Recent struct {
 // Recent returns the figures of now.
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
-	failures, whys := r.fails()
+	failures, whys := r.failuresSoFar()
 	return Recent{
 		TTFT: r.ttft.latency(now), TPOT: r.tpot.latency(now), Ended: r.ended.Load(), Failed: r.failed.Load(), Own: r.own.Load(),
 		Failures: failures, Whys: whys,

@@ -43,16 +43,16 @@ func TestObservingAMinuteDoesNotAllocate(t *testing.T) {
 
 func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 	var r recent
-	counts, _ := r.fails()
+	counts, _ := r.failuresSoFar()
 	require.Empty(t, counts)
 	for _, fail := range []*openai.Error{
 		nil, {Status: http.StatusBadRequest, Code: "invalid_json"}, {Status: http.StatusTooManyRequests, Code: "queue_full", Why: "it takes 40"},
 		{Status: http.StatusTooManyRequests, Code: "queue_full"},
 		{Status: http.StatusServiceUnavailable, Code: "an engine wrote this"},
 	} {
-		r.end(fail)
+		r.count(fail)
 	}
-	counts, whys := r.fails()
+	counts, whys := r.failuresSoFar()
 	want := map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 2, {Name: "engine_error", Status: 503}: 1}
 	require.Equal(t, want, counts, "the client's own mistakes are none")
 	require.Equal(t, "it takes 40", whys[detect.Outcome{Name: "queue_full", Status: 429}].Text)
@@ -67,7 +67,7 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	for _, status := range []int{http.StatusUnauthorized, http.StatusBadRequest, http.StatusRequestTimeout} {
 		g.Refused(&openai.Error{Status: status, Code: "invalid_api_key"})
 	}
-	g.recent.end(&openai.Error{Status: http.StatusUnauthorized, Code: "invalid_api_key"}) // with a record
+	g.recent.count(&openai.Error{Status: http.StatusUnauthorized, Code: "invalid_api_key"}) // with a record
 	g.Refused(&openai.Error{Status: http.StatusServiceUnavailable, Code: "overloaded"})
 	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
 	r := g.Recent()
@@ -82,7 +82,7 @@ func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
 		var r recent
 		own := &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "key a has all its answers", Own: true}
 		of := func() (string, bool) {
-			_, whys := r.fails()
+			_, whys := r.failuresSoFar()
 			why := whys[detect.Outcome{Name: "queue_full", Status: 429}]
 			return why.Text, why.Own
 		}
@@ -91,13 +91,13 @@ func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
 			require.Equal(t, text, gotText)
 			require.Equal(t, own, gotOwn)
 		}
-		r.end(own)
+		r.count(own)
 		told(own.Why, true)
-		r.end(&openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "the arrival queue is full"})
-		r.end(own)
+		r.count(&openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "the arrival queue is full"})
+		r.count(own)
 		told("the arrival queue is full", false)
-		time.Sleep(shared)
-		r.end(own)
+		time.Sleep(sharedFor)
+		r.count(own)
 		told(own.Why, true)
 	})
 }

@@ -49,12 +49,12 @@ type Request struct {
 // attempt is the try to serve a request that is under way: one attempt of its
 // receipt, and the spans of it.
 type attempt struct {
-	open   bool      // an attempt is under way
-	number int       // number of this attempt, or of the last one
-	index  int       // in the receipt; -1: not kept
-	phase  Phase     // its present step; empty: no step is under way
-	since  time.Time // when the step began, or when the last attempt failed
-	again  bool      // the last attempt failed, and this is the next
+	open    bool      // an attempt is under way
+	number  int       // number of this attempt, or of the last one
+	index   int       // in the receipt; -1: not kept
+	phase   Phase     // its present step; empty: no step is under way
+	since   time.Time // when the step began, or when the last attempt failed
+	retries bool      // the last attempt failed, and this is the next
 
 	span      *tracing.Span
 	call      *tracing.Span // to a decode engine or another region; nil: none is under way

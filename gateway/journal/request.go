@@ -11,7 +11,7 @@ import (
 // Request begins the record of a request with what is known of it when it comes.
 func (g *Journal) Request(f Facts) *Request { return &Request{Facts: f, journal: g} }
 
-// Leg is the record of one leg. Receipt and span are those of the whole request.
+// Leg is the record of one leg of the request, which has that name. Receipt and span are those of the whole request.
 func (r *Request) Leg(name string) *Request {
 	leg := *r
 	leg.leg = name
@@ -63,7 +63,7 @@ func (r *Request) End(fail *openai.Error) {
 	} else {
 		r.journal.requests.WithLabelValues(r.Outcome).Inc()
 	}
-	r.journal.recent.end(fail)
+	r.journal.recent.count(fail)
 	r.journal.lines.write(&r.Facts)
 }
 

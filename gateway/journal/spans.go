@@ -17,7 +17,7 @@ import (
 // Names that begin with gen_ai, http, url or error are OpenTelemetry's semantic
 // conventions (GenAI as of 1.41). The other names are evenkeel's own.
 
-// operation is gen_ai.operation.name.
+// operation is the name of what an endpoint does, as gen_ai.operation.name. path is that of the endpoint.
 func operation(path string) string {
 	switch path {
 	case "/v1/chat/completions", "/v1/responses", "/v1/messages":
@@ -28,6 +28,7 @@ func operation(path string) string {
 	return path[strings.LastIndexByte(path, '/')+1:] // embeddings is one of the conventions' names; they have none for the others
 }
 
+// spanArrived notes what is known of a request when it comes.
 func spanArrived(r *Request) {
 	r.span.Set(
 		attribute.String("gen_ai.operation.name", operation(r.path)),
@@ -45,6 +46,7 @@ func spanArrived(r *Request) {
 	}
 }
 
+// spanParsed notes what the body of a request says, and names its span by the operation and the model.
 func spanParsed(r *Request, req *openai.Request) {
 	s, operation, model := r.span, operation(r.path), receipt.Clip(req.Model)
 	s.Name(operation + " " + model)
@@ -73,6 +75,7 @@ func spanStep(n *attempt, p Phase) *tracing.Span {
 // stepNames are the names of phases in spans. Prefill has this name within a decode call, and else is a probe.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
+// spanChose notes which prefill engine was chosen, and why.
 func spanChose(s *tracing.Span, p *receipt.Prefill) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.prefill.engine", p.Candidate),
@@ -106,6 +109,7 @@ func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	}
 }
 
+// spanBound notes which decode rank was chosen, and why.
 func spanBound(s *tracing.Span, d *receipt.Decode) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.decode.rank", d.Rank),
