@@ -24,8 +24,8 @@ const (
 		"hand_back from the profile"
 )
 
-// keeps reports whether a decode engine keeps the KV of answers, if that matters for its profile.
-func (t *tester) keeps(d subject, does bool) {
+// reportKeeps reports whether a decode engine keeps the KV of answers (does), if that matters for its profile.
+func (t *tester) reportKeeps(d testedRank, does bool) {
 	switch counted := d.profile.Keeps(); {
 	case does && counted > 0:
 		t.report(d.name, OK, handBackCounts, counted, d.profile.HandBack)
@@ -38,8 +38,8 @@ func (t *tester) keeps(d subject, does bool) {
 
 // handBacks finds the decode engines that keep the KV of answers. vLLM shows that in streams from 0.33 on, and before
 // only in an answer in one piece: so each engine that has not shown it is asked for such an answer.
-func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
-	known := func(d subject) bool {
+func (t *tester) handBacks(ctx context.Context, prefills, decodes []testedRank) {
+	known := func(d testedRank) bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		return t.said[[2]string{d.name, handsBack}] || t.said[[2]string{d.name, handBackCounts}]
@@ -53,7 +53,7 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 			}
 			// If one of these has failed, another finding says what is wrong.
 			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil {
-				t.keeps(p.decode, does)
+				t.reportKeeps(p.decode, does)
 			}
 			n++
 		}
@@ -61,7 +61,7 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []subject) {
 }
 
 // handsBack asks for an answer in one piece, and returns whether the answer says where its KV is.
-func (t *tester) handsBack(ctx context.Context, p, d subject, id string) (does bool, err error) {
+func (t *tester) handsBack(ctx context.Context, p, d testedRank, id string) (does bool, err error) {
 	model, _ := common(p, d)
 	q, err := ask(mooncake.Completions, model, id)
 	if err != nil {

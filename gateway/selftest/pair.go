@@ -41,7 +41,8 @@ func ask(e mooncake.Endpoint, model, id string) (*query, error) {
 	return &query{body: body, endpoint: e}, err
 }
 
-func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
+// prefill sends a probe to a prefill engine and reads the hand-off from its answer.
+func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
 	var x *mooncake.Exchange
 	if p.profile.Connector == mooncake.VLLMMooncake {
 		limited, cancel := context.WithTimeout(ctx, stepTimeout)
@@ -56,9 +57,10 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 	if err != nil {
 		return answer, err
 	}
-	if is := mooncake.ConnectorOf(text); is != "" && is != p.profile.Connector && p.profile.Connector != mooncake.Opaque {
+	if connector := mooncake.ConnectorOf(text); connector != "" && connector != p.profile.Connector &&
+		p.profile.Connector != mooncake.Opaque {
 		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both "+
-			"sides' engines", p.profile.Name, p.profile.Connector, is)
+			"sides' engines", p.profile.Name, p.profile.Connector, connector)
 	}
 	answer, err = p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
 	if errors.Is(err, mooncake.ErrNoHandoff) {
@@ -73,7 +75,7 @@ func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (a
 
 // send sends a request to an engine and reads the answer to its end. The error says, in words for the operator, why
 // it failed.
-func (t *tester) send(ctx context.Context, s subject, q *query, leg lifecycle.Leg, id string, body [][]byte) ([]byte, error) {
+func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle.Leg, id string, body [][]byte) ([]byte, error) {
 	call := &upstream.Call{
 		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Leg: leg, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
@@ -88,12 +90,12 @@ func (t *tester) send(ctx context.Context, s subject, q *query, leg lifecycle.Le
 	case f.Status == 0:
 		return nil, f.Err
 	}
-	said := string(call.Refusal)
-	if len(said) > 200 {
-		said = said[:200] + "..."
+	refusal := string(call.Refusal)
+	if len(refusal) > 200 {
+		refusal = refusal[:200] + "..."
 	}
-	is := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[leg]
-	return nil, fmt.Errorf("%s was answered with %d: %s", is, f.Status, said)
+	what := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[leg]
+	return nil, fmt.Errorf("%s was answered with %d: %s", what, f.Status, refusal)
 }
 
 // decodeLeg is the end of a decode request's id. If the prefill engine learns only by the probe's id which blocks
@@ -105,13 +107,14 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 	return "-d"
 }
 
-func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
+// decode has a decode engine decode a hand-off. It returns how many tokens the prompt had, as the decode engine counts them.
+func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
 	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
 }
 
 // answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns how many
 // tokens the prompt had, as the decode engine counts them.
-func (t *tester) answer(ctx context.Context, d subject, q *query, id string, body [][]byte) (prompt int, err error) {
+func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
 	leg, cached := lifecycle.Decode, -1
 	if d.profile.Aggregated() {
 		leg, cached = lifecycle.Sole, sse.OwnCached
@@ -127,12 +130,14 @@ func (t *tester) answer(ctx context.Context, d subject, q *query, id string, bod
 	return s.mirror.Prompt(), err
 }
 
+// stream is what is learned from the events of an answer.
 type stream struct {
 	mirror                     *sse.Mirror
 	events, withUsage, withIDs int
 	handsBack                  bool // the engine keeps the KV of the answer for a later request
 }
 
+// read reads the events of an answer. The error says what is wrong with their form, or that the engine reported a failure.
 func (s *stream) read(text []byte) error {
 	for e := range sse.Events(text) {
 		switch _, v := s.mirror.Event(e, nil); v {
@@ -156,7 +161,8 @@ func (s *stream) read(text []byte) error {
 	return errors.New("the stream ended without [DONE]")
 }
 
-func (t *tester) judge(d subject, s *stream) error {
+// judge checks what an answer says about itself. An error makes the answer useless; what is only of note is reported.
+func (t *tester) judge(d testedRank, s *stream) error {
 	usage, ok := s.mirror.Usage()
 	switch {
 	case !s.mirror.Finished():
@@ -168,19 +174,19 @@ func (t *tester) judge(d subject, s *stream) error {
 	}
 	if d.profile.Aggregated() {
 		t.report(d.name, OK, "computed a prompt of %d tokens and answered with %d", usage.Prompt, usage.Completion)
-		t.counts(d, usage.Cached)
+		t.checkCached(d, usage.Cached)
 	} else {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	}
 	if s.handsBack { // vLLM shows it in streams from 0.33 on
-		t.keeps(d, true)
+		t.reportKeeps(d, true)
 	}
-	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
+	if isOn(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
 		t.report(d.name, Warn,
 			"only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage,
 			s.events)
 	}
-	if on(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
+	if isOn(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
 		t.report(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
 	}
 	if drift, ok := s.mirror.Drift(); ok && drift != 0 {
@@ -189,8 +195,8 @@ func (t *tester) judge(d subject, s *stream) error {
 	return nil
 }
 
-// counts warns of an engine that does not report how much of a prompt its prefix cache had: then cached is -1.
-func (t *tester) counts(p subject, cached int) {
+// checkCached warns of an engine that does not report how much of a prompt its prefix cache had: then cached is -1.
+func (t *tester) checkCached(p testedRank, cached int) {
 	flag := "--enable-prompt-tokens-details"
 	if p.profile.Connector == mooncake.SGLang {
 		flag = "--enable-cache-report"
@@ -200,35 +206,35 @@ func (t *tester) counts(p subject, cached int) {
 	}
 }
 
-func on(b *bool) bool { return b != nil && *b }
+func isOn(b *bool) bool { return b != nil && *b }
 
 var (
 	errCallback = errors.New("its callback")
 	errLeg      = errors.New("the other engine failed")
 )
 
-// bound sends one prompt through two engines that work on it at the same time. It returns only the error of the
+// throughAtOnce sends one prompt through two engines that work on it at the same time. It returns only the error of the
 // engine that failed first: the other one was stopped because of that.
-func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
-	m := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
+func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
+	meeting := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector != mooncake.SGLang {
 		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
-			return d.profile.ReadCallback(body, m.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
+			return d.profile.ReadCallback(body, meeting.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
 		}})
 		defer expected.Forget(0)
-		m.Metaserver, callback = expected.URL, expected.Came()
+		meeting.Metaserver, callback = expected.URL, expected.Came()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if got.ProbeAnswer, prefill = t.boundPrefill(ctx, p, d, q, m, callback); prefill != nil {
+		if got.ProbeAnswer, prefill = t.prefillAtOnce(ctx, p, d, q, meeting, callback); prefill != nil {
 			cancel(errLeg)
 		}
 	}()
-	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, m, "", true, nil))
+	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, meeting, "", true, nil))
 	if decode != nil {
 		cancel(errLeg)
 	}
@@ -248,9 +254,9 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 	return got, prefill, decode
 }
 
-// boundPrefill sends the prefill leg and reads its answer to the end. If the decode engine calls back, it first waits
-// for the callback.
-func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mooncake.Meeting,
+// prefillAtOnce sends the prefill leg of such a prompt and reads its answer to the end. If the decode engine calls back, it first waits
+// for the callback. callback is nil if none comes.
+func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m *mooncake.Meeting,
 	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {
@@ -309,7 +315,7 @@ func (t *tester) listen(ctx context.Context) (end func()) {
 
 // unpaired reports that no prompt is sent through an engine, because nothing would receive its callback, and returns
 // true then.
-func (t *tester) unpaired(s subject) bool {
+func (t *tester) unpaired(s testedRank) bool {
 	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
 		return false
 	}

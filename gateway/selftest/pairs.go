@@ -17,14 +17,14 @@ const (
 
 // partners gives every rank a partner with a common model, and spreads the partners evenly. Each pair is a round of
 // its own.
-func partners(prefills, decodes []subject) (rounds [][]pair) {
-	partner := func(s subject, others []subject, i int) (subject, bool) {
+func partners(prefills, decodes []testedRank) (rounds [][]pair) {
+	partner := func(s testedRank, others []testedRank, i int) (testedRank, bool) {
 		for k := range others {
 			if o := others[(i+k)%len(others)]; fits(s, o) {
 				return o, true
 			}
 		}
-		return subject{}, false
+		return testedRank{}, false
 	}
 	met := map[string]bool{}
 	for i, p := range prefills {
@@ -44,47 +44,48 @@ func partners(prefills, decodes []subject) (rounds [][]pair) {
 // everyPair pairs each engine of one side with each engine of the other side that it can work with. No engine is in
 // two pairs of a round. The ranks of an engine take turns from pair to pair. A rank that got no turn gets a partner
 // in a round of its own. left is how many pairs are left out because there are more than mostPairs.
-func everyPair(prefills, decodes []subject) (rounds [][]pair, left int) {
-	sides := [2][][]subject{ofEngines(prefills), ofEngines(decodes)}
+func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
+	sides := [2][][]testedRank{ofEngines(prefills), ofEngines(decodes)}
 	few, many := 0, 1
 	if len(sides[0]) > len(sides[1]) {
 		few, many = 1, 0
 	}
-	met, tried := map[string]int{}, 0
-	turn := func(ranks []subject) subject {
+	pairsOf, tried := map[string]int{}, 0
+	turn := func(ranks []testedRank) testedRank {
 		name := ranks[0].name
-		met[name]++
-		s := ranks[(met[name]-1)%len(ranks)]
-		met[s.name+" itself"]++
+		pairsOf[name]++
+		s := ranks[(pairsOf[name]-1)%len(ranks)]
+		pairsOf[s.name+" itself"]++
 		return s
 	}
 	for r := range sides[many] {
 		var round []pair
-		for i, one := range sides[few] {
+		for i, engine := range sides[few] {
 			other := sides[many][(i+r)%len(sides[many])]
 			switch {
-			case !fits(one[0], other[0]):
+			case !fits(engine[0], other[0]):
 				continue
 			case tried == mostPairs:
 				left++
 				continue
 			}
 			tried++
-			both := [2]subject{}
-			both[few], both[many] = turn(one), turn(other)
-			round = append(round, pair{both[0], both[1]})
+			ranks := [2]testedRank{}
+			ranks[few], ranks[many] = turn(engine), turn(other)
+			round = append(round, pair{ranks[0], ranks[1]})
 		}
 		rounds = append(rounds, round)
 	}
 	for _, round := range partners(prefills, decodes) {
-		if p := round[0]; met[p.prefill.name+" itself"] == 0 || met[p.decode.name+" itself"] == 0 {
+		if p := round[0]; pairsOf[p.prefill.name+" itself"] == 0 || pairsOf[p.decode.name+" itself"] == 0 {
 			rounds = append(rounds, round)
 		}
 	}
 	return rounds, left
 }
 
-func ofEngines(ranks []subject) (engines [][]subject) {
+// ofEngines groups ranks by their engines. The ranks of an engine must follow each other, the first one first.
+func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
 			engines = append(engines, nil)
@@ -95,7 +96,7 @@ func ofEngines(ranks []subject) (engines [][]subject) {
 }
 
 // fits says whether a request could go through both engines, whichever of them prefills.
-func fits(a, b subject) bool {
+func fits(a, b testedRank) bool {
 	_, same := common(a, b)
 	_, ever := meets(a, b)
 	return same && ever
@@ -103,7 +104,7 @@ func fits(a, b subject) bool {
 
 // eachAlone returns rounds in which every rank that prefills and decodes answers alone. No engine is in two pairs of
 // a round.
-func eachAlone(ranks []subject) (rounds [][]pair) {
+func eachAlone(ranks []testedRank) (rounds [][]pair) {
 	for _, ranks := range ofEngines(ranks) {
 		for i, s := range ranks {
 			if i == len(rounds) {
@@ -115,7 +116,8 @@ func eachAlone(ranks []subject) (rounds [][]pair) {
 	return rounds
 }
 
-// try sends one request through each pair, one round after the other.
+// try sends one request through each pair, one round after the other. The pairs of a round are tried at the same time, up to pairsOnce of
+// them. Pairs of a rank that only fails are left out.
 func (t *tester) try(ctx context.Context, rounds [][]pair) {
 	for _, round := range rounds {
 		var all sync.WaitGroup
@@ -153,7 +155,7 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 		}
 	}
 	if p.profile == nil {
-		t.score(t.alone(ctx, *d, id), d)
+		t.recordResult(t.alone(ctx, *d, id), d)
 		return
 	}
 	model, _ := common(*p, *d)
@@ -164,30 +166,30 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 	}
 	got, prefill, decode := t.through(ctx, *p, *d, q, id)
 	together, _ := meets(*p, *d)
-	of := "hand-off"
+	received := "hand-off"
 	switch {
 	case together:
-		if of = "KV"; prefill == nil && decode == nil {
+		if received = "KV"; prefill == nil && decode == nil {
 			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
-			t.counts(*p, got.CachedTokens)
+			t.checkCached(*p, got.CachedTokens)
 		}
 	case prefill == nil:
 		t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", got.PromptTokens)
-		t.counts(*p, got.CachedTokens)
+		t.checkCached(*p, got.CachedTokens)
 	}
 	if prefill == nil && decode != nil {
-		t.score(fmt.Errorf("with the %s of %s: %w", of, p.name, decode), d, p)
+		t.recordResult(fmt.Errorf("with the %s of %s: %w", received, p.name, decode), d, p)
 		return
 	}
-	t.score(prefill, p, d)
+	t.recordResult(prefill, p, d)
 }
 
 // promptTokens is a bound above the tokens of prompt and answer together.
 const promptTokens = 512
 
-// score records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. The first
+// recordResult records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. The first
 // failures of a rank are reported one by one, the others are only counted.
-func (t *tester) score(err error, sides ...*subject) {
+func (t *tester) recordResult(err error, sides ...*testedRank) {
 	t.mu.Lock()
 	for _, s := range sides {
 		r := t.recordOf(*s)
@@ -195,19 +197,19 @@ func (t *tester) score(err error, sides ...*subject) {
 			r.failed++
 		}
 	}
-	of := t.recordOf(*sides[0])
+	record := t.recordOf(*sides[0])
 	if err != nil {
-		of.blamed++
+		record.blamed++
 	}
-	told := of.blamed <= mostFails
+	reportIt := record.blamed <= mostFails
 	t.mu.Unlock()
-	if err != nil && told {
+	if err != nil && reportIt {
 		t.report(sides[0].name, Bad, "%v", err)
 	}
 }
 
 // recordOf returns the record of a rank, and makes it if there is none. It is called with t.mu held.
-func (t *tester) recordOf(s subject) *record {
+func (t *tester) recordOf(s testedRank) *record {
 	r := t.records[s.name]
 	if r == nil {
 		r = &record{}
@@ -217,7 +219,7 @@ func (t *tester) recordOf(s subject) *record {
 }
 
 // givenUp says whether a rank has failed so often, and never passed, that it is not tried again.
-func (t *tester) givenUp(s subject) bool {
+func (t *tester) givenUp(s testedRank) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.recordOf(s)
@@ -228,8 +230,8 @@ func (t *tester) givenUp(s subject) bool {
 	return true
 }
 
-// sum reports the failures of a rank that were not reported pair by pair.
-func (t *tester) sum(s subject) {
+// reportUnreported reports the failures of a rank that were not reported pair by pair, and the pairs that were not tried.
+func (t *tester) reportUnreported(s testedRank) {
 	r := t.recordOf(s)
 	if more := r.blamed - mostFails; more > 0 {
 		t.report(s.name, Bad, "it fails with %d more engines of the other side", more)
@@ -241,9 +243,9 @@ func (t *tester) sum(s subject) {
 
 // through sends a request through a pair: through one engine after the other, or through both at the same time if
 // their connector works so. It returns the error of each side.
-func (t *tester) through(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
+func (t *tester) through(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
 	if together, _ := meets(p, d); together {
-		return t.bound(ctx, p, d, q, id)
+		return t.throughAtOnce(ctx, p, d, q, id)
 	}
 	if got.ProbeAnswer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
 		got.decoded, decode = t.decode(ctx, d, q, got.ProbeAnswer, id)
@@ -252,7 +254,7 @@ func (t *tester) through(ctx context.Context, p, d subject, q *query, id string)
 }
 
 // alone makes one rank compute a prompt and answer it.
-func (t *tester) alone(ctx context.Context, s subject, id string) error {
+func (t *tester) alone(ctx context.Context, s testedRank, id string) error {
 	q, err := ask(mooncake.Completions, s.models[0], id)
 	if err == nil {
 		_, err = t.answer(ctx, s, q, id, s.profile.DecodeBody(&q.body, q.endpoint, nil, nil, "", true, nil))

@@ -20,7 +20,7 @@ const (
 // resumes finds out how chats continue whose answers break off: each engine gets a partner, and this pair continues a
 // part of an answer. An engine that does not know the way begins the answer anew; its count of prompt tokens shows
 // that.
-func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
+func (t *tester) resumes(ctx context.Context, prefills, decodes []testedRank) {
 	n := 0
 	for _, round := range partners(engines(prefills), engines(decodes)) {
 		for _, p := range round {
@@ -33,8 +33,10 @@ func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
 	}
 }
 
-func (t *tester) resume(ctx context.Context, p, d subject, id string) {
-	is := d.profile.ChatResume
+// resume sends a chat through a pair, and then the chat with a part of its answer, in each way until one works. It reports whether the way
+// of the decode engine's profile works.
+func (t *tester) resume(ctx context.Context, p, d testedRank, id string) {
+	configured := d.profile.ChatResume
 	model, _ := common(p, d)
 	q, err := ask(mooncake.Chat, model, id)
 	if err != nil {
@@ -57,25 +59,25 @@ func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 			works = how
 			break
 		}
-		if how == is {
+		if how == configured {
 			wrong = err
 		}
 	}
 	switch {
-	case works == is:
-		t.report(d.name, OK, "a chat that breaks off goes on (chat_resume: %s)", is)
+	case works == configured:
+		t.report(d.name, OK, "a chat that breaks off goes on (chat_resume: %s)", configured)
 	case works == "" && wrong == nil:
 		t.report(d.name, OK, "a chat that breaks off ends with an error: it goes on in no way that chat_resume has")
 	case works == "":
 		t.report(d.name, Warn,
-			"a chat that breaks off ends with an error: chat_resume is %s, and with it %v. No other way works either; upgrade the engines", is,
-			wrong)
-	case is == mooncake.ChatResumeNone:
+			"a chat that breaks off ends with an error: chat_resume is %s, and with it %v. No other way works either; upgrade the engines",
+			configured, wrong)
+	case configured == mooncake.ChatResumeNone:
 		t.report(d.name, OK, "a chat that breaks off ends with an error, because chat_resume is none; these engines go on with chat_resume: %s",
 			works)
 	default:
 		t.report(d.name, Warn, "a chat that breaks off ends with an error: chat_resume is %s, and with it %v; set chat_resume: %s in its profile",
-			is, wrong, works)
+			configured, wrong, works)
 	}
 }
 
@@ -96,8 +98,9 @@ func ways(p *mooncake.Profile) (list []string) {
 	return list
 }
 
-// goesOn sends the chat with a part of its answer. first is what the engines answered to the chat without it.
-func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string, first pairAnswer, id string) error {
+// goesOn sends the chat with a part of its answer, in the way how. The error says that the engines failed, or did not go on from that part:
+// their counts of prompt tokens show it. first is what the engines answered to the chat without the part.
+func (t *tester) goesOn(ctx context.Context, p, d testedRank, q *query, how string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}
 	longer.changes = &mooncake.Changes{Resume: resume}

@@ -38,15 +38,15 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t.seat = o.Seat
 	defer t.client.Close()
 	defer t.listen(ctx)()
-	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
-	decodes := t.subjects(ctx, "decode", cfg.Engines.Decode)
-	together := t.subjects(ctx, aggregated, cfg.Engines.Aggregated)
+	prefills := t.testedRanks(ctx, "prefill", cfg.Engines.Prefill)
+	decodes := t.testedRanks(ctx, "decode", cfg.Engines.Decode)
+	aggregatedRanks := t.testedRanks(ctx, aggregated, cfg.Engines.Aggregated)
 	t.compareModels(engines(prefills), engines(decodes))
 	t.compareModels(engines(decodes), engines(prefills))
 	for _, s := range append(engines(prefills), engines(decodes)...) {
 		t.learnHosts(ctx, s)
 	}
-	told := len(t.findings)
+	before := len(t.findings)
 	prefills, decodes = slices.DeleteFunc(prefills, t.unpaired), slices.DeleteFunc(decodes, t.unpaired)
 	if o.EveryPair {
 		rounds, left := everyPair(prefills, decodes)
@@ -61,23 +61,24 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 		t.resumes(ctx, prefills, decodes)
 		t.handBacks(ctx, prefills, decodes)
 	}
-	t.try(ctx, eachAlone(together))
+	t.try(ctx, eachAlone(aggregatedRanks))
 	place := map[string]int{}
-	for i, s := range slices.Concat(prefills, decodes, together) {
+	for i, s := range slices.Concat(prefills, decodes, aggregatedRanks) {
 		place[s.name] = i
-		t.sum(s)
+		t.reportUnreported(s)
 	}
-	slices.SortStableFunc(t.findings[told:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
+	slices.SortStableFunc(t.findings[before:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
 	return t.findings
 }
 
-// subjects returns the ranks of the engines that answer, with the models that they serve.
-func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
+// testedRanks returns the ranks of the engines that answer, with the models that they serve. It reports the engines that do not answer, and
+// what is wrong with the metrics and settings of the others.
+func (t *tester) testedRanks(ctx context.Context, role string, engines []config.Engine) (ranks []testedRank) {
 	if len(engines) == 0 && role != aggregated && len(t.cfg.Engines.Aggregated) == 0 && !t.cfg.Discovery.On() {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
 	}
 	for _, e := range engines {
-		s, err := t.subject(ctx, role, e)
+		s, err := t.firstRank(ctx, role, e)
 		if err != nil {
 			t.report(s.name, Bad, "%v", err)
 			continue
@@ -85,16 +86,17 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // the request for numbering takes no slot
 			t.numbering(ctx, &s, e, sample)
 		}
-		t.settings(ctx, role, s, e)
-		ok = append(ok, s)
+		t.compareSettings(ctx, role, s, e)
+		ranks = append(ranks, s)
 		for rank := 1; rank < e.Ranks; rank++ {
-			ok = append(ok, s.rank(rank))
+			ranks = append(ranks, s.otherRank(rank))
 		}
 	}
-	return ok
+	return ranks
 }
 
-func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s subject, err error) {
+// firstRank returns the first rank of an engine, with the models that the engine serves. The error says why the engine cannot be tested.
+func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s testedRank, err error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
 		return s, err // this does not happen with a valid config
@@ -103,7 +105,7 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	if role == aggregated {
 		p = p.Alone()
 	}
-	s = subject{name: role + " " + id, ranks: e.Ranks, profile: &p}
+	s = testedRank{name: role + " " + id, ranks: e.Ranks, profile: &p}
 	if s.target, err = config.Target(e, &p); err != nil {
 		return s, err
 	}
@@ -132,7 +134,8 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	return s, err
 }
 
-func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s subject) *engine.Sample {
+// metrics reads the metrics of an engine, and reports what evenkeel misses in them; nil: there are none.
+func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s testedRank) *engine.Sample {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	sample, err := engine.MetricNames(s.profile.Metrics).Scrape(ctx, t.client, s.target)
@@ -153,19 +156,19 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s su
 // compareModels reports engines that cannot work with the other side: an engine without a common model, and an engine
 // that lacks a model of an engine with which it has another model in common, because requests for both models go
 // through both engines.
-func (t *tester) compareModels(side, others []subject) {
+func (t *tester) compareModels(side, others []testedRank) {
 	for _, s := range side {
 		shared := false
 		var lacks []string
-		for _, o := range others {
-			if _, ok := common(s, o); !ok {
+		for _, other := range others {
+			if _, ok := common(s, other); !ok {
 				continue
 			}
 			shared = true
-			for _, m := range o.models {
+			for _, m := range other.models {
 				if !slices.Contains(s.models, m) && !slices.Contains(lacks, m) {
 					lacks = append(lacks, m)
-					t.report(s.name, Warn, "does not serve %q, which %s does; requests for it will fail here", m, o.name)
+					t.report(s.name, Warn, "does not serve %q, which %s does; requests for it will fail here", m, other.name)
 				}
 			}
 		}
@@ -176,7 +179,7 @@ func (t *tester) compareModels(side, others []subject) {
 }
 
 // learnHosts finds the hosts that serve would know: serve refuses a hand-off that names any other host.
-func (t *tester) learnHosts(ctx context.Context, p subject) {
+func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	for _, h := range append([]string{p.target.URL.Hostname()}, p.profile.KVHosts...) {
@@ -206,7 +209,7 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 	callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
 	defer t.client.Close()
-	s, err := t.subject(ctx, role, e)
+	s, err := t.firstRank(ctx, role, e)
 	switch {
 	case err != nil:
 		return nil, err
@@ -221,7 +224,8 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 	return t.findings, err
 }
 
-func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.Engine) error {
+// onePrefill tries a prefill engine whose KV is handed over after its prefill. A partner, if there is one, fetches the KV.
+func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config.Engine) error {
 	t.learnHosts(ctx, s)
 	q, err := ask(mooncake.Completions, s.models[0], t.id())
 	if err != nil {
@@ -237,8 +241,9 @@ func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.En
 	return nil
 }
 
-// oneWith tries an engine with the first partners that have its connector.
-func (t *tester) oneWith(ctx context.Context, role string, s subject, partners []config.Engine) error {
+// oneWith tries an engine with up to partnersTried of the partners, until a request has gone through both. The error is that of the engine
+// itself: a failure of the partner does not count. If no partner serves, an engine that decodes hand-offs gets a prompt of its own.
+func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range min(partnersTried, len(partners)) {
 		partner, model, ok := t.partner(ctx, other, s, partners[n:])
@@ -259,9 +264,9 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 			continue
 		}
 		t.learnHosts(ctx, p)
-		got := "hand-off"
+		received := "hand-off"
 		if together {
-			got = "KV"
+			received = "KV"
 			t.learnHosts(ctx, d)
 		}
 		_, prefill, decode := t.through(ctx, p, d, q, id)
@@ -269,7 +274,7 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 		case role == "prefill" && prefill != nil:
 			return prefill
 		case role == "decode" && decode != nil:
-			return fmt.Errorf("with the %s of %s: %w", got, p.name, decode)
+			return fmt.Errorf("with the %s of %s: %w", received, p.name, decode)
 		case prefill == nil && decode == nil:
 			return nil
 		}
@@ -284,11 +289,11 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 	return err
 }
 
-// partner is the first engine of the other side that answers and has a model of s.
-func (t *tester) partner(ctx context.Context, role string, s subject, engines []config.Engine) (o subject, model string, ok bool) {
+// partner is the first of the engines of the other side that answers and has a model of s, and that model. role is that of the other side.
+func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string, ok bool) {
 	for _, e := range engines {
 		var err error
-		if o, err = t.subject(ctx, role, e); err == nil {
+		if o, err = t.firstRank(ctx, role, e); err == nil {
 			if model, ok = common(o, s); ok {
 				return o, model, true
 			}

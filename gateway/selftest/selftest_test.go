@@ -434,9 +434,9 @@ func TestEveryPairIsTried(t *testing.T) {
 }
 
 func TestTooManyPairsAreNotTried(t *testing.T) {
-	ranks := func(role string, n int) (list []subject) {
+	ranks := func(role string, n int) (list []testedRank) {
 		for i := range n {
-			list = append(list, subject{name: fmt.Sprint(role, i), target: &engine.Target{Rank: -1},
+			list = append(list, testedRank{name: fmt.Sprint(role, i), target: &engine.Target{Rank: -1},
 				profile: &mooncake.Profile{Connector: mooncake.NIXLPull}, models: []string{"m"}})
 		}
 		return list

@@ -14,20 +14,20 @@ import (
 	"evenkeel/mooncake"
 )
 
-// settings compares what an engine reports of its start command with the config, where a difference does harm.
-func (t *tester) settings(ctx context.Context, role string, s subject, e config.Engine) {
+// compareSettings compares what an engine reports of its start command with the config, where a difference does harm.
+func (t *tester) compareSettings(ctx context.Context, role string, s testedRank, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
-		t.sglang(ctx, s, e)
+		t.compareSGLang(ctx, s, e)
 	case s.profile.Aggregated():
-		t.vllm(ctx, s, e)
+		t.compareVLLM(ctx, s, e)
 	default:
-		t.apart(ctx, role, s, e)
+		t.compareSplit(ctx, role, s, e)
 	}
 }
 
 // serverInfo reads the settings that an engine reports, and stores them in into; false: it reports none.
-func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
+func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	// Without this query vLLM would answer with plain text.
@@ -35,27 +35,27 @@ func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 	return err == nil && status == http.StatusOK && json.Unmarshal(body, into) == nil
 }
 
-// sglang warns of a server that goes on without a rank whose GPU has failed: a request that names such a rank ends
+// compareSGLang warns of a server that goes on without a rank whose GPU has failed: a request that names such a rank ends
 // the server, and most of its own ways to choose a rank choose that rank, too. It also warns of a server that holds
 // prompts back itself, as evenkeel does.
-func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
+func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engine) {
 	named := s.profile.NamedRank(s.target.Rank) >= 0
 	if s.target.Rank < 0 && !s.profile.Aggregated() { // it has one rank
 		return
 	}
-	var told struct {
+	var reported struct {
 		Backend string `json:"elastic_ep_backend"`
 		Balance string `json:"load_balance_method"`
 		engine.Holds
 	}
-	answered := t.serverInfo(ctx, s, &told)
-	if told.Backend != "" && named {
+	answered := t.serverInfo(ctx, s, &reported)
+	if reported.Backend != "" && named {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank "+
 			"ends the whole server; set name_ranks: false in its profile")
 	}
-	if told.Backend != "" && !named && told.Balance != "" && told.Balance != "round_robin" {
+	if reported.Backend != "" && !named && reported.Balance != "" && reported.Balance != "round_robin" {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, "+
-			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", told.Balance)
+			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", reported.Balance)
 	}
 	switch {
 	case !s.profile.Aggregated():
@@ -63,7 +63,7 @@ func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer, --min-free-slots-delay): GET "+
 			"/server_info gives no answer")
 	default:
-		flags, remedies := told.Flags(e.Slots)
+		flags, remedies := reported.Flags(e.Slots)
 		for i := range flags {
 			t.report(s.name, Warn, "holds prompts back itself (%s). evenkeel holds them, too, and one hold is enough; %s", flags[i], remedies[i])
 		}
@@ -71,7 +71,7 @@ func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 }
 
 // whole is a number that an engine reports of itself; 0 if it is not known or cannot be right.
-func (t *tester) whole(s subject, n engine.Number, name string, most int64) int {
+func (t *tester) whole(s testedRank, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
 		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // each name makes a format of its own, so that each is reported
@@ -97,37 +97,37 @@ type vllmSettings struct {
 	} `json:"vllm_config"`
 }
 
-// apart compares the settings of a vLLM engine that only prefills or only decodes.
-func (t *tester) apart(ctx context.Context, role string, s subject, e config.Engine) {
-	var told vllmSettings
-	if !t.serverInfo(ctx, s, &told) {
+// compareSplit compares the settings of a vLLM engine that only prefills or only decodes.
+func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e config.Engine) {
+	var reported vllmSettings
+	if !t.serverInfo(ctx, s, &reported) {
 		return
 	}
 	if nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush; nixl &&
-		told.Config.Transfer.Role == "kv_both" {
+		reported.Config.Transfer.Role == "kv_both" {
 		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and "+
 			"decode engines with kv_consumer")
 	}
-	if role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched && told.Config.Transfer.Extra.HandsBack != "true" {
+	if role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched && reported.Config.Transfer.Extra.HandsBack != "true" {
 		t.report(s.name, Bad, fetchesNone) // get_num_new_matched_tokens promises the tokens, and update_state_after_alloc fetches none
 	}
 	if role == "decode" {
-		if extra := &told.Config.Transfer.Extra; extra.HandsBack == "true" {
-			t.keeps(s, true)
+		if extra := &reported.Config.Transfer.Extra; extra.HandsBack == "true" {
+			t.reportKeeps(s, true)
 			if ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps(); ttl > 0 && counted > 0 &&
 				time.Duration(ttl)*time.Second != counted {
 				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl,
 					counted)
 			}
 		}
-		t.atOnce(s, e, &told)
+		t.compareSlots(s, e, &reported)
 	}
 }
 
-// atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at waiting requests only
+// compareSlots compares how many requests a decode engine runs at once with its slots. vLLM looks at waiting requests only
 // while it runs fewer than that.
-func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
-	switch runs := t.whole(s, told.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
+func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSettings) {
+	switch runs := t.whole(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
 	case runs < e.Slots:
 		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; "+
@@ -138,31 +138,32 @@ func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
 	}
 }
 
-// vllm compares the sizes of a step with those that the engine was started with. evenkeel fills its rounds by these
-// sizes.
-func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
-	var told vllmSettings
-	if !t.serverInfo(ctx, s, &told) {
+// compareVLLM compares the sizes of a step in the config with those that the engine was started with. evenkeel fills its rounds by the
+// config's sizes.
+func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine) {
+	var reported vllmSettings
+	if !t.serverInfo(ctx, s, &reported) {
 		t.report(s.name, OK, "does not tell its --max-num-seqs, --max-num-batched-tokens and --prefill-schedule-interval (vLLM does with "+
 			"VLLM_SERVER_DEV_MODE=1); the config says slots: %d, token_budget: %d and prefill_schedule_interval: %d", e.Slots, e.Budget, e.Interval)
 		return
 	}
-	is := &told.Config.Scheduler
+	scheduler := &reported.Config.Scheduler
 	for _, key := range []struct {
-		name, flag  string
-		said, meant int
+		name, flag           string
+		reported, configured int
 	}{
-		{"slots", "max-num-seqs", t.whole(s, is.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
-		{"token_budget", "max-num-batched-tokens", t.whole(s, is.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
+		{"slots", "max-num-seqs", t.whole(s, scheduler.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
+		{"token_budget", "max-num-batched-tokens", t.whole(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
 		{"prefill_schedule_interval", "prefill-schedule-interval",
-			cmp.Or(t.whole(s, is.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
+			cmp.Or(t.whole(s, scheduler.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
 	} {
-		if key.said > 0 && key.said != key.meant {
+		if key.reported > 0 && key.reported != key.configured {
 			but := ""
-			if key.meant == 1 && key.name == "prefill_schedule_interval" {
+			if key.configured == 1 && key.name == "prefill_schedule_interval" {
 				but = ", but not for a rank that steps alone and is older than vLLM 0.33: it ignores this flag"
 			}
-			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s", key.said, key.meant,
+			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s", key.reported,
+				key.configured,
 				but)
 		}
 	}
@@ -172,11 +173,11 @@ func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 // balancing. The node's metrics show the number of this rank in the whole deployment. Rust front ends of vLLM expect
 // this number, and Python front ends count the ranks of each node from 0. Each answers 400 to the other number. If
 // the config has another number than the engine accepts, the test goes on with the number that the engine accepts.
-func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sample *engine.Sample) {
+func (t *tester) numbering(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
 	if sample == nil || sample.FirstRank == 0 || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return
 	}
-	local, global := t.takes(ctx, s, 0), t.takes(ctx, s, sample.FirstRank)
+	local, global := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)
 	if local == global { // both fail for another reason, or the engine ignores the header
 		return
 	}
@@ -193,8 +194,8 @@ func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sam
 	}
 }
 
-// takes says whether an engine serves a request of one token with this number in the header.
-func (t *tester) takes(ctx context.Context, s *subject, number int) bool {
+// acceptsNumber says whether an engine serves a request of one token with this number in the header.
+func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) bool {
 	target, named := *s.target, *s
 	target.First, target.Rank = number, 0
 	named.target = &target

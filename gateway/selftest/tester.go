@@ -41,6 +41,7 @@ const stepTimeout = 30 * time.Second
 
 const answerBytes = 1 << 20
 
+// tester is a test under way.
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
@@ -58,7 +59,8 @@ type tester struct {
 	pairs    int                // tried so far
 }
 
-type subject struct {
+// testedRank is a rank to which the test sends requests.
+type testedRank struct {
 	name    string
 	fleet   string // its rank's name in the fleet
 	seat    Seat   // the slot of this pair's request
@@ -77,6 +79,7 @@ type Seat struct {
 // ErrNotOurs says that another proxy sends requests to a rank.
 var ErrNotOurs = errors.New("selftest: the rank is another proxy's")
 
+// newTester begins a test. callbacks may be nil.
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
 		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{},
@@ -107,7 +110,8 @@ type record struct {
 
 func (t *tester) id() string { return "ek-" + t.run }
 
-func common(a, b subject) (model string, ok bool) {
+// common is a model that both ranks serve; ok is false if there is none.
+func common(a, b testedRank) (model string, ok bool) {
 	for _, m := range a.models {
 		if slices.Contains(b.models, m) {
 			return m, true
@@ -116,8 +120,8 @@ func common(a, b subject) (model string, ok bool) {
 	return "", false
 }
 
-// rank returns the subject for another rank of the same engine.
-func (s subject) rank(n int) subject {
+// otherRank returns the rank n of the same engine.
+func (s testedRank) otherRank(n int) testedRank {
 	target := *s.target
 	target.Rank = n
 	s.target = &target
@@ -127,7 +131,7 @@ func (s subject) rank(n int) subject {
 }
 
 // engines returns the first rank of each engine, for findings that are about the engine and are reported once.
-func engines(ranks []subject) (list []subject) {
+func engines(ranks []testedRank) (list []testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
 			list = append(list, s)
@@ -137,11 +141,11 @@ func engines(ranks []subject) (list []subject) {
 }
 
 // pair is a rank of each side. A rank that prefills and decodes is in decode, and prefill is empty.
-type pair struct{ prefill, decode subject }
+type pair struct{ prefill, decode testedRank }
 
-// meets says whether both legs of a request run at the same time (together), and whether the two engines can serve a
-// request together at all (ever): both must work in the same way.
-func meets(p, d subject) (together, ever bool) {
+// meets says whether both legs of a request through two engines run at the same time (together), and whether the two engines can serve a
+// request at all (ever): both must work in the same way.
+func meets(p, d testedRank) (together, ever bool) {
 	together = !p.profile.HasHandoff()
 	return together, together != d.profile.HasHandoff() && (!together || p.profile.Connector == d.profile.Connector)
 }
