@@ -12,7 +12,7 @@ type tries struct {
 	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
 	givenBack          int32 // how often an engine without KV room gave the request back before its first event
 	withheld           int32 // attempts that ended as Withheld, because the engine was not there; they do not count
-	redials            int32 // attempts over connections that had ended unseen, in the whole life; they do not count
+	redials            int32 // attempts over connections that had ended unseen, since the request came; they do not count
 	unlisted           int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on
 	suspects           int32 // engines that the request may have broken
