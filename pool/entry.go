@@ -106,6 +106,8 @@ func (e *Entry) GuardWait(now time.Time) time.Duration {
 // error that says why; zero when it may wait for ever.
 func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
 
+// arm sets when the entry expires and with which error, and from when it is urgent. It expires at its Deadline or, if that is earlier,
+// when it has waited for ttl; ttl 0: only the Deadline counts. A discarded hand-off does not expire by ttl.
 func (e *Entry) arm(ttl time.Duration) {
 	from, late, tooLong := e.Entered, ErrExpired, ErrTimeout
 	if e.Mixed {
@@ -122,13 +124,14 @@ func (e *Entry) arm(ttl time.Duration) {
 		e.expires, e.why = end, tooLong
 	}
 	if !e.expires.IsZero() {
-		e.urgentAt = e.expires.Add(-e.expires.Sub(from) / 4)
+		e.urgentAt = e.expires.Add(-e.expires.Sub(from) / 4) // three quarters of the wait are over
 	}
 	if soon := e.Entered.Add(discardPatience); e.Discard && (e.urgentAt.IsZero() || soon.Before(e.urgentAt)) {
 		e.urgentAt = soon
 	}
 }
 
+// expired says whether the entry may wait no longer.
 func (e *Entry) expired(now time.Time) bool {
 	return !e.expires.IsZero() && !now.Before(e.expires)
 }

@@ -59,6 +59,7 @@ func (p *Places) Release() {
 	p.freed()
 }
 
+// freed calls the function that OnFree has set, if there is one.
 func (p *Places) freed() {
 	if f := p.onFree.Load(); f != nil {
 		(*f)()

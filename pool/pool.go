@@ -63,6 +63,7 @@ func (p *Pool) Remove(e *Entry) bool {
 	return true
 }
 
+// find returns where an entry is in the pool's order, or where it would be inserted; the second result is false if it is not there.
 func (p *Pool) find(e *Entry) (int, bool) {
 	return slices.BinarySearchFunc(p.entries, e, func(a, b *Entry) int {
 		return cmp.Or(a.turn().Compare(b.turn()), cmp.Compare(a.seq, b.seq))
