@@ -57,8 +57,8 @@ func (e *Exact) table(prompt int32) *Survival {
 // comparing them all is faster than searching.
 func lengthBucket(edges []int32, prompt int32) int {
 	k := 0
-	for _, e := range edges {
-		if prompt > e {
+	for _, edge := range edges {
+		if prompt > edge {
 			k++
 		}
 	}
@@ -158,8 +158,8 @@ func (r Runs) spread(most int) []int32 {
 	stride := coprimeNear(n*618/1000, n) // golden section: evenly over any stretch
 	out := make([]int32, n)
 	for i := range out {
-		at := i * stride % n                 // which of the n quantiles
-		rank := (2*at + 1) * total / (2 * n) // the lengths' own index
+		quantile := i * stride % n                 // which of the n quantiles
+		rank := (2*quantile + 1) * total / (2 * n) // the lengths' own index
 		out[i] = r[sort.SearchInts(ends, rank+1)][0]
 	}
 	return out

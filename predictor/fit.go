@@ -91,12 +91,14 @@ func ParseFit(b []byte) (*Fit, error) {
 // in all outputs and once in a bucket; under 100 MB of tables.
 const outputsMost = 2 * requestsMost
 
+// validate returns an error if the fit cannot be used: if its kind is neither survival nor exact, if lengths are not ascending or there
+// are too many of them, or if a bucket is unknown, is listed twice, or has no bounds.
 func (f *Fit) validate() error {
 	if f.Kind != KindSurvival && f.Kind != KindExact {
 		return fmt.Errorf("kind %q: want survival or exact", f.Kind)
 	}
 	total := 0
-	check := func(what string, r Runs) error {
+	checkRuns := func(what string, r Runs) error {
 		for i, run := range r {
 			if run[0] < 1 || run[1] < 1 || i > 0 && run[0] <= r[i-1][0] {
 				return fmt.Errorf("%s: pair %d is %v: want [length, count] of at least 1, lengths ascending", what, i, run)
@@ -107,7 +109,7 @@ func (f *Fit) validate() error {
 		}
 		return nil
 	}
-	if err := check("outputs", f.Outputs); err != nil {
+	if err := checkRuns("outputs", f.Outputs); err != nil {
 		return err
 	}
 	if n := len(f.PromptQuantiles); n != 0 && n != LengthBuckets-1 || !slices.IsSorted(f.PromptQuantiles) {
@@ -126,7 +128,7 @@ func (f *Fit) validate() error {
 			return fmt.Errorf("bucket %s without prompt_quantiles", b.Name)
 		}
 		seen[b.Name] = true
-		if err := check("bucket "+string(b.Name), b.Outputs); err != nil {
+		if err := checkRuns("bucket "+string(b.Name), b.Outputs); err != nil {
 			return err
 		}
 	}

@@ -10,11 +10,11 @@ import (
 // the key that finished longest ago. So prompts that never recur push out only one
 // another, and not the prompts that recur.
 type keyBuckets struct {
-	most      int
-	byKey     map[uint64]*keyBucket
-	probation list.List           // of *keyBucket, in the order of the last output
-	used      list.List           // likewise
-	published map[uint64]*history // of the used; shared with the last Exact, so copied before a change
+	mostPerList int
+	byKey       map[uint64]*keyBucket
+	probation   list.List           // of *keyBucket, in the order of the last output
+	used        list.List           // likewise
+	published   map[uint64]*history // of the used; shared with the last Exact, so copied before a change
 }
 
 type keyBucket struct {
@@ -22,28 +22,30 @@ type keyBucket struct {
 	outputs ring
 	used    bool
 	stale   bool          // published does not have its last outputs
-	at      *list.Element // of its list
+	element *list.Element // of its list
 }
 
 func newKeyBuckets(most int) keyBuckets {
-	return keyBuckets{most: most, byKey: map[uint64]*keyBucket{}, published: map[uint64]*history{}}
+	return keyBuckets{mostPerList: most, byKey: map[uint64]*keyBucket{}, published: map[uint64]*history{}}
 }
 
 func (k *keyBuckets) len() int { return len(k.byKey) }
 
+// push adds a finished output to its key, and makes the key the last one to be forgotten. If its list then has more than mostPerList
+// keys, the key that finished longest ago is forgotten.
 func (k *keyBuckets) push(key uint64, output int32) {
 	b := k.byKey[key]
 	if b == nil {
 		b = &keyBucket{key: key, outputs: newRing(KeyOutputsMost)}
 		k.byKey[key] = b
 	} else {
-		k.list(b).Remove(b.at)
+		k.list(b).Remove(b.element)
 	}
 	b.outputs.push(output)
 	b.used, b.stale = len(b.outputs.buf) >= MinKeyOutputs, true
 	l := k.list(b)
-	b.at = l.PushBack(b)
-	if l.Len() > k.most {
+	b.element = l.PushBack(b)
+	if l.Len() > k.mostPerList {
 		oldest := l.Remove(l.Front()).(*keyBucket) //nolint:forcetypeassert // nothing else is in it
 		delete(k.byKey, oldest.key)
 	}

@@ -17,9 +17,9 @@ type Live struct {
 }
 
 type awaited struct {
-	id  uint64 // of the request; its slot may have changed hands
-	age int32  // at which the prediction was made
-	set bool
+	id      uint64 // of the request; its slot may have changed hands
+	age     int32  // at which the prediction was made
+	pending bool
 	Prediction
 }
 
@@ -31,17 +31,17 @@ func NewLive(horizon, rows int) *Live {
 // Used notes a prediction about the request in a slot at its present age. It
 // allocates only when slots beyond all earlier ones come up.
 func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
-	if grow := int(slot) + 1 - len(l.waiting); grow > 0 {
-		l.waiting = append(l.waiting, make([]awaited, grow)...)
+	if missing := int(slot) + 1 - len(l.waiting); missing > 0 {
+		l.waiting = append(l.waiting, make([]awaited, missing)...)
 	}
 	w := &l.waiting[slot]
-	if w.set && w.id == id {
+	if w.pending && w.id == id {
 		if age-w.age <= l.horizon { // it may still end inside
 			return
 		}
 		l.resolve(w, age)
 	}
-	*w = awaited{id: id, age: age, set: true, Prediction: p}
+	*w = awaited{id: id, age: age, pending: true, Prediction: p}
 }
 
 // Finished tells that the request in a slot ended by itself, with output
@@ -64,12 +64,13 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 		l.resolve(w, age)
 		return
 	}
-	w.set = false
+	w.pending = false
 	l.lost++
 }
 
+// awaits returns the prediction about a request in a slot whose outcome is awaited; nil: there is none.
 func (l *Live) awaits(slot int32, id uint64) *awaited {
-	if slot < 0 || int(slot) >= len(l.waiting) || !l.waiting[slot].set || l.waiting[slot].id != id {
+	if slot < 0 || int(slot) >= len(l.waiting) || !l.waiting[slot].pending || l.waiting[slot].id != id {
 		return nil
 	}
 	return &l.waiting[slot]
@@ -77,9 +78,9 @@ func (l *Live) awaits(slot int32, id uint64) *awaited {
 
 // resolve books what came of a prediction, given the tokens known to have been generated.
 func (l *Live) resolve(w *awaited, tokens int32) {
-	w.set = false
-	rest := tokens - w.age
-	r := Row{P: w.P, Mu: w.Mu, Remaining: float64(rest), Ended: rest <= l.horizon}
+	w.pending = false
+	remaining := tokens - w.age
+	r := Row{P: w.P, Mu: w.Mu, Remaining: float64(remaining), Ended: remaining <= l.horizon}
 	if len(l.rows) < cap(l.rows) {
 		l.rows = append(l.rows, r)
 		return

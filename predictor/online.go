@@ -39,19 +39,19 @@ type Online struct {
 	kind Kind
 
 	outputs  ring
-	lengths  [LengthBuckets]ring // by edges; exact only
+	byLength [LengthBuckets]ring // by edges; exact only
 	edges    []int32
 	prompts  ring // behind edges while no fit gave them
 	fitEdges bool
 	keys     keyBuckets
 
-	fitted   *Survival // of the file, nil without
-	inForce  *Survival // last rebuilt
-	fresh    int       // finished since
-	built    time.Time
-	started  bool // built is set
-	finished uint64
-	censored uint64
+	fitted       *Survival // of the file, nil without
+	inForce      *Survival // last rebuilt
+	sinceRebuild int       // finished since
+	rebuiltAt    time.Time
+	everBuilt    bool // built is set
+	finished     uint64
+	censored     uint64
 }
 
 // NewOnline starts from a fit, or from nothing.
@@ -60,8 +60,8 @@ func NewOnline(cfg OnlineConfig) (*Online, error) {
 		kind:    cfg.Kind,
 		outputs: newRing(OutputsMost), prompts: newRing(OutputsMost), keys: newKeyBuckets(KeysMost),
 	}
-	for k := range o.lengths {
-		o.lengths[k] = newRing(LengthOutputsMost)
+	for k := range o.byLength {
+		o.byLength[k] = newRing(LengthOutputsMost)
 	}
 	switch cfg.Kind {
 	case KindNone, KindSurvival, KindExact:
@@ -94,7 +94,7 @@ func (o *Online) seed(f *Fit) error {
 		}
 		if length >= 0 {
 			for _, v := range b.Outputs.spread(LengthOutputsMost) {
-				o.lengths[length].push(v)
+				o.byLength[length].push(v)
 			}
 			continue
 		}
@@ -111,7 +111,7 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 		return
 	}
 	o.finished++
-	o.fresh++
+	o.sinceRebuild++
 	o.outputs.push(output)
 	if o.kind != KindExact {
 		return
@@ -123,7 +123,7 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 		o.prompts.push(prompt)
 	}
 	if len(o.edges) > 0 {
-		o.lengths[lengthBucket(o.edges, prompt)].push(output)
+		o.byLength[lengthBucket(o.edges, prompt)].push(output)
 	}
 }
 
@@ -134,19 +134,19 @@ func (o *Online) Censored(n int) { o.censored += uint64(n) }
 // Rebuild returns new tables when they are due: at once at the start, then
 // after 64 finished requests or, if any finished, after a second.
 func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool) {
-	byCount := o.fresh >= rebuildCount
-	byTime := o.fresh > 0 && now.Sub(o.built) >= rebuildEvery
-	if o.started && !byCount && !byTime {
+	byCount := o.sinceRebuild >= rebuildCount
+	byTime := o.sinceRebuild > 0 && now.Sub(o.rebuiltAt) >= rebuildEvery
+	if o.everBuilt && !byCount && !byTime {
 		return nil, nil, false
 	}
-	o.started, o.built = true, now
+	o.everBuilt, o.rebuiltAt = true, now
 	p, table = o.Build()
 	return p, table, true
 }
 
 // Build returns tables of all that finished so far, due or not.
 func (o *Online) Build() (Predictor, *Survival) {
-	o.fresh = 0
+	o.sinceRebuild = 0
 	o.inForce = NewSurvival(o.outputs.buf)
 	switch o.kind {
 	case KindNone:
@@ -156,8 +156,8 @@ func (o *Online) Build() (Predictor, *Survival) {
 		e := &Exact{all: o.inForce, edges: o.edges, byKey: o.keys.tables()}
 		if len(o.edges) > 0 {
 			e.byLength = make([]*Survival, LengthBuckets)
-			for k := range o.lengths {
-				e.byLength[k] = NewSurvival(o.lengths[k].buf)
+			for k := range o.byLength {
+				e.byLength[k] = NewSurvival(o.byLength[k].buf)
 			}
 		}
 		return e, o.inForce
@@ -165,8 +165,8 @@ func (o *Online) Build() (Predictor, *Survival) {
 	return o.inForce, o.inForce
 }
 
-// learnEdges parts prompts in length buckets where no fit did: once, from the
-// first that finished, so that a bucket means the same ever after.
+// learnEdges divides prompts into length buckets if the fit did not: once, from the first prompts that finished, so that a bucket always
+// means the same.
 func (o *Online) learnEdges() {
 	if len(o.edges) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {
 		return
@@ -174,7 +174,7 @@ func (o *Online) learnEdges() {
 	o.edges = lengthEdges(o.prompts.buf, LengthBuckets)
 	outputs := o.outputs.last(len(o.prompts.buf))
 	for i, prompt := range o.prompts.values() {
-		o.lengths[lengthBucket(o.edges, prompt)].push(outputs[i])
+		o.byLength[lengthBucket(o.edges, prompt)].push(outputs[i])
 	}
 	o.prompts, o.fitEdges = ring{}, true
 }
@@ -212,12 +212,14 @@ func (o *Online) Drift() Drift { return o.drift(o.inForce) }
 // would do better after the next restart. It is zero without a file.
 func (o *Online) DriftFromFit() Drift { return o.drift(o.fitted) }
 
+// drift compares the last outputs with a table. It is zero if either has no outputs.
 func (o *Online) drift(table *Survival) Drift {
 	if table.Len() == 0 || len(o.outputs.buf) == 0 {
 		return Drift{}
 	}
 	recent := newHistory(o.outputs.last(recentMost))
 	n, m := float64(len(recent.sorted)), float64(table.Len())
+	// 1.95 is the factor of the two-sample Kolmogorov-Smirnov test for one case in a thousand.
 	d := Drift{Critical: 1.95 * math.Sqrt((n+m)/(n*m)), Recent: len(recent.sorted)}
 	for i, v := range recent.sorted {
 		if i+1 < len(recent.sorted) && recent.sorted[i+1] == v {

@@ -85,8 +85,8 @@ func TestOnlineMemoryIsBounded(t *testing.T) {
 	require.LessOrEqual(t, len(o.outputs.buf), OutputsMost)
 	require.LessOrEqual(t, o.Counts().Keys, 2*KeysMost)
 	require.Empty(t, o.prompts.buf, "needed for the edges only")
-	for k := range o.lengths {
-		require.LessOrEqual(t, len(o.lengths[k].buf), LengthOutputsMost)
+	for k := range o.byLength {
+		require.LessOrEqual(t, len(o.byLength[k].buf), LengthOutputsMost)
 	}
 	e := p.(*Exact)
 	require.Len(t, e.byKey, 50, "keys that recur are not pushed out by those that do not")

@@ -27,7 +27,7 @@ func (r *ring) values() []int32 {
 	return append(slices.Clone(r.buf[r.next:]), r.buf[:r.next]...)
 }
 
-// last returns at most n of the newest, the oldest of them first.
+// last returns at most n of the newest values, the oldest of them first.
 func (r *ring) last(n int) []int32 {
 	v := r.values()
 	return v[max(len(v)-n, 0):]

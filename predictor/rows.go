@@ -14,6 +14,7 @@ type Sample struct {
 	Key            uint64        // equal for requests that recur, 0 = none
 }
 
+// end returns when the request had finished. If that is not known, it is computed from the given time of a token.
 func (s *Sample) end(step time.Duration) time.Duration {
 	if s.End > s.At {
 		return s.End
@@ -34,9 +35,9 @@ func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 	var points []agePoint
 	for i := first; i < len(reqs); i++ {
 		r := &reqs[i]
-		lived := r.end(step) - r.At
+		duration := r.end(step) - r.At
 		for a := 0; a < int(r.Output); a += every {
-			at := r.At + time.Duration(float64(lived)*float64(a)/float64(r.Output))
+			at := r.At + time.Duration(float64(duration)*float64(a)/float64(r.Output))
 			points = append(points, agePoint{at, int32(i), int32(a)})
 		}
 	}
@@ -47,13 +48,14 @@ func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 // past tells an Online of requests in the order in which they finished, so that
 // it knows, at any moment, what serve would then know.
 type past struct {
-	reqs   []Sample
-	step   time.Duration
-	order  []int32 // requests by end
-	next   int     // in order: the first that had not finished
-	online *Online
+	reqs     []Sample
+	step     time.Duration
+	order    []int32 // requests by end
+	finished int     // in order: the first that had not finished
+	online   *Online
 }
 
+// newPast sorts requests by their ends. online learns of them later, see until.
 func newPast(reqs []Sample, step time.Duration, online *Online) *past {
 	p := &past{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
 	for i := range p.order {
@@ -67,8 +69,8 @@ func newPast(reqs []Sample, step time.Duration, online *Online) *past {
 
 // until takes in all that had finished by t.
 func (p *past) until(t time.Duration) {
-	for ; p.next < len(p.order); p.next++ {
-		r := &p.reqs[p.order[p.next]]
+	for ; p.finished < len(p.order); p.finished++ {
+		r := &p.reqs[p.order[p.finished]]
 		if r.end(p.step) > t {
 			return
 		}

@@ -48,23 +48,23 @@ func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	return s.Rhat < 1 || r.Every > 0 && int(to)/r.Every != int(from)/r.Every
 }
 
-// Follow returns r̂ after 0, 1, .., tokens generated tokens of one request that
-// is alone and starts at q.Age: what board and simulator do for many at once.
+// Follow returns r̂ of one request that is alone and starts at q.Age, after 0, 1, ... and so many tokens: what board and simulator do
+// for many requests at once.
 func (r Rules) Follow(p Predictor, q Query, tokens int) []float32 {
-	ask := func() Prediction {
+	predictNow := func() Prediction {
 		var out [1]Prediction
 		p.Predict(r.H, []Query{q}, out[:])
 		return out[0]
 	}
 	var s State
-	r.Set(&s, ask())
-	life := append(make([]float32, 0, tokens+1), s.Rhat)
+	r.Set(&s, predictNow())
+	rhats := append(make([]float32, 0, tokens+1), s.Rhat)
 	for range tokens {
 		q.Age++
 		if r.Advance(&s, q.Age-1, q.Age) {
-			r.Set(&s, ask())
+			r.Set(&s, predictNow())
 		}
-		life = append(life, s.Rhat)
+		rhats = append(rhats, s.Rhat)
 	}
-	return life
+	return rhats
 }

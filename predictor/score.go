@@ -93,17 +93,17 @@ func auc(rows []Row) float64 {
 // BaseRate is what knowing nothing of a request predicts: the share of rows
 // that ended, and how long those ran on average.
 func BaseRate(rows []Row) Prediction {
-	var ended, rest float64
+	var ended, remaining float64
 	for _, r := range rows {
 		if r.Ended {
 			ended++
-			rest += r.Remaining
+			remaining += r.Remaining
 		}
 	}
 	if ended == 0 {
 		return Prediction{}
 	}
-	return Prediction{P: ended / float64(len(rows)), Mu: rest / ended}
+	return Prediction{P: ended / float64(len(rows)), Mu: remaining / ended}
 }
 
 // ScoreConstant scores rows as if each had been predicted alike.

@@ -118,6 +118,7 @@ type history struct {
 	sums   []int64 // sums[i] = the i shortest together
 }
 
+// newHistory sorts output lengths and sums them up. Lengths below 1 are left out.
 func newHistory(outputs []int32) history {
 	sorted := make([]int32, 0, len(outputs))
 	for _, o := range outputs {
@@ -137,6 +138,7 @@ func sumUp(sorted []int32) history {
 	return h
 }
 
+// rank returns how many outputs were at most v.
 func (h *history) rank(v int) int {
 	return sort.Search(len(h.sorted), func(i int) bool { return int(h.sorted[i]) > v })
 }
@@ -146,15 +148,16 @@ func (h *history) predict(age, horizon int) Prediction {
 	return h.between(h.rank(age), h.rank(age+horizon), age, horizon)
 }
 
-// between answers from the ranks i of the age and j of the end of the window.
-func (h *history) between(i, j, age, horizon int) Prediction {
-	if i == j { // no output was that long, or none ended in the window
+// between predicts from two numbers of outputs: untilAge that were no longer than the age of the request, and untilEnd that were no
+// longer than the age plus the horizon.
+func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
+	if untilAge == untilEnd { // no output was that long, or none ended in the window
 		return unknown(horizon)
 	}
-	ended := float64(j - i)
+	ended := float64(untilEnd - untilAge)
 	return Prediction{
-		P:  ended / float64(len(h.sorted)-i),
-		Mu: float64(h.sums[j]-h.sums[i])/ended - float64(age),
+		P:  ended / float64(len(h.sorted)-untilAge),
+		Mu: float64(h.sums[untilEnd]-h.sums[untilAge])/ended - float64(age),
 	}
 }
 

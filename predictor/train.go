@@ -24,6 +24,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// validate returns an error if an option cannot work.
 func (o Options) validate() error {
 	switch {
 	case o.Horizon < 1:
@@ -87,7 +88,7 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	}
 
 	t := trial{reqs: reqs, cut: cut, opt: opt}
-	t.prepare()
+	t.prepareRows()
 	f := &Fit{Version: FitVersion, Created: opt.Created, Source: opt.Source}
 	for _, k := range kinds {
 		h, err := t.score(k)
@@ -125,7 +126,8 @@ type trial struct {
 	base   Prediction // of the training rows
 }
 
-func (t *trial) prepare() {
+// prepareRows makes the held-out age points, and the base rate of the training rows, with which the scores are compared.
+func (t *trial) prepareRows() {
 	t.points = agePoints(t.reqs, t.cut, t.opt.Every, t.opt.Step)
 	var rows []Row
 	for _, p := range agePoints(t.reqs[:t.cut], 0, t.opt.Every, t.opt.Step) {
@@ -134,10 +136,10 @@ func (t *trial) prepare() {
 	t.base = BaseRate(rows)
 }
 
-// row is an age point with what came of it.
-func (t *trial) row(p agePoint, said Prediction) Row {
-	rest := int(t.reqs[p.request].Output - p.age)
-	return Row{P: said.P, Mu: said.Mu, Remaining: float64(rest), Ended: rest <= t.opt.Horizon}
+// row returns an age point with a prediction about it, and with what really came of it.
+func (t *trial) row(p agePoint, prediction Prediction) Row {
+	remaining := int(t.reqs[p.request].Output - p.age)
+	return Row{P: prediction.P, Mu: prediction.Mu, Remaining: float64(remaining), Ended: remaining <= t.opt.Horizon}
 }
 
 // score is how good a fit of a kind to the training requests is on the others.
@@ -146,7 +148,7 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	if k == KindExact {
 		edges = promptEdges(t.reqs[:t.cut])
 	}
-	rows, err := t.ask(k, edges)
+	rows, err := t.predictHeldOut(k, edges)
 	if err != nil {
 		return Holdout{}, err
 	}
@@ -197,23 +199,23 @@ func promptEdges(reqs []Sample) []int32 {
 	return lengthEdges(prompts, LengthBuckets)
 }
 
-// ask predicts the held-out rows with tables, each from what had finished by then, as the server would
-// have them: rebuilt after so many requests or a second.
-func (t *trial) ask(k Kind, edges []int32) ([]Row, error) {
-	o, err := NewOnline(OnlineConfig{Kind: k})
+// predictHeldOut predicts the held-out rows with tables, each from what had finished by then, as the server would have them: rebuilt
+// after so many requests or a second. edges are the bounds of the length buckets; empty: there are none.
+func (t *trial) predictHeldOut(k Kind, edges []int32) ([]Row, error) {
+	online, err := NewOnline(OnlineConfig{Kind: k})
 	if err != nil {
 		return nil, err
 	}
 	if len(edges) > 0 {
-		o.edges, o.fitEdges = edges, true
+		online.edges, online.fitEdges = edges, true
 	}
-	p := newPast(t.reqs, t.opt.Step, o)
+	p := newPast(t.reqs, t.opt.Step, online)
 	rows := make([]Row, len(t.points))
 	var table Predictor
 	var out [1]Prediction
 	for i, at := range t.points {
 		p.until(at.time)
-		if built, _, due := o.Rebuild(time.Time{}.Add(at.time)); due {
+		if built, _, due := online.Rebuild(time.Time{}.Add(at.time)); due {
 			table = built
 		}
 		r := &t.reqs[at.request]

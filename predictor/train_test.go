@@ -67,15 +67,15 @@ func TestHeldOutRequestsDoNotTrainWhatIsScored(t *testing.T) {
 	}
 	opt := Options{}.withDefaults()
 	a, b := trial{reqs: reqs, cut: 300, opt: opt}, trial{reqs: other, cut: 300, opt: opt}
-	a.prepare()
-	b.prepare()
+	a.prepareRows()
+	b.prepareRows()
 	require.Equal(t, a.base, b.base)
 	first := agePoint{time: other[300].At, request: 300}
 	a.points, b.points = []agePoint{first}, []agePoint{first}
 	for _, kind := range []Kind{KindSurvival, KindExact} {
-		x, err := a.ask(kind, promptEdges(a.reqs[:300]))
+		x, err := a.predictHeldOut(kind, promptEdges(a.reqs[:300]))
 		require.NoError(t, err)
-		y, err := b.ask(kind, promptEdges(b.reqs[:300]))
+		y, err := b.predictHeldOut(kind, promptEdges(b.reqs[:300]))
 		require.NoError(t, err)
 		require.Len(t, x, 1)
 		if kind == KindSurvival { // exact looks at the prompt, which is another
