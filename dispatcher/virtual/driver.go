@@ -90,6 +90,8 @@ var Never = math.Inf(1)
 // Count applies the Counts, which hold for the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
+// carryOut passes effects on: EffectBind to Bound, EffectRefuse to Refused, and all others to Other. EffectRest is not passed on: it
+// only marks the group as stopped.
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
 		if d.OnEffect != nil {
@@ -97,7 +99,7 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 		}
 		switch e := &effects[i]; e.Kind {
 		case board.EffectBind:
-			d.seat(e.Bound.Slot)
+			d.resetCounts(e.Bound.Slot)
 			d.Bound(e)
 		case board.EffectRefuse:
 			d.Refused(e)
@@ -122,32 +124,33 @@ func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
 
-// heard gives the boards a step of a group.
-func (d *Driver) heard(p *StepCounter, now float64) {
-	if d.stopped[p.Key.Name] {
-		delete(d.stopped, p.Key.Name)
-		p.Since = math.NaN()
+// reportStep gives the boards the present step of a group, as a step detector does. now is when the step is reported, in ms. The step
+// has no length if nothing ran before it.
+func (d *Driver) reportStep(counter *StepCounter, now float64) {
+	if d.stopped[counter.Key.Name] {
+		delete(d.stopped, counter.Key.Name)
+		counter.Since = math.NaN()
 	}
-	told := board.Step{Number: p.Number}
-	if !math.IsNaN(p.Since) {
-		told.Length = time.Duration(math.Round((now - p.Since) * float64(time.Millisecond)))
+	reported := board.Step{Number: counter.Number}
+	if !math.IsNaN(counter.Since) {
+		reported.Length = time.Duration(math.Round((now - counter.Since) * float64(time.Millisecond)))
 	}
-	p.Since = now
-	p.steps.List = append(p.steps.List[:0], told)
+	counter.Since = now
+	counter.steps.List = append(counter.steps.List[:0], reported)
 	d.Count(now)
-	d.Apply(&p.steps, now)
+	d.Apply(&counter.steps, now)
 }
 
-// seat sets the counts of a slot to zero, and makes room for them.
-func (d *Driver) seat(slot int32) {
-	c := &d.Counts
-	for int(slot) >= len(c.Tokens) {
-		c.Tokens, c.Began, c.Joined = append(c.Tokens, 0), append(c.Began, false), append(c.Joined, 0)
+// resetCounts sets the Counts of a slot to zero for a new request, and makes the lists of Counts long enough.
+func (d *Driver) resetCounts(slot int32) {
+	counts := &d.Counts
+	for int(slot) >= len(counts.Tokens) {
+		counts.Tokens, counts.Began, counts.Joined = append(counts.Tokens, 0), append(counts.Began, false), append(counts.Joined, 0)
 	}
-	c.Tokens[slot], c.Began[slot], c.Joined[slot] = 0, false, 0
+	counts.Tokens[slot], counts.Began[slot], counts.Joined[slot] = 0, false, 0
 }
 
-// progress sets the counts of a slot: how many tokens its stream has brought, and which step brought the first.
-func (d *Driver) progress(slot, seen int32, first uint32) {
-	d.Counts.Tokens[slot], d.Counts.Began[slot], d.Counts.Joined[slot] = seen, true, first
+// setCounts sets the Counts of a slot: how many tokens its stream has brought, and which step brought the first.
+func (d *Driver) setCounts(slot, tokens int32, first uint32) {
+	d.Counts.Tokens[slot], d.Counts.Began[slot], d.Counts.Joined[slot] = tokens, true, first
 }

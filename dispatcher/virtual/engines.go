@@ -21,18 +21,18 @@ type Engines struct {
 	Preempted func(r *Rank, l Leg)                     // called when a request has left because KV room is short
 	Stepped   func(g *Group, tokens int)               // called when a step is over
 
-	given board.Release // used again and again
+	release board.Release // used again and again
 }
 
-// Turn runs one instant at which something happens: steps end, come gives the boards the requests, ranks
+// Turn runs one instant at which something happens: steps end, deliver gives the boards the requests, ranks
 // and other events of this instant, and the boards decide.
-func (e *Engines) Turn(come func()) {
+func (e *Engines) Turn(deliver func()) {
 	for _, g := range e.Groups {
 		if g.Ends <= e.Now {
 			e.finishStep(g)
 		}
 	}
-	come()
+	deliver()
 	e.Look(e.Now)
 }
 
@@ -52,14 +52,15 @@ func (e *Engines) Due() (next float64, busy bool) {
 	for _, g := range e.Groups {
 		next = min(next, g.Ends)
 		if busy = busy || g.Ends < Never; g.Ends == Never {
-			next = min(next, e.roomComes(g))
+			next = min(next, e.keptExpires(g))
 		}
 	}
 	return next, busy
 }
 
-// roomComes returns when a rank of a group without a step gives up kept KV for whose room a request waits; Never: no rank does.
-func (e *Engines) roomComes(g *Group) float64 {
+// keptExpires returns when a rank of a group without a step next gives up kept KV, if a request on that rank waits for KV room; Never:
+// no rank does. While steps run, ranks look at that with each step.
+func (e *Engines) keptExpires(g *Group) float64 {
 	next := Never
 	for _, r := range g.Ranks {
 		if at := r.Kept.Next(); !at.IsZero() && slices.ContainsFunc(r.Legs, func(l Leg) bool { return !l.Reserved }) {
@@ -71,7 +72,7 @@ func (e *Engines) roomComes(g *Group) float64 {
 
 // Place gives a request to the engine that the boards bound it to.
 func (e *Engines) Place(r *Rank, l Leg) {
-	l.Begin, l.BoundStep = NotBegun, r.Group.next()
+	l.Begin, l.BoundStep = NotBegun, r.Group.nextStep()
 	r.Legs = append(r.Legs, l)
 	if r.Runs == 0 { // else KV is pulled only when a step begins
 		r.Kept.Expire(e.Instant(e.Now))
@@ -82,17 +83,18 @@ func (e *Engines) Place(r *Rank, l Leg) {
 
 // Put puts a request on a rank that was there from the start, with the tokens that it has got already.
 func (e *Engines) Put(r *Rank, l Leg) {
-	e.Driver.seat(l.Slot)
+	e.Driver.resetCounts(l.Slot)
 	if l.Reserved {
 		r.KV += int64(l.Prompt) + int64(l.Gen)
 	}
 	if l.Joined != 0 {
-		e.progress(l.Slot, l.Gen, l.Joined)
+		e.setCounts(l.Slot, l.Gen, l.Joined)
 	}
 	r.Legs = append(r.Legs, l)
 }
 
-// seat gives free slots to the requests that wait in the engine and whose prefill has ended.
+// seat gives the free slots of a rank to the requests that wait in the engine and are prefilled, in order. On a rank with Runs, it makes
+// all of them active: limitRunning then says which take part in a step.
 func (e *Engines) seat(r *Rank) {
 	for i := r.Active; i < len(r.Legs) && (r.Active < r.Slots || r.Runs > 0); i++ {
 		l := r.Legs[i]
@@ -129,26 +131,27 @@ func (e *Engines) pull(r *Rank, step int64) {
 	}
 }
 
-// startStep begins a step of a group, unless no request is active, and preempts requests while a rank's KV is more than its
-// capacity.
+// startStep begins a step of a group, if any request is active. Before that, each rank takes in KV of waiting requests, gives them
+// slots, and preempts requests while its KV is more than its capacity. preempted says whether there were such requests.
 func (e *Engines) startStep(g *Group) (preempted bool) {
-	holds := false
+	active := false
 	g.begun = false
 	for _, r := range g.Ranks {
 		r.Kept.Expire(e.Instant(e.Now))
-		if r.Runs == 0 || r.run(g.Step) < r.Runs {
+		// A rank with Runs takes in KV only while it runs fewer requests.
+		if r.Runs == 0 || r.limitRunning(g.Step) < r.Runs {
 			e.pull(r, g.Step)
 			e.seat(r)
-			r.run(g.Step)
+			r.limitRunning(g.Step)
 		}
-		for i, over := r.victim(); over; i, over = r.victim() {
+		for i, found := r.victim(); found; i, found = r.victim() {
 			e.Preempt(r, i)
 			e.Apply(board.Preempted{Worker: r.ID}, e.Now)
 			preempted = true
 		}
-		holds = holds || r.Active > 0
+		active = active || r.Active > 0
 	}
-	if holds {
+	if active {
 		g.Ends = e.Now + e.Length(g)
 	}
 	return preempted
@@ -165,7 +168,7 @@ func (e *Engines) Preempt(r *Rank, i int) {
 // finishStep gives every running request its token, reports the step to the boards as streams would, and
 // releases the requests that have all their tokens.
 func (e *Engines) finishStep(g *Group) {
-	tokens, told, step := 0, false, g.Step
+	tokens, reported, step := 0, false, g.Step
 	g.begun = g.goesOn()
 	g.Step, g.Ends = step+1, Never
 	for _, r := range g.Ranks {
@@ -174,8 +177,8 @@ func (e *Engines) finishStep(g *Group) {
 			if l.Begin > step {
 				continue
 			}
-			again := l.Joined != 0 && !told // the first stream that gets a further token reports the step
-			if again {
+			reports := l.Joined != 0 && !reported // the first stream that gets a further token reports the step
+			if reports {
 				g.Number++
 			}
 			l.Gen++
@@ -183,13 +186,13 @@ func (e *Engines) finishStep(g *Group) {
 			if l.Joined == 0 {
 				l.Joined = g.Number
 			}
-			e.progress(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined)
+			e.setCounts(l.Slot, max(0, l.Gen-int32(e.Stale)), l.Joined)
 			e.Token(l)
 			r.KV++
 			tokens++
-			if again {
-				told = true
-				e.heard(&g.StepCounter, e.Now)
+			if reports {
+				reported = true
+				e.reportStep(&g.StepCounter, e.Now)
 			}
 		}
 	}
@@ -213,12 +216,12 @@ func (e *Engines) finishStep(g *Group) {
 
 // Release gives the slot of a request back.
 func (e *Engines) Release(g *Group, l *Leg, kind board.Kind) {
-	e.given = board.Release{
+	e.release = board.Release{
 		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen), Kept: kind == board.Finished}, Generated: l.Gen,
 		Started: l.Gen > 0, First: l.Joined,
 	}
 	if l.Joined != 0 {
-		e.given.Last = g.Number
+		e.release.Last = g.Number
 	}
-	e.Apply(&e.given, e.Now)
+	e.Apply(&e.release, e.Now)
 }

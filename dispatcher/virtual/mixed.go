@@ -16,7 +16,7 @@ type Mixed struct {
 	Block    int64 // tokens of a KV block, since a request holds whole blocks; 0 and 1: single tokens
 	Interval int64 // prompts are computed only in each step whose number is a multiple of this; 0 and 1: in each step
 	First    bool  // a rank that can compute a prompt does not decode in that step, as those of SGLang
-	Delay    int   // passes for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
+	Delay    int   // steps for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
 
 	Ranks []MixedRank
 	Does  []step.Rank // what each rank does in the step that began last
@@ -31,29 +31,29 @@ type Mixed struct {
 
 	Prefilling  int // ranks that compute prompts in this step
 	Preemptions int // so far
-	heldSteps   int // passes for which prompts have been held
+	heldSteps   int // steps in a row for which prompts have been held
 }
 
 // MixedRank is one rank of a Mixed group.
 type MixedRank struct {
-	Waiting []Work // first come first served
-	Running []Work // in the order of admission
-	KV      int64  // tokens of what runs, in whole blocks
-	behind  bool   // its last step with prompts left some waiting
+	Waiting     []Work // first come first served
+	Running     []Work // in the order of admission
+	KV          int64  // tokens of what runs, in whole blocks
+	leftWaiting bool   // after its last step that could compute prompts, requests still waited
 }
 
 // Work is a request on a mixed rank.
 type Work struct {
-	Job    int32 // whatever whoever drives the ranks calls it by
-	Slot   int32 // the board's
-	Prompt int32 // tokens
-	Left   int32 // tokens that it will still get
-	Gen    int32 // that it got
-	done   int32 // of what is due, computed or cached
-	due    int32 // to be computed before its next token: the prompt, or after a preemption also what it got
-	take   int32 // tokens of it in this step
+	Job       int32 // whatever whoever drives the ranks calls it by
+	Slot      int32 // the board's
+	Prompt    int32 // tokens
+	Left      int32 // tokens that it will still get
+	Gen       int32 // that it got
+	done      int32 // of what is due, computed or cached
+	due       int32 // to be computed before its next token: the prompt, or after a preemption also what it got
+	scheduled int32 // tokens of it in this step
 
-	joined uint32 // step that its group was told of when its first token came; 0: it has none
+	joinedStep uint32 // step that its group was told of when its first token came; 0: it has none
 }
 
 // computing says whether its prompt is not computed yet.
@@ -73,31 +73,31 @@ func (g *Mixed) Add(rank int, w Work) {
 // Drop takes a request away from a rank, wherever it is.
 func (g *Mixed) Drop(rank int, job int32) {
 	r := &g.Ranks[rank]
-	is := func(w Work) bool { return w.Job == job }
-	r.Waiting = slices.DeleteFunc(r.Waiting, is)
-	if i := slices.IndexFunc(r.Running, is); i >= 0 {
+	isJob := func(w Work) bool { return w.Job == job }
+	r.Waiting = slices.DeleteFunc(r.Waiting, isJob)
+	if i := slices.IndexFunc(r.Running, isJob); i >= 0 {
 		r.KV -= g.holds(r.Running[i].tokens())
 		r.Running = slices.Delete(r.Running, i, i+1)
 	}
 }
 
-// Begin begins a step where there is something to do, and none is in progress.
+// Begin begins a step if none is in progress and a rank has something to do. now is in ms.
 func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never {
 		return
 	}
-	begins := g.mayBegin()
-	some := false
+	mayBegin := g.mayBegin()
+	busy := false
 	g.Prefilling, g.Does = 0, g.Does[:0]
 	for i := range g.Ranks {
-		does := g.schedule(i, begins)
+		does := g.schedule(i, mayBegin)
 		g.Does = append(g.Does, does)
-		some = some || does.Requests > 0 || does.Prompt > 0
+		busy = busy || does.Requests > 0 || does.Prompt > 0
 		if does.Prompt > 0 {
 			g.Prefilling++
 		}
 	}
-	if some {
+	if busy {
 		ms := g.Law.Ms(g.Does)
 		if g.Lasts != nil {
 			ms = g.Lasts(ms)
@@ -109,7 +109,7 @@ func (g *Mixed) Begin(now float64) {
 // aligned says whether the interval lets a rank compute prompts in this step: if the step's number is a multiple of it, if the rank decodes
 // nothing, or if its last step with prompts left requests waiting.
 func (g *Mixed) aligned(r *MixedRank) bool {
-	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.behind || !r.decodes()
+	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.leftWaiting || !r.decodes()
 }
 
 // mayBegin says whether ranks may begin new prompts in this step; prompts that were begun go on. A prompt on one rank makes the step of all
@@ -119,16 +119,16 @@ func (g *Mixed) mayBegin() bool {
 	if g.Delay == 0 {
 		return true
 	}
-	wanting := 0
+	withNewPrompt := 0
 	for i := range g.Ranks {
 		if g.hasNewPrompt(i) {
-			wanting++
+			withNewPrompt++
 		}
 	}
-	if wanting == 0 {
+	if withNewPrompt == 0 {
 		return true
 	}
-	if wanting < len(g.Ranks) && g.heldSteps < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+	if withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
 		g.heldSteps++
 		return false
 	}
@@ -144,22 +144,24 @@ func (r *MixedRank) computes() bool {
 	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() })
 }
 
-// hasNewPrompt says whether a rank could begin a prompt now.
+// hasNewPrompt says whether a rank has a prompt to compute now: one that it has begun, or one that it could admit.
 func (g *Mixed) hasNewPrompt(i int) bool {
 	r := &g.Ranks[i]
 	return r.computes() || g.admits(r)
 }
 
-// admits says whether a rank has a slot and room for the first that waits, with its whole prompt.
+// admits says whether a rank has a slot and KV room for the first request that waits, with its whole prompt.
 func (g *Mixed) admits(r *MixedRank) bool {
 	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
 }
 
+// fits says whether a rank has KV room for a request and its next token, beside the next tokens of those that run. A rank on which
+// nothing runs takes any request.
 func (g *Mixed) fits(r *MixedRank, w *Work) bool {
 	return g.Room == 0 || len(r.Running) == 0 || r.KV+g.growth(r)+g.holds(w.tokens()+1) <= g.Room
 }
 
-// holds is how much KV so many tokens take.
+// holds returns how much KV so many tokens of a request take: whole blocks.
 func (g *Mixed) holds(tokens int64) int64 {
 	if g.Block <= 1 {
 		return tokens
@@ -167,7 +169,7 @@ func (g *Mixed) holds(tokens int64) int64 {
 	return (tokens + g.Block - 1) / g.Block * g.Block
 }
 
-// growth is how much KV the next tokens of those that run take.
+// growth returns by how much the KV of a rank grows with the next token of each request that runs.
 func (g *Mixed) growth(r *MixedRank) (kv int64) {
 	if g.Block <= 1 {
 		return int64(len(r.Running))
@@ -180,50 +182,53 @@ func (g *Mixed) growth(r *MixedRank) (kv int64) {
 	return kv
 }
 
-// schedule decides what a rank does in a step, and returns it.
-func (g *Mixed) schedule(i int, begins bool) (does step.Rank) {
+// schedule decides what a rank does in the step that begins, and returns it. The token budget goes first to the requests that run, in
+// the order of their admission, and what is left of it to requests that are now admitted. mayBegin says whether requests may be
+// admitted. scheduled of each request is set to the tokens that the step computes of it.
+func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 	r := &g.Ranks[i]
-	prompts := g.aligned(r)
-	begins = !g.preempt(r) && prompts && begins // nothing is admitted in the step of a preemption
+	mayCompute := g.aligned(r)
+	mayBegin = !g.preempt(r) && mayCompute && mayBegin // nothing is admitted in the step of a preemption
 	for k := range r.Running {
-		r.Running[k].take = 0
+		r.Running[k].scheduled = 0
 	}
-	pause := g.First && prompts && (r.computes() || begins && g.admits(r))
+	// With First, a rank that computes a prompt does not decode in the same step.
+	prefillOnly := g.First && mayCompute && (r.computes() || mayBegin && g.admits(r))
 	budget := g.Budget
 	for k := range r.Running {
 		w := &r.Running[k]
 		switch {
 		case w.computing():
-			if prompts {
-				w.take = min(budget, w.due-w.done)
-				does.Prompt += float64(w.take)
+			if mayCompute {
+				w.scheduled = min(budget, w.due-w.done)
+				does.Prompt += float64(w.scheduled)
 			}
-		case budget > 0 && !pause:
-			w.take = 1
+		case budget > 0 && !prefillOnly:
+			w.scheduled = 1
 			does.Requests++
 			does.KV += float64(w.tokens())
 		}
-		budget -= w.take
+		budget -= w.scheduled
 	}
-	for begins && budget > 0 && g.admits(r) {
+	for mayBegin && budget > 0 && g.admits(r) {
 		w := r.Waiting[0]
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
 		w.done = min(w.due-1, g.Cached(i, &w))
-		w.take = min(budget, w.due-w.done)
-		does.Prompt += float64(w.take)
-		budget -= w.take
+		w.scheduled = min(budget, w.due-w.done)
+		does.Prompt += float64(w.scheduled)
+		budget -= w.scheduled
 		r.KV += g.holds(w.tokens())
 		r.Running = append(r.Running, w)
 	}
-	if prompts {
-		r.behind = len(r.Waiting) > 0
+	if mayCompute {
+		r.leftWaiting = len(r.Waiting) > 0
 	}
 	return does
 }
 
-// preempt takes back the last admitted requests while those that run have no room for their next tokens, and says
-// whether there were some.
-func (g *Mixed) preempt(r *MixedRank) (some bool) {
+// preempt puts the last admitted requests back into the queue while the rank has no KV room for the next tokens of those that run. Their
+// tokens are all computed again. preempted says whether there were such requests.
+func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
 	for g.Room > 0 && len(r.Running) > 1 && r.KV+g.growth(r) > g.Room {
 		w := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
@@ -231,29 +236,30 @@ func (g *Mixed) preempt(r *MixedRank) (some bool) {
 		w.done, w.due = 0, w.Prompt+w.Gen
 		r.Waiting = slices.Insert(r.Waiting, 0, w)
 		g.Preemptions++
-		some = true
+		preempted = true
 	}
-	return some
+	return preempted
 }
 
-// Finish ends the step in progress: who was computed or decoded gets a token.
+// Finish ends the step in progress. Requests that decoded, and those whose prompt is now computed, get a token. Requests that have all
+// their tokens leave.
 func (g *Mixed) Finish() {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		kept := r.Running[:0]
+		remaining := r.Running[:0]
 		for k := range r.Running {
 			w := &r.Running[k]
-			held := g.holds(w.tokens())
+			before := g.holds(w.tokens())
 			g.advance(i, w)
-			r.KV += g.holds(w.tokens()) - held
+			r.KV += g.holds(w.tokens()) - before
 			if w.Left > 0 {
-				kept = append(kept, *w)
+				remaining = append(remaining, *w)
 				continue
 			}
 			r.KV -= g.holds(w.tokens())
 			g.Finished(i, w)
 		}
-		r.Running = kept
+		r.Running = remaining
 	}
 	g.Step++
 	g.Ends = Never
@@ -262,14 +268,14 @@ func (g *Mixed) Finish() {
 // advance updates a request by what the step has computed of it.
 func (g *Mixed) advance(rank int, w *Work) {
 	if w.computing() {
-		if w.done += w.take; w.take > 0 && g.Computed != nil {
+		if w.done += w.scheduled; w.scheduled > 0 && g.Computed != nil {
 			g.Computed(rank, w)
 		}
 	}
-	if w.take == 0 || w.computing() {
+	if w.scheduled == 0 || w.computing() {
 		return
 	}
-	w.take = 0
+	w.scheduled = 0
 	w.Gen++
 	w.Left--
 	g.Token(rank, w)

@@ -14,8 +14,8 @@ type Mixes struct {
 	Token    func(g *MixedGroup, rank int, w *Work) // it got one, which the boards know already
 	Finished func(g *MixedGroup, rank int, w *Work) // it got its last token, and has left
 
-	under []sent        // under way to an engine's queue, the next first
-	given board.Release // used again and again
+	inFlight []sent        // requests on their way to an engine's queue, the next to arrive first
+	release  board.Release // used again and again
 }
 
 // sent is a request that was bound, and will be in its engine's queue.
@@ -32,7 +32,7 @@ type MixedGroup struct {
 	StepCounter
 	IDs []int32 // of its ranks, ascending
 
-	told bool // of the step that ends
+	reported bool // the step that ends now has been reported to the boards
 }
 
 // Add takes a group in, which does not step yet. cached says how much of a prompt a rank holds when it is admitted.
@@ -45,34 +45,34 @@ func (m *Mixes) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(
 	return g
 }
 
-// Send gives a request to a rank, whose engine has it in its queue so many ms later: connections and tokenizers take that.
-func (m *Mixes) Send(g *MixedGroup, rank int, w Work, late float64) {
+// Send gives a request to a rank. It is in the queue of the rank's engine after delay ms, because connections and tokenizers take time.
+func (m *Mixes) Send(g *MixedGroup, rank int, w Work, delay float64) {
 	w.due = w.Prompt
-	s := sent{at: m.Now + late, group: g, rank: rank, work: w}
-	at, _ := slices.BinarySearchFunc(m.under, s.at, func(o sent, at float64) int {
-		if o.at <= at {
+	s := sent{at: m.Now + delay, group: g, rank: rank, work: w}
+	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other sent, i float64) int {
+		if other.at <= i {
 			return -1
 		}
 		return 1
 	})
-	m.under = slices.Insert(m.under, at, s)
+	m.inFlight = slices.Insert(m.inFlight, i, s)
 }
 
-// Turn runs one instant at which something happens: steps end, come gives the boards the other events of this instant, and the boards
+// Turn runs one instant at which something happens: steps end, deliver gives the boards the other events of this instant, and the boards
 // decide.
-func (m *Mixes) Turn(come func()) {
+func (m *Mixes) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
-			g.told = false
+			g.reported = false
 			g.Finish()
 		}
 	}
-	for len(m.under) > 0 && m.under[0].at <= m.Now {
-		s := &m.under[0]
+	for len(m.inFlight) > 0 && m.inFlight[0].at <= m.Now {
+		s := &m.inFlight[0]
 		s.group.Mixed.Add(s.rank, s.work)
-		m.under = m.under[1:]
+		m.inFlight = m.inFlight[1:]
 	}
-	come()
+	deliver()
 	m.Look(m.Now)
 	for _, g := range m.Groups {
 		g.Begin(m.Now)
@@ -82,8 +82,8 @@ func (m *Mixes) Turn(come func()) {
 // Due returns when the engines or the boards have something to do again.
 func (m *Mixes) Due() float64 {
 	next := m.Next()
-	if len(m.under) > 0 {
-		next = min(next, m.under[0].at)
+	if len(m.inFlight) > 0 {
+		next = min(next, m.inFlight[0].at)
 	}
 	for _, g := range m.Groups {
 		next = min(next, g.Ends)
@@ -91,31 +91,33 @@ func (m *Mixes) Due() float64 {
 	return next
 }
 
-// token reports a token to the boards as a stream would. The first stream that gets a further token also reports the step.
+// token reports a token of a request to the boards, as a stream would. In each step, the first request that gets a further token also
+// reports the step.
 func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
-	again := w.joined != 0 && !g.told
-	if again {
+	reports := w.joinedStep != 0 && !g.reported
+	if reports {
 		g.Number++
 	}
-	if w.joined == 0 {
-		w.joined = g.Number
+	if w.joinedStep == 0 {
+		w.joinedStep = g.Number
 	}
-	m.progress(w.Slot, w.Gen, w.joined)
+	m.setCounts(w.Slot, w.Gen, w.joinedStep)
 	m.Token(g, rank, w)
-	if again {
-		g.told = true
-		m.heard(&g.StepCounter, m.Now)
+	if reports {
+		g.reported = true
+		m.reportStep(&g.StepCounter, m.Now)
 	}
 }
 
+// finished gives back the slot of a request that has all its tokens.
 func (m *Mixes) finished(g *MixedGroup, rank int, w *Work) {
-	m.given = board.Release{
+	m.release = board.Release{
 		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(w.Gen)}, Generated: w.Gen, Started: w.Gen > 0,
-		First: w.joined,
+		First: w.joinedStep,
 	}
-	if w.joined != 0 {
-		m.given.Last = g.Number
+	if w.joinedStep != 0 {
+		m.release.Last = g.Number
 	}
-	m.Apply(&m.given, m.Now)
+	m.Apply(&m.release, m.Now)
 	m.Finished(g, rank, w)
 }

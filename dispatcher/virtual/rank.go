@@ -66,7 +66,7 @@ func NewGroup(key board.GroupKey, law board.StepModel) *Group {
 	return &Group{StepCounter: newStepCounter(key), Law: step.Law{Model: law}, Ends: Never}
 }
 
-// Load sums the KV tokens that step k reads, and the requests that decode.
+// Load returns what the rank does in a step: the KV tokens that it reads, with those of Others, and how many requests decode.
 func (r *Rank) Load(k int64) (tokens int64, running int) {
 	tokens = r.Others
 	for i := range r.Active {
@@ -78,9 +78,9 @@ func (r *Rank) Load(k int64) (tokens int64, running int) {
 	return tokens, running
 }
 
-// run says how many requests take part in a step. What the rank may not run besides waits for the next step, though its KV is there. A rank
-// without that limit has nothing to say.
-func (r *Rank) run(step int64) (running int) {
+// limitRunning returns how many requests of a rank with Runs take part in a step, which are at most Runs. It puts off the others until
+// the next step, although their KV is on the rank. For a rank without Runs it does nothing and returns 0.
+func (r *Rank) limitRunning(step int64) (running int) {
 	if r.Runs == 0 {
 		return 0
 	}
@@ -96,19 +96,20 @@ func (r *Rank) run(step int64) (running int) {
 	return running
 }
 
-// Feels is a load as the group's steps feel it: in KV tokens, with what requests weigh, times what these cost on the rank.
+// Feels returns a load as the steps of the group feel it, in KV tokens: the tokens, and the weight of a request for each one that runs,
+// times what a KV token costs on the rank.
 func (r *Rank) Feels(tokens int64, running int) float64 {
 	return (float64(tokens) + r.Group.Law.Weight()*float64(running)) * r.Cost
 }
 
 // fits says whether there is room for the KV of so many tokens. A rank that has no KV of requests and keeps none takes anything.
 func (r *Rank) fits(tokens int64) bool {
-	has := r.KV + r.Kept.Tokens()
-	return r.Capacity == 0 || has == 0 || r.Others+has+tokens <= r.Capacity
+	holds := r.KV + r.Kept.Tokens()
+	return r.Capacity == 0 || holds == 0 || r.Others+holds+tokens <= r.Capacity
 }
 
-// victim is the request that KV overflow takes: the last admitted one that holds KV, unless it is the only
-// one. ok is false when nothing is to be done.
+// victim returns the request to preempt if the rank has more KV than its capacity: the last admitted one that holds KV, but never the
+// first in the list. ok is false if there is nothing to preempt.
 func (r *Rank) victim() (i int, ok bool) {
 	if r.Capacity == 0 || r.Others+r.KV+r.Kept.Tokens() <= r.Capacity {
 		return 0, false
@@ -149,15 +150,15 @@ func (g *Group) FirstReady() float64 {
 // has ended.
 func (g *Group) Steps() bool { return g.begun || g.Ends < Never }
 
-// next returns the number of the first step that a request admitted now can take part in.
-func (g *Group) next() int64 {
+// nextStep returns the number of the first step that a request admitted now can take part in.
+func (g *Group) nextStep() int64 {
 	if g.Steps() {
 		return g.Step + 1
 	}
 	return g.Step
 }
 
-// goesOn says whether a request is left after a step that ends.
+// goesOn says whether the group has work left after the step that ends now: a request that gets more tokens, or one that has not begun.
 func (g *Group) goesOn() bool {
 	for _, r := range g.Ranks {
 		for i := range r.Legs {
