@@ -58,9 +58,9 @@ const mostShare = 0.25
 // Pick sends a candidate to a rank.
 type Pick struct{ Candidate, Rank int32 }
 
-// grain is the width in tokens of the classes in which backlogs count as equal, so that small differences do not outweigh the load. Loads
-// drawn at random are served equally well with any value from 1 to 4,096.
-const grain = 256
+// backlogClass is the width in tokens of the classes in which backlogs count as equal, so that small differences do not outweigh the
+// load. Loads drawn at random are served equally well with any value from 1 to 4,096.
+const backlogClass = 256
 
 // Planner decides. From one decision to the next it only keeps memory, and the result until the next decision.
 type Planner struct {
@@ -75,22 +75,26 @@ type Planner struct {
 }
 
 const (
-	waits = -1 // the candidate found no slot or no room, or is not placed
-	gone  = -2 // the candidate is in picks already
+	unplaced = -1 // the candidate found no slot or no room, or is not placed
+	picked   = -2 // the candidate is in picks already
 )
 
 // Decide returns which candidates are sent, and the time at which to call it again if nothing happens before; +Inf: never. waiting is in
 // the order of arrival. The picks are valid until the next call.
+//
+// Decide sends urgent candidates first. It places the others on the ranks as if they were all sent now, and release says until when such
+// a round is worth holding. When that time has come, the placed candidates are sent. Otherwise they are held, and only those are sent
+// that make no step longer (see ride); the others are then placed anew.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget()
 	p.picks = p.picks[:0]
 	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
 	for i := range waiting {
-		p.placed[i] = waits
+		p.placed[i] = unplaced
 		if waiting[i].Urgent {
-			if r := p.least(g, &waiting[i], p.largest()); r != waits {
-				p.send(g, waiting, i, r)
+			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != unplaced {
+				p.pick(g, waiting, i, r)
 			}
 		}
 	}
@@ -109,9 +113,9 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 			}
 			return p.picks, math.Inf(1)
 		}
-		oldest := p.longest(now, waiting)
+		oldest := p.longestHeld(now, waiting)
 		p.unplace()
-		if !p.ride(g, waiting, p.largest()) {
+		if !p.ride(g, waiting, p.largestBacklog()) {
 			p.held, p.oldest = n, oldest
 			return p.picks, at
 		}
@@ -130,21 +134,22 @@ func (p *Planner) HeldFor() float64 { return p.oldest }
 // Released says whether the last decision sent a round, not only requests that go beside one.
 func (p *Planner) Released() bool { return p.round }
 
-// place finds ranks for as many candidates as there are slots. Candidates that were held for MaxHold come first, so that larger
-// ones do not take their room; the others come by their uncached tokens, largest first. n is how many candidates found a rank. uneven
-// is by how many tokens the largest backlog grows more than the backlogs do on average.
+// place finds ranks for as many candidates as there are slots, and charges the ranks with them. Candidates that were held for MaxHold
+// come first, so that larger ones do not take their room; the others come by their uncached tokens, largest first. n is how many
+// candidates found a rank. uneven is by how many tokens the largest backlog grows more than the backlogs do on average: so many tokens
+// one rank computes while the others wait.
 func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
-	slots, largest, sum := 0, int64(0), int64(0)
+	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
 		slots += p.ranks[i].Slots
-		largest, sum = max(largest, p.ranks[i].Backlog), sum+p.ranks[i].Backlog
+		largestBefore, sumBefore = max(largestBefore, p.ranks[i].Backlog), sumBefore+p.ranks[i].Backlog
 	}
 	p.order = p.order[:0]
 	for i := range waiting {
 		if len(p.order) == slots {
 			break
 		}
-		if p.placed[i] != gone {
+		if p.placed[i] != picked {
 			p.order = append(p.order, int32(i))
 		}
 	}
@@ -156,28 +161,28 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 		case late != (now-y.Since >= rule.MaxHold):
 			return 1
 		}
-		return int(y.least()) - int(x.least())
+		return int(y.leastUncached()) - int(x.leastUncached())
 	})
-	top := largest
+	largest := largestBefore
 	for _, i := range p.order {
 		c := &waiting[i]
-		r := p.least(g, c, top)
+		r := p.bestRank(g, c, largest)
 		p.placed[i] = r
-		if r == waits {
+		if r == unplaced {
 			continue
 		}
 		p.charge(g, c, r)
-		top = max(top, p.ranks[r].Backlog)
+		largest = max(largest, p.ranks[r].Backlog)
 		if !(c.Since <= now) { // it could never be sent before (NaN), or the clock went back
 			c.Since = now
 		}
 		n++
 	}
-	more := int64(0)
+	sum := int64(0)
 	for i := range p.ranks {
-		more += p.ranks[i].Backlog
+		sum += p.ranks[i].Backlog
 	}
-	return n, float64(top-largest) - float64(more-sum)/float64(max(1, len(p.ranks)))
+	return n, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
 // release returns when the placed candidates are sent: when they have been held, all together, for as long as that is worth.
@@ -191,14 +196,15 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 // held for x times that long.
 func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
-	most := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
+	// How many request-seconds of holding it is worth if all decodes are spared a stop of one second.
+	worthPerSecond := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
 	if g.Unbegun >= 0 || rule.Patience == 0 {
-		most = min(most, rule.Patience*g.Unbegun)
+		worthPerSecond = min(worthPerSecond, rule.Patience*g.Unbegun)
 		if g.Rate >= 0 {
-			most *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate)
+			worthPerSecond *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate)
 		}
 	}
-	worth := most * g.Own * uneven // request-seconds
+	worth := worthPerSecond * g.Own * uneven // request-seconds: the n placed candidates together may be held for so long
 	if worth <= 0 {
 		return now
 	}
@@ -213,8 +219,8 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	return min(at, now+max(0, worth-held)/float64(n))
 }
 
-// longest returns how many seconds ago the first of the placed candidates could have been sent.
-func (p *Planner) longest(now float64, waiting []Candidate) (most float64) {
+// longestHeld returns how many seconds ago the first of the placed candidates could have been sent.
+func (p *Planner) longestHeld(now float64, waiting []Candidate) (most float64) {
 	for i, r := range p.placed {
 		if r >= 0 {
 			most = max(most, now-waiting[i].Since)
@@ -223,92 +229,97 @@ func (p *Planner) longest(now float64, waiting []Candidate) (most float64) {
 	return most
 }
 
-// ride sends the candidates, oldest first, that fit a rank without making its backlog larger than the largest one: the rank computes them
-// while another rank computes more, so they make no step longer. It says whether there were some.
-func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (some bool) {
+// ride sends the candidates, oldest first, that fit a rank without making its backlog larger than the given largest one: the rank
+// computes them while another rank computes more, so they make no step longer. sent says whether there were some.
+func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (sent bool) {
 	for i := range waiting {
-		if p.placed[i] == gone {
+		if p.placed[i] == picked {
 			continue
 		}
-		best := int32(waits)
+		best := int32(unplaced)
 		for r := range p.ranks {
 			if p.fits(int32(r), &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(int32(r))) <= largest &&
-				(best == waits || p.ranks[r].Backlog < p.ranks[best].Backlog) {
+				(best == unplaced || p.ranks[r].Backlog < p.ranks[best].Backlog) {
 				best = int32(r)
 			}
 		}
-		if best != waits {
-			p.send(g, waiting, i, best)
-			some = true
+		if best != unplaced {
+			p.pick(g, waiting, i, best)
+			sent = true
 		}
 	}
-	return some
+	return sent
 }
 
 // unplace takes back what place did. Candidates that are in picks stay there.
 func (p *Planner) unplace() {
 	copy(p.ranks, p.base)
 	for i := range p.placed {
-		if p.placed[i] != gone {
-			p.placed[i] = waits
+		if p.placed[i] != picked {
+			p.placed[i] = unplaced
 		}
 	}
 }
 
-func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
+// pick sends a candidate to rank r: it charges the rank and adds the candidate to the picks.
+func (p *Planner) pick(g *Group, waiting []Candidate, i int, r int32) {
 	p.charge(g, &waiting[i], r)
-	p.placed[i] = gone
+	p.placed[i] = picked
 	p.picks = append(p.picks, Pick{int32(i), r})
 }
 
-// least returns the rank with the least backlog that has a slot and room; among equal backlogs, the one with the least load. A rank that
-// holds a prefix of the prompt is taken instead if the tokens that this saves are at least as many as those by which the largest backlog
-// grows.
-func (p *Planner) least(g *Group, c *Candidate, largest int64) int32 {
-	best := int32(waits)
+// bestRank returns the rank for a candidate; unplaced: no rank has a slot and room. It is the rank with the least backlog or, among
+// equal backlogs, with the least load. A rank that holds a prefix of the prompt is taken instead if the tokens that this saves are at
+// least as many as those by which the largest backlog grows.
+func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
+	best := int32(unplaced)
 	for i := range p.ranks {
-		if r := int32(i); p.fits(r, c) && (best == waits || p.before(r, best)) {
+		if r := int32(i); p.fits(r, c) && (best == unplaced || p.lighter(r, best)) {
 			best = r
 		}
 	}
-	if best == waits {
+	if best == unplaced {
 		return best
 	}
-	saves, other := int64(0), best
+	mostSaved, chosen := int64(0), best
 	for _, h := range c.Hits {
 		if int(h.Rank) >= len(p.ranks) || !p.fits(h.Rank, c) {
 			continue
 		}
-		u := int64(c.uncached(h.Rank))
-		saved := int64(c.uncached(best)) - u
-		if grows := max(0, p.ranks[h.Rank].Backlog+u-largest); saved > saves && grows <= saved {
-			saves, other = saved, h.Rank
+		uncached := int64(c.uncached(h.Rank))
+		saved := int64(c.uncached(best)) - uncached
+		if grows := max(0, p.ranks[h.Rank].Backlog+uncached-largest); saved > mostSaved && grows <= saved {
+			mostSaved, chosen = saved, h.Rank
 		}
 	}
-	return other
+	return chosen
 }
 
-func (p *Planner) before(a, b int32) bool {
+// lighter says whether rank a has a smaller backlog than rank b or, if the backlogs count as equal, a smaller load.
+func (p *Planner) lighter(a, b int32) bool {
 	x, y := &p.ranks[a], &p.ranks[b]
-	if x.Backlog/grain != y.Backlog/grain {
+	if x.Backlog/backlogClass != y.Backlog/backlogClass {
 		return x.Backlog < y.Backlog
 	}
 	return x.Load < y.Load
 }
 
+// fits says whether rank r has a slot and KV room for the prompt of a candidate.
 func (p *Planner) fits(r int32, c *Candidate) bool {
 	return p.ranks[r].Slots > 0 && p.ranks[r].Room >= int64(c.Prompt)
 }
 
+// charge takes a slot and room of rank r for a candidate, and adds to its backlog and load.
 func (p *Planner) charge(g *Group, c *Candidate, r int32) {
-	k := &p.ranks[r]
-	k.Slots--
-	k.Room -= int64(c.Prompt)
-	k.Backlog += int64(c.uncached(r))
-	k.Load += float64(c.Prompt) + g.Request
+	rank := &p.ranks[r]
+	rank.Slots--
+	rank.Room -= int64(c.Prompt)
+	rank.Backlog += int64(c.uncached(r))
+	rank.Load += float64(c.Prompt) + g.Request
 }
 
-func (p *Planner) largest() (most int64) {
+// largestBacklog returns the largest backlog of a rank, with the candidates that are sent or placed.
+func (p *Planner) largestBacklog() (most int64) {
 	for i := range p.ranks {
 		most = max(most, p.ranks[i].Backlog)
 	}
@@ -325,11 +336,11 @@ func (c *Candidate) uncached(r int32) int32 {
 	return c.Prompt
 }
 
-// least returns how many tokens of the prompt have to be computed on the rank that holds most of it.
-func (c *Candidate) least() int32 {
-	u := c.Prompt
+// leastUncached returns how many tokens of the prompt would have to be computed on the rank that holds most of it.
+func (c *Candidate) leastUncached() int32 {
+	fewest := c.Prompt
 	for _, h := range c.Hits {
-		u = min(u, max(1, c.Prompt-h.Tokens))
+		fewest = min(fewest, max(1, c.Prompt-h.Tokens))
 	}
-	return u
+	return fewest
 }
