@@ -11,8 +11,8 @@ const (
 	// parts divides the time for which KV is kept. The KV of answers that end within one part of it is one entry, which lasts until the end
 	// of the latest.
 	parts = 64
-	// most is how many entries there can be at one time: one for each part, and two for the parts that are just ending and beginning.
-	most = parts + 2
+	// mostEntries is how many entries there can be at one time: one for each part, and two for the parts that are just ending and beginning.
+	mostEntries = parts + 2
 )
 
 // KV is what the engine of one rank keeps.
@@ -23,30 +23,32 @@ type KV struct {
 
 // entry is the KV of answers that ended at about the same time.
 type entry struct {
-	tokens       int64
-	since        time.Time // when the latest KV was added
-	first, until time.Time // when the earliest and the latest KV of the entry is given up
+	tokens            int64
+	since             time.Time // when the latest KV was added
+	firstUntil, until time.Time // when the engine gives up the earliest KV of the entry, and the latest
 }
 
 // Reserve allocates the memory for all entries, so that Add allocates nothing.
-func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, most-len(k.entries)) }
+func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, mostEntries-len(k.entries)) }
 
-// Add counts tokens that are kept for the time lasts from now on. It returns how many other tokens expired, as Expire does.
+// Add counts tokens that the engine keeps for the time lasts from now on. If they are given up less than lasts/parts after the earliest
+// KV of the last entry, they join that entry, and also if there is no room for another entry. Add returns how many other tokens expired,
+// as Expire does.
 func (k *KV) Add(tokens int64, now time.Time, lasts time.Duration) (expired int64) {
 	expired = k.Expire(now)
 	k.tokens += tokens
 	until, n := now.Add(lasts), len(k.entries)
 	if n > 0 {
 		last := &k.entries[n-1]
-		if until.Before(last.until) {
+		if until.Before(last.until) { // lasts has become shorter: entries stay in the order of their ends
 			until = last.until
 		}
-		if n == most || until.Sub(last.first) < lasts/parts {
+		if n == mostEntries || until.Sub(last.firstUntil) < lasts/parts {
 			last.tokens, last.since, last.until = last.tokens+tokens, now, until
 			return expired
 		}
 	}
-	k.entries = append(k.entries, entry{tokens: tokens, since: now, first: until, until: until})
+	k.entries = append(k.entries, entry{tokens: tokens, since: now, firstUntil: until, until: until})
 	return expired
 }
 
@@ -61,10 +63,10 @@ func (k *KV) Expire(now time.Time) (expired int64) {
 	return expired
 }
 
-// Seen takes in that an engine had, at an instant, fewer tokens in use than the board counted, by the number fewer. It drops so many kept
-// tokens, and those first that would be given up first: of KV that several answers share, such as a prefix of a chat, the engine keeps
-// one copy until the time of the last answer is over. Entries to which KV was added at or after the instant stay. It returns how many
-// tokens were dropped.
+// Seen corrects the account by the gauge of the engine: at an instant, the engine had fewer tokens in use than the board counted, and
+// the difference is given as fewer. Seen drops so many kept tokens, and those first that would be given up first: of KV that several
+// answers share, such as a prefix of a chat, the engine keeps one copy until the time of the last answer is over. Entries to which KV
+// was added at or after the instant stay. It returns how many tokens were dropped.
 func (k *KV) Seen(fewer int64, at time.Time) (forgotten int64) {
 	for i := range k.entries {
 		e := &k.entries[i]

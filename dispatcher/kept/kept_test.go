@@ -75,7 +75,7 @@ func TestWhatIsKeptAndWhatIsGivenUpAgree(t *testing.T) {
 			}
 			require.Equal(rt, in-out, k.Tokens())
 			require.Equal(rt, k.Tokens(), k.Sum())
-			require.LessOrEqual(rt, len(k.entries), most)
+			require.LessOrEqual(rt, len(k.entries), mostEntries)
 			least, atMost := int64(0), int64(0)
 			for _, a := range answers {
 				if now.Before(a.until) {
