@@ -27,8 +27,8 @@ type Running struct {
 	era   uint32 // changes with rules or reads; requests with a life of another era are predicted anew
 	lives []life // by slot
 
-	live  *predictor.Live // nil: no prediction is scored
-	liveH int             // horizon of live
+	live        *predictor.Live // nil: no prediction is scored
+	liveHorizon int             // horizon of live
 
 	due     []*policy.Request
 	queries []predictor.Query
@@ -61,8 +61,8 @@ func (f *Running) Demand(n policy.Needs) {
 // more than a tenth. Smaller changes are ignored, because a horizon that follows the mean output often moves by a step, and
 // the sample would never fill.
 func (f *Running) Score() {
-	if h := f.rules.H; f.live == nil || 10*max(h, f.liveH) > 11*min(h, f.liveH) {
-		f.live, f.liveH = predictor.NewLive(h, scoreRows), h
+	if h := f.rules.H; f.live == nil || 10*max(h, f.liveHorizon) > 11*min(h, f.liveHorizon) {
+		f.live, f.liveHorizon = predictor.NewLive(h, scoreRows), h
 	}
 }
 
@@ -98,11 +98,11 @@ func (f *Running) advance(q *policy.Request) {
 	if due {
 		f.due = append(f.due, q)
 	}
-	q.Rhat = f.told(l)
+	q.Rhat = f.visibleRhat(l)
 }
 
-// told returns r̂ as the policy sees it: 0 (unknown) if it does not read predictions.
-func (f *Running) told(l *life) float32 {
+// visibleRhat returns r̂ of a request as the policy sees it: 0 (unknown) if the policy does not read predictions.
+func (f *Running) visibleRhat(l *life) float32 {
 	if !f.reads {
 		return 0
 	}
@@ -126,7 +126,7 @@ func (f *Running) ask(p predictor.Predictor) {
 	for i, q := range f.due {
 		l := &f.lives[q.Slot]
 		f.rules.Set(&l.State, answers[i])
-		q.Rhat = f.told(l)
+		q.Rhat = f.visibleRhat(l)
 		if f.live != nil {
 			f.live.Used(q.Slot, q.ID, q.Age, answers[i])
 		}
