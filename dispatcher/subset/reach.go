@@ -9,11 +9,11 @@ const maxBits = 65_536
 // and j, as a bitset. All are kept, so that a sum can be traced back
 // to its items.
 type reach struct {
-	n, c  int
-	bound int64
-	rows  []row    // (i, j) at i*(c+1)+j
-	arena []uint64 // words of all rows; reused
-	used  int
+	n, most int
+	bound   int64
+	rows    []row    // (i, j) at i*(c+1)+j
+	arena   []uint64 // words of all rows; reused
+	used    int
 }
 
 // row is the set of sums of one (i, j). It has only the words from the smallest possible sum
@@ -24,23 +24,24 @@ type row struct {
 	top   int64 // no sum of the set is larger
 }
 
-// fill builds the table for sums up to bound.
-func (r *reach) fill(sizes []int64, c int, bound int64) {
-	r.n, r.c, r.bound, r.used = len(sizes), c, bound, 0
-	if need := (r.n + 1) * (c + 1); cap(r.rows) < need {
+// fill builds the table for sums up to bound of at most `most` of the sizes. A row takes over the sums of the row without the new size,
+// and adds those of the row with one size fewer, shifted by the new size.
+func (r *reach) fill(sizes []int64, most int, bound int64) {
+	r.n, r.most, r.bound, r.used = len(sizes), most, bound, 0
+	if need := (r.n + 1) * (most + 1); cap(r.rows) < need {
 		r.rows = make([]row, need)
 	} else {
 		r.rows = r.rows[:need]
 		clear(r.rows)
 	}
 	r.reserve(sizes)
-	zero := r.take(0, 0)
+	zero := r.newRow(0, 0)
 	zero.words[0] = 1 // the empty sum
 	r.rows[0] = zero
 	for i, size := range sizes {
-		before, after := r.rows[i*(c+1):][:c+1], r.rows[(i+1)*(c+1):][:c+1]
+		before, after := r.rows[i*(most+1):][:most+1], r.rows[(i+1)*(most+1):][:most+1]
 		after[0] = zero
-		for j := 1; j <= min(i+1, c); j++ {
+		for j := 1; j <= min(i+1, most); j++ {
 			without, fewer := before[j], before[j-1]
 			low := fewer.low + int(size>>6)
 			if fewer.words == nil || int64(low) > bound>>6 {
@@ -50,7 +51,7 @@ func (r *reach) fill(sizes []int64, c int, bound int64) {
 			if without.words != nil {
 				low = min(low, without.low)
 			}
-			next := r.take(low, max(without.top, min(bound, fewer.top+size)))
+			next := r.newRow(low, max(without.top, min(bound, fewer.top+size)))
 			at := 0
 			if without.words != nil {
 				at = without.low - low
@@ -70,7 +71,7 @@ func (r *reach) reserve(sizes []int64) {
 	var largest int64
 	for i, size := range sizes {
 		largest = max(largest, min(size, r.bound))
-		for j := 1; j <= min(i+1, r.c); j++ {
+		for j := 1; j <= min(i+1, r.most); j++ {
 			need += wordsFor(min(r.bound, largest*int64(j)))
 		}
 	}
@@ -79,8 +80,8 @@ func (r *reach) reserve(sizes []int64) {
 	}
 }
 
-// take returns a row with memory from the arena, which is not cleared.
-func (r *reach) take(low int, top int64) row {
+// newRow returns a row with memory from the arena, which is not cleared.
+func (r *reach) newRow(low int, top int64) row {
 	n := wordsFor(top) - low
 	words := r.arena[r.used : r.used+n : r.used+n]
 	r.used += n
@@ -140,22 +141,22 @@ func orShifted(dst, src []uint64, shift uint) {
 	}
 }
 
-// last returns the largest sum of at least one item up to x, and the largest
+// largestUpTo returns the largest sum of at least one item up to x, and the largest
 // number of items that makes it.
-func (r *reach) last(x int64) (sum int64, count int, ok bool) {
-	for j := 1; j <= r.c; j++ {
-		if at, found := r.rows[r.n*(r.c+1)+j].previous(x); found && (!ok || at >= sum) {
+func (r *reach) largestUpTo(x int64) (sum int64, count int, ok bool) {
+	for j := 1; j <= r.most; j++ {
+		if at, found := r.rows[r.n*(r.most+1)+j].previous(x); found && (!ok || at >= sum) {
 			sum, count, ok = at, j, true
 		}
 	}
 	return sum, count, ok
 }
 
-// first returns the smallest sum of at least one item from x on, and the
+// smallestFrom returns the smallest sum of at least one item from x on, and the
 // largest number of items that makes it.
-func (r *reach) first(x int64) (sum int64, count int, ok bool) {
-	for j := 1; j <= r.c; j++ {
-		if at, found := r.rows[r.n*(r.c+1)+j].next(x); found && (!ok || at <= sum) {
+func (r *reach) smallestFrom(x int64) (sum int64, count int, ok bool) {
+	for j := 1; j <= r.most; j++ {
+		if at, found := r.rows[r.n*(r.most+1)+j].next(x); found && (!ok || at <= sum) {
 			sum, count, ok = at, j, true
 		}
 	}
@@ -167,7 +168,7 @@ func (r *reach) first(x int64) (sum int64, count int, ok bool) {
 // the smallest mask.
 func (r *reach) trace(sizes []int64, sum int64, count int) (mask uint64) {
 	for i := r.n; i > 0 && count > 0; i-- {
-		if r.rows[(i-1)*(r.c+1)+count].has(sum) {
+		if r.rows[(i-1)*(r.most+1)+count].has(sum) {
 			continue
 		}
 		mask |= 1 << (i - 1)

@@ -41,12 +41,12 @@ type choice struct {
 // Solver finds the best subset. It owns the scratch that makes it free of
 // allocations once it has seen its largest problem; it serves one goroutine.
 type Solver struct {
-	sizes  [MaxItems]int64 // scaled sizes of the candidates that fit alone
-	tokens [MaxItems]int64
-	item   [MaxItems]uint8 // index in the problem: bits of a mask during the search are positions here
-	n, c   int
-	limit  int64 // in tokens
-	knee   int64
+	sizes   [MaxItems]int64 // scaled sizes of the candidates that fit alone
+	tokens  [MaxItems]int64
+	index   [MaxItems]uint8 // index in the problem: bits of a mask during the search are positions here
+	n, most int
+	limit   int64 // in tokens
+	knee    int64
 
 	low, high choice // largest sum <= knee, smallest sum > knee
 
@@ -62,13 +62,13 @@ type Solver struct {
 // The answer is exact while min(Limit, knee + largest size) <= 65,536 tokens or
 // there are at most 4096 subsets, and Cost is 1 or the subsets are that few.
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
-	s.load(f, p)
+	s.loadCandidates(f, p)
 	switch {
-	case s.n == 0 || s.c == 0:
+	case s.n == 0 || s.most == 0:
 		return Set{}, false
-	case s.c == 1:
+	case s.most == 1:
 		s.singles()
-	case countSubsets(s.n, s.c) <= enumerable:
+	case countSubsets(s.n, s.most) <= enumerable:
 		s.walk(0, choice{}, 0)
 	default:
 		s.bitsets(f, p.Cost)
@@ -83,24 +83,24 @@ func (s *Solver) better(f *Score) Set {
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
 		best = s.high
 	}
-	out := Set{Sum: best.sum, Score: f.F(best.sum)}
+	set := Set{Sum: best.sum, Score: f.F(best.sum)}
 	for m := best.mask; m != 0; m &= m - 1 {
-		out.Mask |= 1 << s.item[bits.TrailingZeros64(m)]
+		set.Mask |= 1 << s.index[bits.TrailingZeros64(m)]
 	}
-	return out
+	return set
 }
 
-// load takes over the candidates that fit alone, in order.
-func (s *Solver) load(f *Score, p Problem) {
+// loadCandidates takes over the candidates that fit within the limit by themselves, in order.
+func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.n, s.limit, s.knee = 0, p.Limit, f.Knee()
 	s.low, s.high = choice{}, choice{}
 	for i, t := range p.Tokens {
 		if t <= p.Limit {
-			s.tokens[s.n], s.sizes[s.n], s.item[s.n] = t, Scaled(t, p.Cost), uint8(i)
+			s.tokens[s.n], s.sizes[s.n], s.index[s.n] = t, Scaled(t, p.Cost), uint8(i)
 			s.n++
 		}
 	}
-	s.c = min(p.Cap, s.n)
+	s.most = min(p.Cap, s.n)
 }
 
 // singles considers every candidate alone.
@@ -122,7 +122,7 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 			continue // the sum is too large, and more candidates only make it larger
 		}
 		s.consider(next)
-		if next.count < s.c {
+		if next.count < s.most {
 			s.walk(i+1, next, t)
 		}
 	}
@@ -141,11 +141,11 @@ func (s *Solver) consider(x choice) {
 	}
 }
 
-// countSubsets is the number of subsets of n with at most c elements, the empty
-// one included; it stops counting past enumerable.
-func countSubsets(n, c int) int {
+// countSubsets returns the number of subsets of n candidates with at most `most` elements, the empty one included. It stops counting
+// once there are more than enumerable.
+func countSubsets(n, most int) int {
 	sum, binomial := 1, 1
-	for k := 1; k <= c && sum <= enumerable; k++ {
+	for k := 1; k <= most && sum <= enumerable; k++ {
 		binomial = binomial * (n - k + 1) / k
 		sum += binomial
 	}
@@ -159,7 +159,7 @@ func (s *Solver) bitsets(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {
 		// Rounding moves each size by up to half a token, so a sum of sizes within this limit is within the true one.
-		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.c)/2)), false
+		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.most)/2)), false
 	}
 	if limit >= 0 {
 		exact = s.probe(limit) && exact
@@ -198,7 +198,7 @@ func (s *Solver) considerChecked(x choice) {
 // caller recomputes them.
 func (s *Solver) probe(limit int64) bool {
 	sizes, knee := s.sizes[:s.n], s.knee
-	bound := boundOf(sizes, s.c, knee, limit)
+	bound := boundOf(sizes, s.most, knee, limit)
 	unit := (bound + maxBits - 1) / maxBits
 	if unit > 1 {
 		for i, w := range sizes {
@@ -209,14 +209,14 @@ func (s *Solver) probe(limit int64) bool {
 		if knee != Unlimited {
 			knee /= unit
 		}
-		bound = boundOf(sizes, s.c, knee, limit)
+		bound = boundOf(sizes, s.most, knee, limit)
 	}
-	s.table.fill(sizes, s.c, bound)
-	if sum, count, ok := s.table.last(min(knee, bound)); ok {
+	s.table.fill(sizes, s.most, bound)
+	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
 		s.low = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 	}
 	if knee < bound {
-		if sum, count, ok := s.table.first(knee + 1); ok {
+		if sum, count, ok := s.table.smallestFrom(knee + 1); ok {
 			s.high = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 		}
 	}
@@ -225,13 +225,13 @@ func (s *Solver) probe(limit int64) bool {
 
 // boundOf returns the largest sum that the table needs: the smallest sum beyond the knee is at
 // most one size larger than the knee.
-func boundOf(sizes []int64, c int, knee, limit int64) int64 {
+func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
 		largest = max(largest, w)
 		sum += w
 	}
-	sum = min(sum, largest*int64(c), limit)
+	sum = min(sum, largest*int64(most), limit)
 	if knee == Unlimited {
 		return sum
 	}
@@ -241,12 +241,12 @@ func boundOf(sizes []int64, c int, knee, limit int64) int64 {
 // greedy returns the choice that takes the longest candidates first, as long as it stays within the knee,
 // the limit and the cap.
 func (s *Solver) greedy() choice {
-	var got choice
+	var taken choice
 	var tokens int64
-	for got.count < s.c {
+	for taken.count < s.most {
 		pick := -1
 		for i := range s.n {
-			if got.mask>>i&1 == 0 && got.sum+s.sizes[i] <= s.knee && tokens+s.tokens[i] <= s.limit &&
+			if taken.mask>>i&1 == 0 && taken.sum+s.sizes[i] <= s.knee && tokens+s.tokens[i] <= s.limit &&
 				(pick < 0 || s.sizes[i] > s.sizes[pick]) {
 				pick = i
 			}
@@ -254,11 +254,11 @@ func (s *Solver) greedy() choice {
 		if pick < 0 {
 			break
 		}
-		got.mask |= 1 << pick
-		got.sum += s.sizes[pick]
+		taken.mask |= 1 << pick
+		taken.sum += s.sizes[pick]
 		tokens += s.tokens[pick]
-		got.count++
-		got.ok = true
+		taken.count++
+		taken.ok = true
 	}
-	return got
+	return taken
 }

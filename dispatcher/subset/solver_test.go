@@ -97,9 +97,9 @@ func TestBitsetsAgreeWithEnumeration(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawProblem(t, 13, rapid.SampledFrom([]int64{3, 70, 900, 5000}).Draw(t, "largest"))
 		f := drawBR0(t, 900)
-		s.load(f, p)
-		e.load(f, p)
-		if s.n == 0 || s.c == 0 {
+		s.loadCandidates(f, p)
+		e.loadCandidates(f, p)
+		if s.n == 0 || s.most == 0 {
 			return
 		}
 		s.bitsets(f, 1)
@@ -116,8 +116,8 @@ func TestBlocksKeepTheLimitsAndBeatSingles(t *testing.T) {
 		p := drawProblem(t, 14, 120_000)
 		p.Cost = rapid.SampledFrom([]float64{0, 1, 1, 0.8, 1.7}).Draw(t, "cost")
 		f := drawBR0(t, 120_000)
-		s.load(f, p)
-		if s.n == 0 || s.c == 0 {
+		s.loadCandidates(f, p)
+		if s.n == 0 || s.most == 0 {
 			return
 		}
 		s.bitsets(f, p.Cost)
@@ -244,7 +244,7 @@ func BenchmarkTwoWays(b *testing.B) {
 				b.Run(fmt.Sprintf("%dof%dto%d/%s", c.c, c.n, margin, way.name), func(b *testing.B) {
 					var s Solver
 					for b.Loop() {
-						s.load(&f, p)
+						s.loadCandidates(&f, p)
 						way.search(&s)
 						found[i] = s.better(&f)
 					}
