@@ -33,11 +33,11 @@ const mostAlternatives = 8
 
 // Best returns the kept ranks, the best first. The chosen rank is
 // among them, unless the board moved the assignment off a pair that fails.
-func (g *Trace) Best() []Alternative {
-	if g == nil {
+func (o *Trace) Best() []Alternative {
+	if o == nil {
 		return nil
 	}
-	return g.best[:g.count]
+	return o.best[:o.count]
 }
 
 // Keep adds a rank to the list if it is one of the best, or the chosen rank.
@@ -66,6 +66,7 @@ func (o *Trace) Keep(c Alternative, chosen int32) {
 	o.best[at] = c
 }
 
+// before says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
 func (o *Trace) before(a, b *Alternative) bool {
 	switch {
 	case math.IsNaN(a.Score) || a.Score == b.Score:
