@@ -84,7 +84,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if l.Plain() {
 		return l.Model.Ms(ranks)
 	}
-	form, widest, mean := l.runs(ranks)
+	form, widest, mean := l.stepForm(ranks)
 	own := 0.0
 	for i := range ranks {
 		own = max(own, l.ownMs(&ranks[i], form, widest))
@@ -104,7 +104,7 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	if len(ranks) == 0 {
 		return dst
 	}
-	form, widest, _ := l.runs(ranks)
+	form, widest, _ := l.stepForm(ranks)
 	from, own := len(dst), 0.0
 	for i := range ranks {
 		dst = append(dst, l.ownMs(&ranks[i], form, widest))
@@ -116,8 +116,9 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	return dst
 }
 
-// runs returns in which form these ranks step, the rows of the rank with most rows, padded, and the mean rows of a rank.
-func (l *Law) runs(ranks []Rank) (form Form, widest, mean float64) {
+// stepForm returns in which form these ranks step, the rows of the rank with most rows, padded to the size of a graph, and the mean rows
+// of a rank.
+func (l *Law) stepForm(ranks []Rank) (form Form, widest, mean float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
 		n := ranks[i].rows()
@@ -167,22 +168,22 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 // Assumed returns the law in the form that policies decide by: a model of the ranks' own loads, and what a request weighs in the load of
 // its rank and on the rank with most requests. With graphs, a request costs only in the second way, but half of its weight is counted in
 // the first, see Halves. Captured sizes are left out, because a rank that is just below a size now is above it a few steps later.
-func (l *Law) Assumed() (load Model, use Weights) {
+func (l *Law) Assumed() (load Model, weights Weights) {
 	load = l.Model
 	if l.C1Ms <= 0 {
-		return load, use
+		return load, weights
 	}
 	switch l.Form {
 	case Unmasked:
 		load.RequestMs += l.MostMs + l.MeanMs
-		use = Halves(load.Weight())
+		weights = Halves(load.Weight())
 	case Masked:
 		load.RequestMs += l.MostMs
-		use = Halves(load.Weight())
+		weights = Halves(load.Weight())
 	case Eager, OwnBuckets:
-		use = Weights{load.Weight(), l.MostMs / l.C1Ms}
+		weights = Weights{load.Weight(), l.MostMs / l.C1Ms}
 	}
-	return load, use
+	return load, weights
 }
 
 // Level returns the law as a Model for ranks with equal loads: for these, all forms cost the same if padding is left out.

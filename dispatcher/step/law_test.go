@@ -41,7 +41,7 @@ func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 			for _, x := range []float64{m.C0Ms, m.C1Ms, m.RequestMs, m.OwnMs, m.SharedMs, m.PrefillMs} {
 				require.GreaterOrEqual(t, x, 0.)
 			}
-			m = s.decodes()
+			m = s.decodeModel()
 			if s.prefills.line.n < 500 || !s.prefills.fit(&m) {
 				continue // such as where all steps have as much to compute as each other
 			}

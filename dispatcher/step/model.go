@@ -53,6 +53,7 @@ func (m *Model) Ms(ranks []Rank) float64 {
 // of returns how many ms a rank's own work takes.
 func (m *Model) of(r *Rank) float64 { return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnMs*r.Prompt }
 
+// slowest returns the index of the rank whose own work takes longest.
 func (m *Model) slowest(ranks []Rank) (at int) {
 	for i := range ranks {
 		if m.of(&ranks[i]) > m.of(&ranks[at]) {

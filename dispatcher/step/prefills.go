@@ -28,21 +28,21 @@ const (
 
 // add takes in a step with a prefill that took ms. m is the model of steps without a prefill, as far as it is known.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
-	f.divide(share)
+	f.setShare(share)
 	if !f.fit(&m) && m.OwnMs+m.SharedMs == 0 {
 		m.C0Ms, m.OwnMs, m.SharedMs = max(m.C0Ms, guessC0Ms), share*guessMs, (1-share)*guessMs
 	}
 	ratio := ms / m.Ms(ranks)
 	f.ratio.add(ratio)
-	if ratio < tooShort*f.ratio.of || ratio > tooLong*f.ratio.of {
+	if ratio < tooShort*f.ratio.value || ratio > tooLong*f.ratio.value {
 		return
 	}
 	r := &ranks[m.slowest(ranks)]
 	f.line.add(share*r.Prompt+(1-share)*meanPrompt(ranks), ms-m.RequestMs*r.Requests-m.C1Ms*r.KV)
 }
 
-// divide sets the share of a token's cost that falls on its own rank. If the share changes, the line begins anew.
-func (f *prefills) divide(share float64) {
+// setShare sets the share of a token's cost that falls on its own rank. If the share changes, the line begins anew.
+func (f *prefills) setShare(share float64) {
 	if share != f.share {
 		f.line, f.share = regression{}, share
 	}
@@ -57,7 +57,7 @@ func (f *prefills) fit(m *Model) bool {
 	token, fixed := line.C1Ms, line.C0Ms-m.C0Ms
 	if token <= 0 || fixed < 0 || !f.line.sure(r2) {
 		// The steps had about equal loads, or steps with a prefill have no fixed cost: use the line through C0Ms.
-		token, r2 = f.line.from(m.C0Ms)
+		token, r2 = f.line.slopeFrom(m.C0Ms)
 		fixed = 0
 		if m.C0Ms == 0 || token <= 0 || !f.line.sure(r2) {
 			return false

@@ -19,6 +19,7 @@ type regression struct {
 	w, x, y, xx, xy, yy float64
 }
 
+// add takes in a step that took ms, and whose largest load is x KV tokens.
 func (r *regression) add(x, ms float64) {
 	r.n++
 	r.w = r.w*fade + 1
@@ -43,8 +44,8 @@ func (r *regression) fit() (m Model, r2 float64) {
 	return m, cov * cov / (vx * vy)
 }
 
-// from returns the slope of the line that is c0 at no load, and which share it explains of the times above c0.
-func (r *regression) from(c0 float64) (slope, r2 float64) {
+// slopeFrom returns the slope of the line that is c0 at no load, and which share it explains of the times above c0.
+func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)
 }
@@ -58,17 +59,18 @@ func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope
 // median keeps the median of the last 33 values.
 type median[T cmp.Ordered] struct {
 	recent [33]T
-	at     int
+	next   int
 	seen   uint64
-	of     T
+	value  T
 }
 
+// add takes in a value, and computes the median of the last ones anew.
 func (m *median[T]) add(v T) {
-	m.recent[m.at] = v
-	m.at = (m.at + 1) % len(m.recent)
+	m.recent[m.next] = v
+	m.next = (m.next + 1) % len(m.recent)
 	m.seen++
 	sorted := m.recent
 	all := sorted[:min(m.seen, uint64(len(sorted)))]
 	slices.Sort(all)
-	m.of = all[len(all)/2]
+	m.value = all[len(all)/2]
 }

@@ -10,11 +10,11 @@ import "math"
 // blocks of steps, because slow changes (of the engine's clock, or of the prompts) would otherwise seem to depend on the
 // number of requests.
 type requests struct {
-	start float64  // weight in use until one is found
-	found weighing // weight and way that steps have shown; weight 0: a request surely costs nothing
-	told  bool     // found is set
-	way   bool     // the way of found is certain, too, and not only its weight
-	tried trial    // result of the last window
+	assumed float64  // weight in use until one is found
+	found   weighing // weight and way that steps have shown; weight 0: a request surely costs nothing
+	isFound bool     // found is set
+	waySure bool     // the way of found is certain, too, and not only its weight
+	tried   trial    // result of the last window
 
 	window, block sums
 	arms          [2 * arms]arm // one for each weight in the way Fullest, then one for each in the way TwoRanks
@@ -48,10 +48,10 @@ type arm struct{ bx, bxx, bxy, x, xx, xy float64 }
 
 // trial is what a window found, and how well it fits the next window.
 type trial struct {
-	arm         int // index in requests.arms of the best weight; 0: no weight is surely better than requests that cost nothing
-	best        weighing
-	sure        bool    // the other way surely explains less
-	with, plain float64 // slopes of the lines of the best arm, and of arm 0
+	arm               int // index in requests.arms of the best weight; 0: no weight is surely better than requests that cost nothing
+	best              weighing
+	sure              bool    // the other way surely explains less
+	slope, plainSlope float64 // slopes of the lines of the best arm, and of arm 0
 
 	blocks, falls, squares float64 // blocks of the next window, and the sums of how much their squared errors fall by it, and of the squares
 }
@@ -90,6 +90,8 @@ func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool)
 	return line, changed
 }
 
+// endBlock adds the variation within the current block to the window, and begins the next block. For the weight that the window before
+// has found, it also notes by how much the error of the block falls with it.
 func (q *requests) endBlock() {
 	b := q.block
 	for k := range q.arms {
@@ -98,7 +100,7 @@ func (q *requests) endBlock() {
 		a.x, a.xx, a.xy = a.x+a.bx, a.xx+a.bxx, a.xy+a.bxy
 	}
 	if t := &q.tried; t.arm > 0 {
-		fall := q.arms[t.arm].gain(t.with) - q.arms[0].gain(t.plain)
+		fall := q.arms[t.arm].gain(t.slope) - q.arms[0].gain(t.plainSlope)
 		t.blocks, t.falls, t.squares = t.blocks+1, t.falls+fall, t.squares+fall*fall
 	}
 	for k := range q.arms {
@@ -111,58 +113,59 @@ func (q *requests) endBlock() {
 
 // inUse returns what a request counts as now.
 func (q *requests) inUse() weighing {
-	if q.told {
+	if q.isFound {
 		return q.found
 	}
-	return weighing{weight: q.start}
+	return weighing{weight: q.assumed}
 }
 
-// judge ends a window. What the window before has found comes into use if the steps of this window surely fit better with it.
+// judge ends a window, and says whether it changed the weight in use. What the window before has found comes into use if the steps of
+// this window surely fit better with it.
 func (q *requests) judge() (changed bool) {
-	was, before := q.inUse(), q.tried
+	inUseBefore, lastTrial := q.inUse(), q.tried
 	q.tried = q.find()
-	if before.holds() {
-		q.use(&before)
-	} else if was.weight > 0 && q.refuted() {
-		q.found, q.told, q.way = q.tried.best, true, q.tried.sure
+	if lastTrial.confirmed() {
+		q.use(&lastTrial)
+	} else if inUseBefore.weight > 0 && q.refuted() {
+		q.found, q.isFound, q.waySure = q.tried.best, true, q.tried.sure
 	}
-	return q.inUse() != was
+	return q.inUse() != inUseBefore
 }
 
-// use changes the weight to what the window before has found or, if the last window agrees on the way, to the geometric mean of what both
-// have found. If the new weight differs by no more than changes, and the way is the same, the old weight stays.
-func (q *requests) use(before *trial) {
-	found := before.best
+// use changes the weight to what the window before has found (lastTrial) or, if the last window agrees on the way, to the geometric mean
+// of what both have found. If the new weight differs by no more than changes, and the way is the same, the old weight stays.
+func (q *requests) use(lastTrial *trial) {
+	found := lastTrial.best
 	if q.tried.arm > 0 && q.tried.best.fullest == found.fullest {
 		found.weight = math.Sqrt(found.weight * q.tried.best.weight)
 	}
-	if was := q.inUse(); !q.told || was.fullest != found.fullest || math.Abs(math.Log(found.weight/was.weight)) > changes {
-		q.found, q.told = found, true
+	if inUse := q.inUse(); !q.isFound || inUse.fullest != found.fullest || math.Abs(math.Log(found.weight/inUse.weight)) > changes {
+		q.found, q.isFound = found, true
 	}
-	q.way = before.sure && q.tried.sure && q.tried.best.fullest == q.found.fullest
+	q.waySure = lastTrial.sure && q.tried.sure && q.tried.best.fullest == q.found.fullest
 }
 
 // find returns the best weight of the window, or the zero trial if it is not surely better than requests that cost nothing.
 func (q *requests) find() trial {
-	best, plain := 0, q.arms[0].least(&q.window)
-	least, of := plain, [2]float64{plain, plain}
+	best, plain := 0, q.arms[0].leastError(&q.window)
+	least, leastByWay := plain, [2]float64{plain, plain}
 	for k := range q.arms {
-		x := q.arms[k].least(&q.window)
+		squaredError := q.arms[k].leastError(&q.window)
 		if k%arms == 0 || q.arms[k].xy <= 0 {
 			continue
 		}
-		of[k/arms] = min(of[k/arms], x)
-		if x < least {
-			best, least = k, x
+		leastByWay[k/arms] = min(leastByWay[k/arms], squaredError)
+		if squaredError < least {
+			best, least = k, squaredError
 		}
 	}
 	if best == 0 || plain-least <= q.sure(least) {
 		return trial{}
 	}
-	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, with: q.arms[best].slope(), plain: q.arms[0].slope()}
-	t.sure = math.Abs(of[0]-of[1]) > q.sure(least)
+	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, slope: q.arms[best].slope(), plainSlope: q.arms[0].slope()}
+	t.sure = math.Abs(leastByWay[0]-leastByWay[1]) > q.sure(least)
 	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three weights
-		below, above := max(least, q.arms[best-1].least(&q.window)), max(least, q.arms[best+1].least(&q.window))
+		below, above := max(least, q.arms[best-1].leastError(&q.window)), max(least, q.arms[best+1].leastError(&q.window))
 		if bend := below - 2*least + above; bend > 0 {
 			t.best.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)
 		}
@@ -173,8 +176,8 @@ func (q *requests) find() trial {
 // refuted says whether the window is surely explained better if requests cost nothing than by the weight in use in either way. A window in
 // which all ranks always have equal numbers of requests shows nothing, so the weight stays.
 func (q *requests) refuted() bool {
-	at, plain := nearest(q.inUse().weight), q.arms[0].least(&q.window)
-	with := min(q.arms[at].least(&q.window), q.arms[arms+at].least(&q.window))
+	at, plain := nearest(q.inUse().weight), q.arms[0].leastError(&q.window)
+	with := min(q.arms[at].leastError(&q.window), q.arms[arms+at].leastError(&q.window))
 	return with-plain > q.sure(plain)
 }
 
@@ -188,20 +191,21 @@ func (q *requests) sure(least float64) float64 {
 // gain returns by how much the squared error of the current block is lower with a slope than without.
 func (a *arm) gain(slope float64) float64 { return 2*slope*a.bxy - slope*slope*a.bxx }
 
-// holds says whether the errors of blocks surely fall with the trial's weight. It counts blocks and not steps, because the errors of
+// confirmed says whether the errors of blocks surely fall with the trial's weight. It counts blocks and not steps, because the errors of
 // successive steps may depend on each other.
-func (t *trial) holds() bool {
+func (t *trial) confirmed() bool {
 	return t.falls > 0 && t.falls*t.falls > sureFall*sureFall*(t.squares-t.falls*t.falls/t.blocks)*t.blocks/(t.blocks-1)
 }
 
-// least returns the squared error of the window with the best slope.
-func (a *arm) least(w *sums) float64 {
+// leastError returns the squared error of the window with the best slope.
+func (a *arm) leastError(w *sums) float64 {
 	if a.xx <= 0 {
 		return w.yy
 	}
 	return w.yy - a.xy*a.xy/a.xx
 }
 
+// slope returns the best slope of the window, in ms per KV token.
 func (a *arm) slope() float64 {
 	if a.xx <= 0 {
 		return 0
@@ -219,14 +223,14 @@ func nearest(weight float64) int {
 
 // line returns a regression with the weight in use, as if it had taken in the steps of the window.
 func (q *requests) line() regression {
-	use, w := q.inUse(), &q.window
-	at := nearest(use.weight)
-	if !use.fullest {
+	inUse, w := q.inUse(), &q.window
+	at := nearest(inUse.weight)
+	if !inUse.fullest {
 		at += arms
 	}
 	a := &q.arms[at]
 	r := regression{
-		weighing: use, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
+		weighing: inUse, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}
 	if s := 1 / (1 - fade) / w.n; s < 1 {
 		r.w, r.x, r.y, r.xx, r.xy, r.yy = s*r.w, s*r.x, s*r.y, s*r.xx, s*r.xy, s*r.yy

@@ -28,17 +28,17 @@ type Times struct {
 	Configured Model // see Configure; zero: none
 	Law        Model // the model that a Law event has set, so that none is learned; zero: there was none
 
-	all      median[time.Duration] // lengths of all steps
-	plain    median[time.Duration] // lengths of steps without a prefill, once there were steps with one
-	base     time.Duration         // assumed length of steps without a prefill, see listen
-	requests requests
-	prefills prefills
-	meanMs   float32 // fading mean of the lengths, half-life 32 steps
-	off      float64 // fading mean of how many ms steps without a prefill are off the line
-	tokens   float64 // fading mean of the tokens that a request gets in a step; 0: not known
-	learned  LearnedSteps
-	buckets  [len(bounds)]uint64
-	sumMs    float64
+	lengths      median[time.Duration] // lengths of all steps
+	plainLengths median[time.Duration] // lengths of steps without a prefill, once there were steps with one
+	base         time.Duration         // assumed length of steps without a prefill, see listen
+	requests     requests
+	prefills     prefills
+	meanMs       float32 // fading mean of the lengths, half-life 32 steps
+	meanOff      float64 // fading mean of how many ms steps without a prefill are off the line
+	tokens       float64 // fading mean of the tokens that a request gets in a step; 0: not known
+	learned      LearnedSteps
+	buckets      [len(bounds)]uint64
+	sumMs        float64
 }
 
 // bounds are the upper bounds of the buckets of evenkeel_step_seconds, in s.
@@ -63,13 +63,13 @@ func (s *Times) Add(length time.Duration) {
 	if length <= 0 {
 		return
 	}
-	s.all.add(length)
+	s.lengths.add(length)
 	seconds := length.Seconds()
 	s.sumMs += seconds * 1000
 	if i, _ := slices.BinarySearch(bounds[:], seconds); i < len(bounds) {
 		s.buckets[i]++
 	}
-	if !usual(length, s.all.of) {
+	if !usual(length, s.lengths.value) {
 		return
 	}
 	ms := seconds * 1000
@@ -89,10 +89,10 @@ type Sample struct {
 
 // Teach takes in a step. It keeps no reference to the sample.
 func (s *Times) Teach(t Sample) {
-	use := s.ofLine()
-	most := use.fullestOf(t.Ranks)
+	weighing := s.lineWeighing()
+	most := weighing.fullestOf(t.Ranks)
 	prefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
-	if most.load(use.weight) <= 0 && !prefill || t.Length <= 0 || t.Tokens <= 0 {
+	if most.load(weighing.weight) <= 0 && !prefill || t.Length <= 0 || t.Tokens <= 0 {
 		return
 	}
 	if s.tokens == 0 {
@@ -104,22 +104,22 @@ func (s *Times) Teach(t Sample) {
 	switch {
 	case echo:
 	case several:
-		s.listen()
+		s.lowerBase()
 	case !prefill:
 		if s.isPlain(t.Length) {
-			s.learn(t.Ranks, &most, use, ms)
+			s.learn(t.Ranks, &most, weighing, ms)
 		}
 	default:
-		s.listen()
-		s.prefills.add(s.decodes(), s.ownShare(), t.Ranks, ms)
+		s.lowerBase()
+		s.prefills.add(s.decodeModel(), s.ownShare(), t.Ranks, ms)
 	}
 }
 
-// listen lowers base, the assumed length of a step without a prefill, until such a step is measured. If base is far too large, Least
+// lowerBase lowers base, the assumed length of a step without a prefill, until such a step is measured. If base is far too large, Least
 // is so large that the step detector finds no short steps.
-func (s *Times) listen() {
+func (s *Times) lowerBase() {
 	if s.base == 0 {
-		s.base = s.all.of
+		s.base = s.lengths.value
 	}
 	s.base -= s.base / 32
 }
@@ -127,19 +127,19 @@ func (s *Times) listen() {
 // isPlain says whether a step without a prefill has a usual length for such steps.
 func (s *Times) isPlain(length time.Duration) bool {
 	if s.prefills.ratio.seen == 0 {
-		return usual(length, s.all.of)
+		return usual(length, s.lengths.value)
 	}
-	s.plain.add(length)
-	s.base = min(s.plain.of, 2*length) // follows at once if steps without a prefill have become shorter
-	return usual(length, s.plain.of)
+	s.plainLengths.add(length)
+	s.base = min(s.plainLengths.value, 2*length) // follows at once if steps without a prefill have become shorter
+	return usual(length, s.plainLengths.value)
 }
 
 // learn takes in a step without a prefill. most is what the fullest rank did in it.
-func (s *Times) learn(ranks []Rank, most *Rank, use weighing, ms float64) {
-	if use != s.regression.weighing { // Configure has changed the weight
-		s.regression = regression{weighing: use}
+func (s *Times) learn(ranks []Rank, most *Rank, weighing weighing, ms float64) {
+	if weighing != s.regression.weighing { // Configure has changed the weight
+		s.regression = regression{weighing: weighing}
 	}
-	x := most.load(use.weight)
+	x := most.load(weighing.weight)
 	tame := s.tame(x, ms)
 	s.regression.add(x, ms)
 	s.learned.add(most, ms)
@@ -148,18 +148,19 @@ func (s *Times) learn(ranks []Rank, most *Rank, use weighing, ms float64) {
 	}
 }
 
-// tame returns the length of a step in ms. A step that is much farther off the line than usual is brought nearer to it: a few such
-// steps, in which a rank had an unusual load, could otherwise lead to a wrong weight of a request.
+// tame returns the length of a step in ms, for the search of the weight of a request; x is the load of the step in KV tokens. A step
+// that is much farther off the line than usual is brought nearer to it: a few such steps, in which a rank had an unusual load, could
+// otherwise lead to a wrong weight.
 func (s *Times) tame(x, ms float64) float64 {
 	line := s.y / max(1, s.w)
 	if m, _ := s.fit(); m.C1Ms > 0 {
 		line = m.C0Ms + m.C1Ms*x
 	}
 	off := ms - line
-	if s.off > 0 {
-		off = min(farOff*s.off, max(-farOff*s.off, off))
+	if s.meanOff > 0 {
+		off = min(farOff*s.meanOff, max(-farOff*s.meanOff, off))
 	}
-	s.off += (math.Abs(off) - s.off) / 46
+	s.meanOff += (math.Abs(off) - s.meanOff) / 46
 	return line + off
 }
 
@@ -167,10 +168,10 @@ func (s *Times) tame(x, ms float64) float64 {
 // begins at UsualWeight.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
-	s.prefills.divide(s.ownShare())
-	s.requests.start = UsualWeight
+	s.prefills.setShare(s.ownShare())
+	s.requests.assumed = UsualWeight
 	if m.RequestMs > 0 {
-		s.requests.start = m.Weight()
+		s.requests.assumed = m.Weight()
 	}
 }
 
@@ -183,12 +184,12 @@ func (s *Times) Weight() float64 {
 }
 
 // Known returns the weight of a request as Weight does, but 0 instead of UsualWeight.
-func (s *Times) Known() float64 { return s.ofLine().weight }
+func (s *Times) Known() float64 { return s.lineWeighing().weight }
 
 // Told returns the way in which requests cost, if two windows of steps have shown it.
 func (s *Times) Told() (way Way) {
 	switch q := &s.requests; {
-	case s.Law.C1Ms > 0 || !q.told || !q.way || q.found.weight == 0:
+	case s.Law.C1Ms > 0 || !q.isFound || !q.waySure || q.found.weight == 0:
 		return Untold
 	case q.found.fullest:
 		return Fullest
@@ -196,20 +197,20 @@ func (s *Times) Told() (way Way) {
 	return TwoRanks
 }
 
-// ofLine returns what requests count as in the line of the steps: the learned weight or, without one, that of the config.
-func (s *Times) ofLine() weighing {
+// lineWeighing returns what a request counts as in the line of the steps: the learned weight or, without one, that of the config.
+func (s *Times) lineWeighing() weighing {
 	switch {
 	case s.Law.C1Ms > 0:
 		return weighing{s.Law.Weight(), true}
-	case s.requests.told:
+	case s.requests.isFound:
 		return s.requests.found
 	}
 	return weighing{s.Configured.Weight(), true}
 }
 
-// decodes returns the model of steps without a prefill, as well as it is known. A line that is not good enough for policies
+// decodeModel returns the model of steps without a prefill, as well as it is known. A line that is not good enough for policies
 // is better than none, and without a line, the mean of steps without a prefill is better than that of all steps.
-func (s *Times) decodes() (m Model) {
+func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
 	switch {
 	case s.Law != (Model{}):
@@ -227,7 +228,7 @@ func (s *Times) decodes() (m Model) {
 
 // withPrefills returns the model of decodes with the learned cost of a prefill; ok is false if that is not known.
 func (s *Times) withPrefills() (m Model, ok bool) {
-	m = s.decodes()
+	m = s.decodeModel()
 	ok = s.prefills.fit(&m)
 	return m, ok
 }
@@ -300,9 +301,10 @@ func (l *Line) Through(before LearnedSteps) Model {
 	return m
 }
 
+// usual says whether the length of a step is near enough to the typical length to teach the model something.
 func usual(length, typical time.Duration) bool {
-	x := length.Seconds() / typical.Seconds()
-	return x >= tooShort && x <= tooLong
+	ratio := length.Seconds() / typical.Seconds()
+	return ratio >= tooShort && ratio <= tooLong
 }
 
 // The sources of a step model.
@@ -363,13 +365,13 @@ const fewSteps = 8
 // Least returns the shortest usual length of a step; 0: not known yet. Once some steps have a prefill, it follows from the steps without
 // one: if most steps have a prefill, the others are far shorter than the median of all, and the step detector would never find them.
 func (s *Times) Least() time.Duration {
-	if s.all.seen < fewSteps {
+	if s.lengths.seen < fewSteps {
 		return 0
 	}
 	if s.prefills.ratio.seen == 0 || s.base == 0 {
-		return time.Duration(tooShort * float64(s.all.of))
+		return time.Duration(tooShort * float64(s.lengths.value))
 	}
-	return max(time.Duration(tooShort*float64(s.base)), s.all.of/shortest)
+	return max(time.Duration(tooShort*float64(s.base)), s.lengths.value/shortest)
 }
 
 // Histogram is evenkeel_step_seconds.
@@ -381,7 +383,7 @@ type Histogram struct {
 
 // Histogram returns the histogram of all steps so far.
 func (s *Times) Histogram() Histogram {
-	h := Histogram{Count: s.all.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
+	h := Histogram{Count: s.lengths.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
 	var below uint64
 	for i, most := range bounds {
 		below += s.buckets[i]
