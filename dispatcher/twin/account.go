@@ -27,6 +27,7 @@ type ewma struct {
 // ewmaWeight is the share of the difference by which each value moves the mean, once there were 8 values or more.
 const ewmaWeight = 1. / 8
 
+// add takes in a value. The first values count equally.
 func (f *ewma) add(x float64) {
 	f.n++
 	f.mean += max(ewmaWeight, 1/f.n) * (x - f.mean)
@@ -36,11 +37,11 @@ func (f *ewma) add(x float64) {
 // error.
 type scatter struct{ square ewma }
 
-// add takes in the error over a window of so many seconds. It returns the bound that the error keeps in nineteen of
-// twenty cases: twice the deviation, and at least the present error.
-func (s *scatter) add(off, seconds float64) float64 {
-	s.square.add(off * off * seconds)
-	return max(math.Abs(off), 2*math.Sqrt(s.square.mean/seconds))
+// add takes in the error of a value over a window of so many seconds; miss is that error as a share of the value. It returns the bound
+// that the error keeps in nineteen of twenty cases: twice the deviation, and at least the present error.
+func (s *scatter) add(miss, seconds float64) float64 {
+	s.square.add(miss * miss * seconds)
+	return max(math.Abs(miss), 2*math.Sqrt(s.square.mean/seconds))
 }
 
 // leastJudged is how many windows must be judged before the twin claims anything: a single window may be right by chance.
@@ -75,30 +76,30 @@ func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance flo
 
 // wrong is by what share of a step the replays under the policy in force are wrong beyond chance.
 type wrong struct {
-	mean float64 // mean error with its sign, over about the last hour
-	seen float64 // seconds of traffic in the mean, an hour at most
-	hour float64 // size of the mean error, or 0 if chance may explain it (more often than in one of twenty cases)
-	now  float64 // size of the last window's error, or 0 if chance may explain it, or its difference from the mean
+	meanError float64 // mean error with its sign, over about the last hour
+	seconds   float64 // seconds of traffic in the mean, an hour at most
+	hourError float64 // size of the mean error, or 0 if chance may explain it (more often than in one of twenty cases)
+	lastError float64 // size of the last window's error, or 0 if chance may explain it, or its difference from the mean
 }
 
-// add takes in the mean error of the replays over a window of so many seconds, of which fresh seconds were in no window
-// before. chance is the error that they would have by chance.
-func (w *wrong) add(off, chance, seconds, fresh float64) {
-	w.now, w.hour = 0, 0
-	if math.Abs(off) > 2*chance && math.Abs(off-w.mean) > 2*chance { // else the mean is the better estimate
-		w.now = math.Abs(off)
+// add takes in the mean error of the replays over a window (miss, as share of a step). The window has so many seconds, of which fresh
+// seconds were in no window before. chance is the error that the replays would have by chance.
+func (w *wrong) add(miss, chance, seconds, fresh float64) {
+	w.lastError, w.hourError = 0, 0
+	if math.Abs(miss) > 2*chance && math.Abs(miss-w.meanError) > 2*chance { // else the mean is the better estimate
+		w.lastError = math.Abs(miss)
 	}
-	w.seen = min(w.seen+fresh, time.Hour.Seconds())
-	w.mean += min(1, fresh/w.seen) * (off - w.mean)
-	if windows := max(1, w.seen/seconds); math.Abs(w.mean) > 2*chance/math.Sqrt(windows) {
-		w.hour = math.Abs(w.mean)
+	w.seconds = min(w.seconds+fresh, time.Hour.Seconds())
+	w.meanError += min(1, fresh/w.seconds) * (miss - w.meanError)
+	if windows := max(1, w.seconds/seconds); math.Abs(w.meanError) > 2*chance/math.Sqrt(windows) {
+		w.hourError = math.Abs(w.meanError)
 	}
 }
 
 // forecast returns the share of a step by which a forecast is wrong at most in nineteen of twenty cases. chance is its deviation by
 // chance.
 func (w *wrong) forecast(chance float64) float64 {
-	return 2 * math.Hypot(chance, max(leastOff, w.hour, w.now))
+	return 2 * math.Hypot(chance, max(leastOff, w.hourError, w.lastError))
 }
 
 // steps are a number of steps and their total length in ms.
@@ -129,48 +130,48 @@ func (t *tally) variance() float64 {
 	return max(0, t.squares-t.n*mean*mean) / (t.n - 1) / (mean * mean)
 }
 
-// beside returns the deviation by chance of the replays' mean from what really happens. chance is the deviation of one replay; what
+// ofMean returns the deviation by chance of the replays' mean from what really happens. chance is the deviation of one replay; what
 // really happens deviates as much.
-func (t *tally) beside(chance float64) float64 { return chance * math.Sqrt(1+1/max(1, t.n)) }
+func (t *tally) ofMean(chance float64) float64 { return chance * math.Sqrt(1+1/max(1, t.n)) }
 
 // hour sums up the verdicts on a policy that is not in force, each with the fresh part of its window. Over many windows, chance
 // matters less than in one. The hour begins anew if the policy in force or the settings change.
 type hour struct {
 	seconds  float64 // seconds of traffic in it, an hour at most: beyond that, older traffic counts less and less
 	steps    steps   // steps of the replays under the other policy
-	own      steps   // steps of the replays under the policy in force
+	inForce  steps   // steps of the replays under the policy in force
 	variance float64 // variance of the mean step by chance, as share of the squared mean
 }
 
-// over adds the replays of a window under another policy (p) and under the policy in force (own) to the hour of that policy, and returns
-// its result. seconds is how many seconds of the window are fresh, and chance is the deviation of a replay of one second.
-func (a *account) over(p, own *tried, seconds, chance float64) Hour {
-	if p.failed != nil {
+// addToHour adds the replays of a window under another policy and under the policy in force to the hour of the other policy, and returns
+// the hour's result. seconds is how many seconds of the window are fresh, and chance is the deviation of a replay of one second.
+func (a *account) addToHour(other, inForce *tried, seconds, chance float64) Hour {
+	if other.failed != nil {
 		return Hour{}
 	}
-	h := a.hours[p.policy]
+	h := a.hours[other.policy]
 	if h == nil {
 		h = &hour{}
-		a.hours[p.policy] = h
+		a.hours[other.policy] = h
 	}
-	h.add(p, own, seconds, chance)
-	found := h.tells(&a.wrong)
+	h.add(other, inForce, seconds, chance)
+	found := h.result(&a.wrong)
 	found.To = a.heard
 	return found
 }
 
 // add takes in the replays of a window. Only the fresh seconds of the window count, so that each second counts once.
-func (h *hour) add(other, own *tried, seconds, chance float64) {
-	if seconds <= 0 || own.fresh.n == 0 || other.fresh.n == 0 {
+func (h *hour) add(other, inForce *tried, seconds, chance float64) {
+	if seconds <= 0 || inForce.fresh.n == 0 || other.fresh.n == 0 {
 		return
 	}
 	const whole = float64(time.Hour / time.Second)
 	keep := min(1, (whole-seconds)/max(1, h.seconds))
 	h.seconds = keep*h.seconds + seconds
-	h.own.fade(keep, &own.fresh, 1/own.step.n)
+	h.inForce.fade(keep, &inForce.fresh, 1/inForce.step.n)
 	h.steps.fade(keep, &other.fresh, 1/other.step.n)
 	share := other.fresh.ms / other.step.n / h.steps.ms
-	byChance := other.step.beside(chance) / math.Sqrt(seconds)
+	byChance := other.step.ofMean(chance) / math.Sqrt(seconds)
 	h.variance = (1-share)*(1-share)*h.variance + share*share*byChance*byChance
 }
 
@@ -183,21 +184,21 @@ type Hour struct {
 	Error   float64   // by what share of a step StepMs may be wrong
 }
 
-// tells returns the result of the hour; the zero Hour if too little is known.
-func (h *hour) tells(w *wrong) Hour {
+// result returns the result of the hour; the zero Hour if too little is known.
+func (h *hour) result(w *wrong) Hour {
 	if h.seconds < LeastClaimed.Seconds() || h.variance == 0 {
 		return Hour{}
 	}
-	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.own.mean(),
-		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hour))}
+	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.inForce.mean(),
+		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hourError))}
 }
 
 // tried is a policy with its replays of the current window.
 type tried struct {
-	spec   string // empty: the policy in force
-	policy string // canonical name; empty: not known before the first replay
-	failed error  // why it cannot be replayed
-	again  bool   // it has the same name as an earlier policy of the list, so it is not replayed again
+	spec      string // empty: the policy in force
+	policy    string // canonical name; empty: not known before the first replay
+	failed    error  // why it cannot be replayed
+	duplicate bool   // it has the same name as an earlier policy of the list, so it is not replayed again
 
 	step  tally // mean steps of the replays, in ms
 	fresh steps // steps of all replays in the fresh part of the window

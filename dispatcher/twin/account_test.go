@@ -52,9 +52,9 @@ func TestTheErrorOfAForecast(t *testing.T) {
 				}
 				chance, known := a.chanceOf("own", &own, seconds)
 				require.True(t, known)
-				a.wrong.add(own.mean()/at(0.01, 0)-1, own.beside(chance), seconds, seconds)
+				a.wrong.add(own.mean()/at(0.01, 0)-1, own.ofMean(chance), seconds, seconds)
 				chance, _ = a.chanceOf("other", &other, seconds)
-				e := a.wrong.forecast(other.beside(chance))
+				e := a.wrong.forecast(other.ofMean(chance))
 				if math.Abs(other.mean()/at(c.chance, 0)-1) <= e {
 					within += 1. / windows
 				}
@@ -72,23 +72,23 @@ func TestWhenTheReplaysOfThePolicyInForceAreWrong(t *testing.T) {
 	const chance, window, fresh = 0.01, 240, 15
 	var w wrong
 	w.add(0.019, chance, window, window)
-	require.Zero(t, max(w.now, w.hour), "it is by chance")
+	require.Zero(t, max(w.lastError, w.hourError), "it is by chance")
 	w.add(-0.03, chance, window, fresh)
-	require.InDelta(t, 0.03, max(w.now, w.hour), 1e-9, "too much for chance")
+	require.InDelta(t, 0.03, max(w.lastError, w.hourError), 1e-9, "too much for chance")
 	w.add(0, chance, window, fresh)
-	require.Zero(t, max(w.now, w.hour))
+	require.Zero(t, max(w.lastError, w.hourError))
 
 	w = wrong{}
 	windows := 0
-	for ; max(w.now, w.hour) == 0 && windows < 1000; windows++ {
+	for ; max(w.lastError, w.hourError) == 0 && windows < 1000; windows++ {
 		w.add(0.01, chance, window, fresh)
 	}
 	require.InDelta(t, 4*window/fresh, windows, 1, "four windows that do not overlap halve what is by chance")
-	require.InDelta(t, 0.01, w.hour, 1e-9)
+	require.InDelta(t, 0.01, w.hourError, 1e-9)
 	for range 1000 {
 		w.add(0, chance, window, fresh)
 	}
-	require.Zero(t, w.hour, "it is over")
+	require.Zero(t, w.hourError, "it is over")
 }
 
 func TestTalliesOfFewReplays(t *testing.T) {
@@ -98,7 +98,7 @@ func TestTalliesOfFewReplays(t *testing.T) {
 	one.add(50)
 	require.Equal(t, 50., one.mean())
 	require.Zero(t, one.variance(), "one tells nothing of chance")
-	require.InDelta(t, 0.014, one.beside(0.01), 1e-3)
+	require.InDelta(t, 0.014, one.ofMean(0.01), 1e-3)
 	a := account{chance: map[string]*ewma{}}
 	_, known := a.chanceOf("p", &one, 60)
 	require.False(t, known, "there never were two")

@@ -13,9 +13,9 @@ const (
 
 // begun returns where the replay of a model under a policy begins; nil: it begins with the real boards.
 func (w *Window) begun(model, spec string) *Begun {
-	held := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
+	requestsOf := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
 	for _, b := range w.Begun {
-		if b.spec == spec && b.at.Equal(w.From()) && held(b.boards) <= mostPiled*max(fewPiled, held(w.Stretches[0].Boards)) {
+		if b.spec == spec && b.at.Equal(w.From()) && requestsOf(b.boards) <= mostPiled*max(fewPiled, requestsOf(w.Stretches[0].Boards)) {
 			return b
 		}
 	}
@@ -35,7 +35,7 @@ func (r *Replay) mark(at float64) {
 	r.Count(at)
 	b := &Begun{spec: r.spec, at: r.Instant(at), boards: r.Boards.Clone(), rest: make(map[uint64]int32, len(r.jobs))}
 	r.engines.each(func(job, left int32) { b.rest[r.jobs[job].id] = left })
-	for id, at := range r.live {
+	for id, at := range r.waiting {
 		b.rest[id] = r.jobs[at].left
 	}
 	r.Marked = append(r.Marked, b)

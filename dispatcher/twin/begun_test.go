@@ -39,12 +39,12 @@ func TestWhatIsLeftOfARequestThatReallyEndedBefore(t *testing.T) {
 	w := &Window{Stretches: []*Stretch{{Boards: end, From: noon, To: noon.Add(time.Minute),
 		came: []came{{id: 2, model: "m"}, {id: 4, model: "m"}}, left: []left{{id: 2, generated: 50}, {id: 4, at: time.Second, generated: -1}}}},
 		End: end}
-	r := &Replay{fates: w.learn("m"), begun: &Begun{rest: map[uint64]int32{1: 7, 2: 9}}}
+	r := &Replay{fates: w.learnFates("m"), begun: &Begun{rest: map[uint64]int32{1: 7, 2: 9}}}
 	require.EqualValues(t, 7, r.rest(1, 20))
 	require.EqualValues(t, 30, r.rest(2, 20), "what really came tells it better")
 	require.Greater(t, r.rest(3, 20), int32(0))
-	r.leaves(1)
-	r.leaves(2)
-	r.leaves(4)
+	r.scheduleQuit(1)
+	r.scheduleQuit(2)
+	r.scheduleQuit(4)
 	require.Equal(t, []quit{{1000, 4}}, r.quits, "it really had no slot, whatever it has here")
 }

@@ -11,8 +11,8 @@ import (
 // decoding is the replayed engines of ranks that only decode.
 type decoding struct {
 	*Replay
-	ranks  map[int32]*rank
-	behind virtual.Engines
+	ranks          map[int32]*rank
+	virtualEngines virtual.Engines
 }
 
 type rank struct {
@@ -20,38 +20,43 @@ type rank struct {
 	up bool
 }
 
+// newDecoding returns engines without groups for a replay.
 func newDecoding(r *Replay) *decoding {
-	d := &decoding{Replay: r, ranks: map[int32]*rank{}, behind: virtual.Engines{Driver: r.Driver}}
-	d.behind.Length, d.behind.Finished = d.step, func(_ *virtual.Group, l virtual.Leg) { r.left(l.Job) }
-	d.behind.Token, d.behind.Seated, d.behind.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
-	d.behind.Preempted = func(_ *virtual.Rank, l virtual.Leg) { r.again(l.Job, l.Prompt, l.Gen, l.Left) }
+	d := &decoding{Replay: r, ranks: map[int32]*rank{}, virtualEngines: virtual.Engines{Driver: r.Driver}}
+	d.virtualEngines.Length, d.virtualEngines.Finished = d.step, func(_ *virtual.Group, l virtual.Leg) { r.dropJob(l.Job) }
+	d.virtualEngines.Token, d.virtualEngines.Seated, d.virtualEngines.Stepped = func(*virtual.Leg) {},
+		func(*virtual.Leg) {}, func(*virtual.Group, int) {}
+	d.virtualEngines.Preempted = func(_ *virtual.Rank, l virtual.Leg) { r.comeBack(l.Job, l.Prompt, l.Gen, l.Left) }
 	return d
 }
 
+// build adds a group, in which no step has begun, with the law of its steps.
 func (d *decoding) build(v *board.GroupView, law board.StepModel) error {
 	g := virtual.NewGroup(v.Key, law)
 	g.Number = max(1, v.Last)
-	d.behind.Groups = append(d.behind.Groups, g)
+	d.virtualEngines.Groups = append(d.virtualEngines.Groups, g)
 	return nil
 }
 
+// join adds a rank to its group, or updates a rank that is known. A rank that is down leaves its group. If the replay does not have the
+// group, nothing happens.
 func (d *decoding) join(w *board.Worker) {
-	i := slices.IndexFunc(d.behind.Groups, func(g *virtual.Group) bool { return g.Key.Name == w.Group })
+	i := slices.IndexFunc(d.virtualEngines.Groups, func(g *virtual.Group) bool { return g.Key.Name == w.Group })
 	if i < 0 {
 		return
 	}
-	g, k := d.behind.Groups[i], d.ranks[w.ID]
+	g, k := d.virtualEngines.Groups[i], d.ranks[w.ID]
 	if k == nil {
 		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
 		d.ranks[w.ID] = k
 	}
 	k.Slots, k.Capacity, k.Cost, k.Others, k.Keeps, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
 	k.Kept = d.Boards.Kept(d.Model, w.ID) // empty if the engine's process is another one now
-	at, there := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
+	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
-	case k.up && !there:
+	case k.up && !present:
 		g.Ranks = slices.Insert(g.Ranks, at, k.Rank)
-	case !k.up && there:
+	case !k.up && present:
 		d.leave(g, at)
 	}
 }
@@ -63,15 +68,16 @@ func (d *decoding) leave(g *virtual.Group, at int) {
 	for len(k.Legs) > 0 {
 		l := k.Legs[len(k.Legs)-1]
 		k.Remove(len(k.Legs) - 1)
-		d.behind.Release(g, &l, board.Failed)
-		d.again(l.Job, l.Prompt, l.Gen, l.Left)
+		d.virtualEngines.Release(g, &l, board.Failed)
+		d.comeBack(l.Job, l.Prompt, l.Gen, l.Left)
 	}
 }
 
+// keep takes those ranks out that are no longer in their group. groups has the group name of each rank of the fleet, by ID.
 func (d *decoding) keep(groups map[int32]string) {
-	for _, g := range d.behind.Groups {
+	for _, g := range d.virtualEngines.Groups {
 		for i := len(g.Ranks) - 1; i >= 0; i-- {
-			if in, there := groups[g.Ranks[i].ID]; !there || in != g.Key.Name {
+			if group, present := groups[g.Ranks[i].ID]; !present || group != g.Key.Name {
 				d.leave(g, i)
 			}
 		}
@@ -80,7 +86,7 @@ func (d *decoding) keep(groups map[int32]string) {
 
 // resume puts the requests that were on ranks on the replayed engines. Under another policy, it returns the requests that waited in an
 // engine's queue, so that they wait in the pool: that policy might never have sent them there.
-func (d *decoding) resume(another bool) (queued []board.Charge) {
+func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 	placed := map[int32]int{}
 	for _, c := range d.Boards.Charges(d.Model) {
 		if c.Started {
@@ -98,18 +104,18 @@ func (d *decoding) resume(another bool) (queued []board.Charge) {
 		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true, Begin: begin}
 		if !c.Started {
 			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
-				if another {
+				if otherPolicy {
 					queued = append(queued, c)
 					continue
 				}
 				l.Reserved, l.Begin, l.StepsToBegin = false, virtual.NotBegun, int64(d.fates.lag)
 			}
 		}
-		l.Job, l.Left = d.goesOn(&c)
+		l.Job, l.Left = d.addRunning(&c)
 		if c.Started { // the boards need Joined: at its end they learn how many steps after the bind its first token came
 			l.Begin, l.Joined = 0, first
 		}
-		d.behind.Put(k.Rank, l)
+		d.virtualEngines.Put(k.Rank, l)
 	}
 	for _, k := range d.ranks {
 		slices.SortStableFunc(k.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
@@ -134,6 +140,8 @@ func (d *decoding) firstStep(c *board.Charge, g *virtual.Group) uint32 {
 	return max(1, first)
 }
 
+// place puts a request on the engine of the rank that it was bound to. at is its index in jobs. place returns false if the replay has no
+// such rank.
 func (d *decoding) place(at int32, b *board.Bound) bool {
 	k := d.ranks[b.Worker]
 	if k == nil {
@@ -144,18 +152,19 @@ func (d *decoding) place(at int32, b *board.Bound) bool {
 	if k.Group.Steps() { // the step in progress counts as one of the steps that it waits
 		lag--
 	}
-	d.behind.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
+	d.virtualEngines.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
 	return true
 }
 
+// drop ends a request on an engine, by its ID, as if its client had left. It returns false if no engine has the request.
 func (d *decoding) drop(id uint64) bool {
-	for _, g := range d.behind.Groups {
+	for _, g := range d.virtualEngines.Groups {
 		for _, k := range g.Ranks {
 			for i := range k.Legs {
 				if l := k.Legs[i]; d.jobs[l.Job].id == id {
 					k.Remove(i)
-					d.left(l.Job)
-					d.behind.Release(g, &l, board.Cancelled)
+					d.dropJob(l.Job)
+					d.virtualEngines.Release(g, &l, board.Cancelled)
 					return true
 				}
 			}
@@ -164,18 +173,20 @@ func (d *decoding) drop(id uint64) bool {
 	return false
 }
 
+// turn runs one instant: steps end, boards decide, and steps begin. If a request was preempted for a step, the boards decide once more.
 func (d *decoding) turn() {
-	d.behind.Turn(d.come)
-	if d.behind.Begin() {
+	d.virtualEngines.Turn(d.deliver)
+	if d.virtualEngines.Begin() {
 		d.Look(d.Now)
 	}
 }
 
 func (d *decoding) due() float64 {
-	next, _ := d.behind.Due()
+	next, _ := d.virtualEngines.Due()
 	return next
 }
 
+// each calls yield for each request on an engine, with its index in jobs and how many tokens it still gets.
 func (d *decoding) each(yield func(job, left int32)) {
 	for _, k := range d.ranks {
 		for i := range k.Legs {
@@ -190,7 +201,7 @@ func (d *decoding) step(g *virtual.Group) float64 {
 	for _, k := range g.Ranks {
 		most = max(most, k.Feels(k.Load(g.Step)))
 	}
-	length := d.lasts(g.Law.C0Ms + g.Law.C1Ms*most)
-	d.note(length)
+	length := d.varied(g.Law.C0Ms + g.Law.C1Ms*most)
+	d.countStep(length)
 	return length
 }

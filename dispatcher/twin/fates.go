@@ -52,19 +52,22 @@ func (f *fates) of(id uint64) *answer {
 	return nil
 }
 
-func (l *learner) begin(id uint64, a answer) {
+// add begins to follow a request that was on a rank or in the pool when the window began, or that has come now.
+func (l *learner) add(id uint64, a answer) {
 	a.left, a.leg, a.tokens, a.lag = hasNotLeft, a.first, a.age, -1
 	l.at[id] = int32(len(l.answers))
 	l.answers = append(l.answers, a)
 }
 
+// comes takes in an arrival. An arrival with a known ID, or with the key and the tokens of a request that has failed, goes on with that
+// request. Any other one is a new request.
 func (l *learner) comes(c *came) {
-	i, before := l.at[c.id]
-	if !before && c.age > 0 {
-		i, before = l.failed[failed{c.key, c.age}]
+	i, known := l.at[c.id]
+	if !known && c.age > 0 {
+		i, known = l.failed[failed{c.key, c.age}]
 	}
-	if !before {
-		l.begin(c.id, answer{key: c.key, age: c.age, first: c.age})
+	if !known {
+		l.add(c.id, answer{key: c.key, age: c.age, first: c.age})
 		return
 	}
 	delete(l.failed, failed{c.key, c.age})
@@ -73,15 +76,16 @@ func (l *learner) comes(c *came) {
 	a.left, a.leg, a.tokens = hasNotLeft, c.age, c.age
 }
 
+// leaves takes in that a request has left, at a time since the window began. Its lag counts only if it was not resumed before.
 func (l *learner) leaves(at time.Duration, f *left) {
-	i, ours := l.at[f.id]
-	if !ours {
+	i, known := l.at[f.id]
+	if !known {
 		return
 	}
 	a := &l.answers[i]
 	a.left, a.tokens = at, a.leg+max(0, f.generated)
-	switch another := a.leg > a.first; {
-	case another:
+	switch resumed := a.leg > a.first; {
+	case resumed:
 		a.lag = -1
 	case f.generated < 0:
 		a.tokens = -1

@@ -54,7 +54,7 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 	require.Same(t, f, w.fates("m"), "it is learned once")
 
 	var order []uint64
-	a := arrivals{stretches: w.Stretches, from: noon, model: "m", not: f.again}
+	a := arrivals{stretches: w.Stretches, from: noon, model: "m", skipped: f.again}
 	for a.skip(); ; {
 		if _, more := a.due(); !more {
 			break

@@ -46,7 +46,7 @@ func TestTheErrorOfAnHour(t *testing.T) {
 					h.add(&other, &own, seconds, c.chance*math.Sqrt(seconds))
 					took, n = took+seconds*1000, n+seconds*1000/(48*(1+c.chance*r.NormFloat64()))
 				}
-				told := h.tells(&wrong{hour: c.wrong})
+				told := h.result(&wrong{hourError: c.wrong})
 				require.InDelta(t, windows*seconds, told.Seconds, 1e-6)
 				require.InDelta(t, told.StepMs-50, told.SavedMs, 1e-9)
 				if math.Abs(told.StepMs/(took/n)-1) <= told.Error {
@@ -73,31 +73,31 @@ func TestWhatAnHourIsOf(t *testing.T) {
 		h.add(&other, &own, seconds, chance)
 	}
 	add(45, 60, 0.01)
-	require.Zero(t, h.tells(&wrong{}), "of a minute")
+	require.Zero(t, h.result(&wrong{}), "of a minute")
 	add(45, 0, 0.01)
 	require.InDelta(t, 60, h.seconds, 1e-9, "nothing of it is new")
 	add(45, 60, 0.01)
-	told := h.tells(&wrong{})
+	told := h.result(&wrong{})
 	require.InDeltaSlice(t, []float64{120, 45, -5, 2 * leastOff}, []float64{told.Seconds, told.StepMs, told.SavedMs, told.Error}, 1e-3)
-	require.InDelta(t, 0.04, h.tells(&wrong{hour: 0.02, now: 0.3}).Error, 1e-3,
+	require.InDelta(t, 0.04, h.result(&wrong{hourError: 0.02, lastError: 0.3}).Error, 1e-3,
 		"one window in which the replay of what was is wrong is one of many")
 	for range 10 * 60 {
 		add(55, 60, 0.01)
 	}
 	require.InDelta(t, time.Hour.Seconds(), h.seconds, 1e-9)
-	require.InDelta(t, 55, h.tells(&wrong{}).StepMs, 0.01)
+	require.InDelta(t, 55, h.result(&wrong{}).StepMs, 0.01)
 
 	h = hour{}
 	for range 10 {
 		add(20, 60, 0.01)
 		add(60, 60, 0.01)
 	}
-	require.InDelta(t, 30, h.tells(&wrong{}).StepMs, 0.01, "each step counts once: of short ones there are more")
-	require.InDelta(t, 50, h.tells(&wrong{}).StepMs-h.tells(&wrong{}).SavedMs, 0.01)
+	require.InDelta(t, 30, h.result(&wrong{}).StepMs, 0.01, "each step counts once: of short ones there are more")
+	require.InDelta(t, 50, h.result(&wrong{}).StepMs-h.result(&wrong{}).SavedMs, 0.01)
 
 	h = hour{}
 	add(45, 600, 0)
-	require.Zero(t, h.tells(&wrong{}), "what is by chance is not known")
+	require.Zero(t, h.result(&wrong{}), "what is by chance is not known")
 }
 
 // Each of the other policies has an hour, and all begin anew where nothing that was before can be replayed.
@@ -109,16 +109,16 @@ func TestWhenAnHourBeginsAnew(t *testing.T) {
 	}
 	a := &account{hours: map[string]*hour{}}
 	for range 2 {
-		a.over(replays("a", 45), replays("own", 50), 60, 0.01)
+		a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01)
 	}
-	require.InDelta(t, 180, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
-	require.Zero(t, a.over(replays("b", 40), replays("own", 50), 60, 0.01))
-	require.Zero(t, a.over(&tried{policy: "a", failed: errors.New("it fails")}, replays("own", 50), 60, 0.01))
-	require.InDelta(t, 240, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
+	require.InDelta(t, 180, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
+	require.Zero(t, a.addToHour(replays("b", 40), replays("own", 50), 60, 0.01))
+	require.Zero(t, a.addToHour(&tried{policy: "a", failed: errors.New("it fails")}, replays("own", 50), 60, 0.01))
+	require.InDelta(t, 240, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
 	judge := New(nil)
 	judge.models["m"] = a
 	judge.AddStretch(&Stretch{}, nil)
-	require.InDelta(t, 300, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
+	require.InDelta(t, 300, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
 	judge.AddStretch(&Stretch{First: true}, nil)
-	require.Zero(t, a.over(replays("a", 45), replays("own", 50), 60, 0.01))
+	require.Zero(t, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01))
 }

@@ -31,43 +31,43 @@ type seen struct {
 // window began count only from the length that they had then.
 func learnLengths(n int, all iter.Seq[seen]) lengths {
 	type change struct {
-		at           int32
-		risk, ending int8 // 1 or -1: one more or one less answer is observed from here on; 1: an answer ends here
+		tokens           int32
+		observed, ending int8 // 1 or -1: one more or one less answer is observed from here on; 1: an answer ends here
 	}
 	changes := make([]change, 0, 2*n)
 	for s := range all {
 		if s.to <= s.from {
 			continue // none of its tokens was observed
 		}
-		changes = append(changes, change{at: s.from, risk: 1})
-		c := change{at: s.to, risk: -1}
+		changes = append(changes, change{tokens: s.from, observed: 1})
+		c := change{tokens: s.to, observed: -1}
 		if s.ended {
 			c.ending = 1
 		}
 		changes = append(changes, c)
 	}
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.at, b.at) })
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.tokens, b.tokens) })
 	var l lengths
-	share, risk := 1., 0
+	share, observed := 1., 0
 	for i := 0; i < len(changes); {
-		at, begin, end, ending := changes[i].at, 0, 0, 0
-		for ; i < len(changes) && changes[i].at == at; i++ {
-			begin, end, ending = begin+int(max(0, changes[i].risk)), end-int(min(0, changes[i].risk)), ending+int(changes[i].ending)
+		tokens, begin, end, ending := changes[i].tokens, 0, 0, 0
+		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
+			begin, end, ending = begin+int(max(0, changes[i].observed)), end-int(min(0, changes[i].observed)), ending+int(changes[i].ending)
 		}
 		if ending > 0 {
-			share *= 1 - float64(ending)/float64(risk)
-			l.steps = append(l.steps, survival{at, share})
+			share *= 1 - float64(ending)/float64(observed)
+			l.steps = append(l.steps, survival{tokens, share})
 		}
-		risk += begin - end
+		observed += begin - end
 	}
 	return l
 }
 
 // longer returns which share of the answers is longer than so many tokens.
 func (l lengths) longer(tokens int32) float64 {
-	at, there := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
+	at, exact := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
 	switch {
-	case there:
+	case exact:
 		return l.steps[at].share
 	case at == 0:
 		return 1

@@ -22,14 +22,14 @@ const unsteady = 0.01
 // NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. Replays with the same draw have the
 // same random numbers. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
-	were, begun := w.Stretches[0].Boards, w.begun(model, spec)
-	switch groups, dense := were.Groups(model); {
+	boardsAtStart, begun := w.Stretches[0].Boards, w.begun(model, spec)
+	switch groups, dense := boardsAtStart.Groups(model); {
 	case dense || len(groups) == 0:
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	case isMixed(groups):
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
-	b := were.Clone()
+	b := boardsAtStart.Clone()
 	if begun != nil {
 		b = begun.boards.Clone()
 	}
@@ -42,8 +42,8 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	groups, _ := b.Groups(model)
 	b.Only(model)
 	r := &Replay{
-		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{},
-		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
+		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), waiting: map[uint64]int32{},
+		measuredFrom: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
 		spec: spec, begun: begun,
 	}
 	if draw == 0 && spec != "" {
@@ -52,15 +52,16 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	r.collect(w, model)
 	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
 	r.engines = newDecoding(r)
-	if err := r.build(groups, were, w.End); err != nil {
+	if err := r.build(groups, boardsAtStart, w.End); err != nil {
 		return nil, err
 	}
 	r.resume(b.Policy() != inForce)
 	from, to := w.fresh()
-	r.newly = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
+	r.freshBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
 
+// rejected returns the error with which the boards rejected an event that changes settings; nil: they took it.
 func rejected(effects []board.Effect) error {
 	for i := range effects {
 		if effects[i].Kind == board.EffectRejected {
@@ -72,32 +73,32 @@ func rejected(effects []board.Effect) error {
 
 // collect prepares the arrivals and the changes of ranks, with times since the window began.
 func (r *Replay) collect(w *Window, model string) {
-	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model, not: r.fates.again}
+	r.came = arrivals{stretches: w.Stretches, from: w.From(), model: model, skipped: r.fates.again}
 	r.came.skip()
 	for _, s := range w.Stretches {
-		later := s.From.Sub(w.From())
+		offset := s.From.Sub(w.From())
 		for _, f := range s.fleet {
-			r.fleet = append(r.fleet, fleet{f.at + later, f.workers})
+			r.fleet = append(r.fleet, fleet{f.at + offset, f.workers})
 		}
 	}
 }
 
 // build makes the engines of the groups. The length of their steps follows the line that was learned by the window's end, with a constant
 // such that it goes through the mean of the window's steps.
-func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error {
-	untaught, _ := begin.Groups(r.Model)
-	taught, _ := end.Groups(r.Model)
+func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
+	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
+	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
 	for i := range groups {
 		v := &groups[i]
-		f, t := viewOf(untaught, v.Key), viewOf(taught, v.Key)
-		if f == nil || t == nil || !t.Line.Known() {
+		atStart, atEnd := viewOf(viewsAtStart, v.Key), viewOf(viewsAtEnd, v.Key)
+		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		law := t.Line.Through(f.Line.Learned)
+		law := atEnd.Line.Through(atStart.Line.Learned)
 		if err := r.engines.build(v, law); err != nil {
 			return err
 		}
-		r.Boards.Apply(board.Law{Group: v.Key, StepModel: known(t.Line.InForce, law), Weights: t.Weights}, r.Began)
+		r.Boards.Apply(board.Law{Group: v.Key, StepModel: visibleLaw(atEnd.Line.InForce, law), Weights: atEnd.Weights}, r.Began)
 		for k := range v.Workers {
 			r.engines.join(&v.Workers[k])
 		}
@@ -105,42 +106,46 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 	return nil
 }
 
-// known returns what policies may know of a law: all of it if the learned line is in force, else only what prompts cost.
-func known(inForce bool, law board.StepModel) board.StepModel {
+// visibleLaw returns what policies may know of a law: all of it if the learned line is in force, else only what prompts cost.
+func visibleLaw(inForce bool, law board.StepModel) board.StepModel {
 	if inForce {
 		return law
 	}
 	return board.StepModel{OwnMs: law.OwnMs, SharedMs: law.SharedMs, PrefillMs: law.PrefillMs}
 }
 
-// resume puts those requests on the engines that were on ranks when the replay begins. Entries in the pool go on waiting.
-func (r *Replay) resume(another bool) {
-	queued := r.engines.resume(another)
+// resume puts those requests on the engines that were on ranks when the replay begins. Entries in the pool go on waiting. otherPolicy
+// says that the boards were given another policy for this replay: then requests that waited in the queues of engines wait in the pool
+// instead.
+func (r *Replay) resume(otherPolicy bool) {
+	queued := r.engines.resume(otherPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
-		r.wait(e.ID, came{
+		r.addWaiting(e.ID, came{
 			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
 		}).entry = e
 	}
 	for _, c := range queued {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
-		r.enter(r.wait(c.ID, came{
+		r.enqueue(r.addWaiting(c.ID, came{
 			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since,
 		}))
 	}
 }
 
+// isMixed says whether any rank of the groups prefills and decodes.
 func isMixed(groups []board.GroupView) bool {
 	return slices.ContainsFunc(groups, func(v board.GroupView) bool {
 		return slices.ContainsFunc(v.Workers, func(w board.Worker) bool { return w.Mixed })
 	})
 }
 
-// goesOn adds a request that was on a rank when the replay began. left is how many tokens it still gets.
-func (r *Replay) goesOn(c *board.Charge) (at, left int32) {
+// addRunning keeps a request that was on a rank when the replay began. at is its index in r.jobs, and left is how many tokens it still
+// gets.
+func (r *Replay) addRunning(c *board.Charge) (at, left int32) {
 	left = r.rest(c.ID, c.Age+c.Generated)
-	at = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
-	r.leaves(c.ID)
+	at = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
+	r.scheduleQuit(c.ID)
 	return at, left
 }
 
@@ -152,7 +157,8 @@ func (r *Replay) lagOf(id uint64) int32 {
 	return r.fates.lag
 }
 
-func (r *Replay) job(j job) int32 {
+// addJob keeps a request, and returns its index in r.jobs.
+func (r *Replay) addJob(j job) int32 {
 	if n := len(r.unused); n > 0 {
 		at := r.unused[n-1]
 		r.unused, r.jobs[at] = r.unused[:n-1], j
@@ -162,24 +168,24 @@ func (r *Replay) job(j job) int32 {
 	return int32(len(r.jobs) - 1)
 }
 
-// left drops a request that has left the replay.
-func (r *Replay) left(at int32) {
+// dropJob drops the request at an index of r.jobs, which has left the replay.
+func (r *Replay) dropJob(at int32) {
 	r.jobs[at] = job{}
 	r.unused = append(r.unused, at)
 }
 
-// wait adds a request that waits for a rank.
-func (r *Replay) wait(id uint64, c came) *job {
+// addWaiting keeps a request that waits for a rank, with what is known of its answer.
+func (r *Replay) addWaiting(id uint64, c came) *job {
 	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id),
 		came: c}
-	r.leaves(id)
-	at := r.job(j)
-	r.live[id] = at
+	r.scheduleQuit(id)
+	at := r.addJob(j)
+	r.waiting[id] = at
 	return &r.jobs[at]
 }
 
-// leaves notes when a request quits, if it really left before it had a slot: then it quits at the same time in the replay.
-func (r *Replay) leaves(id uint64) {
+// scheduleQuit notes when a request quits, if it really left before it had a slot: then it quits at the same time in the replay.
+func (r *Replay) scheduleQuit(id uint64) {
 	if a := r.fates.of(id); a != nil && a.tokens < 0 {
 		at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
 		r.quits = slices.Insert(r.quits, at, quit{ms(a.left), id})
@@ -208,9 +214,9 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 			r.over = true
 			break
 		}
-		if r.still++; next > r.Now {
-			r.still = 0
-		} else if r.still > mostStill {
+		if r.turnsAtInstant++; next > r.Now {
+			r.turnsAtInstant = 0
+		} else if r.turnsAtInstant > mostStill {
 			r.failed = fmt.Errorf("the replay does not go on after %.0f ms", r.Now)
 		}
 		r.Now = max(r.Now, next)
@@ -218,15 +224,15 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 	return r.over, r.failed
 }
 
-// come gives the boards the requests and the changes of ranks that are due by now.
-func (r *Replay) come() {
+// deliver gives the boards the requests and the changes of ranks that are due by now.
+func (r *Replay) deliver() {
 	for len(r.fleet) > 0 && ms(r.fleet[0].at) <= r.Now {
 		r.refleet(r.fleet[0].workers)
 		r.fleet = r.fleet[1:]
 	}
 	for at, more := r.came.due(); more && at <= r.Now; at, more = r.came.due() {
 		c := r.came.take()
-		r.enter(r.wait(c.id, c))
+		r.enqueue(r.addWaiting(c.id, c))
 	}
 	for len(r.quits) > 0 && r.quits[0].at <= r.Now {
 		id := r.quits[0].id
@@ -235,8 +241,8 @@ func (r *Replay) come() {
 	}
 }
 
-// enter hands a request to the boards.
-func (r *Replay) enter(j *job) {
+// enqueue hands a request to the boards.
+func (r *Replay) enqueue(j *job) {
 	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
 		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival),
@@ -273,57 +279,59 @@ func (r *Replay) quit(id uint64) {
 	if r.engines.drop(id) {
 		return
 	}
-	if at, waits := r.live[id]; waits {
+	if at, waits := r.waiting[id]; waits {
 		r.Apply(board.Withdraw{Entry: r.jobs[at].entry}, r.Now)
 	}
 }
 
 // placed gives a request to the engine that the boards bound it to.
 func (r *Replay) placed(e *board.Effect) {
-	at, ok := r.live[e.Entry.ID]
+	at, ok := r.waiting[e.Entry.ID]
 	if !ok {
 		r.failed = fmt.Errorf("the policy bound request %d, which the replay does not know", e.Entry.ID)
 		return
 	}
-	delete(r.live, e.Entry.ID)
+	delete(r.waiting, e.Entry.ID)
 	r.jobs[at].entry, r.jobs[at].prompt = nil, int32(e.Entry.Prompt)
 	if !r.engines.place(at, &e.Bound) { // the rank is of a group that was there only within the window
-		r.left(at)
+		r.dropJob(at)
 		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
 }
 
-// again makes a request come back at once, with the tokens that it has generated as part of its prompt. The time to compute that prompt
+// comeBack makes a request come back at once, with the tokens that it has generated as part of its prompt. The time to compute that prompt
 // again is not known, and left out.
-func (r *Replay) again(at, prompt, generated, left int32) {
+func (r *Replay) comeBack(at, prompt, generated, left int32) {
 	j := &r.jobs[at]
 	j.prompt, j.age, j.left = prompt+generated, j.age+generated, left
 	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
 	j.came.deadline, j.came.hits = 0, nil
-	r.live[j.id] = at
-	r.enter(j)
+	r.waiting[j.id] = at
+	r.enqueue(j)
 }
 
-// lasts returns the length of a step that takes so many ms by its law, with a random change.
-func (r *Replay) lasts(ms float64) float64 { return ms * (1 + unsteady*(2*r.chance.Float64()-1)) }
+// varied returns the length of a step that takes so many ms by its law, with a random change.
+func (r *Replay) varied(ms float64) float64 { return ms * (1 + unsteady*(2*r.chance.Float64()-1)) }
 
-// note counts a step of the given length.
-func (r *Replay) note(ms float64) {
-	if r.Now >= r.begins {
-		r.all.add(ms)
+// countStep counts a step of the given length.
+func (r *Replay) countStep(ms float64) {
+	if r.Now >= r.measuredFrom {
+		r.measured.add(ms)
 	}
-	if r.newly[0] <= r.Now && r.Now < r.newly[1] {
+	if r.freshBetween[0] <= r.Now && r.Now < r.freshBetween[1] {
 		r.fresh.add(ms)
 	}
 }
 
+// refused drops a request that the boards have refused.
 func (r *Replay) refused(e *board.Effect) {
-	if at, ok := r.live[e.Entry.ID]; ok {
-		delete(r.live, e.Entry.ID)
-		r.left(at)
+	if at, ok := r.waiting[e.Entry.ID]; ok {
+		delete(r.waiting, e.Entry.ID)
+		r.dropJob(at)
 	}
 }
 
+// other ends the replay if the policy failed.
 func (r *Replay) other(e *board.Effect) {
 	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
 		r.failed = fmt.Errorf("the policy failed")
@@ -331,4 +339,4 @@ func (r *Replay) other(e *board.Effect) {
 }
 
 // StepMs returns the mean length of the measured steps; 0: there was none.
-func (r *Replay) StepMs() float64 { return r.all.mean() }
+func (r *Replay) StepMs() float64 { return r.measured.mean() }

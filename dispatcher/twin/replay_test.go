@@ -109,9 +109,9 @@ func TestAReplayComesToWhatReallyWas(t *testing.T) {
 // Policies hold prompts for what these cost, which they know long before decodes have told what a KV token costs.
 func TestPoliciesOfAReplayKnowWhatAPromptCosts(t *testing.T) {
 	law := board.StepModel{C0Ms: 20, C1Ms: 1e-4, RequestMs: 0.1, OwnMs: 0.1, SharedMs: 0.05, PrefillMs: 5}
-	require.Equal(t, law, known(true, law))
-	require.Equal(t, board.StepModel{OwnMs: 0.1, SharedMs: 0.05, PrefillMs: 5}, known(false, law))
-	require.Zero(t, known(false, board.StepModel{C0Ms: 20, C1Ms: 1e-4}), "nothing is known")
+	require.Equal(t, law, visibleLaw(true, law))
+	require.Equal(t, board.StepModel{OwnMs: 0.1, SharedMs: 0.05, PrefillMs: 5}, visibleLaw(false, law))
+	require.Zero(t, visibleLaw(false, board.StepModel{C0Ms: 20, C1Ms: 1e-4}), "nothing is known")
 }
 
 func TestRanksOfAReplayKeepOfAnswersWhatTheBoardsBelieve(t *testing.T) {

@@ -99,11 +99,11 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 	}
 	switch e := e.(type) {
 	case *board.Enqueue:
-		t.came(e, now)
+		t.recordArrival(e, now)
 	case board.Enqueue:
-		t.came(&e, now)
+		t.recordArrival(&e, now)
 	case *board.Release:
-		t.leaves(e, now)
+		t.recordLeave(e, now)
 	case board.SetWorkers:
 		if !slices.Equal(e.Workers, t.workers) { // most SetWorkers events change nothing
 			t.stretch.fleet, t.workers = append(t.stretch.fleet, fleet{now.Sub(t.stretch.From), e.Workers}), e.Workers
@@ -113,18 +113,19 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 	}
 }
 
-func (t *Tape) came(q *board.Enqueue, now time.Time) {
-	s, e := t.stretch, q.Entry
+// recordArrival records a request that comes to the boards, with its times since the stretch began.
+func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
+	s, e := t.stretch, event.Entry
 	if e.Mixed { // mixed ranks are not replayed
 		return
 	}
 	c := came{
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
-		early: e.Early, discard: e.Discard, hits: q.Hits,
+		early: e.Early, discard: e.Discard, hits: event.Hits,
 	}
-	since := func(t time.Time, or time.Duration) time.Duration {
+	since := func(t time.Time, otherwise time.Duration) time.Duration {
 		if t.IsZero() {
-			return or
+			return otherwise
 		}
 		return t.Sub(s.From)
 	}
@@ -145,12 +146,12 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 		if t.bound == nil {
 			t.bound = map[string][]bound{}
 		}
-		all := t.bound[e.Group.Model]
-		for int(e.Bound.Slot) >= len(all) {
-			all = append(all, bound{})
+		slots := t.bound[e.Group.Model]
+		for int(e.Bound.Slot) >= len(slots) {
+			slots = append(slots, bound{})
 		}
-		all[e.Bound.Slot] = bound{id: e.Entry.ID, step: e.Bound.Step, queue: e.Bound.Full}
-		t.bound[e.Group.Model] = all
+		slots[e.Bound.Slot] = bound{id: e.Entry.ID, step: e.Bound.Step, queue: e.Bound.Full}
+		t.bound[e.Group.Model] = slots
 	case board.EffectRefuse:
 		if t.stretch != nil {
 			t.stretch.left = append(t.stretch.left, left{at: now.Sub(t.stretch.From), id: e.Entry.ID, generated: -1, lag: -1})
@@ -158,12 +159,13 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 	}
 }
 
-func (t *Tape) leaves(e *board.Release, now time.Time) {
-	all := t.bound[e.Model]
-	if int(e.Slot) >= len(all) {
+// recordLeave records a request that gives its slot back. Its lag is not known if its engine may have kept it in the queue.
+func (t *Tape) recordLeave(e *board.Release, now time.Time) {
+	slots := t.bound[e.Model]
+	if int(e.Slot) >= len(slots) {
 		return
 	}
-	b := all[e.Slot]
+	b := slots[e.Slot]
 	l := left{at: now.Sub(t.stretch.From), id: b.id, generated: e.Generated, lag: -1, failed: e.Outcome.Kind == board.Failed}
 	if lag := int32(e.First - b.step - 1); e.First != 0 && b.step != 0 && !b.queue && lag >= 0 {
 		l.lag = lag

@@ -120,10 +120,10 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		return nil, !t.current
 	}
 	if j.replay == nil {
-		if t.begin(j) {
+		if t.beginReplay(j) {
 			return nil, true
 		}
-		return t.ends(j), true
+		return t.endModel(j), true
 	}
 	over, err := j.replay.Run(turns)
 	switch p := &j.tried[j.at]; {
@@ -132,7 +132,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	case err != nil: // earlier replays of this policy did not fail, so it keeps their results
 	case over:
 		p.policy = j.replay.Boards.Policy()
-		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
+		p.duplicate = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
 		p.step.add(j.replay.StepMs())
 		p.fresh.fade(1, &j.replay.fresh, 1)
 		j.marked = append(j.marked, j.replay.Marked...)
@@ -143,10 +143,10 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	return nil, true
 }
 
-// begin begins the next replay of the model, and returns false if there is none.
-func (t *Twin) begin(j *judging) bool {
+// beginReplay begins the next replay of the model, and returns false if there is none.
+func (t *Twin) beginReplay(j *judging) bool {
 	if j.tried == nil {
-		if j.window = j.whole.of(j.models[0]); j.window == nil {
+		if j.window = j.whole.partWithAllGroups(j.models[0]); j.window == nil {
 			return false
 		}
 		if a := t.models[j.models[0]]; a != nil {
@@ -165,7 +165,7 @@ func (t *Twin) begin(j *judging) bool {
 			return false
 		}
 		p := &j.tried[j.at]
-		if p.failed == nil && !p.again {
+		if p.failed == nil && !p.duplicate {
 			if j.replay, p.failed = NewReplay(j.window, j.models[0], p.spec, j.round); p.failed == nil {
 				return true
 			}
@@ -182,12 +182,12 @@ func (t *Twin) enough(j *judging) bool {
 	}
 	a := t.models[j.models[0]]
 	chanceKnown := a != nil && a.judged%chanceEvery != 0 &&
-		!slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.again && !a.knows(p.policy) })
+		!slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.duplicate && !a.knows(p.policy) })
 	return j.round > 1 || chanceKnown
 }
 
-// ends ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
-func (t *Twin) ends(j *judging) (fresh []Verdict) {
+// endModel ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
+func (t *Twin) endModel(j *judging) (fresh []Verdict) {
 	if len(j.tried) > 0 && j.tried[0].failed == nil {
 		fresh = t.judge(j)
 	}
@@ -195,28 +195,29 @@ func (t *Twin) ends(j *judging) (fresh []Verdict) {
 	return fresh
 }
 
-// really returns the total length in ms and the number of those real steps of a group between two moments that the step model learned from.
-func really(from, to *board.GroupView) (took, n float64) {
+// realSteps returns the total length in ms and the number of a group's real steps between two moments, as far as the step model learned
+// from them.
+func realSteps(from, to *board.GroupView) (took, n float64) {
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
-// lasts returns how many seconds the measured part of a window lasts, at least 1.
-func lasts(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
+// secondsOf returns how many seconds the measured part of a window lasts, at least 1.
+func secondsOf(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies.
 func (t *Twin) judge(j *judging) (found []Verdict) {
-	w, model, own := j.window, j.models[0], &j.tried[0]
+	w, model, inForce := j.window, j.models[0], &j.tried[0]
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
 	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
 	ms, steps := 0.0, 0.0
 	for _, to := range ended {
 		if from := viewOf(begun, to.Key); from != nil { // without steps that were reported together, or in which an engine stood still
-			took, n := really(from, &to)
+			took, n := realSteps(from, &to)
 			ms, steps = ms+took, steps+n
 		}
 	}
-	if steps == 0 || ms == 0 || own.step.mean() == 0 {
+	if steps == 0 || ms == 0 || inForce.step.mean() == 0 {
 		return nil
 	}
 	a := t.models[model]
@@ -230,23 +231,24 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	a.judged++
 	a.lag = w.fates(model).lag
 	v := Verdict{
-		From: w.Measured().From, To: w.To(), Policy: own.policy, StepMs: ms / steps, TwinMs: own.step.mean(), Sure: a.judged >= leastJudged,
-		Replays: int(own.step.n),
+		From: w.Measured().From, To: w.To(), Policy: inForce.policy, StepMs: ms / steps, TwinMs: inForce.step.mean(),
+		Sure:    a.judged >= leastJudged,
+		Replays: int(inForce.step.n),
 	}
-	off := v.TwinMs/v.StepMs - 1
-	v.Error = a.step.add(off, lasts(&v))
-	if chance, known := a.chanceOf(own.policy, &own.step, lasts(&v)); known {
-		a.wrong.add(off, own.step.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
+	miss := v.TwinMs/v.StepMs - 1
+	v.Error = a.step.add(miss, secondsOf(&v))
+	if chance, known := a.chanceOf(inForce.policy, &inForce.step, secondsOf(&v)); known {
+		a.wrong.add(miss, inForce.step.ofMean(chance), secondsOf(&v), min(secondsOf(&v), v.To.Sub(a.until).Seconds()))
 	}
 	from, to := w.fresh()
 	if to.After(from) {
 		a.heard = to
 	}
 	for i := range j.tried[1:] {
-		if p := &j.tried[1+i]; !p.again {
+		if p := &j.tried[1+i]; !p.duplicate {
 			against := t.against(p, &v, a)
 			chance, _ := a.chanceOf(p.policy, &tally{}, 1)
-			if hour := a.over(p, own, to.Sub(from).Seconds(), chance); v.Sure {
+			if hour := a.addToHour(p, inForce, to.Sub(from).Seconds(), chance); v.Sure {
 				against.Hour = hour
 			}
 			v.Against = append(v.Against, against)
@@ -258,11 +260,11 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 			a.begun = append(a.begun, b)
 		}
 	}
-	fresh := w.since(a.until, v.From, model)
+	fresh := w.groupsSince(a.until, v.From, model)
 	for _, to := range ended {
 		v.Group, v.Ranks, v.Fresh = to.Key, len(to.Workers), 0
-		if then := viewOf(fresh, to.Key); then != nil {
-			v.Fresh = to.Steps - then.Steps
+		if before := viewOf(fresh, to.Key); before != nil {
+			v.Fresh = to.Steps - before.Steps
 		}
 		found = append(found, v)
 	}
@@ -271,14 +273,14 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 }
 
 // against compares the replays under another policy with those under the policy in force.
-func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
-	if p.failed != nil {
-		return Against{Policy: p.spec, Failed: p.failed}
+func (t *Twin) against(other *tried, v *Verdict, a *account) Against {
+	if other.failed != nil {
+		return Against{Policy: other.spec, Failed: other.failed}
 	}
-	found := Against{Policy: p.policy, StepMs: p.step.mean(), SavedMs: p.step.mean() - v.TwinMs}
-	chance, known := a.chanceOf(p.policy, &p.step, lasts(v))
-	found.Error = a.wrong.forecast(p.step.beside(chance))
-	found.Claimed = known && v.Sure && lasts(v) >= LeastClaimed.Seconds() && found.StepMs > 0 &&
+	found := Against{Policy: other.policy, StepMs: other.step.mean(), SavedMs: other.step.mean() - v.TwinMs}
+	chance, known := a.chanceOf(other.policy, &other.step, secondsOf(v))
+	found.Error = a.wrong.forecast(other.step.ofMean(chance))
+	found.Claimed = known && v.Sure && secondsOf(v) >= LeastClaimed.Seconds() && found.StepMs > 0 &&
 		math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }

@@ -25,7 +25,7 @@ func (w *Window) fates(model string) *fates {
 		if w.learned == nil {
 			w.learned = map[string]*fates{}
 		}
-		w.learned[model] = w.learn(model)
+		w.learned[model] = w.learnFates(model)
 	}
 	return w.learned[model]
 }
@@ -34,10 +34,10 @@ func (w *Window) fates(model string) *fates {
 func (w *Window) From() time.Time { return w.Stretches[0].From }
 
 // each calls comes for each arrival of a model, and leaves for each request that left, also of other models, in the order in which they
-// happened. leaves also gets the time since the window began.
+// happened. The time that leaves gets is since the window began.
 func (w *Window) each(model string, comes func(*came), leaves func(time.Duration, *left)) {
 	for _, s := range w.Stretches {
-		later, i, k := s.From.Sub(w.From()), 0, 0
+		offset, i, k := s.From.Sub(w.From()), 0, 0
 		for i < len(s.came) || k < len(s.left) {
 			if k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at {
 				if c := &s.came[i]; c.model == model {
@@ -46,26 +46,26 @@ func (w *Window) each(model string, comes func(*came), leaves func(time.Duration
 				i++
 				continue
 			}
-			leaves(s.left[k].at+later, &s.left[k])
+			leaves(s.left[k].at+offset, &s.left[k])
 			k++
 		}
 	}
 }
 
-// of returns the part of the window in which a model already had all the barrier groups that it has at the end, without a group being
-// removed and added again; nil: there is no such part.
-func (w *Window) of(model string) *Window {
+// partWithAllGroups returns the part of the window in which a model already had all the barrier groups that it has at the end, without a
+// group being removed and added again; nil: there is no such part.
+func (w *Window) partWithAllGroups(model string) *Window {
 	last, _ := w.End.Groups(model)
 	begin, next := 0, last
 	for i := len(w.Stretches) - 1; i >= 0 && begin == 0; i-- {
-		there, _ := w.Stretches[i].Boards.Groups(model)
+		groups, _ := w.Stretches[i].Boards.Groups(model)
 		for _, v := range last {
-			from, to := viewOf(there, v.Key), viewOf(next, v.Key)
+			from, to := viewOf(groups, v.Key), viewOf(next, v.Key)
 			if from == nil || to == nil || to.Steps < from.Steps || to.Seconds < from.Seconds { // the group was missing, or removed and added anew
 				begin = i + 1
 			}
 		}
-		next = there
+		next = groups
 	}
 	if len(last) == 0 || begin == len(w.Stretches) {
 		return nil
@@ -73,8 +73,8 @@ func (w *Window) of(model string) *Window {
 	return &Window{Stretches: w.Stretches[begin:], End: w.End}
 }
 
-// since returns the groups of a model at the first moment that is not before either of the two times.
-func (w *Window) since(accounted, measured time.Time, model string) []board.GroupView {
+// groupsSince returns the groups of a model at the first moment that is not before either of the two times.
+func (w *Window) groupsSince(accounted, measured time.Time, model string) []board.GroupView {
 	for _, s := range w.Stretches {
 		if !s.From.Before(accounted) && !s.From.Before(measured) {
 			groups, _ := s.Boards.Groups(model)
@@ -84,6 +84,7 @@ func (w *Window) since(accounted, measured time.Time, model string) []board.Grou
 	return nil
 }
 
+// viewOf returns the view of the group with a key; nil: the group is not there.
 func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 	if i := slices.IndexFunc(all, func(v board.GroupView) bool { return v.Key == key }); i >= 0 {
 		return &all[i]
@@ -127,7 +128,7 @@ type arrivals struct {
 	stretches []*Stretch     // the stretches that are not finished
 	from      time.Time      // when the window began
 	model     string         // arrivals of other models are skipped
-	not       map[*came]bool // arrivals to skip
+	skipped   map[*came]bool // arrivals to skip
 	at        int            // index of the next arrival in the first stretch
 }
 
@@ -135,7 +136,7 @@ type arrivals struct {
 func (a *arrivals) skip() {
 	for len(a.stretches) > 0 {
 		for all := a.stretches[0].came; a.at < len(all); a.at++ {
-			if c := &all[a.at]; c.model == a.model && !a.not[c] {
+			if c := &all[a.at]; c.model == a.model && !a.skipped[c] {
 				return
 			}
 		}
@@ -155,18 +156,18 @@ func (a *arrivals) due() (at float64, more bool) {
 // take returns the next request and goes on.
 func (a *arrivals) take() came {
 	s := a.stretches[0]
-	c, later := s.came[a.at], s.From.Sub(a.from)
-	c.at, c.arrival, c.entered = c.at+later, c.arrival+later, c.entered+later
+	c, offset := s.came[a.at], s.From.Sub(a.from)
+	c.at, c.arrival, c.entered = c.at+offset, c.arrival+offset, c.entered+offset
 	if c.deadline != 0 {
-		c.deadline += later
+		c.deadline += offset
 	}
 	a.at++
 	a.skip()
 	return c
 }
 
-// learn collects what became of a model's requests.
-func (w *Window) learn(model string) *fates {
+// learnFates collects what became of a model's requests.
+func (w *Window) learnFates(model string) *fates {
 	n := 0
 	for _, s := range w.Stretches {
 		n += len(s.came)
@@ -175,10 +176,10 @@ func (w *Window) learn(model string) *fates {
 		failed: map[failed]int32{}}
 	begin := w.Stretches[0].Boards
 	for _, c := range begin.Charges(model) {
-		l.begin(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})
+		l.add(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})
 	}
 	for _, e := range begin.Waiting(model) {
-		l.begin(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
+		l.add(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
 	}
 	w.each(model, l.comes, l.leaves)
 	for _, c := range w.End.Charges(model) {
