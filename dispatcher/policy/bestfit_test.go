@@ -14,7 +14,7 @@ type bestFit struct {
 
 // bestFitForm is the line that spec.go gets: the name, the keys that a user may set, their defaults.
 var bestFitForm = form{
-	name: "bestfit", keys: takes("max_age_ms", "watermark"), defaults: standard,
+	name: "bestfit", keys: keysNamed("max_age_ms", "watermark"), defaults: commonDefaults,
 	build: func(name string, v *settings) Policy {
 		return &bestFit{name: name, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark}
 	},

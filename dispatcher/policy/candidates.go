@@ -5,10 +5,10 @@ import "math"
 // candidates are the entries that a round chooses from: the overdue ones, then the
 // oldest others. If enough entries wait, there are more candidates than can be placed.
 type candidates struct {
-	all   []candidate
-	late  int    // how many of all are overdue; these come first
-	rest  int    // index in the pool of the first entry that choose has not looked at
-	taken []bool // by index in the pool
+	all          []candidate
+	overdueCount int    // how many of all are overdue; these come first
+	nextInPool   int    // index in the pool of the first entry that choose has not looked at
+	taken        []bool // by index in the pool
 
 	growth    int64   // KV tokens that a request counts as beyond its prompt
 	ageTokens float64 // KV tokens that each ms of its wait takes off the cost of an entry
@@ -16,18 +16,18 @@ type candidates struct {
 
 // candidate is an entry as the search sees it.
 type candidate struct {
-	entry  int32 // index in the pool
-	late   bool  // overdue: must be placed, never replaced
-	placed bool
-	tokens int64 // KV tokens, not scaled by a rank's cost
-	load   int64 // what it adds to the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
-	age    int64 // what its wait takes off the cost, in units of 2^-fixedBits tokens
+	entry   int32 // index in the pool
+	overdue bool  // overdue: must be placed, never replaced
+	placed  bool
+	tokens  int64 // KV tokens, not scaled by a rank's cost
+	load    int64 // what it adds to the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
+	age     int64 // what its wait takes off the cost, in units of 2^-fixedBits tokens
 }
 
 // reset empties the list. With stepMs 0 (unknown), waits do not count.
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
-	k.late, k.rest = 0, 0
+	k.overdueCount, k.nextInPool = 0, 0
 	k.taken = sized(k.taken, len(s.Pool))
 	clear(k.taken)
 	k.growth, k.ageTokens = growth, 0
@@ -36,11 +36,12 @@ func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64)
 	}
 }
 
+// add adds the entry with this index in the pool to the candidates. late says that it is overdue.
 func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
 	k.all = append(k.all, candidate{
-		entry: int32(entry), late: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.growth) << fixedBits,
+		entry: int32(entry), overdue: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.growth) << fixedBits,
 		age: int64(math.Ldexp(min(k.ageTokens*float64(e.WaitMs), 1<<30), fixedBits)),
 	})
 }
@@ -51,19 +52,19 @@ func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 	for _, w := range late[:min(len(late), n)] {
 		k.add(s, int(w.entry), true)
 	}
-	k.late = len(k.all)
+	k.overdueCount = len(k.all)
 	room := r.largestRoom()
-	for ; k.rest < len(s.Pool) && len(k.all) < n+more; k.rest++ {
-		if !k.taken[k.rest] && int64(s.Pool[k.rest].Prompt) <= room {
-			k.add(s, k.rest, false)
+	for ; k.nextInPool < len(s.Pool) && len(k.all) < n+more; k.nextInPool++ {
+		if !k.taken[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
+			k.add(s, k.nextInPool, false)
 		}
 	}
 }
 
-// beyond adds the oldest entry behind the candidates that is no larger than room. It returns the index of the new
-// candidate, or none if there is no such entry.
-func (k *candidates) beyond(s *Snapshot, room int64) int {
-	for i := k.rest; i < len(s.Pool); i++ {
+// addFromPool adds the oldest entry that is no candidate yet and is no larger than room. It returns the index of the new candidate, or
+// none if there is no such entry.
+func (k *candidates) addFromPool(s *Snapshot, room int64) int {
+	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
 			k.add(s, i, false)
 			return len(k.all) - 1
@@ -72,16 +73,16 @@ func (k *candidates) beyond(s *Snapshot, room int64) int {
 	return none
 }
 
-// on returns what a candidate adds to the load of rank g, in units of 2^-fixedBits tokens.
-func (k *candidates) on(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
+// loadOn returns what candidate who (an index) adds to the load of rank g, in units of 2^-fixedBits tokens.
+func (k *candidates) loadOn(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
 
 // largestRoom returns the largest KV room, in tokens, of any rank with a free slot; MinInt64 if no rank has one.
 func (r *ranks) largestRoom() int64 {
-	most := int64(math.MinInt64)
-	for _, g := range r.some {
+	largest := int64(math.MinInt64)
+	for _, g := range r.withSlots {
 		if r.free[g] > 0 {
-			most = max(most, r.room[g])
+			largest = max(largest, r.room[g])
 		}
 	}
-	return most
+	return largest
 }

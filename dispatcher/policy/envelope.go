@@ -132,14 +132,14 @@ func Project(dst []int64, running []Request) {
 	horizon := float32(last)
 	for i := range running {
 		r := &running[i]
-		at := last // the last step at which it is there
+		lastStep := last // the last step at which it is there
 		if r.Rhat < horizon && r.Rhat > 0 {
-			at = int(r.Rhat)
-			if float32(at) == r.Rhat {
-				at--
+			lastStep = int(r.Rhat)
+			if float32(lastStep) == r.Rhat {
+				lastStep--
 			}
 		}
-		dst[at] += one + r.Tokens()
+		dst[lastStep] += one + r.Tokens()
 	}
 	var sum int64
 	for h := last; h >= 0; h-- {

@@ -9,25 +9,25 @@ type evenkeel struct {
 	set  settings
 
 	// Values of the current round.
-	loads loads
-	ranks ranks
-	pick  candidates
-	start starts
-	climb climb
-	late  []wait
+	loads      loads
+	ranks      ranks
+	candidates candidates
+	start      starts
+	climb      climb
+	late       []wait
 
-	wanted int         // number of placements wanted: that of the free slots, or of the entries if that is less
-	placed []placement // in the order of placement
-	spare  []int32     // candidates that are not placed: the overdue ones, then the others by age
+	wanted   int         // number of placements wanted: that of the free slots, or of the entries if that is less
+	placed   []placement // in the order of placement
+	unplaced []int32     // candidates that are not placed: the overdue ones, then the others by age
 
 	rows   rows      // used where the rank with most requests makes steps longer, see Snapshot.RowTokens
 	tight  tight     // used where KV room is short
 	gather gather    // used where ranks prefill
-	near   residents // used by stayNear
+	byRank residents // used by stayNear
 }
 
-// placement puts a candidate on a rank; both are indices.
-type placement struct{ who, rank int32 }
+// placement puts a candidate on a rank. Both are indices: in candidates.all, and in Snapshot.Workers.
+type placement struct{ candidate, rank int32 }
 
 func newEvenkeel(name string, v *settings) Policy { return &evenkeel{name: name, set: *v} }
 
@@ -48,7 +48,7 @@ func (p *evenkeel) limits() limits {
 // Decide places the entries, improves the placements by a search, and then moves entries to ranks that hold a part of their prompts if
 // that costs next to nothing.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	p.gather.begin()
+	p.gather.reset()
 	if !p.measure(s) {
 		return dst
 	}
@@ -93,6 +93,7 @@ func (p *evenkeel) requestTokens(s *Snapshot, all bool) int64 {
 	return s.RequestTokens
 }
 
+// budget returns how many evaluations the search of this round may spend: the setting, or less if the board says so.
 func (p *evenkeel) budget(s *Snapshot) int {
 	if s.Budget > 0 {
 		return min(int(s.Budget), p.set.budget)
@@ -109,31 +110,31 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())
 }
 
-// add places candidate who on rank g.
+// add places candidate who (an index) on rank g.
 func (p *evenkeel) add(who int32, g int) {
-	c := &p.pick.all[who]
+	c := &p.candidates.all[who]
 	p.ranks.charge(g, c.tokens)
-	p.loads.shift(g, p.pick.on(&p.loads, who, g))
+	p.loads.shift(g, p.candidates.loadOn(&p.loads, who, g))
 	p.placed = append(p.placed, placement{who, int32(g)})
 	c.placed = true
 }
 
-// bind appends the placements to dst. The score of an assignment is how many KV tokens of cost the entry
-// saves by its placement.
+// bind appends the placements to dst as assignments. The score of an assignment is how many KV tokens of cost the entry saves by its
+// placement: its own load, less what it raises the largest load by, times the number of ranks.
 func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 	group := int64(len(s.Workers))
 	for _, a := range p.placed {
-		c := &p.pick.all[a.who]
+		c := &p.candidates.all[a.candidate]
 		g := int(a.rank)
-		rest := p.loads.without(g)
-		without := max(rest.most, p.loads.x[g]-p.pick.on(&p.loads, a.who, g))
+		others := p.loads.without(g)
+		peakWithout := max(others.largest, p.loads.load[g]-p.candidates.loadOn(&p.loads, a.candidate, g))
 		stage := stageSubset
-		if c.late {
+		if c.overdue {
 			stage = stageGuard
 		}
 		dst = append(dst, Assignment{
 			Entry: s.Pool[c.entry].ID, Worker: s.Workers[g].ID, Stage: stage,
-			Score: math.Ldexp(float64(c.load-group*(p.loads.peak()-without)), -fixedBits),
+			Score: math.Ldexp(float64(c.load-group*(p.loads.peak()-peakWithout)), -fixedBits),
 		})
 	}
 	return dst

@@ -234,7 +234,7 @@ func TestEntriesFurtherBackTakeSlotsThatNoCandidateFits(t *testing.T) {
 	}
 	s.Pool = append(s.Pool, Entry{ID: 10, Prompt: 90}, Entry{ID: 11, Prompt: 80})
 	for _, refill := range []int{0, 200} {
-		v := joint
+		v := evenkeelDefaults
 		v.candidates, v.watermark, v.refill = 2, 0, refill
 		require.ElementsMatch(t, [][2]int{{0, 0}, {10, 0}, {11, 0}}, pairs(newEvenkeel("", &v).Decide(s, nil)), "refill %d", refill)
 	}
@@ -310,11 +310,11 @@ func TestItLevelsBetterThanOneRankAtATime(t *testing.T) {
 
 func TestFewerAreLookedAtWhereManyArePlaced(t *testing.T) {
 	for _, tc := range []struct{ allowed, placed, want int }{
-		{128, 0, 128}, {128, 1, 128}, {128, 32, 128}, {128, 64, 64}, {128, 1000, leastBeyond},
+		{128, 0, 128}, {128, 1, 128}, {128, 32, 128}, {128, 64, 64}, {128, 1000, leastExtra},
 		{8, 1000, 8}, // never more than the settings allow
 	} {
-		v := joint
+		v := evenkeelDefaults
 		v.candidates = tc.allowed
-		require.Equal(t, tc.want, (&evenkeel{set: v}).beyond(tc.placed), "%+v", tc)
+		require.Equal(t, tc.want, (&evenkeel{set: v}).extraCandidates(tc.placed), "%+v", tc)
 	}
 }

@@ -58,9 +58,9 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
 	if len(assigned) == len(s.Pool) {
 		return assigned, nil
 	}
-	l := limits{reserved: none, reservedFor: none}
-	if x, ok := p.(limited); ok {
-		l = x.limits()
+	lim := limits{reserved: none, reservedFor: none}
+	if withLimits, ok := p.(limited); ok {
+		lim = withLimits.limits()
 	}
 	after := s.after(assigned)
 	placed := make(map[uint64]bool, len(assigned))
@@ -70,7 +70,7 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
 	var left []Left
 	for i := range s.Pool {
 		if e := &s.Pool[i]; !placed[e.ID] {
-			left = append(left, Left{e.ID, l.why(s, after, i)})
+			left = append(left, Left{e.ID, lim.why(s, after, i)})
 		}
 	}
 	return assigned, left
@@ -82,6 +82,7 @@ type load struct {
 	held int64
 }
 
+// after returns, by worker ID, the free slots and the KV tokens that the ranks have once the assignments are bound.
 func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 	ranks := make(map[int32]load, len(s.Workers))
 	for g := range s.Workers {
@@ -99,22 +100,23 @@ func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 	return ranks
 }
 
-// why returns the first reason that applies to the entry with this index in the pool.
+// why returns the first reason that applies to the entry with this index in the pool, which was not placed. after has the ranks at the
+// end of the round.
 func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
 	if l.gather != nil && l.gather.holds(int32(entry)) {
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
 	}
-	var up, ever, slotBefore, slotAfter, fitsReserved bool
-	most := int64(math.MinInt64) // largest room of the ranks that still have a slot
+	var anyUp, fitsBudget, slotBefore, slotAfter, fitsReserved bool
+	largestRoom := int64(math.MinInt64) // largest room of the ranks that still have a slot
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		if !w.Up {
 			continue
 		}
-		up = true
+		anyUp = true
 		budget := KVBudget(w.Capacity, l.watermark)
-		ever = ever || tokens <= budget
+		fitsBudget = fitsBudget || tokens <= budget
 		slotBefore = slotBefore || w.Free+l.extra > 0
 		if r := after[w.ID]; r.free+l.extra > 0 {
 			room := budget
@@ -126,13 +128,13 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 				continue
 			}
 			slotAfter = true
-			most = max(most, room)
+			largestRoom = max(largestRoom, room)
 		}
 	}
 	switch {
-	case !up:
+	case !anyUp:
 		return "no rank is up"
-	case !ever:
+	case !fitsBudget:
 		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
 	case entry == l.reservedFor:
 		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
@@ -143,6 +145,6 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	case !slotAfter:
 		return "no free slot left"
 	default:
-		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, most)
+		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, largestRoom)
 	}
 }

@@ -33,7 +33,7 @@ type firstCome struct {
 	sendsAhead bool
 	dice       *rand.PCG // random numbers of the rules random and p2c; nil for br0:bypass
 
-	last int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the next rank after it
+	lastRank int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the next rank after it
 
 	ranks    ranks
 	env      envelope // held has the KV tokens of each rank, and ruleLeastF reads the margins
@@ -47,7 +47,7 @@ type firstCome struct {
 func Resume(p, from Policy) {
 	if old, ok := from.(*firstCome); ok {
 		next := p.(*firstCome)
-		if next.last = old.last; old.dice != nil {
+		if next.lastRank = old.lastRank; old.dice != nil {
 			*next.dice = *old.dice
 		}
 	}
@@ -71,7 +71,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		p.requests[g] = int32(len(s.Workers[g].Running))
 	}
 	for i := range s.Pool {
-		if p.ranks.open <= 0 {
+		if p.ranks.openSlots <= 0 {
 			break
 		}
 		e := &s.Pool[i]
@@ -89,7 +89,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		p.env.held[g] += tokens
 		p.env.add(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
 		p.requests[g]++
-		p.last = s.Workers[g].ID
+		p.lastRank = s.Workers[g].ID
 		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stageSingle})
 	}
 	return dst
@@ -100,8 +100,8 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
-		if all := p.fitting(tokens); len(all) > 0 {
-			return int(all[rand.New(p.dice).IntN(len(all))]), 0
+		if fitting := p.fitting(tokens); len(fitting) > 0 {
+			return int(fitting[rand.New(p.dice).IntN(len(fitting))]), 0
 		}
 		return none, 0
 	case ruleRR:
@@ -128,10 +128,12 @@ func (p *firstCome) fitting(tokens int64) []int32 {
 	return p.eligible
 }
 
+// nextInTurn returns the first rank after the one that got the last entry that has a slot and room for so many tokens; none: no rank
+// has.
 func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
-	n, from := len(s.Workers), p.nextRank(s)
+	n, start := len(s.Workers), p.nextRank(s)
 	for k := range n {
-		if g := (from + k) % n; p.ranks.fits(g, tokens) {
+		if g := (start + k) % n; p.ranks.fits(g, tokens) {
 			return g
 		}
 	}
@@ -141,51 +143,56 @@ func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
 // nextRank returns the index of the first rank after the one that got the last entry.
 func (p *firstCome) nextRank(s *Snapshot) int {
 	for g := range s.Workers {
-		if s.Workers[g].ID > p.last {
+		if s.Workers[g].ID > p.lastRank {
 			return g
 		}
 	}
 	return 0
 }
 
+// ofTwo draws two different ranks that have a slot and room for so many tokens. It returns the one with fewer requests, and their
+// number; none: no rank has a slot and room.
 func (p *firstCome) ofTwo(tokens int64) (int, float64) {
-	all := p.fitting(tokens)
-	if len(all) == 0 {
+	fitting := p.fitting(tokens)
+	if len(fitting) == 0 {
 		return none, 0
 	}
-	i := rand.New(p.dice).IntN(len(all))
-	g := all[i]
-	if len(all) > 1 {
-		j := rand.New(p.dice).IntN(len(all) - 1)
+	i := rand.New(p.dice).IntN(len(fitting))
+	g := fitting[i]
+	if len(fitting) > 1 {
+		j := rand.New(p.dice).IntN(len(fitting) - 1)
 		if j >= i {
 			j++
 		}
-		if other := all[j]; p.requests[other] < p.requests[g] {
+		if other := fitting[j]; p.requests[other] < p.requests[g] {
 			g = other
 		}
 	}
 	return int(g), float64(p.requests[g])
 }
 
-// fewest returns the rank with the smallest value in `of` among those that have a slot and room for so many tokens, and the value. In
-// a tie it takes the first of these ranks, counted from index `from` on.
-func fewest[N int32 | int64](r *ranks, of []N, from int, tokens int64) (int, float64) {
+// fewest returns the rank with the smallest of the values among those that have a slot and room for so many tokens, and that value.
+// values has one for each rank. In a tie it takes the first of these ranks, counted from index `from` on. It returns none if no rank has
+// a slot and room.
+func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int, float64) {
 	best := none
-	for k := range of {
+	for k := range values {
 		g := from + k
-		if g >= len(of) {
-			g -= len(of)
+		if g >= len(values) {
+			g -= len(values)
 		}
-		if r.fits(g, tokens) && (best == none || of[g] < of[best]) {
+		if r.fits(g, tokens) && (best == none || values[g] < values[best]) {
 			best = g
 		}
 	}
 	if best == none {
 		return none, 0
 	}
-	return best, float64(of[best])
+	return best, float64(values[best])
 }
 
+// largestF returns the rank with the largest F of BR-0 for an entry of so many tokens, and that F; in a tie, the rank with the larger
+// margin. It returns none if no rank has a slot and room.
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
 	for g := range p.requests {

@@ -10,13 +10,13 @@ import (
 // gather is used by evenkeel where ranks prefill and decode. A prompt that one rank computes stops the decodes of
 // all ranks of the group, so prompts are held for a moment and sent together, in rounds.
 type gather struct {
-	planner rounds.Planner
-	group   rounds.Group
-	waiting []rounds.Candidate
-	at      []int32 // for each of waiting, its index in the pool
-	hits    []rounds.Hit
-	first   []uint64 // see Gathered.First
-	nextMs  float64  // see Gathered.NextMs
+	planner       rounds.Planner
+	group         rounds.Group
+	waiting       []rounds.Candidate
+	poolIndex     []int32 // for each of waiting, its index in the pool
+	hits          []rounds.Hit
+	firstSendable []uint64 // see Gathered.First
+	nextMs        float64  // see Gathered.NextMs
 }
 
 // Gathered is what a policy reports of a round on ranks that prefill and decode.
@@ -35,42 +35,45 @@ func GatheredBy(p Policy) Gathered {
 		return Gathered{NextMs: math.Inf(1)}
 	}
 	return Gathered{
-		NextMs: e.gather.nextMs, First: e.gather.first, Released: e.gather.planner.Released(),
+		NextMs: e.gather.nextMs, First: e.gather.firstSendable, Released: e.gather.planner.Released(),
 		HeldS: e.gather.planner.HeldFor(), MaxHoldS: e.set.maxHold,
 	}
 }
 
-func (r *gather) begin() {
-	r.first, r.nextMs = r.first[:0], math.Inf(1)
+// reset forgets what the last round reported.
+func (r *gather) reset() {
+	r.firstSendable, r.nextMs = r.firstSendable[:0], math.Inf(1)
 	r.planner.Forget()
 }
 
 // holds says whether the last round held an entry although it had a slot.
 func (r *gather) holds(entry int32) bool {
-	at := slices.Index(r.at, entry)
+	at := slices.Index(r.poolIndex, entry)
 	return r.planner.Held() > 0 && at >= 0 && r.waiting[at].Since <= 0
 }
 
-// inRounds decides a round where ranks prefill. Times of the planner count from the instant of the snapshot, which is 0.
+// inRounds decides a round where ranks prefill, by the planner of package rounds. Times of the planner are in seconds from the instant
+// of the snapshot, which is 0. The score of an assignment is the backlog of its rank before the round.
 func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.reserveForOverdue(s)
-	p.tellRanks(s)
-	r.tellWaiting(s, int(p.ranks.open+p.ranks.open/2))
+	p.fillGroup(s)
+	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2))
 	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
 	r.nextMs = next * 1000
 	for i := range r.waiting {
-		if at := r.at[i]; s.Waits[at].HeldMs < 0 && r.waiting[i].Since == 0 {
-			r.first = append(r.first, s.Pool[at].ID)
+		if at := r.poolIndex[i]; s.Waits[at].HeldMs < 0 && r.waiting[i].Since == 0 {
+			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
-	for _, k := range picks {
-		e := &s.Pool[r.at[k.Candidate]]
+	for _, pick := range picks {
+		e := &s.Pool[r.poolIndex[pick.Candidate]]
 		stage := stageSubset
-		if r.waiting[k.Candidate].Urgent {
+		if r.waiting[pick.Candidate].Urgent {
 			stage = stageGuard
 		}
-		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[k.Rank].ID, Score: float64(r.group.Ranks[k.Rank].Backlog), Stage: stage})
+		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[pick.Rank].ID, Score: float64(r.group.Ranks[pick.Rank].Backlog),
+			Stage: stage})
 	}
 	return dst
 }
@@ -82,7 +85,7 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 			continue
 		}
 		fits := false
-		for _, g := range p.ranks.some {
+		for _, g := range p.ranks.withSlots {
 			fits = fits || p.ranks.fits(int(g), int64(s.Pool[i].Prompt))
 		}
 		if !fits {
@@ -92,11 +95,11 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	}
 }
 
-// tellRanks fills in the planner's group. p.ranks must have the free slots and rooms already.
-func (p *evenkeel) tellRanks(s *Snapshot) {
-	g := &p.gather.group
-	*g = rounds.Group{
-		Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.request),
+// fillGroup fills in the planner's group. p.ranks must have the free slots and rooms already.
+func (p *evenkeel) fillGroup(s *Snapshot) {
+	group := &p.gather.group
+	*group = rounds.Group{
+		Ranks: sized(group.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.requestWeight),
 		Unbegun: float64(s.Unbegun), Rate: float64(s.PromptRate),
 	}
 	for i := range s.Workers {
@@ -107,19 +110,19 @@ func (p *evenkeel) tellRanks(s *Snapshot) {
 				decoding++
 			}
 		}
-		k := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.now[i])}
+		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.atStart[i])}
 		if decoding > 0 { // leaves room into which answers grow until one of them ends
-			k.Room -= int64(s.MeanOutput)
+			rank.Room -= int64(s.MeanOutput)
 		}
-		g.Ranks[i] = k
-		g.Decoding += decoding
-		g.Slots += len(w.Running) + max(0, int(w.Free))
+		group.Ranks[i] = rank
+		group.Decoding += decoding
+		group.Slots += len(w.Running) + max(0, int(w.Free))
 	}
 }
 
-// tellWaiting fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent ones, which are not held.
-func (r *gather) tellWaiting(s *Snapshot, most int) {
-	r.waiting, r.at, r.hits = r.waiting[:0], r.at[:0], r.hits[:0]
+// fillCandidates fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent ones, which are not held.
+func (r *gather) fillCandidates(s *Snapshot, most int) {
+	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
 	for i := range s.Pool {
 		e, w := &s.Pool[i], &s.Waits[i]
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: w.Express || isOverdue(s, e)}
@@ -142,6 +145,6 @@ func (r *gather) tellWaiting(s *Snapshot, most int) {
 			}
 		}
 		c.Hits = r.hits[from:len(r.hits):len(r.hits)]
-		r.waiting, r.at = append(r.waiting, c), append(r.at, int32(i))
+		r.waiting, r.poolIndex = append(r.waiting, c), append(r.poolIndex, int32(i))
 	}
 }

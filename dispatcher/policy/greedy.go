@@ -66,7 +66,7 @@ func (p *greedy) start(s *Snapshot) bool {
 	}
 	p.env.build(s, horizon)
 	p.ranks.load(s, p.env.held, p.watermark, 0)
-	if p.ranks.open == 0 || len(s.Pool) == 0 {
+	if p.ranks.openSlots == 0 || len(s.Pool) == 0 {
 		return false
 	}
 	p.line.build(s.Pool, p.longest)
@@ -79,9 +79,9 @@ func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	if theta == groupSize {
 		theta = int64(len(s.Workers))
 	}
-	if p.ranks.open > theta && p.line.left > 0 {
+	if p.ranks.openSlots > theta && p.line.waiting > 0 {
 		p.line.index(s.Pool)
-		for p.ranks.open > theta && p.line.left > 0 {
+		for p.ranks.openSlots > theta && p.line.waiting > 0 {
 			dst = p.placeSingle(s, dst)
 		}
 	}
@@ -90,7 +90,7 @@ func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 
 // placeSubsets is stage 2, for the last slots: a rank takes several entries together.
 func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
-	for p.ranks.open > 0 && p.line.left > 0 {
+	for p.ranks.openSlots > 0 && p.line.waiting > 0 {
 		dst = p.placeSubset(s, dst)
 	}
 	return dst
@@ -100,13 +100,13 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	p.late = overdue(s, p.late[:0])
 	for _, w := range p.late {
-		if p.ranks.open == 0 {
+		if p.ranks.openSlots == 0 {
 			break
 		}
 		entry := int(w.entry)
 		tokens := int64(s.Pool[entry].Prompt)
 		best, bestF := none, 0.0
-		for _, rank := range p.ranks.some {
+		for _, rank := range p.ranks.withSlots {
 			g := int(rank)
 			if !p.ranks.fits(g, tokens) {
 				continue
@@ -129,8 +129,8 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 // placeSingle is one step of stage 1: the first rank in the queue of ranks takes the
 // entry with the best score for it. If no entry fits, the rank is closed for the round.
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
-	g := p.first(p.capacity)
-	p.prepare(s, g)
+	g := p.firstRank(p.capacity)
+	p.setScore(s, g)
 	at, f, ok := p.bestSingle(s, g)
 	if !ok {
 		p.ranks.close(g)
@@ -163,7 +163,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	// Prompts with the best score lie side by side around the knee. Of prompts of one length, only the earliest can win.
 	at = p.line.head()
 	for low >= 0 && p.score.Equal(score(low), best) {
-		start := int(p.line.run[low])
+		start := int(p.line.firstEqual[low])
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
 		low = p.line.atOrBefore(start - 1)
 	}
@@ -179,7 +179,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 // subset of the first window entries that fit it. If no subset has a positive score, it still takes the best single
 // entry, so that no slot idles while an entry waits that fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
-	g := p.first(p.capacity)
+	g := p.firstRank(p.capacity)
 	n := 0
 	for at := p.line.next[p.line.head()]; at != p.line.head() && n < p.window; at = p.line.next[at] {
 		if tokens := int64(s.Pool[p.line.entry[at]].Prompt); tokens <= p.ranks.room[g] {
@@ -191,7 +191,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		p.ranks.close(g)
 		return dst
 	}
-	p.prepare(s, g)
+	p.setScore(s, g)
 	best, _ := p.solver.Best(&p.score, subset.Problem{
 		Tokens: p.tokens[:n],
 		Cost:   float64(s.Workers[g].Cost),
@@ -220,28 +220,28 @@ func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 	return best
 }
 
-// first returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie with the most free
-// slots, then with the lower ID. With slotsFirst, free slots come before the margin. The queue is not kept sorted,
-// because one admission can change the margins of all ranks.
-func (p *greedy) first(slotsFirst bool) int {
-	best, most, slots := none, int64(0), int32(0)
-	for _, rank := range p.ranks.some {
+// firstRank returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie with the most free slots,
+// then with the lower ID. With slotsFirst, free slots come before the margin. The queue is not kept sorted, because one admission can
+// change the margins of all ranks. none: no rank has a free slot.
+func (p *greedy) firstRank(slotsFirst bool) int {
+	best, bestMargin, bestFree := none, int64(0), int32(0)
+	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		free := p.ranks.free[g]
-		if free == 0 || slotsFirst && free < slots {
+		if free == 0 || slotsFirst && free < bestFree {
 			continue
 		}
 		margin := p.env.marginOf(g)
-		better := margin > most || margin == most && free > slots
-		if best == none || slotsFirst && free > slots || better {
-			best, most, slots = g, margin, free
+		better := margin > bestMargin || margin == bestMargin && free > bestFree
+		if best == none || slotsFirst && free > bestFree || better {
+			best, bestMargin, bestFree = g, margin, free
 		}
 	}
 	return best
 }
 
-// prepare sets p.score to the score of rank g.
-func (p *greedy) prepare(s *Snapshot, g int) {
+// setScore sets p.score to the score of rank g.
+func (p *greedy) setScore(s *Snapshot, g int) {
 	if a := p.ahead; a != nil {
 		a.margins = p.env.margins(g, a.margins)
 		p.score.SetBRH(a.margins, a.discounts, a.alpha, a.beta)
@@ -260,6 +260,7 @@ func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	return float64(subset.F0(w, p.env.marginOf(g), len(s.Workers)))
 }
 
+// equal says whether two scores tie.
 func (p *greedy) equal(x, y float64) bool {
 	if p.ahead != nil {
 		return subset.Equal(x, y)
@@ -269,6 +270,7 @@ func (p *greedy) equal(x, y float64) bool {
 
 func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
+// scaled returns what an entry of so many tokens adds to the load of rank g.
 func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
 	return subset.Scaled(tokens, float64(s.Workers[g].Cost))
 }

@@ -68,7 +68,7 @@ func drawGreedy(t *rapid.T, p *greedy) {
 }
 
 func TestBR0IsTheRoundOfTheText(t *testing.T) {
-	reused := newBR0("", &standard).(*greedy)
+	reused := newBR0("", &commonDefaults).(*greedy)
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
 		drawGreedy(t, reused)
@@ -77,7 +77,7 @@ func TestBR0IsTheRoundOfTheText(t *testing.T) {
 }
 
 func TestBRHIsTheRoundOfTheText(t *testing.T) {
-	reused := newBRH("", &lookingAhead).(*greedy)
+	reused := newBRH("", &brhDefaults).(*greedy)
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
 		drawGreedy(t, reused)

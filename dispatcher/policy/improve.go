@@ -4,23 +4,24 @@ import "evenkeel/dispatcher/subset"
 
 // climb is the memory of the search: the loads as if one placement were not there.
 type climb struct {
-	left int   // evaluations that may still be spent
-	g    int   // the rank of the placement
-	own  int64 // what the placement adds to that rank's load
-	base int64 // the rank's load without the placement
-	rest rest  // the largest loads of the other ranks
+	evaluationsLeft int        // evaluations that may still be spent
+	rank            int        // the rank of the placement
+	ownLoad         int64      // what the placement adds to that rank's load
+	baseLoad        int64      // the rank's load without the placement
+	others          otherLoads // the largest loads of the other ranks
 }
 
 // worthwhile is the smallest gain for which a move is made, in units of 2^-20 KV tokens: about 2e-6 tokens.
 const worthwhile = 2
 
 // improve changes placements as long as that lowers the cost and the budget of evaluations is not
-// spent. For each placement it tries a spare candidate in its place, a swap with a later placement, and a
+// spent. For each placement it tries an unplaced candidate in its place, a swap with a later placement, and a
 // free slot of another rank.
 func (p *evenkeel) improve(budget int) {
-	p.climb.left = budget
+	p.climb.evaluationsLeft = budget
 	p.loads.startMix(p.set.kappa)
-	for a, quiet := 0, 0; quiet < len(p.placed) && p.climb.left > 0; a++ {
+	// It ends once it has looked at all placements in a row without a change (quiet).
+	for a, quiet := 0, 0; quiet < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
 		if a == len(p.placed) {
 			a = 0
 		}
@@ -36,69 +37,76 @@ func (p *evenkeel) improve(budget int) {
 	}
 }
 
-// without sets p.climb to the loads as if placement a were not there.
+// without sets p.climb to the loads as if placement a (an index in p.placed) were not there.
 func (p *evenkeel) without(a int) {
 	m := &p.climb
-	m.g = int(p.placed[a].rank)
-	m.own = p.pick.on(&p.loads, p.placed[a].who, m.g)
-	m.base = p.loads.x[m.g] - m.own
-	m.rest = p.loads.without(m.g)
+	m.rank = int(p.placed[a].rank)
+	m.ownLoad = p.candidates.loadOn(&p.loads, p.placed[a].candidate, m.rank)
+	m.baseLoad = p.loads.load[m.rank] - m.ownLoad
+	m.others = p.loads.without(m.rank)
 }
 
-// pays spends one evaluation. It says whether a move that leads to the given ceiling and gain lowers the cost.
-func (p *evenkeel) pays(ceiling, gain int64) bool {
-	p.climb.left--
+// lowersCost spends one evaluation. It says whether a change of placements lowers the cost: ceiling is the ceiling of the loads after
+// it, and gain is by how much the placed entries are worth more.
+func (p *evenkeel) lowersCost(ceiling, gain int64) bool {
+	p.climb.evaluationsLeft--
 	l := &p.loads
-	return int64(len(l.x))*(ceiling-l.mix.ceiling(l.peak(), l.mix.smooth))-gain <= -worthwhile
+	return int64(len(l.load))*(ceiling-l.mix.ceiling(l.peak(), l.mix.smooth))-gain <= -worthwhile
 }
 
-// replace tries every spare candidate in the place of placement a, unless the entry placed there is overdue.
+// replace tries every candidate without a place (p.unplaced) in the place of placement a, unless the entry placed there is overdue.
+// changed says whether there was a better one.
 func (p *evenkeel) replace(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
-	who := p.placed[a].who
-	old := &p.pick.all[who]
-	if old.late {
+	who := p.placed[a].candidate
+	old := &p.candidates.all[who]
+	if old.overdue {
 		return false
 	}
-	for i := 0; i < len(p.spare) && m.left > 0; i++ {
-		c := &p.pick.all[p.spare[i]]
-		if c.tokens-old.tokens > p.ranks.room[m.g] {
+	for i := 0; i < len(p.unplaced) && m.evaluationsLeft > 0; i++ {
+		c := &p.candidates.all[p.unplaced[i]]
+		if c.tokens-old.tokens > p.ranks.room[m.rank] {
 			continue
 		}
 		gain := c.load + c.age - old.load - old.age
-		in := p.pick.on(l, p.spare[i], m.g)
-		if !p.pays(l.mix.ceiling(max(m.rest.most, m.base+in), l.mix.smooth+l.mix.rise(l.x[m.g], m.base+in)), gain) {
+		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
+		if !p.lowersCost(l.mix.ceiling(max(m.others.largest, m.baseLoad+added),
+			l.mix.smooth+l.mix.rise(l.load[m.rank], m.baseLoad+added)), gain) {
 			continue
 		}
-		l.shift(m.g, in-m.own)
-		p.ranks.exchange(m.g, old.tokens, c.tokens)
+		l.shift(m.rank, added-m.ownLoad)
+		p.ranks.exchange(m.rank, old.tokens, c.tokens)
 		old.placed, c.placed = false, true
-		p.placed[a].who, p.spare[i] = p.spare[i], who
-		who, old, changed = p.placed[a].who, c, true
+		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], who
+		who, old, changed = p.placed[a].candidate, c, true
 		p.without(a)
 	}
 	return changed
 }
 
-// ceilingWithTwo returns the ceiling if the load of climb's rank becomes base + in, and that of rank b changes by `by`.
-func (p *evenkeel) ceilingWithTwo(in int64, b int, by int64) int64 {
+// ceilingWithTwo returns the ceiling of the loads if the load of climb's rank becomes its baseLoad plus added, and that of rank b
+// changes by change.
+func (p *evenkeel) ceilingWithTwo(added int64, b int, change int64) int64 {
 	l, m := &p.loads, &p.climb
-	x, y := m.base+in, l.x[b]+by
-	return l.mix.ceiling(max(m.rest.but(b), x, y), l.mix.smooth+l.mix.rise(l.x[m.g], x)+l.mix.rise(l.x[b], y))
+	loadA, loadB := m.baseLoad+added, l.load[b]+change
+	return l.mix.ceiling(max(m.others.largestWithout(b), loadA, loadB),
+		l.mix.smooth+l.mix.rise(l.load[m.rank], loadA)+l.mix.rise(l.load[b], loadB))
 }
 
-// swap tries to exchange placement a with every later placement on another rank.
+// swap tries to exchange the ranks of placement a and of every later placement on another rank. changed says whether that lowered the
+// cost at least once.
 func (p *evenkeel) swap(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
-	for b := a + 1; b < len(p.placed) && m.left > 0; b++ {
+	for b := a + 1; b < len(p.placed) && m.evaluationsLeft > 0; b++ {
 		g := int(p.placed[b].rank)
-		whoA, whoB := p.placed[a].who, p.placed[b].who
-		x, y := &p.pick.all[whoA], &p.pick.all[whoB]
-		if g == m.g || g == p.ranks.reserved || y.tokens-x.tokens > p.ranks.room[m.g] || x.tokens-y.tokens > p.ranks.room[g] {
+		whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
+		candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
+		if g == m.rank || g == p.ranks.reserved || candidateB.tokens-candidateA.tokens > p.ranks.room[m.rank] ||
+			candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
 			continue
 		}
-		in, by := p.pick.on(l, whoB, m.g), p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g)
-		if !p.pays(p.ceilingWithTwo(in, g, by), 0) {
+		added, change := p.candidates.loadOn(l, whoB, m.rank), p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g)
+		if !p.lowersCost(p.ceilingWithTwo(added, g, change), 0) {
 			continue
 		}
 		p.exchange(a, b)
@@ -111,33 +119,33 @@ func (p *evenkeel) swap(a int) (changed bool) {
 // exchange swaps the ranks of placements a and b. p.without(a) must have been called.
 func (p *evenkeel) exchange(a, b int) {
 	l, m, g := &p.loads, &p.climb, int(p.placed[b].rank)
-	whoA, whoB := p.placed[a].who, p.placed[b].who
-	x, y := p.pick.all[whoA].tokens, p.pick.all[whoB].tokens
-	in, by := p.pick.on(l, whoB, m.g), p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g)
-	l.shift(m.g, in-m.own)
-	l.shift(g, by)
-	p.ranks.exchange(m.g, x, y)
-	p.ranks.exchange(g, y, x)
-	p.placed[a].who, p.placed[b].who = whoB, whoA
+	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
+	tokensA, tokensB := p.candidates.all[whoA].tokens, p.candidates.all[whoB].tokens
+	added, change := p.candidates.loadOn(l, whoB, m.rank), p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g)
+	l.shift(m.rank, added-m.ownLoad)
+	l.shift(g, change)
+	p.ranks.exchange(m.rank, tokensA, tokensB)
+	p.ranks.exchange(g, tokensB, tokensA)
+	p.placed[a].candidate, p.placed[b].candidate = whoB, whoA
 }
 
-// move tries to move placement a to a free slot of another rank.
+// move tries to move placement a to a free slot of every other rank. changed says whether that lowered the cost at least once.
 func (p *evenkeel) move(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
-	if p.ranks.open == 0 {
+	if p.ranks.openSlots == 0 {
 		return false
 	}
-	c := &p.pick.all[p.placed[a].who]
-	for _, rank := range p.ranks.some {
+	c := &p.candidates.all[p.placed[a].candidate]
+	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
-		if m.left <= 0 {
+		if m.evaluationsLeft <= 0 {
 			break
 		}
-		if g == m.g || !p.ranks.fits(g, c.tokens) {
+		if g == m.rank || !p.ranks.fits(g, c.tokens) {
 			continue
 		}
-		back := p.pick.on(l, p.placed[a].who, g)
-		if !p.pays(p.ceilingWithTwo(0, g, back), 0) {
+		added := p.candidates.loadOn(l, p.placed[a].candidate, g)
+		if !p.lowersCost(p.ceilingWithTwo(0, g, added), 0) {
 			continue
 		}
 		p.relocate(a, g)
@@ -149,10 +157,10 @@ func (p *evenkeel) move(a int) (changed bool) {
 
 // relocate moves placement a to a free slot of rank g. p.without(a) must have been called.
 func (p *evenkeel) relocate(a, g int) {
-	c := &p.pick.all[p.placed[a].who]
-	p.loads.shift(p.climb.g, -p.climb.own)
-	p.loads.shift(g, p.pick.on(&p.loads, p.placed[a].who, g))
-	p.ranks.uncharge(p.climb.g, c.tokens)
+	c := &p.candidates.all[p.placed[a].candidate]
+	p.loads.shift(p.climb.rank, -p.climb.ownLoad)
+	p.loads.shift(g, p.candidates.loadOn(&p.loads, p.placed[a].candidate, g))
+	p.ranks.uncharge(p.climb.rank, c.tokens)
 	p.ranks.charge(g, c.tokens)
 	p.placed[a].rank = int32(g)
 }
@@ -167,6 +175,6 @@ func (r *ranks) exchange(g int, out, in int64) {
 // uncharge gives back the slot and the room of an entry on rank g.
 func (r *ranks) uncharge(g int, tokens int64) {
 	r.free[g]++
-	r.open++
+	r.openSlots++
 	r.exchange(g, tokens, 0)
 }

@@ -5,20 +5,20 @@ import "slices"
 // line has the entries that wait in this round, in the order in which the window takes them (W in the paper). A position
 // is an index in that order, and does not change when entries leave.
 type line struct {
-	entry []int32  // by position: the entry's index in the pool
-	pos   []int32  // by index in the pool: the entry's position
-	next  []int32  // by position: the next entry in line; position n is the head, before the first and after the last entry
-	prev  []int32  // by position: the entry before it in line
-	left  int      // how many entries are still in line
-	keys  []uint64 // memory for sorting
+	entry   []int32  // by position: the entry's index in the pool
+	pos     []int32  // by index in the pool: the entry's position
+	next    []int32  // by position: the next entry in line; position n is the head, before the first and after the last entry
+	prev    []int32  // by position: the entry before it in line
+	waiting int      // how many entries are still in line
+	keys    []uint64 // memory for sorting
 
 	// The order by prompt length, once index was called. A rank is an index in this order: 0 is the shortest prompt.
-	sorted  []uint64 // by rank: prompt<<32 | position, ascending
-	rankOf  []int32  // by position: the rank
-	run     []int32  // by rank: the lowest rank with a prompt of the same length
-	after   []int32  // by rank: the rank itself while its entry is in line, else a higher rank from which to search on; n at the end
-	before  []int32  // by rank+1: likewise for lower ranks, all plus 1; 0 at the end
-	indexed bool     // whether index was called
+	sorted     []uint64 // by rank: prompt<<32 | position, ascending
+	rankOf     []int32  // by position: the rank
+	firstEqual []int32  // by rank: the lowest rank with a prompt of the same length
+	after      []int32  // by rank: the rank itself while its entry is in line, else a higher rank from which to search on; n at the end
+	before     []int32  // by rank+1: likewise for lower ranks, all plus 1; 0 at the end
+	indexed    bool     // whether index was called
 }
 
 // build puts the whole pool in line: by arrival or, if longestFirst, the longest prompts first.
@@ -26,7 +26,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	n := len(pool)
 	l.entry, l.pos = sized(l.entry, n), sized(l.pos, n)
 	l.next, l.prev = sized(l.next, n+1), sized(l.prev, n+1)
-	l.left, l.indexed = n, false
+	l.waiting, l.indexed = n, false
 	if longestFirst {
 		l.keys = sized(l.keys, n)
 		for i := range pool {
@@ -59,7 +59,7 @@ func (l *line) head() int32 { return int32(len(l.entry)) }
 // remove takes the entry at a position out of the line.
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
-	l.left--
+	l.waiting--
 	if l.indexed {
 		r := l.rankOf[p]
 		l.after[r] = r + 1
@@ -75,20 +75,21 @@ func (l *line) index(pool []Entry) {
 	}
 	slices.Sort(l.sorted)
 	n := len(l.sorted)
-	l.rankOf, l.run = sized(l.rankOf, len(l.entry)), sized(l.run, n)
+	l.rankOf, l.firstEqual = sized(l.rankOf, len(l.entry)), sized(l.firstEqual, n)
 	l.after, l.before = sized(l.after, n+1), sized(l.before, n+1)
 	for r := range n {
 		l.rankOf[uint32(l.sorted[r])] = int32(r)
 		l.after[r], l.before[r] = int32(r), int32(r)
-		l.run[r] = int32(r)
+		l.firstEqual[r] = int32(r)
 		if r > 0 && l.prompt(r) == l.prompt(r-1) {
-			l.run[r] = l.run[r-1]
+			l.firstEqual[r] = l.firstEqual[r-1]
 		}
 	}
 	l.after[n], l.before[n] = int32(n), int32(n)
 	l.indexed = true
 }
 
+// prompt returns the length of the prompt with this rank, in tokens.
 func (l *line) prompt(rank int) int64 { return int64(l.sorted[rank] >> 32) }
 
 // position returns the position of the entry with this rank.

@@ -27,31 +27,31 @@ const growthShare = 0.25
 // loads has the loads of all ranks in a round. It keeps the three largest, so that the largest load of all
 // ranks but two is found without a search.
 type loads struct {
-	x    []int64   // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
-	top  [3]end    // the largest of x, the largest first
-	cost []float32 // what a KV token costs on each rank, 1 = the group's mean
-	held []int64   // KV tokens of each rank when the round began, unscaled
-	now  []int64   // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
+	load    []int64    // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
+	top     [3]topLoad // the largest of x, the largest first
+	cost    []float32  // what a KV token costs on each rank, 1 = the group's mean
+	held    []int64    // KV tokens of each rank when the round began, unscaled
+	atStart []int64    // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
 
 	// growth is how many KV tokens a request counts as beyond those it holds: a rank with many short
 	// requests grows faster than a rank with a few long ones.
-	growth  int64
-	request int64 // the part of growth that is the request's weight in a step now
+	growth        int64
+	requestWeight int64 // the part of growth that is the request's weight in a step now
 
 	mix mix
 }
 
-// end is one of the largest loads, with its rank.
-type end struct {
+// topLoad is one of the largest loads, with its rank.
+type topLoad struct {
 	load int64
 	rank int32
 }
 
 // build computes the loads from a snapshot. request is the weight of a request beside its own KV tokens, in KV tokens.
-func (l *loads) build(s *Snapshot, request int64) {
+func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
-	l.x, l.cost, l.held, l.now = sized(l.x, n), sized(l.cost, n), sized(l.held, n), sized(l.now, n)
-	l.request, l.growth = request, int64(s.MeanOutput*growthShare)+request
+	l.load, l.cost, l.held, l.atStart = sized(l.load, n), sized(l.cost, n), sized(l.held, n), sized(l.atStart, n)
+	l.requestWeight, l.growth = requestWeight, int64(s.MeanOutput*growthShare)+requestWeight
 	l.mix = mix{}
 	for g := range s.Workers {
 		w := &s.Workers[g]
@@ -60,8 +60,8 @@ func (l *loads) build(s *Snapshot, request int64) {
 			l.cost[g] = 1
 		}
 		l.held[g] = w.KVTokens()
-		l.now[g] = l.scaled(g, l.held[g]+l.request*int64(len(w.Running)))
-		l.x[g] = l.scaled(g, (l.held[g]+l.growth*int64(len(w.Running)))<<fixedBits)
+		l.atStart[g] = l.scaled(g, l.held[g]+l.requestWeight*int64(len(w.Running)))
+		l.load[g] = l.scaled(g, (l.held[g]+l.growth*int64(len(w.Running)))<<fixedBits)
 	}
 	l.rescan()
 }
@@ -70,14 +70,14 @@ func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens,
 
 // rescan finds the three largest loads anew.
 func (l *loads) rescan() {
-	l.top = [3]end{{0, none}, {0, none}, {0, none}}
-	for g, x := range l.x {
-		l.rise(end{x, int32(g)})
+	l.top = [3]topLoad{{0, none}, {0, none}, {0, none}}
+	for g, x := range l.load {
+		l.rise(topLoad{x, int32(g)})
 	}
 }
 
 // rise puts a load, whose rank is not in top, into top if it is large enough.
-func (l *loads) rise(e end) {
+func (l *loads) rise(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
 			l.top[i], e = e, l.top[i]
@@ -85,22 +85,22 @@ func (l *loads) rise(e end) {
 	}
 }
 
-// shift changes the load of rank g by `by`.
-func (l *loads) shift(g int, by int64) {
-	was := l.x[g]
-	l.x[g] += by
-	l.mix.smooth += l.mix.rise(was, l.x[g])
-	e := end{l.x[g], int32(g)}
+// shift changes the load of rank g by the given change.
+func (l *loads) shift(g int, change int64) {
+	before := l.load[g]
+	l.load[g] += change
+	l.mix.smooth += l.mix.rise(before, l.load[g])
+	e := topLoad{l.load[g], int32(g)}
 	for i := range l.top {
 		switch {
 		case l.top[i].rank != e.rank:
 			continue
-		case by < 0: // it may now be smaller than a load that is not in top
+		case change < 0: // it may now be smaller than a load that is not in top
 			l.rescan()
 			return
 		}
 		copy(l.top[i:], l.top[i+1:])
-		l.top[len(l.top)-1] = end{0, none}
+		l.top[len(l.top)-1] = topLoad{0, none}
 	}
 	l.rise(e)
 }
@@ -110,36 +110,37 @@ func (l *loads) peak() int64 { return l.top[0].load }
 
 // fullest returns the largest load when the round began, which set the length of steps.
 func (l *loads) fullest() (most int64) {
-	for _, x := range l.now {
+	for _, x := range l.atStart {
 		most = max(most, x)
 	}
 	return most
 }
 
-// rest has the two largest loads of all ranks but one, and the rank of the largest. It serves to compute the
+// otherLoads has the two largest loads of all ranks but one, and the rank of the largest. It serves to compute the
 // peak when the load of that one rank, and perhaps of a second rank, changes.
-type rest struct {
-	most, next int64
-	owner      int32
+type otherLoads struct {
+	largest, second int64
+	largestRank     int32
 }
 
-func (l *loads) without(g int) rest {
+// without returns the two largest loads of all ranks but g.
+func (l *loads) without(g int) otherLoads {
 	first, second, third := l.top[0], l.top[1], l.top[2]
 	switch int32(g) {
 	case first.rank:
-		return rest{second.load, third.load, second.rank}
+		return otherLoads{second.load, third.load, second.rank}
 	case second.rank:
-		return rest{first.load, third.load, first.rank}
+		return otherLoads{first.load, third.load, first.rank}
 	}
-	return rest{first.load, second.load, first.rank}
+	return otherLoads{first.load, second.load, first.rank}
 }
 
-// but returns the largest load of the other ranks if rank b is left out, too.
-func (r *rest) but(b int) int64 {
-	if r.owner == int32(b) {
-		return r.next
+// largestWithout returns the largest of these loads if rank b is left out, too.
+func (r *otherLoads) largestWithout(b int) int64 {
+	if r.largestRank == int32(b) {
+		return r.second
 	}
-	return r.most
+	return r.largest
 }
 
 // mix is what the search lowers, the ceiling: a weighted mean of the largest load and, with the weight kappa, of the
@@ -156,11 +157,11 @@ type mix struct {
 func (l *loads) startMix(kappa float64) {
 	l.mix = mix{kappa: kappa}
 	power := 0.0
-	for _, x := range l.x {
+	for _, x := range l.load {
 		power += eighth(x)
 	}
 	if power > 0 {
-		l.mix.smooth = kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(len(l.x)))))
+		l.mix.smooth = kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(len(l.load)))))
 		l.mix.slope = l.mix.smooth / (8 * power)
 	}
 }

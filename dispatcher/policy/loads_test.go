@@ -11,7 +11,7 @@ import (
 
 // drawLoads makes loads of a few ranks, with ties.
 func drawLoads(t *rapid.T) *loads {
-	l := &loads{x: rapid.SliceOfN(rapid.Int64Range(0, 40), 2, 7).Draw(t, "loads")}
+	l := &loads{load: rapid.SliceOfN(rapid.Int64Range(0, 40), 2, 7).Draw(t, "loads")}
 	l.rescan()
 	return l
 }
@@ -20,21 +20,21 @@ func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLoads(t)
 		l.startMix(rapid.SampledFrom([]float64{0, 0.3}).Draw(t, "kappa"))
-		n, m := len(l.x), &l.mix
+		n, m := len(l.load), &l.mix
 		a := rapid.IntRange(0, n-1).Draw(t, "a")
 		b := (a + rapid.IntRange(1, n-1).Draw(t, "b")) % n
-		in, by := rapid.Int64Range(0, 25).Draw(t, "in"), rapid.Int64Range(-l.x[b], 25).Draw(t, "by")
+		in, by := rapid.Int64Range(0, 25).Draw(t, "in"), rapid.Int64Range(-l.load[b], 25).Draw(t, "by")
 		r := l.without(a)
-		x, y := l.x[a]+in, l.x[b]+by
-		one := m.ceiling(max(r.most, x), m.smooth+m.rise(l.x[a], x))
-		two := m.ceiling(max(r.but(b), x, y), m.smooth+m.rise(l.x[a], x)+m.rise(l.x[b], y))
+		x, y := l.load[a]+in, l.load[b]+by
+		one := m.ceiling(max(r.largest, x), m.smooth+m.rise(l.load[a], x))
+		two := m.ceiling(max(r.largestWithout(b), x, y), m.smooth+m.rise(l.load[a], x)+m.rise(l.load[b], y))
 
 		l.shift(a, in)
 		require.InDelta(t, m.ceiling(l.peak(), m.smooth), one, 1, "one rank")
-		require.Equal(t, slices.Max(l.x), l.peak())
+		require.Equal(t, slices.Max(l.load), l.peak())
 		l.shift(b, by)
 		require.InDelta(t, m.ceiling(l.peak(), m.smooth), two, 1, "two ranks")
-		require.Equal(t, slices.Max(l.x), l.peak())
+		require.Equal(t, slices.Max(l.load), l.peak())
 		kept := l.top
 		l.rescan()
 		for i := range kept {
@@ -42,7 +42,7 @@ func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
 		}
 		r = l.without(a)
 		l.shift(a, -in)
-		require.Equal(t, max(r.most, l.x[a]), l.peak(), "without an entry")
+		require.Equal(t, max(r.largest, l.load[a]), l.peak(), "without an entry")
 	})
 }
 
@@ -50,29 +50,29 @@ func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
 func TestTheTangentIsThatOfTheMean(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLoads(t)
-		for i := range l.x {
-			l.x[i] = (l.x[i] + 1) << fixedBits
+		for i := range l.load {
+			l.load[i] = (l.load[i] + 1) << fixedBits
 		}
 		l.rescan()
 		of := func() float64 {
 			power := 0.0
-			for _, x := range l.x {
+			for _, x := range l.load {
 				power += math.Pow(float64(x), 8)
 			}
-			return 0.4*float64(l.peak()) + 0.6*math.Pow(power/float64(len(l.x)), 1./8)
+			return 0.4*float64(l.peak()) + 0.6*math.Pow(power/float64(len(l.load)), 1./8)
 		}
 		ceiling := func() float64 { return float64(l.mix.ceiling(l.peak(), l.mix.smooth)) }
 		l.startMix(0.6)
 		require.InDelta(t, of(), ceiling(), 1)
 		before, exact := ceiling(), of()
-		l.shift(rapid.IntRange(0, len(l.x)-1).Draw(t, "rank"), 1<<8)
+		l.shift(rapid.IntRange(0, len(l.load)-1).Draw(t, "rank"), 1<<8)
 		require.InDelta(t, of()-exact, ceiling()-before, 2)
 	})
 }
 
 // A tangent at loads of one token rises beyond all numbers: it may not turn into a gain.
 func TestALargePromptBesideTinyLoadsIsNoGain(t *testing.T) {
-	l := &loads{x: []int64{1 << fixedBits, 0, 0}}
+	l := &loads{load: []int64{1 << fixedBits, 0, 0}}
 	l.rescan()
 	l.startMix(0.6)
 	large := int64(2_000_000) << fixedBits

@@ -11,17 +11,19 @@ type residents struct {
 	next  []int32 // by placement: the next one of the same rank, or none
 }
 
+// list makes the lists of all placements, by the rank on which each is.
 func (r *residents) list(placed []placement, ranks int) {
 	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
 	for g := range r.first {
 		r.first[g] = none
 	}
 	for i := len(placed) - 1; i >= 0; i-- {
-		r.enter(int32(i), placed[i].rank)
+		r.push(int32(i), placed[i].rank)
 	}
 }
 
-func (r *residents) enter(i, rank int32) { r.first[rank], r.next[i] = i, r.first[rank] }
+// push puts placement i at the front of the list of a rank.
+func (r *residents) push(i, rank int32) { r.first[rank], r.next[i] = i, r.first[rank] }
 
 // move takes placement i from one rank's list to another's.
 func (r *residents) move(i, from, to int32) {
@@ -30,7 +32,7 @@ func (r *residents) move(i, from, to int32) {
 		at = &r.next[*at]
 	}
 	*at = r.next[i]
-	r.enter(i, to)
+	r.push(i, to)
 }
 
 // nearLooks bounds how many hits and placements stayNear looks at in a round.
@@ -40,21 +42,21 @@ const nearLooks = 1024
 // fullest rank does not become fuller. The ranks below it may become less level: if all of a prompt is spared, by at most the share `near`
 // of a step, and by less if a part is spared.
 func (p *evenkeel) stayNear(s *Snapshot) {
-	if p.set.near == 0 || len(s.Waits) == 0 || p.ranks.open == 0 {
+	if p.set.near == 0 || len(s.Waits) == 0 || p.ranks.openSlots == 0 {
 		return
 	}
 	l := &p.loads
-	found := nearest{evenkeel: p, s: s, peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
-	found.spends = found.ceiling
+	search := nearest{evenkeel: p, s: s, peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
+	search.allowance = search.ceiling // plus the fixed part of a step: the length of a step, in units of load
 	if s.C1Ms > 0 {
-		found.spends += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
+		search.allowance += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
 	}
-	found.spends *= p.set.near
-	p.climb.left = nearLooks
-	p.near.list(p.placed, len(s.Workers))
-	for a := 0; a < len(p.placed) && p.climb.left > 0; a++ {
-		if int(p.placed[a].rank) != p.ranks.reserved && len(found.hits(p.placed[a].who)) > 0 {
-			found.approach(a)
+	search.allowance *= p.set.near
+	p.climb.evaluationsLeft = nearLooks
+	p.byRank.list(p.placed, len(s.Workers))
+	for a := 0; a < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
+		if int(p.placed[a].rank) != p.ranks.reserved && len(search.hits(p.placed[a].candidate)) > 0 {
+			search.approach(a)
 		}
 	}
 }
@@ -62,14 +64,14 @@ func (p *evenkeel) stayNear(s *Snapshot) {
 // nearest has the loads that the search has reached, and how much worse stayNear may make them.
 type nearest struct {
 	*evenkeel
-	s       *Snapshot
-	peak    int64
-	ceiling float64
-	spends  float64 // by how much the ceiling may rise for a move that spares all of a prompt
+	s         *Snapshot
+	peak      int64
+	ceiling   float64
+	allowance float64 // by how much the ceiling may rise for a move that spares all of a prompt
 }
 
 // hits returns what ranks hold of a candidate's prompt.
-func (p *nearest) hits(who int32) []Hit { return p.s.Waits[p.pick.all[who].entry].Hits }
+func (p *nearest) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
 
 // holds returns how many tokens of a candidate's prompt rank g holds.
 func (p *nearest) holds(who int32, g int) int {
@@ -83,63 +85,64 @@ func (p *nearest) holds(who int32, g int) int {
 // approach moves placement a to the rank that spares most tokens of its prompt: to a free slot, or else in exchange with another
 // placement.
 func (p *nearest) approach(a int) {
-	who := p.placed[a].who
-	here := p.holds(who, int(p.placed[a].rank))
-	spares, rank, with := 0, none, none
+	who := p.placed[a].candidate
+	heldHere := p.holds(who, int(p.placed[a].rank))
+	mostSpared, rank, swapWith := 0, none, none
 	p.without(a)
 	for _, h := range p.hits(who) {
-		if p.climb.left--; p.climb.left < 0 {
+		if p.climb.evaluationsLeft--; p.climb.evaluationsLeft < 0 {
 			break
 		}
 		g, ok := p.s.index(h.Worker)
-		if !ok || g == p.climb.g || g == p.ranks.reserved || h.Tokens-here <= spares {
+		if !ok || g == p.climb.rank || g == p.ranks.reserved || h.Tokens-heldHere <= mostSpared {
 			continue
 		}
-		if p.ranks.fits(g, p.pick.all[who].tokens) && p.affords(0, g, p.pick.on(&p.loads, who, g), h.Tokens-here, who) {
-			spares, rank, with = h.Tokens-here, g, none
+		if p.ranks.fits(g, p.candidates.all[who].tokens) && p.affords(0, g, p.candidates.loadOn(&p.loads, who, g), h.Tokens-heldHere, who) {
+			mostSpared, rank, swapWith = h.Tokens-heldHere, g, none
 			continue
 		}
-		for b := p.near.first[g]; b != none && p.climb.left > 0; b = p.near.next[b] {
-			p.climb.left--
-			if more := h.Tokens - here + p.sparesFor(int(b), g); more > spares && p.canSwap(a, int(b), g, more) {
-				spares, rank, with = more, g, int(b)
+		for b := p.byRank.first[g]; b != none && p.climb.evaluationsLeft > 0; b = p.byRank.next[b] {
+			p.climb.evaluationsLeft--
+			if spared := h.Tokens - heldHere + p.sparesFor(int(b), g); spared > mostSpared && p.canSwap(a, int(b), g, spared) {
+				mostSpared, rank, swapWith = spared, g, int(b)
 			}
 		}
 	}
 	switch {
 	case rank == none:
-	case with != none:
-		p.exchange(a, with)
+	case swapWith != none:
+		p.exchange(a, swapWith)
 	default:
-		p.near.move(int32(a), p.placed[a].rank, int32(rank))
+		p.byRank.move(int32(a), p.placed[a].rank, int32(rank))
 		p.relocate(a, rank)
 	}
 }
 
-// affords says whether the loads may change for the sake of spared prompt tokens of candidate who: the load of climb's rank to
-// base + in, and that of rank g by `by`.
-func (p *nearest) affords(in int64, g int, by int64, spared int, who int32) bool {
+// affords says whether the loads may change so that candidate who (an index) has so many prompt tokens spared: the load of climb's rank
+// becomes its baseLoad plus added, and that of rank g changes by change.
+func (p *nearest) affords(added int64, g int, change int64, spared int, who int32) bool {
 	l, m := &p.loads, &p.climb
-	if max(m.rest.but(g), m.base+in, l.x[g]+by) > p.peak {
+	if max(m.others.largestWithout(g), m.baseLoad+added, l.load[g]+change) > p.peak {
 		return false
 	}
-	share := min(1, float64(spared)/float64(max(1, p.pick.all[who].tokens)))
-	return float64(p.ceilingWithTwo(in, g, by))-p.ceiling <= p.spends*share
+	share := min(1, float64(spared)/float64(max(1, p.candidates.all[who].tokens)))
+	return float64(p.ceilingWithTwo(added, g, change))-p.ceiling <= p.allowance*share
 }
 
 // sparesFor returns how many prompt tokens placement b spares if it moves from rank g to climb's rank; below 0 if rank g holds more of it.
 func (p *nearest) sparesFor(b, g int) int {
-	who := p.placed[b].who
-	return p.holds(who, p.climb.g) - p.holds(who, g)
+	who := p.placed[b].candidate
+	return p.holds(who, p.climb.rank) - p.holds(who, g)
 }
 
-// canSwap says whether placements a and b may exchange their ranks, of which b's is g.
+// canSwap says whether placements a and b may exchange their ranks, which spares so many prompt tokens. The rank of b is g.
 func (p *nearest) canSwap(a, b, g, spared int) bool {
-	whoA, whoB := p.placed[a].who, p.placed[b].who
-	x, y := &p.pick.all[whoA], &p.pick.all[whoB]
-	if y.tokens-x.tokens > p.ranks.room[p.climb.g] || x.tokens-y.tokens > p.ranks.room[g] {
+	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
+	candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
+	if candidateB.tokens-candidateA.tokens > p.ranks.room[p.climb.rank] || candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
 		return false
 	}
 	l := &p.loads
-	return p.affords(p.pick.on(l, whoB, p.climb.g), g, p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g), spared, whoA)
+	return p.affords(p.candidates.loadOn(l, whoB, p.climb.rank), g, p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g),
+		spared, whoA)
 }

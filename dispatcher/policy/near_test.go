@@ -77,7 +77,7 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 			}
 			s.Waits = append(s.Waits, Wait{Hits: hits, HeldMs: -1})
 		}
-		far, near := joint, joint
+		far, near := evenkeelDefaults, evenkeelDefaults
 		far.near, near.near = 0, 0.01
 		apart, beside := newEvenkeel("", &far).(*evenkeel), newEvenkeel("", &near).(*evenkeel)
 		a, b := apart.Decide(s, nil), beside.Decide(s, nil)

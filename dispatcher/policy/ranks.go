@@ -14,10 +14,10 @@ const none = -1
 // ranks has the slots and the room that the workers of a snapshot still have in this round.
 // Indices are those of Snapshot.Workers.
 type ranks struct {
-	free []int32 // slots left; 0 once a rank is closed for the round
-	room []int64 // KV tokens left under the limit; negative if the rank is over the limit already
-	open int64   // sum of free
-	some []int32 // ranks that had slots when the round began, ascending: often few, so that a round need not look at all
+	free      []int32 // slots left; 0 once a rank is closed for the round
+	room      []int64 // KV tokens left under the limit; negative if the rank is over the limit already
+	openSlots int64   // sum of free
+	withSlots []int32 // ranks that had slots when the round began, ascending: often few, so that a round need not look at all
 
 	reserved    int // the one rank kept for an overdue entry, or none
 	reservedFor int // that entry's index in the pool
@@ -31,10 +31,10 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 		w := &s.Workers[g]
 		if w.Up {
 			r.free[g] = max(0, w.Free+extra)
-			r.open += int64(r.free[g])
+			r.openSlots += int64(r.free[g])
 		}
 		if r.free[g] > 0 {
-			r.some = append(r.some, int32(g))
+			r.withSlots = append(r.withSlots, int32(g))
 		}
 		r.room[g] = KVBudget(w.Capacity, watermark)
 		if r.room[g] != subset.Unlimited {
@@ -50,17 +50,18 @@ func (r *ranks) loadWhole(s *Snapshot) {
 	for g := range s.Workers {
 		if s.Workers[g].Up {
 			r.free[g] = math.MaxInt32
-			r.open += math.MaxInt32
+			r.openSlots += math.MaxInt32
 		}
 		r.room[g] = KVBudget(s.Workers[g].Capacity, 0)
 	}
 }
 
+// reset empties the lists for n ranks.
 func (r *ranks) reset(n int) {
 	r.free, r.room = sized(r.free, n), sized(r.room, n)
-	r.some = r.some[:0]
+	r.withSlots = r.withSlots[:0]
 	clear(r.free)
-	r.open, r.reserved, r.reservedFor = 0, none, none
+	r.openSlots, r.reserved, r.reservedFor = 0, none, none
 }
 
 // KVBudget returns how many KV tokens a rank may hold under a policy that keeps the watermark's share of its
@@ -78,7 +79,7 @@ func (r *ranks) fits(g int, tokens int64) bool { return r.free[g] > 0 && tokens 
 // charge takes a slot and room of rank g for one entry.
 func (r *ranks) charge(g int, tokens int64) {
 	r.free[g]--
-	r.open--
+	r.openSlots--
 	if r.room[g] != subset.Unlimited {
 		r.room[g] -= tokens
 	}
@@ -86,7 +87,7 @@ func (r *ranks) charge(g int, tokens int64) {
 
 // close takes rank g out of the round: it gets no more entries.
 func (r *ranks) close(g int) {
-	r.open -= int64(r.free[g])
+	r.openSlots -= int64(r.free[g])
 	r.free[g] = 0
 }
 
@@ -127,6 +128,7 @@ func overdue(s *Snapshot, dst []wait) []wait {
 	return dst
 }
 
+// isOverdue says whether the starvation guard takes an entry: it is urgent, or has waited for MaxAgeMs.
 func isOverdue(s *Snapshot, e *Entry) bool {
 	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
 }

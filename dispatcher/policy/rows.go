@@ -8,8 +8,8 @@ import (
 // rows is the memory of rounds in which the rank with most requests makes a step longer, whatever its KV. Such a step depends on two
 // ranks, which may differ: the rank with the largest load and the rank with most requests.
 type rows struct {
-	of   []int32 // requests of each rank
-	less []int32 // slots of each rank that are closed for now
+	requests []int32 // requests of each rank
+	closed   []int32 // slots of each rank that are closed for now
 }
 
 // arrangements is how many searches share the evaluations of a round: one without a limit of requests, two with a limit, and the best
@@ -27,56 +27,57 @@ type arrangement struct {
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	if s.RowTokens <= 0 || !p.set.requests {
-		spread(p, s, budget)
+		placeAndImprove(p, s, budget)
 		p.fillUp(s)
 		return
 	}
 	budget = max(1, budget/arrangements)
-	spread(p, s, budget)
+	placeAndImprove(p, s, budget)
 	p.fillUp(s)
-	best, at, last := arranged(p, s), int32(0), int32(0)
-	for _, most := range limitsOfRows(p, s) {
-		if most == last {
+	best, bestLimit, lastLimit := resultOf(p, s), int32(0), int32(0)
+	for _, limit := range limitsOfRows(p, s) {
+		if limit == lastLimit {
 			continue
 		}
-		last = most
-		withLimit(p, s, most, budget)
-		if a := arranged(p, s); a.placed >= best.placed && a.late >= best.late && a.load < best.load {
-			best, at = a, most
+		lastLimit = limit
+		withLimit(p, s, limit, budget)
+		if a := resultOf(p, s); a.placed >= best.placed && a.late >= best.late && a.load < best.load {
+			best, bestLimit = a, limit
 		}
 	}
-	if at != last {
-		withLimit(p, s, at, budget)
+	if bestLimit != lastLimit {
+		withLimit(p, s, bestLimit, budget)
 	}
 }
 
-func spread(p *evenkeel, s *Snapshot, budget int) {
+// placeAndImprove makes the first placements of the round, and improves them with so many evaluations.
+func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.place(s)
 	p.improve(budget)
 }
 
-// withLimit begins the round anew, with at most `most` requests on a rank, if the rank does not run more already; 0: no limit. Entries
+// withLimit begins the round anew, with at most limit requests on a rank, if the rank does not run more already; 0: no limit. Entries
 // that find no place under the limit may then be placed beyond it.
-func withLimit(p *evenkeel, s *Snapshot, most int32, budget int) {
+func withLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
-	p.loads.build(s, p.loads.request)
+	p.loads.build(s, p.loads.requestWeight)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
-	wanted := int(min(p.ranks.open, int64(len(s.Pool))))
-	p.rows.less = sized(p.rows.less, len(s.Workers))
-	clear(p.rows.less)
-	if most > 0 {
+	wanted := int(min(p.ranks.openSlots, int64(len(s.Pool))))
+	p.rows.closed = sized(p.rows.closed, len(s.Workers))
+	clear(p.rows.closed)
+	if limit > 0 {
 		for g := range s.Workers {
-			over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - most
-			p.rows.less[g] = max(0, min(over, p.ranks.free[g]))
-			p.ranks.free[g] -= p.rows.less[g]
-			p.ranks.open -= int64(p.rows.less[g])
+			over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - limit
+			p.rows.closed[g] = max(0, min(over, p.ranks.free[g]))
+			p.ranks.free[g] -= p.rows.closed[g]
+			p.ranks.openSlots -= int64(p.rows.closed[g])
 		}
 	}
-	spread(p, s, budget)
-	for g, n := range p.rows.less {
+	placeAndImprove(p, s, budget)
+	for g, n := range p.rows.closed {
 		if g != p.ranks.reserved {
 			p.ranks.free[g] += n
-			p.ranks.open += int64(n)
+			p.ranks.openSlots += int64(n)
 		}
 	}
 	p.wanted = wanted
@@ -93,33 +94,34 @@ func limitsOfRows(p *evenkeel, s *Snapshot) [2]int32 {
 	}
 	sum += len(p.placed)
 	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
-	now := most
-	for _, n := range counts(p, s) {
-		now = max(now, int(n))
+	mostWithPlaced := most
+	for _, n := range requestsByRank(p, s) {
+		mostWithPlaced = max(mostWithPlaced, int(n))
 	}
-	return [2]int32{int32(level), int32((level + now) / 2)}
+	return [2]int32{int32(level), int32((level + mostWithPlaced) / 2)}
 }
 
-// counts returns the number of requests on each rank, with those that are placed in this round.
-func counts(p *evenkeel, s *Snapshot) []int32 {
-	p.rows.of = sized(p.rows.of, len(s.Workers))
+// requestsByRank returns the number of requests on each rank, with those that are placed in this round.
+func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
+	p.rows.requests = sized(p.rows.requests, len(s.Workers))
 	for g := range s.Workers {
-		p.rows.of[g] = int32(len(s.Workers[g].Running))
+		p.rows.requests[g] = int32(len(s.Workers[g].Running))
 	}
 	for _, a := range p.placed {
-		p.rows.of[a.rank]++
+		p.rows.requests[a.rank]++
 	}
-	return p.rows.of
+	return p.rows.requests
 }
 
-func arranged(p *evenkeel, s *Snapshot) (a arrangement) {
+// resultOf returns how good the present placements are.
+func resultOf(p *evenkeel, s *Snapshot) (a arrangement) {
 	a.placed = len(p.placed)
-	for _, at := range p.placed {
-		if p.pick.all[at.who].late {
+	for _, placement := range p.placed {
+		if p.candidates.all[placement.candidate].overdue {
 			a.late++
 		}
 	}
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	a.load = peak + float64(s.RowTokens)*float64(slices.Max(counts(p, s)))
+	a.load = peak + float64(s.RowTokens)*float64(slices.Max(requestsByRank(p, s)))
 	return a
 }

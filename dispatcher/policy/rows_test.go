@@ -36,7 +36,7 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawMeasured(t)
 		s.Waits = nil
-		v := joint
+		v := evenkeelDefaults
 		v.near = 0
 		v.budget = arrangements * rapid.IntRange(1, 500).Draw(t, "evaluations of one")
 		decide := func(budget int) (all []Assignment, overdue int) {

@@ -35,7 +35,7 @@ func drawMeasured(t *rapid.T) *Snapshot {
 
 // drawEvenkeel makes a policy with settings that matter to small fleets.
 func drawEvenkeel(t *rapid.T) *evenkeel {
-	v := joint
+	v := evenkeelDefaults
 	v.candidates = rapid.SampledFrom([]int{0, 2, 32}).Draw(t, "candidates")
 	v.pairs = rapid.SampledFrom([]int{0, 24}).Draw(t, "pairs")
 	v.refill = rapid.SampledFrom([]int{0, 200}).Draw(t, "refill")
@@ -51,9 +51,9 @@ func (p *evenkeel) aim() int64 {
 
 // worth is the aim of placements that a board's loads have.
 func (p *evenkeel) worth(l *loads, placed []placement) int64 {
-	aim := int64(len(l.x)) * l.mix.ceiling(l.peak(), l.mix.smooth)
+	aim := int64(len(l.load)) * l.mix.ceiling(l.peak(), l.mix.smooth)
 	for _, a := range placed {
-		aim -= p.pick.all[a.who].load + p.pick.all[a.who].age
+		aim -= p.candidates.all[a.candidate].load + p.candidates.all[a.candidate].age
 	}
 	return aim
 }
@@ -63,7 +63,7 @@ func (p *evenkeel) rebuilt(s *Snapshot, placed []placement) *loads {
 	var l loads
 	l.build(s, 0)
 	for _, a := range placed {
-		l.x[a.rank] += p.pick.on(&l, a.who, int(a.rank))
+		l.load[a.rank] += p.candidates.loadOn(&l, a.candidate, int(a.rank))
 	}
 	l.rescan()
 	return &l
@@ -73,7 +73,7 @@ func (p *evenkeel) rebuilt(s *Snapshot, placed []placement) *loads {
 // slots and room that are left are those of the placements.
 func (p *evenkeel) checkLoads(t *rapid.T, s *Snapshot, when string) {
 	want, got := p.rebuilt(s, p.placed), &p.loads
-	require.Equal(t, want.x, got.x, when)
+	require.Equal(t, want.load, got.load, when)
 	for i := range want.top {
 		require.Equal(t, want.top[i].load, got.top[i].load, when)
 	}
@@ -84,17 +84,17 @@ func (p *evenkeel) checkLoads(t *rapid.T, s *Snapshot, when string) {
 		r.close(p.ranks.reserved)
 	}
 	for _, a := range p.placed {
-		c := &p.pick.all[a.who]
+		c := &p.candidates.all[a.candidate]
 		r.exchange(int(a.rank), 0, c.tokens)
 		if int(a.rank) != p.ranks.reserved {
 			r.free[a.rank]--
-			r.open--
+			r.openSlots--
 		}
 		require.True(t, c.placed, when)
 	}
 	require.Equal(t, r.room, p.ranks.room, when)
 	require.Equal(t, r.free, p.ranks.free, when)
-	require.Equal(t, r.open, p.ranks.open, when)
+	require.Equal(t, r.openSlots, p.ranks.openSlots, when)
 	for g, room := range r.room {
 		if slices.ContainsFunc(p.placed, func(a placement) bool { return int(a.rank) == g }) {
 			require.GreaterOrEqual(t, room, int64(0), when)
@@ -147,7 +147,7 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 			var r ranks
 			r.load(s, p.loads.held, p.set.watermark, 0)
 			for _, a := range placed {
-				c := &p.pick.all[a.who]
+				c := &p.candidates.all[a.candidate]
 				if int(a.rank) == p.ranks.reserved || !r.fits(int(a.rank), c.tokens) {
 					return
 				}
@@ -157,13 +157,13 @@ func TestThereIsNoBetterMoveAtTheEnd(t *testing.T) {
 		}
 		for i, a := range p.placed {
 			other := slices.Clone(p.placed)
-			for _, who := range p.spare {
-				if !p.pick.all[a.who].late {
-					other[i].who = who
+			for _, who := range p.unplaced {
+				if !p.candidates.all[a.candidate].overdue {
+					other[i].candidate = who
 					try(other, "another candidate in its place")
 				}
 			}
-			other[i].who = a.who
+			other[i].candidate = a.candidate
 			for j := i + 1; j < len(other); j++ {
 				other[i].rank, other[j].rank = other[j].rank, other[i].rank
 				try(other, "a swap")
@@ -193,10 +193,10 @@ func TestLoadsAreThoseOfTheText(t *testing.T) {
 			}
 		}
 		for _, a := range p.placed {
-			loads[a.rank] += float64(s.Pool[p.pick.all[a.who].entry].Prompt) + growth
+			loads[a.rank] += float64(s.Pool[p.candidates.all[a.candidate].entry].Prompt) + growth
 		}
 		sum := int64(0)
-		for g, x := range p.loads.x {
+		for g, x := range p.loads.load {
 			if cost := s.Workers[g].Cost; cost > 0 {
 				loads[g] *= float64(cost)
 			}
@@ -212,38 +212,38 @@ func TestLoadsAreThoseOfTheText(t *testing.T) {
 func naiveStart(p *evenkeel, s *Snapshot, worker func(l *loads, r *ranks) int) (placed []placement) {
 	var r ranks
 	r.load(s, p.loads.held, p.set.watermark, 0)
-	free := make([]bool, len(p.pick.all))
+	free := make([]bool, len(p.candidates.all))
 	for len(placed) < p.wanted {
 		l := p.rebuilt(s, placed)
 		turn := worker(l, &r)
-		best, least := placement{who: none}, int64(0)
-		for who := range p.pick.all {
+		best, least := placement{candidate: none}, int64(0)
+		for who := range p.candidates.all {
 			for g := range s.Workers {
-				c := &p.pick.all[who]
+				c := &p.candidates.all[who]
 				if free[who] || !r.fits(g, c.tokens) || turn != none && g != turn {
 					continue
 				}
 				a := placement{int32(who), int32(g)}
 				with := append(slices.Clone(placed), a)
 				change := p.worth(p.rebuilt(s, with), with)
-				tie := change == least && best.who == a.who && l.x[g] < l.x[best.rank]
-				if best.who == none || change < least || tie {
+				tie := change == least && best.candidate == a.candidate && l.load[g] < l.load[best.rank]
+				if best.candidate == none || change < least || tie {
 					best, least = a, change
 				}
 			}
 		}
-		if best.who == none {
+		if best.candidate == none {
 			if turn == none {
 				return placed
 			}
 			r.close(turn)
-			if r.open == 0 {
+			if r.openSlots == 0 {
 				return placed
 			}
 			continue
 		}
-		free[best.who] = true
-		r.charge(int(best.rank), p.pick.all[best.who].tokens)
+		free[best.candidate] = true
+		r.charge(int(best.rank), p.candidates.all[best.candidate].tokens)
 		placed = append(placed, best)
 	}
 	return placed
@@ -253,7 +253,7 @@ func TestStartsAreThoseOfTheText(t *testing.T) {
 	lowest := func(l *loads, r *ranks) int {
 		best := none
 		for g := range r.free {
-			if r.free[g] > 0 && (best == none || l.x[g] < l.x[best]) {
+			if r.free[g] > 0 && (best == none || l.load[g] < l.load[best]) {
 				best = g
 			}
 		}
@@ -269,7 +269,7 @@ func TestStartsAreThoseOfTheText(t *testing.T) {
 		if !p.measure(s) {
 			return
 		}
-		scarce := p.ranks.open <= int64(len(s.Pool))
+		scarce := p.ranks.openSlots <= int64(len(s.Pool))
 		p.place(s)
 		turn := func(*loads, *ranks) int { return none }
 		if scarce {
@@ -307,19 +307,19 @@ func TestLongestFirstLevelsWhatIsHeldNow(t *testing.T) {
 		r.load(s, p.loads.held, p.set.watermark, 0)
 		loads := p.rebuilt(s, nil)
 		for i, a := range p.placed {
-			c := &p.pick.all[a.who]
+			c := &p.candidates.all[a.candidate]
 			if s.Workers[0].Capacity == 0 { // else what fits nowhere is passed by
 				require.Equal(t, oldest[i].ID, s.Pool[c.entry].ID)
 			}
 			require.True(t, r.fits(int(a.rank), c.tokens))
 			for g := range r.free {
 				if r.fits(g, c.tokens) && g != int(a.rank) {
-					x, y := loads.x[g], loads.x[a.rank]
+					x, y := loads.load[g], loads.load[a.rank]
 					require.True(t, y < x || y == x && int(a.rank) < g, "rank %d holds less than rank %d", g, a.rank)
 				}
 			}
 			r.charge(int(a.rank), c.tokens)
-			loads.shift(int(a.rank), p.pick.on(loads, a.who, int(a.rank)))
+			loads.shift(int(a.rank), p.candidates.loadOn(loads, a.candidate, int(a.rank)))
 		}
 	})
 }

@@ -92,13 +92,13 @@ var allSettings = []key{
 // predictors are the kinds that a policy may ask for; oracle works in simulations only.
 var predictors = []string{"none", "survival", "exact", "oracle"}
 
-// orAuto returns a key whose value is a number up to most, or auto.
-func orAuto(name string, most float64, at func(*settings) *float64) key {
-	return namedargs.Or(namedargs.Number(name, 0, most, at), "auto", auto, at)
+// orAuto returns a key whose value is a number up to most, or auto. field returns where the value is kept.
+func orAuto(name string, most float64, field func(*settings) *float64) key {
+	return namedargs.Or(namedargs.Number(name, 0, most, field), "auto", auto, field)
 }
 
-// takes returns the keys with these names.
-func takes(names ...string) (keys []key) {
+// keysNamed returns the keys with these names.
+func keysNamed(names ...string) (keys []key) {
 	for _, k := range allSettings {
 		if slices.Contains(names, k.Name) {
 			keys = append(keys, k)

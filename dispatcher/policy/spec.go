@@ -18,14 +18,14 @@ type form struct {
 	build    func(name string, v *settings) Policy
 }
 
-var standard = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, ahead: true, margin: 2, seed: 1}
+var commonDefaults = settings{window: 8, theta: groupSize, maxAgeMs: 30_000, watermark: 0.05, ahead: true, margin: 2, seed: 1}
 
-var lookingAhead = with(standard, func(v *settings) {
+var brhDefaults = changed(commonDefaults, func(v *settings) {
 	v.horizon, v.alpha, v.beta, v.gamma = auto, 1, 48, 0.9
 	v.predictor, v.tau, v.every = "survival", 0.5, 20
 })
 
-var joint = with(standard, func(v *settings) {
+var evenkeelDefaults = changed(commonDefaults, func(v *settings) {
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.requests = 0.6, auto, true
 	v.near = 0.01
@@ -35,29 +35,29 @@ var joint = with(standard, func(v *settings) {
 // forms are all policies and presets, in the order in which a user sees them.
 var forms = slices.Concat([]form{
 	{
-		name: "br0", keys: takes("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
-		defaults: standard, build: newBR0,
+		name: "br0", keys: keysNamed("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
+		defaults: commonDefaults, build: newBR0,
 	},
 	{
-		name: "br0:paper", keys: takes("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms", "ahead"},
-		defaults: with(standard, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead = true, 0, false }), build: newPaper,
+		name: "br0:paper", keys: keysNamed("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms", "ahead"},
+		defaults: changed(commonDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead = true, 0, false }), build: newPaper,
 	},
 	{
-		name: "br0:bypass", keys: takes("margin", "max_age_ms", "watermark"),
-		defaults: standard, build: newBypass,
+		name: "br0:bypass", keys: keysNamed("margin", "max_age_ms", "watermark"),
+		defaults: commonDefaults, build: newBypass,
 	},
 	{
 		name: "brh",
-		keys: takes("window", "theta", "queue", "order", "horizon", "alpha", "beta", "gamma",
+		keys: keysNamed("window", "theta", "queue", "order", "horizon", "alpha", "beta", "gamma",
 			"predictor", "tau", "every", "decrement_anchor", "max_age_ms", "ahead", "watermark"),
-		defaults: lookingAhead, build: newBRH,
+		defaults: brhDefaults, build: newBRH,
 	},
 	{
 		name: "brh:paper",
-		keys: takes("window", "theta", "order", "horizon", "alpha", "beta", "gamma",
+		keys: keysNamed("window", "theta", "order", "horizon", "alpha", "beta", "gamma",
 			"predictor", "tau", "every", "watermark"),
 		presets:  []string{"queue", "max_age_ms", "ahead", "decrement_anchor"},
-		defaults: with(lookingAhead, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead, v.decrement, v.horizon = true, 0, false, true, 80 }),
+		defaults: changed(brhDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.ahead, v.decrement, v.horizon = true, 0, false, true, 80 }),
 		build: func(name string, v *settings) Policy {
 			p := newBRH(name, v).(*greedy)
 			p.guard = false
@@ -66,13 +66,14 @@ var forms = slices.Concat([]form{
 	},
 	{
 		name:     "evenkeel",
-		keys:     takes("budget", "kappa", "age_weight", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
-		defaults: joint, build: newEvenkeel,
+		keys:     keysNamed("budget", "kappa", "age_weight", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
+		defaults: evenkeelDefaults, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
 	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
 
-func with(v settings, change func(*settings)) settings {
+// changed returns the settings with a change made to them.
+func changed(v settings, change func(*settings)) settings {
 	change(&v)
 	return v
 }
@@ -84,11 +85,12 @@ func newBR0(name string, v *settings) Policy {
 	}
 }
 
+// newBRH makes the policy of BR-0 with the score of BR-H, which looks ahead.
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.ahead = &ahead{
 		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
-		want: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
+		baseNeeds: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
 	}
 	return p
 }
@@ -113,16 +115,16 @@ func simpleForms(name string, r rule, keys ...string) []form {
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []form{
 		{
-			name: name, keys: takes(keys...), defaults: standard,
+			name: name, keys: keysNamed(keys...), defaults: commonDefaults,
 			build: func(name string, v *settings) Policy {
-				return &firstCome{name: name, rule: r, immediate: true, queues: true, dice: dice(v.seed), last: none}
+				return &firstCome{name: name, rule: r, immediate: true, queues: true, dice: dice(v.seed), lastRank: none}
 			},
 		},
 		{
-			name: "p" + name, keys: takes(append(slices.Clone(keys), "max_age_ms", "ahead", "watermark")...), defaults: standard,
+			name: "p" + name, keys: keysNamed(append(slices.Clone(keys), "max_age_ms", "ahead", "watermark")...), defaults: commonDefaults,
 			build: func(name string, v *settings) Policy {
 				return &firstCome{
-					name: name, rule: r, dice: dice(v.seed), last: none,
+					name: name, rule: r, dice: dice(v.seed), lastRank: none,
 					maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
 				}
 			},

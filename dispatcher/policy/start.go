@@ -7,10 +7,10 @@ import (
 
 // starts is the memory of the three ways to make the first placements: longestFirst, workerFirst and bestPair.
 type starts struct {
-	order []ranked
-	aside []bool  // by rank: no candidate fits it
-	pairs []pair  // of bestPair: for each candidate, its pair with every rank
-	heap  []int32 // of longestFirst: open ranks, the one with the least load on top
+	order    []ranked
+	setAside []bool  // by rank: no candidate fits it
+	pairs    []pair  // of bestPair: for each candidate, its pair with every rank
+	heap     []int32 // of longestFirst: open ranks, the one with the least load on top
 }
 
 // ranked is a candidate with a value by which candidates are sorted. In workerFirst, the gain is by how much the
@@ -23,43 +23,43 @@ type ranked struct {
 // startEvaluations bounds the work of the first placements: candidates times placements.
 const startEvaluations = 4096
 
-// beyond returns how many candidates there are beyond the n that will be placed. If n is
-// small, which it nearly always is, this is the number in the settings.
-func (p *evenkeel) beyond(n int) int {
-	return min(p.set.candidates, max(leastBeyond, startEvaluations/max(1, n)))
+// extraCandidates returns how many more candidates than the n that will be placed the search has to choose from. If n is small, which it
+// nearly always is, this is the number in the settings.
+func (p *evenkeel) extraCandidates(n int) int {
+	return min(p.set.candidates, max(leastExtra, startEvaluations/max(1, n)))
 }
 
-const leastBeyond = 32
+const leastExtra = 32
 
 // place makes the first placements of the round, which improve then improves:
 // the overdue entries, then as many of the others as there are slots. For an overdue
 // entry that fits no rank, a rank is reserved.
 func (p *evenkeel) place(s *Snapshot) {
-	scarce := p.ranks.open <= int64(len(s.Pool))
-	n := int(min(p.ranks.open, int64(len(s.Pool))))
+	scarce := p.ranks.openSlots <= int64(len(s.Pool))
+	n := int(min(p.ranks.openSlots, int64(len(s.Pool))))
 	p.late = overdue(s, p.late[:0])
-	p.pick.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
-	p.pick.choose(s, p.late, &p.ranks, n, p.beyond(n))
+	p.candidates.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
+	p.candidates.choose(s, p.late, &p.ranks, n, p.extraCandidates(n))
 
-	fill := p.longestFirst
+	placeRange := p.longestFirst
 	switch {
 	case scarce && n <= p.set.refill:
-		fill = p.workerFirst
+		placeRange = p.workerFirst
 	case !scarce && n <= p.set.pairs:
-		fill = p.bestPair
+		placeRange = p.bestPair
 	}
 	p.wanted = n
-	if p.pick.late > 0 {
+	if p.candidates.overdueCount > 0 {
 		p.reserve(s, true)
-		fill(s, 0, p.pick.late, false)
+		placeRange(s, 0, p.candidates.overdueCount, false)
 		p.reserve(s, false)
 	}
-	fill(s, p.pick.late, len(p.pick.all), true)
+	placeRange(s, p.candidates.overdueCount, len(p.candidates.all), true)
 
-	p.spare = p.spare[:0]
-	for i := range p.pick.all {
-		if !p.pick.all[i].placed {
-			p.spare = append(p.spare, int32(i))
+	p.unplaced = p.unplaced[:0]
+	for i := range p.candidates.all {
+		if !p.candidates.all[i].placed {
+			p.unplaced = append(p.unplaced, int32(i))
 		}
 	}
 }
@@ -67,33 +67,31 @@ func (p *evenkeel) place(s *Snapshot) {
 // fillUp places entries for which improve has made room, so that no slot stays free for which there
 // is an entry.
 func (p *evenkeel) fillUp(s *Snapshot) {
-	if p.ranks.open > 0 && len(p.placed) < p.wanted {
-		p.workerFirst(s, 0, len(p.pick.all), true)
+	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
+		p.workerFirst(s, 0, len(p.candidates.all), true)
 	}
 }
 
-// reserve reserves a rank for the first overdue entry that fits no rank with a free
-// slot. With before set, no entry is placed yet. Afterwards, an overdue entry also counts if it was not placed although slots
-// are free, because the others left it no room.
-func (p *evenkeel) reserve(s *Snapshot, before bool) {
+// reserve reserves a rank for the first overdue entry that fits no rank with a free slot. beforePlacing says that no entry is placed
+// yet. Afterwards, an overdue entry also counts if it was not placed although slots are free, because the others left it no room.
+func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	room := p.ranks.largestRoom()
-	for i := range p.pick.late {
-		if c := &p.pick.all[i]; !c.placed && (c.tokens > room || !before && p.ranks.open > 0) {
+	for i := range p.candidates.overdueCount {
+		if c := &p.candidates.all[i]; !c.placed && (c.tokens > room || !beforePlacing && p.ranks.openSlots > 0) {
 			p.ranks.reserve(s, int(c.entry))
 			return
 		}
 	}
 }
 
-// workerFirst gives the rank with the smallest load the
-// candidate of [from, to) that changes the cost least there, again and again until p.wanted are placed.
-// If further is set and no candidate fits the rank, it takes a later entry of the pool.
-func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
+// workerFirst gives the rank with the smallest load the candidate of [from, to) that changes the cost least there, again and again until
+// p.wanted are placed. With fromPool, a rank that no candidate fits gets a later entry of the pool.
+func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.sortByGain(from, to)
-	p.start.aside = sized(p.start.aside, len(p.loads.x))
-	clear(p.start.aside)
-	for len(p.placed) < p.wanted && (len(order) > 0 || further) {
-		g := p.lowest()
+	p.start.setAside = sized(p.start.setAside, len(p.loads.load))
+	clear(p.start.setAside)
+	for len(p.placed) < p.wanted && (len(order) > 0 || fromPool) {
+		g := p.leastLoaded()
 		if g == none {
 			return
 		}
@@ -103,23 +101,23 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 			continue
 		}
 		who := none
-		if further {
-			who = p.pick.beyond(s, p.ranks.room[g])
+		if fromPool {
+			who = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
 		if who == none {
-			p.start.aside[g] = true
+			p.start.setAside[g] = true
 			continue
 		}
 		p.add(int32(who), g)
 	}
 }
 
-// lowest returns the rank with the smallest load that has a free slot and is not set aside.
-func (p *evenkeel) lowest() int {
+// leastLoaded returns the rank with the smallest load that has a free slot and is not set aside.
+func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
-	for _, rank := range p.ranks.some {
-		if g := int(rank); p.ranks.free[g] > 0 && !p.start.aside[g] && (best == none || p.loads.x[g] < least) {
-			best, least = g, p.loads.x[g]
+	for _, rank := range p.ranks.withSlots {
+		if g := int(rank); p.ranks.free[g] > 0 && !p.start.setAside[g] && (best == none || p.loads.load[g] < least) {
+			best, least = g, p.loads.load[g]
 		}
 	}
 	return best
@@ -130,7 +128,7 @@ func (p *evenkeel) lowest() int {
 func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
-		if c := &p.pick.all[i]; !c.placed {
+		if c := &p.candidates.all[i]; !c.placed {
 			order = append(order, ranked{c.load + c.age, int32(i)})
 		}
 	}
@@ -141,11 +139,10 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 
 func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
-// bestFor returns the position in order of the candidate with the smallest
-// change of cost on rank g, none if none fits.
+// bestFor returns the position in order of the candidate with the smallest change of cost on rank g; none: no candidate fits.
 func (p *evenkeel) bestFor(g int, order []ranked) int {
 	l := &p.loads
-	top, group := l.peak(), int64(len(l.x))
+	top, group := l.peak(), int64(len(l.load))
 	best, least := none, int64(0)
 	room := p.ranks.room[g]
 	for at := range order {
@@ -153,11 +150,11 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 		if best != none && -o.gain > least {
 			break // this candidate would be no better even if the peak did not rise, and no later one would
 		}
-		c := &p.pick.all[o.who]
+		c := &p.candidates.all[o.who]
 		if c.tokens > room {
 			continue
 		}
-		change := group*(max(top, l.x[g]+p.pick.on(l, o.who, g))-top) - o.gain
+		change := group*(max(top, l.load[g]+p.candidates.loadOn(l, o.who, g))-top) - o.gain
 		if best == none || change < least || change == least && o.who < order[best].who {
 			best, least = at, change
 		}
@@ -165,17 +162,19 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 	return best
 }
 
-// longestFirst is for many placements at once: it takes the oldest candidates, the longest prompt first, and puts each on
-// the rank that has the smallest load then and room for it.
-func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
+// longestFirst is for many placements at once: it puts one candidate of [from, to) after the other on the rank that has the smallest
+// load then and room for it. With fromPool, the oldest of them, as many as are still wanted, come sorted by length, the longest prompt
+// first. The other candidates and then later entries of the pool follow while there are slots. Without it, these are the overdue
+// entries, which stay in the order of their waits.
+func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
-		if !p.pick.all[i].placed {
-			order = append(order, ranked{p.pick.all[i].tokens, int32(i)})
+		if !p.candidates.all[i].placed {
+			order = append(order, ranked{p.candidates.all[i].tokens, int32(i)})
 		}
 	}
 	p.start.order = order
-	if further { // else these are the overdue entries, which stay in the order of their waits
+	if fromPool {
 		first := order[:min(len(order), p.wanted-len(p.placed))]
 		slices.SortFunc(first, byGain)
 	}
@@ -184,24 +183,24 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, further bool) {
 		if len(p.placed) >= p.wanted {
 			return
 		}
-		if g := p.leastNow(p.pick.all[o.who].tokens); g != none {
+		if g := p.leastLoadedFor(p.candidates.all[o.who].tokens); g != none {
 			p.add(o.who, g)
 			p.heapSettle(g)
 		}
 	}
-	for further && len(p.placed) < p.wanted {
-		who := p.pick.beyond(s, p.ranks.largestRoom())
+	for fromPool && len(p.placed) < p.wanted {
+		who := p.candidates.addFromPool(s, p.ranks.largestRoom())
 		if who == none {
 			return
 		}
-		g := p.leastNow(p.pick.all[who].tokens)
+		g := p.leastLoadedFor(p.candidates.all[who].tokens)
 		p.add(int32(who), g)
 		p.heapSettle(g)
 	}
 }
 
-// leastNow returns the rank with the smallest load now that has a free slot and room for so many tokens; none if there is none.
-func (p *evenkeel) leastNow(tokens int64) int {
+// leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: no rank has.
+func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	if h := p.start.heap; len(h) == 0 || tokens <= p.ranks.room[h[0]] {
 		if len(h) == 0 {
 			return none
@@ -209,23 +208,24 @@ func (p *evenkeel) leastNow(tokens int64) int {
 		return int(h[0])
 	}
 	best := none
-	for _, rank := range p.ranks.some {
-		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessNow(g, best)) {
+	for _, rank := range p.ranks.withSlots {
+		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessLoaded(g, best)) {
 			best = g
 		}
 	}
 	return best
 }
 
-func (p *evenkeel) lessNow(a, b int) bool {
-	x, y := p.loads.x[a], p.loads.x[b]
+// lessLoaded says whether rank a has a smaller load than rank b or, in a tie, the lower index.
+func (p *evenkeel) lessLoaded(a, b int) bool {
+	x, y := p.loads.load[a], p.loads.load[b]
 	return x < y || x == y && a < b
 }
 
 // heapOpen makes a heap of the ranks with a free slot, with the smallest load on top.
 func (p *evenkeel) heapOpen() {
 	h := p.start.heap[:0]
-	for _, g := range p.ranks.some {
+	for _, g := range p.ranks.withSlots {
 		if p.ranks.free[g] > 0 {
 			h = append(h, g)
 		}
@@ -255,20 +255,22 @@ func (p *evenkeel) heapSettle(g int) {
 	p.heapDown(i)
 }
 
+// heapUp moves the rank at position i of the heap up to where its load belongs.
 func (p *evenkeel) heapUp(i int) {
 	h := p.start.heap
-	for i > 0 && p.lessNow(int(h[i]), int(h[(i-1)/2])) {
+	for i > 0 && p.lessLoaded(int(h[i]), int(h[(i-1)/2])) {
 		h[i], h[(i-1)/2] = h[(i-1)/2], h[i]
 		i = (i - 1) / 2
 	}
 }
 
+// heapDown moves the rank at position i of the heap down to where its load belongs.
 func (p *evenkeel) heapDown(i int) {
 	h := p.start.heap
 	for {
 		least := i
 		for child := 2*i + 1; child <= 2*i+2 && child < len(h); child++ {
-			if p.lessNow(int(h[child]), int(h[least])) {
+			if p.lessLoaded(int(h[child]), int(h[least])) {
 				least = child
 			}
 		}

@@ -42,7 +42,7 @@ func TestWhatIsBoundHasItsRoomAndCounts(t *testing.T) {
 	require.NoError(t, err)
 	s.Pool = []Entry{{ID: 1, Prompt: 2000}}
 	require.Empty(t, p.Decide(s, nil), "1500 tokens of room")
-	require.EqualValues(t, (4000+25)<<fixedBits, p.(*evenkeel).loads.x[0])
+	require.EqualValues(t, (4000+25)<<fixedBits, p.(*evenkeel).loads.load[0])
 	s.Pool[0].Prompt = 1500
 	require.Len(t, p.Decide(s, nil), 1)
 
@@ -90,11 +90,11 @@ func TestABoundRequestCountsAsItsEntry(t *testing.T) {
 		require.NoError(t, err)
 		p := parsed.(*evenkeel)
 		require.Len(t, p.Decide(s, nil), 1)
-		entry := p.pick.all[0].load
+		entry := p.candidates.all[0].load
 
 		s.Workers[0].Running = []Request{{ID: e.ID, Prompt: e.Prompt}}
 		p.loads.build(s, 0)
-		require.Equal(t, entry, p.loads.x[0])
+		require.Equal(t, entry, p.loads.load[0])
 		require.Equal(t, int64(e.Prompt), p.loads.held[0])
 	})
 }

@@ -22,77 +22,78 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	if i >= len(p.placed) {
 		return false, false
 	}
-	unknown(dst)
+	fillNaN(dst)
 	p.without(i)
-	l, m, who := &p.loads, &p.climb, p.placed[i].who
+	l, m, who := &p.loads, &p.climb, p.placed[i].candidate
 	group := int64(len(s.Workers))
-	without := max(m.rest.most, m.base)
-	for _, rank := range p.ranks.some {
+	peakWithout := max(m.others.largest, m.baseLoad)
+	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		peak := l.peak()
-		if g != m.g {
+		if g != m.rank {
 			if !p.ranks.fits(g, tokens) {
 				continue
 			}
-			peak = max(m.rest.but(g), m.base, l.x[g]+p.pick.on(l, who, g))
+			peak = max(m.others.largestWithout(g), m.baseLoad, l.load[g]+p.candidates.loadOn(l, who, g))
 		}
-		dst[g] = math.Ldexp(float64(p.pick.all[who].load-group*(peak-without)), -fixedBits)
+		dst[g] = math.Ldexp(float64(p.candidates.all[who].load-group*(peak-peakWithout)), -fixedBits)
 	}
 	return false, true
 }
 
 // Weigh writes F of the entry by itself on each rank.
 func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
-	at, ok := s.index(a.Worker)
+	chosen, ok := s.index(a.Worker)
 	if !ok {
 		return false, false
 	}
-	unknown(dst)
-	size := p.scaled(s, at, tokens)
-	p.env.remove(at, size)
-	for _, rank := range p.ranks.some {
-		if g := int(rank); g == at || p.ranks.fits(g, tokens) {
+	fillNaN(dst)
+	size := p.scaled(s, chosen, tokens)
+	p.env.remove(chosen, size)
+	for _, rank := range p.ranks.withSlots {
+		if g := int(rank); g == chosen || p.ranks.fits(g, tokens) {
 			dst[g] = p.scoreOf(s, g, tokens)
 		}
 	}
-	p.env.add(at, size)
+	p.env.add(chosen, size)
 	return false, true
 }
 
 // Weigh writes what the rule compares: requests or KV tokens of each rank without
 // the entry, or F. The rules random and rr compare nothing.
 func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
-	at, ok := s.index(a.Worker)
+	chosen, ok := s.index(a.Worker)
 	if !ok || p.rule == ruleRandom || p.rule == ruleRR {
 		return false, false
 	}
-	unknown(dst)
-	size := subset.Scaled(tokens, float64(s.Workers[at].Cost))
-	p.env.remove(at, size)
+	fillNaN(dst)
+	size := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
+	p.env.remove(chosen, size)
 	for g := range s.Workers {
-		if g != at && !p.ranks.fits(g, tokens) {
+		if g != chosen && !p.ranks.fits(g, tokens) {
 			continue
 		}
 		switch p.rule {
 		case ruleJSQKV:
 			dst[g] = float64(p.env.held[g])
-			if g == at {
+			if g == chosen {
 				dst[g] -= float64(tokens)
 			}
 		case ruleLeastF:
 			dst[g] = float64(subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), p.env.marginOf(g), len(s.Workers)))
 		default:
 			dst[g] = float64(p.requests[g])
-			if g == at {
+			if g == chosen {
 				dst[g]--
 			}
 		}
 	}
-	p.env.add(at, size)
+	p.env.add(chosen, size)
 	return p.rule != ruleLeastF, true
 }
 
-func unknown(dst []float64) {
+// fillNaN sets all scores to NaN: the rank could not take the entry.
+func fillNaN(dst []float64) {
 	for g := range dst {
 		dst[g] = math.NaN()
 	}
