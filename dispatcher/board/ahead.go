@@ -10,26 +10,26 @@ package board
 // policy sends requests ahead, those. No request is sent ahead to a rank with a Limit, to a rank whose early
 // entries must have a slot when their prefill ends (AtOnce), or to a mixed rank, whose engine could compute the
 // prompt of such a request in any step, and not with its round.
-func (r *rank) admits(p *decider) int {
+func (r *rank) admits(policy *decider) int {
 	free := r.free()
 	switch {
-	case !p.ahead || r.Limit > 0 || r.group == nil || r.Mixed:
+	case !policy.ahead || r.Limit > 0 || r.group == nil || r.Mixed:
 	case !r.Early:
 		free += r.group.lag.Slots(min(len(r.slots), r.Slots))
 	case r.AtOnce:
-	case p.rules.cfg.BindAhead == AheadAuto:
+	case policy.rules.cfg.BindAhead == AheadAuto:
 		free += r.group.lead.Slots(r.Slots)
 	default:
-		free += p.rules.cfg.BindAhead
+		free += policy.rules.cfg.BindAhead
 	}
 	return free
 }
 
-// open says whether the policy in force may admit any request to the group now.
-func (g *group) open() bool {
-	p := g.inForce()
+// admitsAny says whether the policy in force may admit any request to the group now.
+func (g *group) admitsAny() bool {
+	policy := g.inForce()
 	for _, r := range g.ranks {
-		if r.takes() && (p.Immediate() || r.admits(p) > 0) {
+		if r.takes() && (policy.Immediate() || r.admits(policy) > 0) {
 			return true
 		}
 	}

@@ -11,39 +11,42 @@ func (e Enqueue) apply(b *Boards) {
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
-func (e *Release) apply(b *Boards) {
-	m := b.boards[e.Model]
-	m.ledger.table[e.Slot].unheard.most = e.Unheard
+// apply gives the slot back. For an unheard answer, depart gets the tokens and the steps of the board's estimate, because the board has
+// counted these in the steps of the group.
+func (e *Release) apply(l *Boards) {
+	b := l.boards[e.Model]
+	b.ledger.table[e.Slot].unheard.most = e.Unheard
 	generated, first, last := e.Generated, e.First, e.Last
-	if c := &m.ledger.table[e.Slot]; c.unheard.first != 0 && c.rank.group != nil {
-		generated, first, last = int32(c.unheard.tokens), c.unheard.first, c.rank.group.last.Number
+	if charge := &b.ledger.table[e.Slot]; charge.unheard.first != 0 && charge.rank.group != nil {
+		generated, first, last = int32(charge.unheard.tokens), charge.unheard.first, charge.rank.group.last.Number
 	}
-	m.depart(e.Slot, generated, first, last)
-	m.release(e.Slot, e.Outcome, e.Generated, e.Started, b.now)
+	b.depart(e.Slot, generated, first, last)
+	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)
 }
 
 func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.Prompt)) }
 
 func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefiller, b.now) }
 
-func (e Reached) apply(b *Boards) {
-	m := b.boards[e.Model]
-	c := &m.ledger.table[e.Slot]
-	m.took(c)
-	if c.prefiller != "" {
-		m.reached(c.pair(), b.now)
+// apply records that the rank's engine took the request and, if the request has a hand-off, that the pair of its engines works.
+func (e Reached) apply(l *Boards) {
+	b := l.boards[e.Model]
+	charge := &b.ledger.table[e.Slot]
+	b.accepted(charge)
+	if charge.prefiller != "" {
+		b.reached(charge.pair(), l.now)
 	}
 }
 
-func (e *Steps) apply(b *Boards) {
-	if m, g := b.group(e.Group); g != nil {
-		m.hear(g, e.List)
+func (e *Steps) apply(l *Boards) {
+	if b, g := l.group(e.Group); g != nil {
+		b.takeSteps(g, e.List)
 	}
 }
 
 func (e Law) apply(b *Boards) {
 	if _, g := b.group(e.Group); g != nil {
-		g.steps.Law, g.told = e.StepModel, &e.Weights
+		g.steps.Law, g.lawWeights = e.StepModel, &e.Weights
 	}
 }
 
@@ -59,35 +62,36 @@ func (e SetFit) apply(b *Boards) { b.setFit(e.Fit) }
 
 func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
 
-func (e *Counts) apply(b *Boards) {
-	if m := b.boards[e.Model]; m != nil {
-		m.counts = e
-		m.listen(b.now)
+func (e *Counts) apply(l *Boards) {
+	if b := l.boards[e.Model]; b != nil {
+		b.counts = e
+		b.listen(l.now)
 	}
 }
 
-func (e *Tick) apply(b *Boards) {
-	m := b.boards[e.Model]
-	if m == nil {
+// apply ends waits and prepares rounds, see advance. A board that has neither ranks nor entries any more is removed.
+func (e *Tick) apply(l *Boards) {
+	b := l.boards[e.Model]
+	if b == nil {
 		return
 	}
-	m.advance(b.now)
-	if m.empty() {
-		b.remove(m)
-		b.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})
+	b.advance(l.now)
+	if b.empty() {
+		l.remove(b)
+		l.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})
 	}
 }
 
-func (Decide) apply(b *Boards) {
-	if b.round = b.decides(); b.round != nil {
-		b.round.decide(b.now)
+func (Decide) apply(l *Boards) {
+	if l.round = l.decides(); l.round != nil {
+		l.round.decide(l.now)
 	}
 }
 
-func (e *Decided) apply(b *Boards) {
-	if m := b.round; m != nil {
-		b.round = nil
-		m.decided(e.Took, b.now)
+func (e *Decided) apply(l *Boards) {
+	if b := l.round; b != nil {
+		l.round = nil
+		b.decided(e.Took, l.now)
 	}
 }
 
@@ -111,6 +115,8 @@ func (l *Boards) Keeps(worker int32) bool {
 	})
 }
 
+// apply gives back room that the engine cannot have in use any more: that of orphans or, on a rank without orphans, that of kept KV. A
+// gauge that was read longer ago than gaugeLife is ignored.
 func (e Gauged) apply(l *Boards) {
 	if l.now.Sub(e.At) > gaugeLife {
 		return
@@ -131,7 +137,7 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	clear(l.effects) // so that they keep no entries alive
 	l.effects, l.now = l.effects[:0], now
 	e.apply(l)
-	if _, told := e.(*Counts); !told {
+	if _, isCounts := e.(*Counts); !isCounts {
 		l.forgetCounts()
 	}
 	return l.effects

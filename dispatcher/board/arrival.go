@@ -12,11 +12,11 @@ const AheadAuto = -1
 // seeStarts counts those requests of a rank as decoding whose first event has come.
 func (b *board) seeStarts(r *rank) {
 	for i, slot := range r.slots {
-		if c := &b.ledger.table[slot]; c.unread && b.started(slot) && (c.had == 0 || r.running[i].Generated > c.had) {
+		if c := &b.ledger.table[slot]; c.unread && b.started(slot) && (c.tokensBefore == 0 || r.running[i].Generated > c.tokensBefore) {
 			c.unread = false
-			r.early--
-			r.later -= int64(c.prompt)
-			b.finish(r, slot)
+			r.unreadSlots--
+			r.unreadKV -= int64(c.prompt)
+			b.dropPrompt(r, slot)
 		}
 	}
 }

@@ -14,13 +14,15 @@ import (
 // An entry does not wait for ranks that are down.
 const avoidFor = 30 * time.Second
 
-// particular says whether an entry cannot go to just any rank of the board.
+// particular says whether an entry cannot go to just any rank of the board: it avoids some ranks, may go only to some, or asks for a
+// name that only some list.
 func (b *board) particular(e *pool.Entry) bool {
 	return len(e.Avoid)+len(e.Only) > 0 || b.partial[e.Name] != nil
 }
 
-// wants says whether an entry may go to a rank while the entry is shy.
-func wants(e *pool.Entry, r *rank) bool {
+// mayGo says whether an entry may go to a rank even while the entry is shy: the rank lists its name, and is in its Only or, if that is
+// empty, not in its Avoid.
+func mayGo(e *pool.Entry, r *rank) bool {
 	if len(e.Only) > 0 {
 		return r.lists(e.Name) && slices.Contains(e.Only, r.ID)
 	}
@@ -40,7 +42,7 @@ func (b *board) shy(e *pool.Entry, now time.Time) bool {
 	for _, g := range b.groups {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
-			if r.Up && wants(e, r) && int64(e.Prompt) <= r.budget(watermark) {
+			if r.Up && mayGo(e, r) && int64(e.Prompt) <= r.budget(watermark) {
 				return true
 			}
 		}
@@ -74,7 +76,7 @@ func (b *board) placeShy(now time.Time) {
 func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.order {
 		for _, r := range g.ranks {
-			if r.Up && wants(e, r) && b.hasRoomFor(e, r, now) && (best == nil || before(e, r, best)) {
+			if r.Up && mayGo(e, r) && b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
 				best = r
 			}
 		}
@@ -82,8 +84,8 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	return best
 }
 
-// before says whether rank r suits an entry better than the other rank.
-func before(e *pool.Entry, r, other *rank) bool {
+// suitsBetter says whether rank r suits an entry better than the other rank.
+func suitsBetter(e *pool.Entry, r, other *rank) bool {
 	if last := slices.Contains(e.Last, r.ID); last != slices.Contains(e.Last, other.ID) {
 		return !last
 	}
@@ -117,8 +119,8 @@ func (b *board) countParticular() {
 	}
 }
 
-// apart says whether a group's policy does not see an entry, because not all ranks of the group list its name.
-func (b *board) apart(e *pool.Entry, g *group) bool {
+// hiddenFrom says whether a group's policy does not see an entry, because not all ranks of the group list its name.
+func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 	l := b.partial[e.Name]
 	return l != nil && !slices.Contains(l.whole, g)
 }
@@ -134,7 +136,7 @@ func (b *board) placeNamed(now time.Time, first bool) {
 		e := b.pool.Entries()[i]
 		l := b.partial[e.Name]
 		switch {
-		case b.shy(e, now): // placeShy cares for it
+		case b.shy(e, now): // placeShy places it
 		case l == nil || len(l.whole) > 0 && first:
 			if first {
 				return
@@ -146,8 +148,9 @@ func (b *board) placeNamed(now time.Time, first bool) {
 	}
 }
 
-// placeOn binds an entry to the emptiest rank of a listing that can take it now, and says whether there was such a rank. If all ranks that
-// list the name are spared, it ignores that they are: spare did not see this, because it looks at all ranks of the board.
+// placeOn binds an entry to the emptiest rank of a listing that can take it now, and says whether there was such a rank. Ranks of groups
+// that all list the name are left to the policies. But if all ranks that list the name are spared, placeOn looks at all of them, and
+// ignores that they are spared: spare did not see this, because it looks at all ranks of the board.
 func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
 	var best *rank
 	ranks, full := l.parts, true
@@ -158,12 +161,12 @@ func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
 	for _, r := range ranks {
 		if p := r.group.inForce(); (r.takes() || spared && r.Up) && (p.Immediate() || r.free() > 0) {
 			full = false
-			if b.hasRoomFor(e, r, now) && (best == nil || before(e, r, best)) {
+			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
 				best = r
 			}
 		}
 	}
-	if full {
+	if full { // no other entry need look at these ranks in this tick
 		l.full = b.ticks
 	}
 	return best != nil && b.bind(best.group, best.group.inForce(), policy.Assignment{Entry: e.ID, Worker: best.ID}, now) == ""

@@ -23,7 +23,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	var best *rank
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
-			if wants(e, r) && r.queues(prompt) && !b.pairs.vetoed(e, r, now) && (best == nil || r.sooner(best, prompt)) {
+			if mayGo(e, r) && r.queues(prompt) && !b.pairs.vetoed(e, r, now) && (best == nil || r.sooner(best, prompt)) {
 				best = r
 			}
 		}
@@ -85,7 +85,7 @@ func (b *board) promote(r *rank) {
 	}
 	b.refresh(r)
 	table := b.ledger.table
-	slots, kv := len(r.slots)-r.queued, r.kv
+	begun, kv := len(r.slots)-r.queued, r.kv // requests that the engine has begun, and their KV
 	for i, slot := range r.slots {
 		if table[slot].waits {
 			kv -= r.running[i].Tokens()
@@ -94,7 +94,7 @@ func (b *board) promote(r *rank) {
 	for ; r.queued > 0; r.queued-- {
 		oldest := int32(-1)
 		for _, slot := range r.slots {
-			if table[slot].waits && (oldest < 0 || table[slot].before(&table[oldest])) {
+			if table[slot].waits && (oldest < 0 || table[slot].older(&table[oldest])) {
 				oldest = slot
 			}
 		}
@@ -104,17 +104,17 @@ func (b *board) promote(r *rank) {
 		}
 		c := &table[oldest]
 		tokens := r.running[c.pos].Tokens()
-		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()) {
+		if begun > 0 && (begun >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()) {
 			return
 		}
-		slots, kv = slots+1, kv+tokens
+		begun, kv = begun+1, kv+tokens
 		c.waits = false
 		b.emit(Effect{Kind: EffectBegins, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}
 }
 
-// before says whether a charge is older than the other one.
-func (c *charge) before(other *charge) bool {
+// older says whether a charge is older than the other one.
+func (c *charge) older(other *charge) bool {
 	return c.since.Before(other.since) || c.since.Equal(other.since) && c.id < other.id
 }
 
@@ -127,6 +127,7 @@ const (
 
 func newPace() Pace { return Pace{Seconds: PresumedSeconds} }
 
+// ended takes in a request that has ended: how long it had its slot, and how many KV tokens it had at the end.
 func (p *Pace) ended(after time.Duration, kv int64) {
 	p.Seconds += paceWeight * (after.Seconds() - p.Seconds)
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
@@ -149,17 +150,18 @@ func (b *board) keepPace() {
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
 }
 
-// add adds the slots of a rank, unless the rank takes no requests.
+// add counts the slots of a rank, unless the rank takes no requests. Free slots without KV room do not count, so that Room does not
+// promise them.
 func (p *Pace) add(r *rank) {
 	if r.takes() {
-		open := r.open(p.tokens)
-		p.Slots, p.Free = p.Slots+min(r.usable(), max(1, len(r.slots)-r.queued+open)), p.Free+open
+		free := r.freeFor(p.tokens)
+		p.Slots, p.Free = p.Slots+min(r.usable(), max(1, len(r.slots)-r.queued+free)), p.Free+free
 	}
 }
 
-// open returns how many free slots the rank has KV room for, if each request needs the given
-// mean of KV tokens; 0: the mean is not known, and all free slots count.
-func (r *rank) open(tokens float64) int {
+// freeFor returns how many free slots the rank has KV room for, if each request needs so many KV tokens in the mean; 0: the mean is not
+// known, and all free slots count.
+func (r *rank) freeFor(tokens float64) int {
 	free := max(0, r.free())
 	if r.Capacity == 0 || tokens == 0 {
 		return free

@@ -25,48 +25,48 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 		return FaultRoom
 	}
 	b.pool.Remove(w.entry)
-	how := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
-	if how.Beyond { // it is sent ahead
+	bound := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
+	if bound.Beyond { // it is sent ahead
 		r.queued++
 	}
 	if w.local != nil {
-		how.NewTokens = int32(b.least)
+		bound.NewTokens = int32(b.leastTokens)
 	}
-	b.admit(r, w, how, now)
+	b.admit(r, w, bound, now)
 	return ""
 }
 
 // admit charges an entry that has left the pool to a rank, and emits EffectBind for its caller.
-func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
+func (b *board) admit(r *rank, w entrant, bound Bound, now time.Time) {
 	e := w.entry
 	if r.Mixed {
-		if how.NewTokens = w.uncached(r.ID); !w.since.IsZero() {
-			how.Held = max(0, now.Sub(w.since))
+		if bound.NewTokens = w.uncached(r.ID); !w.since.IsZero() {
+			bound.Held = max(0, now.Sub(w.since))
 		}
 	}
 	c := charge{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard,
-		waits: how.Beyond, since: now,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens, discard: e.Discard,
+		waits: bound.Beyond, since: now,
 		// the KV of an early entry is on its own rank, because its prefill sends it there: so it does not stray
 		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early,
 	}
 	if e.Early {
-		how.StepMs = r.group.stepMs()
+		bound.StepMs = r.group.stepMs()
 	}
-	how.Full = how.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
-	how.Slot = b.charge(r, c)
+	bound.Full = bound.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
+	bound.Slot = b.charge(r, c)
 	if r.Mixed {
-		b.owe(r, how.Slot, how.NewTokens, len(r.computing))
+		b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.toCompute))
 		r.prompts++
-		how.ComputeMs = r.computeMs()
+		bound.ComputeMs = r.computeMs()
 	}
-	how.Step = b.ledger.table[how.Slot].bound
-	if b.pairs.out > 0 {
-		b.pairs.send(&b.ledger.table[how.Slot], now)
+	bound.Step = b.ledger.table[bound.Slot].bound
+	if b.pairs.quarantined > 0 {
+		b.pairs.send(&b.ledger.table[bound.Slot], now)
 	}
 	b.send(r, c.id, now)
-	how.Worker, how.WorkerName, how.Group, how.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
-	b.waits.add(how.Wait)
+	bound.Worker, bound.WorkerName, bound.Group, bound.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
+	b.waits.add(bound.Wait)
 	b.forget(e)
-	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: how})
+	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: bound})
 }

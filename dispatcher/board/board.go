@@ -16,6 +16,8 @@ func newBoard(model string, r *rules) *board {
 
 func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
+// enqueue adds an entry to the pool. It refuses the entry if its ID is taken, if no rank can ever take it, or if all ranks that may take
+// it are down. A prompt without a hand-off (local) does not enter the pool: the rounds about it begin at once.
 func (b *board) enqueue(w entrant, now time.Time) {
 	err := b.refusal(w.entry)
 	if l := b.partial[w.entry.Name]; b.up == 0 || l != nil && l.up == 0 {
@@ -100,6 +102,8 @@ func (b *board) forget(e *pool.Entry) {
 	}
 }
 
+// expire takes those entries out of the pool that may wait no longer. If an entry's hand-off is at its deadline, overflow may bind it to
+// a rank's queue. Otherwise the entry is refused.
 func (b *board) expire(now time.Time) {
 	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
 		for _, g := range b.groups {
@@ -137,7 +141,7 @@ func (b *board) outage(now time.Time) {
 // lonely answers entries with ErrNoWorkers once all ranks that list their name have been down for outageGrace, although other
 // ranks of the board are up.
 func (b *board) lonely(now time.Time) {
-	b.lonelyTo = time.Time{}
+	b.lonelyUntil = time.Time{}
 	if b.avoiding == 0 || len(b.partial) == 0 {
 		return
 	}
@@ -149,8 +153,8 @@ func (b *board) lonely(now time.Time) {
 		case !now.Before(l.downTo):
 			b.fail(e, ErrNoWorkers)
 			continue
-		case b.lonelyTo.IsZero() || l.downTo.Before(b.lonelyTo):
-			b.lonelyTo = l.downTo
+		case b.lonelyUntil.IsZero() || l.downTo.Before(b.lonelyUntil):
+			b.lonelyUntil = l.downTo
 		}
 		i++
 	}
@@ -167,7 +171,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	b.learn(c, o)
 	delete(b.lengths, c.id)
 	b.pairEnded(c, o, now)
-	b.tried(c, o.Refused, now)
+	b.updateRefusals(c, o.Refused, now)
 	if !c.discard {
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}

@@ -57,7 +57,8 @@ func (l *Boards) usable() error {
 	return checkTwin(l.cfg)
 }
 
-// Next returns when a Tick is due even if no other event comes; zero: never.
+// Next returns when a Tick is due even if no other event comes; zero: never. It is the earliest of the times at which a wait of a board
+// ends.
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
@@ -66,7 +67,7 @@ func (l *Boards) Next() time.Time {
 			outage = time.Time{} // no entry waits for the end of the outage
 		}
 		for _, t := range [...]time.Time{
-			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.keptTo, b.pairs.checkAt, b.pool.NextDeadline(), outage,
+			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyUntil, b.wakeSpared, b.keptUntil, b.pairs.checkAt, b.pool.NextDeadline(), outage,
 		} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
@@ -85,6 +86,8 @@ func (l *Boards) answerAll(err error) {
 	}
 }
 
+// enqueue gives an entry to the board of its model. It is refused if there is no such board, or if the boards admit nothing new any more
+// (draining).
 func (l *Boards) enqueue(w entrant) {
 	b := l.boards[w.entry.Model]
 	switch {
@@ -97,12 +100,15 @@ func (l *Boards) enqueue(w entrant) {
 	}
 }
 
+// withdraw takes an entry out of the pool, unless it has left the pool already.
 func (l *Boards) withdraw(e *pool.Entry) {
 	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].entry == e {
 		b.fail(e, ErrWithdrawn)
 	}
 }
 
+// setWorkers divides the workers of the fleet among the boards of their models, and creates a board for each new model. It also finds
+// the group names that several models use.
 func (l *Boards) setWorkers(ws []Worker) {
 	fleet := make(map[string][]Worker, len(l.boards))
 	for model := range l.boards {
@@ -127,11 +133,14 @@ func (l *Boards) setWorkers(ws []Worker) {
 	}
 }
 
+// setFit keeps the fit for subjects that come later, and emits that the known ones start anew from it.
 func (l *Boards) setFit(fit *predictor.Fit) {
 	l.fit = fit
 	l.emit(Effect{Kind: EffectFit, Fit: l.fit})
 }
 
+// setPolicy changes the policy of the barrier groups of all boards. It returns an error, and changes nothing, if the spec is wrong or
+// the predictor that the policy needs is not available.
 func (l *Boards) setPolicy(spec string) error {
 	p, err := l.cfg.Parse(spec)
 	if err != nil {
@@ -159,6 +168,7 @@ func (b *board) choose(barrier bool) decider {
 	return p
 }
 
+// make builds a decider from a spec that was checked before.
 func (r *rules) make(spec string) decider {
 	p, err := r.cfg.Parse(spec)
 	if err != nil {

@@ -38,6 +38,7 @@ func (c Config) check() error {
 	return errors.Join(errs...)
 }
 
+// checkNumbers calls bad for each number of the config that cannot work, with the key of its setting.
 func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	if c.Window < 0 {
 		bad("dispatch.window", "%v is negative; write 0s or more", c.Window)
@@ -65,6 +66,7 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	}
 }
 
+// check calls bad for each setting of the section predictor that cannot work, with its key.
 func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	kind, err := predictor.ParseKind(string(c.Kind))
 	switch {
@@ -83,27 +85,27 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 // DoubtFit says which part of a fit file of this kind none of the policies reads, and what to do about it; empty: they
 // read all of it. The caller passes the policies that decide and those that the twin replays.
 func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
-	reads, mean := map[predictor.Kind]bool{}, false
+	kindsRead, meanRead := map[predictor.Kind]bool{}, false
 	for _, text := range policies {
 		p, err := c.decider(text)
 		if err != nil {
 			continue // Check reports it
 		}
-		n := policy.NeedsOf(p, 0)
-		reads[predictor.Kind(n.Predictor)], mean = true, mean || n.MeanOutput
+		needs := policy.NeedsOf(p, 0)
+		kindsRead[predictor.Kind(needs.Predictor)], meanRead = true, meanRead || needs.MeanOutput
 	}
-	predicts := reads[predictor.KindSurvival] || reads[predictor.KindExact]
+	predictionsRead := kindsRead[predictor.KindSurvival] || kindsRead[predictor.KindExact]
 	switch {
-	case !predicts && !mean:
+	case !predictionsRead && !meanRead:
 		return "no policy of this config looks at the lengths of answers, so the file changes no decision; remove it, or name a policy that " +
 			"does, such as evenkeel (their mean) or brh"
-	case kind == predictor.KindExact && !predicts:
+	case kind == predictor.KindExact && !predictionsRead:
 		return "the file is of kind exact, and the policies of this config read only the mean length of answers; fit again with --kind " +
 			"survival, or name a policy that predicts, such as brh"
-	case kind == predictor.KindExact && !reads[kind]:
+	case kind == predictor.KindExact && !kindsRead[kind]:
 		return "the file is of kind exact, and the policies predict with survival, so what it knows of single prompts is not read; write " +
 			"predictor.kind: exact with predictor.secret_file, or fit again with --kind survival"
-	case kind == predictor.KindSurvival && reads[predictor.KindExact]:
+	case kind == predictor.KindSurvival && kindsRead[predictor.KindExact]:
 		return "the file is of kind survival, so the predictor exact begins without what answers to single prompts were; fit again with --kind " +
 			"exact, or write predictor.kind: survival"
 	}

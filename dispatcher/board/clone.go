@@ -39,6 +39,8 @@ func (b *board) recall() {
 	}
 }
 
+// clone copies the board with its pool, ranks, groups and ledger. The copies refer to each other, not to the originals. r are the rules
+// of the copy. Memory that each tick fills anew is not copied.
 func (b *board) clone(r *rules) *board {
 	c := *b
 	c.rules, c.pool = r, b.pool.Clone()
@@ -54,8 +56,8 @@ func (b *board) clone(r *rules) *board {
 		next := *old
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
 		next.kept = old.kept.Clone()
-		next.orphans, next.computing = slices.Clone(old.orphans), slices.Clone(old.computing)
-		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // keeps the capacity, because depart uses it as a bound
+		next.orphans, next.toCompute = slices.Clone(old.orphans), slices.Clone(old.toCompute)
+		next.departed = append(make([]departed, 0, cap(old.departed)), old.departed...) // keeps the capacity, because depart uses it as a bound
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
 		}
@@ -65,10 +67,10 @@ func (b *board) clone(r *rules) *board {
 	c.groups = make([]*group, len(b.groups))
 	for i, g := range b.groups {
 		c.groups[i] = groups[g]
-		c.groups[i].members, c.groups[i].ranks = c.those(g.members), c.those(g.ranks)
+		c.groups[i].members, c.groups[i].ranks = c.sameRanks(g.members), c.sameRanks(g.ranks)
 	}
 	for _, r := range c.ranks {
-		r.engine = c.those(r.engine)
+		r.engine = c.sameRanks(r.engine)
 	}
 	c.listed, c.listers, c.names, c.named, c.paces = nil, nil, nil, nil, nil
 	c.listings()
@@ -85,12 +87,12 @@ func (b *board) clone(r *rules) *board {
 		c.pairs.suspects[key] = &next
 	}
 	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.asked, c.at, c.round, c.went, c.counts = nil, 0, Round{}, went{}, nil
+	c.asked, c.nextGroup, c.round, c.went, c.counts = nil, 0, Round{}, went{}, nil
 	return &c
 }
 
-// those returns the ranks of board b, which is a copy, that have the same IDs as the given ranks.
-func (b *board) those(ranks []*rank) []*rank {
+// sameRanks returns the ranks of board b, which is a copy, that have the same IDs as the given ranks of the original.
+func (b *board) sameRanks(ranks []*rank) []*rank {
 	all := make([]*rank, len(ranks))
 	for i, r := range ranks {
 		all[i] = b.ranks[r.ID]
@@ -98,14 +100,16 @@ func (b *board) those(ranks []*rank) []*rank {
 	return all
 }
 
+// clone copies the group without its ranks, which the caller fills in.
 func (g *group) clone(r *rules) *group {
 	c := *g
-	c.members, c.ranks, c.had = nil, nil, nil
+	c.members, c.ranks, c.stepRanks = nil, nil, nil
 	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
 	c.forecast = g.forecast.Clone()
 	return &c
 }
 
+// clone makes a policy of the same spec, which goes on from the state of the original. r are the rules of the copy.
 func (d decider) clone(r *rules) decider {
 	c := r.make(d.spec)
 	policy.Resume(c.Policy, d.Policy)

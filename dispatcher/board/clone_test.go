@@ -315,15 +315,15 @@ func backlogsAreSums(t *rapid.T, b *board) {
 		sum, unread := int64(0), 0
 		for _, slot := range r.slots {
 			c := &b.ledger.table[slot]
-			if sum += int64(c.left); c.unread {
+			if sum += int64(c.promptLeft); c.unread {
 				unread++
-				require.Equal(t, r.Mixed, slices.Contains(r.computing, slot))
+				require.Equal(t, r.Mixed, slices.Contains(r.toCompute, slot))
 			}
 		}
 		require.Equal(t, sum, r.backlog)
-		require.Equal(t, unread, r.early)
+		require.Equal(t, unread, r.unreadSlots)
 		if r.Mixed {
-			require.Len(t, r.computing, unread)
+			require.Len(t, r.toCompute, unread)
 		}
 	}
 }

@@ -23,19 +23,21 @@ func (l *Boards) Accepts(s Settings) error {
 	return err
 }
 
+// examine checks settings and returns what would be in force with them: the config, the fit and the policy. It changes nothing. An error
+// says why the settings cannot work.
 func (l *Boards) examine(s Settings) (*examined, error) {
 	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
 	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel, e.cfg.BindAhead = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL,
 		s.StepModel, s.BindAhead
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
-		e.decides, e.cfg.Predictor.Kind = true, s.Predictor.Kind
+		e.newPolicies, e.cfg.Predictor.Kind = true, s.Predictor.Kind
 		e.cfg.Parse = e.cfg.parser()
 	}
 	if s.Predictor.Fit != nil {
 		e.fit = s.Predictor.Fit
 	}
 	if s.Policy != "" {
-		e.decides, e.spec = true, s.Policy
+		e.newPolicies, e.spec = true, s.Policy
 	}
 	p, err := e.cfg.Parse(e.spec)
 	if err != nil {
@@ -44,6 +46,7 @@ func (l *Boards) examine(s Settings) (*examined, error) {
 	return e, errors.Join(e.cfg.check(), e.cfg.Predictor.serves(p), (&Boards{rules: &rules{cfg: e.cfg}}).usable())
 }
 
+// configure puts settings into force, or returns the error of examine and changes nothing.
 func (l *Boards) configure(s Settings) error {
 	e, err := l.examine(s)
 	if err != nil {
@@ -59,13 +62,13 @@ func (l *Boards) configure(s Settings) error {
 		for _, g := range b.groups {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
-			} else if e.decides {
+			} else if e.newPolicies {
 				g.chosen = b.choose(false)
 			}
 		}
 		b.changed = true
 	}
-	if e.decides {
+	if e.newPolicies {
 		return l.setPolicy(e.spec)
 	}
 	return nil

@@ -32,17 +32,17 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool, s.Waits = s.Workers[:0], s.Pool[:0], s.Waits[:0]
 	watermark := policy.Watermark(p.Policy)
-	largest, longest := g.largest(watermark), int64(0)
+	largest, longestPrompt := g.largest(watermark), int64(0)
 	for _, e := range b.pool.Entries() {
-		longest = max(longest, int64(e.Prompt))
+		longestPrompt = max(longestPrompt, int64(e.Prompt))
 	}
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
-	s.StepMs = g.steps.Ms(model, g.most)
-	use := g.weights()
-	s.RequestTokens, s.RowTokens = int64(math.Round(use.Request)), int64(math.Round(use.Row))
+	s.StepMs = g.steps.Ms(model, g.largestLoad)
+	weights := g.weights()
+	s.RequestTokens, s.RowTokens = int64(math.Round(weights.Request)), int64(math.Round(weights.Row))
 	s.Mixed, s.OwnMs = b.mixed, float32(g.ownMs(&model))
-	s.Unbegun, s.PromptRate = g.lately.means()
+	s.Unbegun, s.PromptRate = g.recent.means()
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		switch {
@@ -52,12 +52,12 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 			free = min(free, 1)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now, longest), Cost: r.Cost,
+			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now, longestPrompt), Cost: r.Cost,
 			Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
 		})
 	}
 	for _, e := range b.pool.Entries() {
-		if int64(e.Prompt) > largest || b.avoiding > 0 && (b.apart(e, g) || b.shy(e, now)) {
+		if int64(e.Prompt) > largest || b.avoiding > 0 && (b.hiddenFrom(e, g) || b.shy(e, now)) {
 			continue
 		}
 		b.offer(e, p, now)
@@ -97,7 +97,7 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 func (b *board) arrange() {
 	b.order = b.order[:0]
 	for _, g := range b.groups {
-		if !g.open() {
+		if !g.admitsAny() {
 			g.held = 0 // entries that wait now wait for a slot, not for a round
 			continue
 		}
@@ -107,5 +107,5 @@ func (b *board) arrange() {
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
 		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
 	})
-	b.at = len(b.order) // no group decides yet: the caller starts that
+	b.nextGroup = len(b.order) // no group decides yet: the caller starts that
 }

@@ -151,6 +151,7 @@ type Decided struct{ Took time.Duration }
 // Shutdown makes the boards answer all waiting entries, and all that still come, with ErrDraining. Requests that run stay charged.
 type Shutdown struct{}
 
+// generated returns how many tokens the request of a slot has got.
 func (c *Counts) generated(slot int32) int32 {
 	if int(slot) < len(c.Tokens) {
 		return c.Tokens[slot]
@@ -166,6 +167,8 @@ func (c *Counts) step(slot int32) uint32 {
 	return 0
 }
 
+// unheard returns how many tokens the answer of a slot may have, if its engine reports them only at its end; 0: they are reported as
+// they come.
 func (c *Counts) unheard(slot int32) int32 {
 	if int(slot) < len(c.Unheard) {
 		return c.Unheard[slot]
@@ -173,4 +176,5 @@ func (c *Counts) unheard(slot int32) int32 {
 	return 0
 }
 
+// started says whether the first event of a slot has come.
 func (c *Counts) started(slot int32) bool { return int(slot) < len(c.Began) && c.Began[slot] }

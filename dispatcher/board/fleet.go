@@ -9,6 +9,8 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
+// setWorkers replaces the board's ranks by the given workers. A rank whose ID is known keeps its requests. A rank that is not among the
+// workers gets no more requests, and is dropped once its last slot is released. Then all that depends on the set of ranks is found anew.
 func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false
@@ -27,8 +29,8 @@ func (b *board) setWorkers(ws []Worker) {
 			continue
 		}
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
-		if r.restarted(&w) {
-			b.forgetOrphans(r, all)
+		if r.restarted(&w) { // the KV of the process before is gone
+			b.forgetOrphans(r, everyOrphan)
 			r.refusals.Succeed()
 			b.giveUp(r.kept.Clear())
 		}
@@ -41,14 +43,14 @@ func (b *board) setWorkers(ws []Worker) {
 		}
 		b.refresh(r)
 		b.promote(r)
-		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // allocate now, so that the tick allocates nothing
-			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
+		if missing := w.Slots + w.Beyond - len(r.slots); missing > 0 { // allocate now, so that the tick allocates nothing
+			r.slots, r.running = slices.Grow(r.slots, missing), slices.Grow(r.running, missing)
 			if w.Mixed {
-				r.computing = slices.Grow(r.computing, w.Slots)
+				r.toCompute = slices.Grow(r.toCompute, w.Slots)
 			}
 		}
-		if grow := 2*(w.Slots+w.Beyond) - len(r.left); grow > 0 { // room for the requests of a step and of the step before
-			r.left = slices.Grow(r.left, grow)
+		if missing := 2*(w.Slots+w.Beyond) - len(r.departed); missing > 0 { // room for the requests of a step and of the step before
+			r.departed = slices.Grow(r.departed, missing)
 		}
 	}
 	for _, r := range b.ranks {
@@ -64,6 +66,8 @@ func (b *board) setWorkers(ws []Worker) {
 	b.recheck()
 }
 
+// newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also has those subjects learned that the policies
+// of the twin read.
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(FallbackSpec)}
 	if barrier {
@@ -80,7 +84,7 @@ func (b *board) newGroup(name string, barrier bool) *group {
 // keeps the state of its policy.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
-	all := slices.Clone(b.groups)
+	groupsInOrder := slices.Clone(b.groups)
 	for _, g := range b.groups {
 		g.members, g.ranks = g.members[:0], g.ranks[:0]
 		groups[b.key(g)] = g
@@ -91,14 +95,14 @@ func (b *board) regroup() {
 		if !r.present {
 			continue
 		}
-		k := GroupKey{Model: b.model, Barrier: r.Barrier}
+		key := GroupKey{Model: b.model, Barrier: r.Barrier}
 		if r.Barrier {
-			k.Name = r.Group
+			key.Name = r.Group
 		}
-		g := groups[k]
+		g := groups[key]
 		if g == nil {
-			g = b.newGroup(k.Name, k.Barrier)
-			groups[k], all = g, append(all, g)
+			g = b.newGroup(key.Name, key.Barrier)
+			groups[key], groupsInOrder = g, append(groupsInOrder, g)
 		}
 		r.group = g
 		g.members = append(g.members, r)
@@ -107,7 +111,7 @@ func (b *board) regroup() {
 		}
 	}
 	b.groups = b.groups[:0]
-	for _, g := range all {
+	for _, g := range groupsInOrder {
 		if len(g.members) == 0 {
 			g.held = 0 // the last streams of the group may still report steps
 			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g), Label: b.label(g)})
@@ -124,6 +128,7 @@ func (b *board) regroup() {
 	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.members[0].ID, y.members[0].ID) })
 }
 
+// setPolicy makes the policy of each barrier group anew, by the spec in force, and has the next turn decide anew.
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {

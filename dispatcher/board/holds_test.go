@@ -126,11 +126,11 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 		h.put(pool.Entry{Prompt: 10})
 	}
 	require.InDelta(t, 10, b.awaiting(g), 0, "eight have a slot, and two wait for one")
-	g.lately = lately{}
+	g.recent = recent{}
 	for range 3000 { // one minute
 		h.step()
 	}
-	is, rate := g.lately.means()
+	is, rate := g.recent.means()
 	require.InDelta(t, 10, is, 1e-3)
 	require.Positive(t, rate)
 	h.release(h.slotsOf(0)...)
@@ -139,13 +139,13 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 		h.step()
 	}
 	before := math.Exp(-1) / (1 + math.Exp(-1)) // what the minute before counts for
-	is, _ = g.lately.means()
+	is, _ = g.recent.means()
 	require.InDelta(t, 10*before+2*(1-before), is, 1e-2, "of the two that waited, each has a slot now")
 }
 
 // What came of a group lately is a mean per second of its steps. One that stood still counts for five seconds.
 func TestLatelyIsPerSecond(t *testing.T) {
-	var l lately
+	var l recent
 	requests, rate := l.means()
 	require.Negative(t, requests)
 	require.Negative(t, rate)
@@ -165,7 +165,7 @@ func TestLatelyIsPerSecond(t *testing.T) {
 func TestALonePromptIsHardlyHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.decode(t, 8)
-	h.boards["m"].groups[0].lately = lately{}
+	h.boards["m"].groups[0].recent = recent{}
 	require.NoError(t, h.setPolicy("evenkeel"))
 	for range 50 {
 		h.step()

@@ -24,8 +24,8 @@ func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
 func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
 	b.ledger.kept += tokens
 	b.giveUp(r.kept.Add(tokens, now, r.Keeps))
-	if next := r.kept.Next(); b.keptTo.IsZero() || next.Before(b.keptTo) {
-		b.keptTo = next
+	if next := r.kept.Next(); b.keptUntil.IsZero() || next.Before(b.keptUntil) {
+		b.keptUntil = next
 	}
 }
 
@@ -35,16 +35,16 @@ func (b *board) giveUp(tokens int64) {
 	b.changed = b.changed || tokens > 0
 }
 
-// outlive gives up the KV that engines keep no longer because its time is over.
-func (b *board) outlive(now time.Time) {
-	if b.keptTo.IsZero() || now.Before(b.keptTo) {
+// expireKept gives up the KV that engines keep no longer because its time is over.
+func (b *board) expireKept(now time.Time) {
+	if b.keptUntil.IsZero() || now.Before(b.keptUntil) {
 		return
 	}
-	b.keptTo = time.Time{}
+	b.keptUntil = time.Time{}
 	for _, r := range b.ranks {
 		b.giveUp(r.kept.Expire(now))
-		if next := r.kept.Next(); !next.IsZero() && (b.keptTo.IsZero() || next.Before(b.keptTo)) {
-			b.keptTo = next
+		if next := r.kept.Next(); !next.IsZero() && (b.keptUntil.IsZero() || next.Before(b.keptUntil)) {
+			b.keptUntil = next
 		}
 	}
 }
@@ -54,11 +54,11 @@ func (b *board) outlive(now time.Time) {
 // engines may have fetched some KV.
 func (b *board) gaugedKept(r *rank, e Gauged) {
 	b.refresh(r)
-	fewer := r.kept.Before(e.At) - e.KVTokens
+	surplus := r.kept.Before(e.At) - e.KVTokens
 	for i, slot := range r.slots {
 		if c := &b.ledger.table[slot]; b.seen(slot) && !c.strays && c.since.Before(e.At) {
-			fewer += r.running[i].Tokens()
+			surplus += r.running[i].Tokens()
 		}
 	}
-	b.giveUp(r.kept.Seen(fewer, e.At))
+	b.giveUp(r.kept.Seen(surplus, e.At))
 }

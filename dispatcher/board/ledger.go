@@ -4,7 +4,7 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// charge adds c to the requests of r until discharge, and returns its index in the table.
+// charge adds a request (c) to those of rank r, until discharge. It returns the index of its slot in the table.
 func (b *board) charge(r *rank, c charge) (slot int32) {
 	l := &b.ledger
 	c.rank, c.pos = r, len(r.slots)
@@ -22,15 +22,15 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 	l.charged.add(&c)
 	r.slots = append(r.slots, slot)
 	r.running = append(r.running, policy.Request{Prompt: c.prompt, Age: c.age, Key: c.key, ID: c.id, Slot: slot})
-	q := &r.running[c.pos]
+	request := &r.running[c.pos]
 	if c.strays {
 		r.strays++
-		r.lend(r.share(q))
+		r.lend(r.share(request))
 	}
-	r.kv += q.Tokens()
+	r.kv += request.Tokens()
 	if c.unread {
-		r.early++
-		r.later += int64(c.prompt)
+		r.unreadSlots++
+		r.unreadKV += int64(c.prompt)
 	}
 	return slot
 }
@@ -39,29 +39,31 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 func (b *board) recount(slot, prompt int32) {
 	c := &b.ledger.table[slot]
 	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
-	q := &c.rank.running[c.pos]
-	was := q.Tokens()
+	request := &c.rank.running[c.pos]
+	before := request.Tokens()
 	if c.unread {
-		c.rank.later += int64(prompt - c.prompt)
+		c.rank.unreadKV += int64(prompt - c.prompt)
 		if c.rank.Mixed {
-			left := max(0, c.left+prompt-c.prompt)
-			c.rank.backlog += int64(left - c.left)
-			c.left = left
+			left := max(0, c.promptLeft+prompt-c.prompt)
+			c.rank.backlog += int64(left - c.promptLeft)
+			c.promptLeft = left
 		}
 	}
 	if c.rank.Mixed {
 		c.newTokens = max(1, c.newTokens+prompt-c.prompt)
 	}
-	c.prompt, q.Prompt = prompt, prompt
+	c.prompt, request.Prompt = prompt, prompt
 	if c.strays {
-		c.rank.lend(c.rank.share(q))
+		c.rank.lend(c.rank.share(request))
 	}
-	c.rank.kv += q.Tokens() - was
+	c.rank.kv += request.Tokens() - before
 }
 
+// discharge takes the request of a slot off its rank, and frees the slot. In the lists of the rank, the last request takes its place, so
+// that they have no gaps.
 func (b *board) discharge(slot int32) {
 	l := &b.ledger
-	b.finish(l.table[slot].rank, slot)
+	b.dropPrompt(l.table[slot].rank, slot)
 	c := l.table[slot]
 	l.table[slot] = charge{}
 	l.unused = append(l.unused, slot)
@@ -73,8 +75,8 @@ func (b *board) discharge(slot int32) {
 		r.lend(-r.each(&r.running[c.pos]))
 	}
 	if c.unread {
-		r.early--
-		r.later -= int64(c.prompt)
+		r.unreadSlots--
+		r.unreadKV -= int64(c.prompt)
 	}
 	r.slots[c.pos], r.running[c.pos] = r.slots[last], r.running[last]
 	if c.pos < last {
@@ -108,20 +110,20 @@ func (b *board) drift() (slots, kvTokens int64) {
 func (b *board) refresh(r *rank) {
 	kv, lent := r.Others+r.guests, int64(0)
 	for i, slot := range r.slots {
-		q := &r.running[i]
+		request := &r.running[i]
 		if b.counts != nil {
 			generated := b.generated(slot)
-			q.Age += generated - q.Generated
-			q.Generated = generated
+			request.Age += generated - request.Generated
+			request.Generated = generated
 		}
 		if r.strays > 0 && b.ledger.table[slot].strays {
-			lent += r.share(q)
+			lent += r.share(request)
 		}
-		kv += q.Tokens()
+		kv += request.Tokens()
 	}
 	r.kv = kv
 	r.lend(lent)
-	if r.Early || r.early > 0 {
+	if r.Early || r.unreadSlots > 0 {
 		b.seeStarts(r)
 	}
 	if r.queued == 0 {
@@ -137,14 +139,15 @@ func (b *board) refresh(r *rank) {
 	}
 }
 
+// refreshGroup refreshes the ranks of a group, and sums up their KV tokens and finds the largest load in a step.
 func (b *board) refreshGroup(g *group) {
-	g.kv, g.most = 0, 0
+	g.kv, g.largestLoad = 0, 0
 	for _, r := range g.ranks {
 		b.refresh(r)
 	}
-	request := g.known()
+	weight := g.knownWeight()
 	for _, r := range g.ranks {
 		g.kv += r.kv
-		g.most = max(g.most, r.cost(request))
+		g.largestLoad = max(g.largestLoad, r.stepLoad(weight))
 	}
 }

@@ -29,15 +29,15 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
 }
 
-// placeLocal starts the rounds that choose a rank for a prompt without a hand-off: a rank
-// that has to compute the least of it. If several have, the policy chooses among them.
+// placeLocal starts the rounds that choose a rank for a prompt without a hand-off: one of the ranks that have to compute the least of
+// it. If several have, the policy chooses among them. If no rank may compute it, or if entries wait in the pool, the prompt is refused.
 func (b *board) placeLocal(w entrant, now time.Time) {
 	b.waiting[w.entry.ID] = w
 	if b.pool.Len() == 0 {
 		b.arrange()
-		if b.least = b.leastLocal(w, now); b.least > 0 {
+		if b.leastTokens = b.leastLocal(w, now); b.leastTokens > 0 {
 			b.ticks++
-			b.asked, b.at, b.again = w.entry, 0, false
+			b.asked, b.nextGroup, b.fallbackNext = w.entry, 0, false
 			return
 		}
 	}
@@ -64,15 +64,15 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	w := b.waiting[b.asked.ID]
 	watermark := policy.Watermark(p.Policy)
 	b.fill(g, p, now)
-	able := 0
+	offered := 0
 	for i, r := range g.ranks {
-		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.least {
-			able++
+		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
+			offered++
 			continue
 		}
 		b.snapshot.Workers[i].Up, b.snapshot.Workers[i].Free = false, 0
 	}
-	if able == 0 {
+	if offered == 0 {
 		return
 	}
 	b.offer(w.entry, p, now)
@@ -85,7 +85,7 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 		if a.Entry != w.entry.ID || r == nil {
 			continue
 		}
-		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.least {
+		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
 			b.went.bound = b.bind(g, p, a, now) == ""
 			return
 		}
@@ -100,9 +100,9 @@ func (b *board) decidedLocal(g *group) {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
 		g.chosen = b.choose(g.barrier) // a policy that panicked may have left its memory half written
 	}
-	if b.at++; b.went.bound {
-		b.at = len(b.order)
-	} else if b.at == len(b.order) {
+	if b.nextGroup++; b.went.bound {
+		b.nextGroup = len(b.order)
+	} else if b.nextGroup == len(b.order) {
 		b.refuse(b.asked, ErrNotLocal)
 	}
 }
@@ -116,17 +116,18 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 		}
 		tokens = max(1, offer.Tokens)
 		return tokens, r.takes() && r.lists(w.entry.Name) && r.fits(int64(w.prompt()), watermark, now) &&
-			w.local.Allows(tokens, len(r.slots), b.computing(r))
+			w.local.Allows(tokens, len(r.slots), b.promptsInFlight(r))
 	}
 	return 0, false
 }
 
-// computing returns how many prompt tokens the rank has yet to compute. Those of a request all count until its first event.
-func (b *board) computing(r *rank) (tokens int) {
+// promptsInFlight returns how many prompt tokens the rank has yet to compute. All tokens of a request's prompt that the rank has to
+// compute count until its first event.
+func (b *board) promptsInFlight(r *rank) (prompt int) {
 	for _, slot := range r.slots {
 		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {
-			tokens += int(c.newTokens)
+			prompt += int(c.newTokens)
 		}
 	}
-	return tokens
+	return prompt
 }

@@ -161,7 +161,7 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 			b := h.boards["m"]
 			total := 0
 			for _, r := range b.ranks {
-				require.LessOrEqual(t, b.computing(r), 512)
+				require.LessOrEqual(t, b.promptsInFlight(r), 512)
 				require.LessOrEqual(t, len(r.slots), slots)
 				b.refresh(r)
 				require.LessOrEqual(t, r.kv, int64(2000))

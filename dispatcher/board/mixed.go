@@ -29,49 +29,50 @@ func (w *entrant) uncached(rank int32) int32 {
 	return max(1, w.prompt())
 }
 
-// owe adds a request, with so many tokens to compute, to those whose prompts the rank has yet to compute. at is its place in their order.
-func (b *board) owe(r *rank, slot, tokens int32, at int) {
-	b.ledger.table[slot].left = tokens
+// addPrompt adds a request to those whose prompts the rank has yet to compute: so many tokens of it. at is the request's place in their
+// order.
+func (b *board) addPrompt(r *rank, slot, tokens int32, at int) {
+	b.ledger.table[slot].promptLeft = tokens
 	r.backlog += int64(tokens)
-	r.computing = slices.Insert(r.computing, at, slot)
+	r.toCompute = slices.Insert(r.toCompute, at, slot)
 }
 
-// finish takes a request's prompt out of the rank's backlog: it is computed, or will not be.
-func (b *board) finish(r *rank, slot int32) {
-	if at := slices.Index(r.computing, slot); at >= 0 {
-		r.computing = slices.Delete(r.computing, at, at+1)
+// dropPrompt takes what is left of a request's prompt out of the rank's backlog: it is computed, or will not be.
+func (b *board) dropPrompt(r *rank, slot int32) {
+	if at := slices.Index(r.toCompute, slot); at >= 0 {
+		r.toCompute = slices.Delete(r.toCompute, at, at+1)
 	}
 	c := &b.ledger.table[slot]
-	r.backlog -= int64(c.left)
-	c.left = 0
+	r.backlog -= int64(c.promptLeft)
+	c.promptLeft = 0
 }
 
 // computeMs returns how long the rank takes for all prompts that it has yet to compute, in ms, if all ranks of its group compute
 // prompts meanwhile; 0: the cost of prompts or the length of steps is not known.
 func (r *rank) computeMs() float32 {
 	m, _, _ := r.group.steps.Model()
-	decodes := r.group.steps.Ms(m, r.group.most)
+	decodes := r.group.steps.Ms(m, r.group.largestLoad)
 	if decodes <= 0 || m.OwnMs+m.SharedMs+m.PrefillMs <= 0 {
 		return 0
 	}
-	budget := max(1, r.StepBudget()-(len(r.slots)-r.early))
+	budget := max(1, r.StepBudget()-(len(r.slots)-r.unreadSlots))
 	step := float64(decodes) + m.PrefillMs + (m.OwnMs*r.slowness()+m.SharedMs)*float64(budget)
 	return float32(step * math.Ceil(float64(r.backlog)/float64(budget)) * float64(max(1, r.Interval)))
 }
 
-// compute takes the tokens off the ranks' backlogs that they compute in the step that begins. Each rank computes its token budget less one
-// token for each request that decodes, in the order of arrival. Requests that are sent now find the remaining backlog before them: they
-// cannot be in this step any more.
+// compute takes the tokens off the ranks' backlogs that they compute in the step that begins, and returns their sum. number is that of
+// the step before, which has just been reported. Each rank computes its token budget less one token for each request that decodes, in
+// the order of arrival. Requests that are sent now find the remaining backlog before them: they cannot be in this step any more.
 func (b *board) compute(g *group, number uint32) (tokens int64) {
 	busy := uint64(0)
 	for _, r := range g.ranks {
 		budget := 0
 		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
-			budget = r.StepBudget() - (len(r.slots) - r.early)
+			budget = r.StepBudget() - (len(r.slots) - r.unreadSlots) // each request that decodes takes one token of it
 		}
-		r.work(b, int64(budget), number+1)
-		tokens += r.computes
-		if r.computes > 0 {
+		r.computeStep(b, int64(budget), number+1)
+		tokens += r.stepPrompt
+		if r.stepPrompt > 0 {
 			busy++
 		}
 	}
@@ -92,17 +93,19 @@ func (w *Worker) StepBudget() int {
 	return presumedBudget
 }
 
-func (r *rank) work(b *board, budget int64, step uint32) {
-	r.computes = 0
-	for _, slot := range r.computing {
+// computeStep takes up to budget tokens off the prompts that the rank has yet to compute, in their order, as computed in the step with
+// the number step. stepPrompt becomes their sum.
+func (r *rank) computeStep(b *board, budget int64, step uint32) {
+	r.stepPrompt = 0
+	for _, slot := range r.toCompute {
 		c := &b.ledger.table[slot]
-		if c.left <= 0 {
+		if c.promptLeft <= 0 {
 			continue
 		}
-		n := max(0, min(budget, int64(c.left)))
-		c.left -= int32(n)
+		n := max(0, min(budget, int64(c.promptLeft)))
+		c.promptLeft -= int32(n)
 		c.chunks = chunks{before: c.chunks.before + c.chunks.last, last: c.chunks.this, this: int32(n), step: step}
-		r.backlog, r.computes, budget = r.backlog-n, r.computes+n, budget-n
+		r.backlog, r.stepPrompt, budget = r.backlog-n, r.stepPrompt+n, budget-n
 	}
 }
 
@@ -113,9 +116,9 @@ type chunks struct {
 	step               uint32
 }
 
-// until returns how many tokens were computed before the given step, which finished the prompt. If the first token came later than the
-// board expected, the chunk that the board took for the last one counts as computed in the given step.
-func (k *chunks) until(step uint32) int32 {
+// computedBefore returns how many tokens were computed before the given step, which finished the prompt. If the first token came later
+// than the board expected, the chunk that the board took for the last one counts as computed in the given step.
+func (k *chunks) computedBefore(step uint32) int32 {
 	if k.step == step+1 {
 		return k.before
 	}
@@ -130,13 +133,13 @@ func (k *chunks) until(step uint32) int32 {
 func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
 	k := &c.chunks
 	switch {
-	case c.had > 0: // joined is the step of its first token before the preemption, so only the estimate is left
+	case c.tokensBefore > 0: // joined is the step of its first token before the preemption, so only the estimate is left
 		if k.step == step {
 			return int64(k.this), true
 		}
 	case joined == step:
-		return int64(max(0, c.newTokens-k.until(step))), true
-	case joined != 0 && !later(joined, step):
+		return int64(max(0, c.newTokens-k.computedBefore(step))), true
+	case joined != 0 && !laterStep(joined, step):
 		return 0, true
 	case k.step == step && k.this > 0:
 		return 0, false
@@ -153,7 +156,7 @@ func (b *board) computeAgain(r *rank) {
 	b.refresh(r)
 	last := int32(-1)
 	for _, slot := range r.slots {
-		if c := &b.ledger.table[slot]; !c.unread && (last < 0 || b.ledger.table[last].before(c)) {
+		if c := &b.ledger.table[slot]; !c.unread && (last < 0 || b.ledger.table[last].older(c)) {
 			last = slot
 		}
 	}
@@ -161,32 +164,32 @@ func (b *board) computeAgain(r *rank) {
 		return
 	}
 	c := &b.ledger.table[last]
-	q := &r.running[c.pos]
-	c.unread, c.had, c.chunks = true, q.Generated, chunks{}
-	r.early++
-	r.later += int64(c.prompt)
-	b.owe(r, last, c.prompt+q.Generated, 0)
+	request := &r.running[c.pos]
+	c.unread, c.tokensBefore, c.chunks = true, request.Generated, chunks{}
+	r.unreadSlots++
+	r.unreadKV += int64(c.prompt)
+	b.addPrompt(r, last, c.prompt+request.Generated, 0)
 }
 
-// note takes over what a policy reports of its round: which entries could be sent for the first time, and when the policy wants to
-// decide again.
-func (b *board) note(g *group, t policy.Gathered, now time.Time) {
-	for _, id := range t.First {
+// takeReport takes over what a policy reports of its round: which entries could be sent for the first time, since when the first of the
+// held ones could have been, and when the policy wants to decide again.
+func (b *board) takeReport(g *group, report policy.Gathered, now time.Time) {
+	for _, id := range report.First {
 		if w, ok := b.waiting[id]; ok {
 			w.since = now
 			b.waiting[id] = w
 		}
 	}
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-	g.gathered.heldSince, g.gathered.maxHold = now.Add(-seconds(t.HeldS)), seconds(t.MaxHoldS)
-	g.wake = time.Time{}
-	if !math.IsInf(t.NextMs, 1) { // rounded up to whole µs, so that the policy does not decide a moment too early
-		g.wake = now.Add(time.Duration(max(1, math.Ceil(t.NextMs*1000))) * time.Microsecond)
+	g.gathered.heldSince, g.gathered.maxHold = now.Add(-seconds(report.HeldS)), seconds(report.MaxHoldS)
+	g.wakeHeld = time.Time{}
+	if !math.IsInf(report.NextMs, 1) { // rounded up to whole µs, so that the policy does not decide a moment too early
+		g.wakeHeld = now.Add(time.Duration(max(1, math.Ceil(report.NextMs*1000))) * time.Microsecond)
 	}
 }
 
-// sent counts a round that was sent, and emits how many ranks have a prompt to compute then.
-func (b *board) sent(g *group) {
+// countRound counts a round that was sent, and emits how many ranks have a prompt to compute then.
+func (b *board) countRound(g *group) {
 	n := 0
 	for _, r := range g.ranks {
 		if r.backlog > 0 {
@@ -210,24 +213,24 @@ func (w *entrant) wait(now time.Time) policy.Wait {
 	return e
 }
 
-// awaiting returns how many requests wait for their first token on a group's ranks or in the pool. Held entries do not count, and the other
+// awaiting returns how many requests wait for their first token on a group's ranks or in the pool. Held entries do not count. The other
 // entries of the pool are divided equally among the groups that take requests.
 func (b *board) awaiting(g *group) float64 {
 	early := 0
 	for _, r := range g.ranks {
-		early += r.early
-		for _, slot := range r.computing {
-			if b.ledger.table[slot].had > 0 { // it was preempted and already had its first token
+		early += r.unreadSlots
+		for _, slot := range r.toCompute {
+			if b.ledger.table[slot].tokensBefore > 0 { // it was preempted and already had its first token
 				early--
 			}
 		}
 	}
-	share, held := 0, 0
-	for _, o := range b.groups {
-		held = max(held, o.held)
-		if slices.ContainsFunc(o.ranks, (*rank).takes) {
-			share++
+	groups, held := 0, 0
+	for _, other := range b.groups {
+		held = max(held, other.held)
+		if slices.ContainsFunc(other.ranks, (*rank).takes) {
+			groups++
 		}
 	}
-	return float64(max(0, early)) + float64(max(0, b.pool.Len()-held))/float64(max(1, share))
+	return float64(max(0, early)) + float64(max(0, b.pool.Len()-held))/float64(max(1, groups))
 }

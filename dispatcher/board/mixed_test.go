@@ -36,7 +36,7 @@ func onMixed(t tb, spec string, fleet []Worker) *hand {
 }
 
 // manyWait has many requests have waited for their first token, so that prompts are held.
-func (h *hand) manyWait() { h.boards["m"].groups[0].lately = lately{1e6, 1e6, 1} }
+func (h *hand) manyWait() { h.boards["m"].groups[0].recent = recent{1e6, 1e6, 1} }
 
 // decode fills slots of rank 0 and of rank 1 in turn with requests that decode.
 func (h *hand) decode(t testing.TB, n int) (all []*Slot) {
@@ -83,15 +83,15 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 
 	h.step()
 	require.EqualValues(t, 2100-999, h.backlog(0), "a request decodes")
-	require.EqualValues(t, 999, h.boards["m"].ranks[0].computes)
+	require.EqualValues(t, 999, h.boards["m"].ranks[0].stepPrompt)
 	second := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	h.step()
 	require.EqualValues(t, 202, h.backlog(0))
-	require.Zero(t, h.boards["m"].groups[0].had[0].Prompt, "no prompt was there in the step before")
+	require.Zero(t, h.boards["m"].groups[0].stepRanks[0].Prompt, "no prompt was there in the step before")
 	h.step()
-	require.EqualValues(t, 999, h.boards["m"].groups[0].had[0].Prompt, "what is learned of the step that took them")
+	require.EqualValues(t, 999, h.boards["m"].groups[0].stepRanks[0].Prompt, "what is learned of the step that took them")
 	require.EqualValues(t, 0, h.backlog(0), "what one leaves of the budget is the next one's")
-	require.EqualValues(t, 202, h.boards["m"].ranks[0].computes)
+	require.EqualValues(t, 202, h.boards["m"].ranks[0].stepPrompt)
 
 	third := h.put(pool.Entry{Prompt: 700}).slotNow(t)
 	h.apply(Recount{"m", third.index, 900})
@@ -113,7 +113,7 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	require.EqualValues(t, 60, h.backlog(0))
 	h.release(fifth, second, first, third)
 	require.EqualValues(t, 0, h.backlog(0))
-	require.Empty(t, h.boards["m"].ranks[0].computing)
+	require.Empty(t, h.boards["m"].ranks[0].toCompute)
 	require.Zero(t, h.status(h.at).Drift)
 }
 
@@ -141,10 +141,10 @@ func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 		{"one before the request was there", 2500, 1, first - 1, 0, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b, r := &board{}, &rank{computing: []int32{0}, backlog: 2500}
-			b.ledger.table = []charge{{newTokens: 2500, left: 2500}}
+			b, r := &board{}, &rank{toCompute: []int32{0}, backlog: 2500}
+			b.ledger.table = []charge{{newTokens: 2500, promptLeft: 2500}}
 			for i := range tt.thought {
-				r.work(b, 1000, first+uint32(i))
+				r.computeStep(b, 1000, first+uint32(i))
 			}
 			c := &b.ledger.table[0]
 			c.newTokens = tt.real
@@ -153,7 +153,7 @@ func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 			require.Equal(t, tt.unsure, !sure)
 		})
 	}
-	c := charge{had: 3, chunks: chunks{last: 700, this: 40, step: first}}
+	c := charge{tokensBefore: 3, chunks: chunks{last: 700, this: 40, step: first}}
 	for step, want := range map[uint32]int64{first - 1: 700, first: 40, first + 1: 0} {
 		computed, sure := c.computedIn(step, 2)
 		require.Equal(t, want, computed, "one that is computed again is taken at its word")
@@ -289,7 +289,7 @@ func fullOfMixed(tb testing.TB) *hand {
 		r := b.ranks[int32(i%ranksN)]
 		r.Slots++
 		r.slots, r.running = append(r.slots, 0)[:len(r.slots)], append(r.running, policy.Request{})[:len(r.running)]
-		r.computing = append(r.computing, 0)[:len(r.computing)]
+		r.toCompute = append(r.toCompute, 0)[:len(r.toCompute)]
 	}
 	return h
 }

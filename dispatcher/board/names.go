@@ -65,41 +65,42 @@ func (b *board) listings() {
 	}
 }
 
+// relist finds anew which names some ranks list and others do not, and which ranks list each of them. It emits these names.
 func (b *board) relist() {
-	was := b.partial
+	partialBefore := b.partial
 	b.partial, b.common = nil, nil
-	lists := map[*Names]int{} // ranks
+	ranksWith := map[*Names]int{} // how many ranks have each list
 	for i, l := range b.listed {
-		if lists[l.lists]++; i == 0 {
+		if ranksWith[l.lists]++; i == 0 {
 			b.common = l.lists
 		}
 	}
-	for n := range lists {
-		if len(lists) == 1 || n == nil {
+	for list := range ranksWith {
+		if len(ranksWith) == 1 || list == nil { // all ranks have the same list, or the list is not known and has every name
 			continue
 		}
-		for name := range n.all {
+		for name := range list.all {
 			if b.partial[name] != nil {
 				continue
 			}
-			there := 0
-			for other, ranks := range lists {
+			listedBy := 0
+			for other, ranks := range ranksWith {
 				if other.Has(name) {
-					there += ranks
+					listedBy += ranks
 				}
 			}
-			if there == len(b.listed) {
+			if listedBy == len(b.listed) {
 				continue
 			}
 			if b.partial == nil {
 				b.partial = map[string]*listing{}
 			}
 			l := &listing{}
-			if before := was[name]; before != nil {
+			if before := partialBefore[name]; before != nil {
 				l.downTo = before.downTo
 			}
 			b.partial[name] = l
-			l.find(b, name)
+			l.findRanks(b, name)
 		}
 	}
 	b.names, b.named = b.names[:0], nil
@@ -110,8 +111,8 @@ func (b *board) relist() {
 	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.named})
 }
 
-// find fills in the ranks that list a name.
-func (l *listing) find(b *board, name string) {
+// findRanks fills in the ranks that list a name, and the groups of which all ranks do.
+func (l *listing) findRanks(b *board, name string) {
 	for _, g := range b.groups {
 		from := len(l.ranks)
 		for _, r := range g.members {
@@ -119,10 +120,10 @@ func (l *listing) find(b *board, name string) {
 				l.ranks = append(l.ranks, r)
 			}
 		}
-		if of := l.ranks[from:]; len(of) == len(g.members) {
+		if inGroup := l.ranks[from:]; len(inGroup) == len(g.members) {
 			l.whole = append(l.whole, g)
 		} else {
-			l.parts = append(l.parts, of...)
+			l.parts = append(l.parts, inGroup...)
 		}
 	}
 	slices.SortFunc(l.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
@@ -137,7 +138,7 @@ func (b *board) waitsFor(e *pool.Entry, n int) {
 	}
 }
 
-// unlisted says that no rank of the board lists a name, not even a rank that is down.
+// unlisted says whether no rank of the board lists a name, not even a rank that is down.
 func (b *board) unlisted(name string) bool {
 	return len(b.groups) > 0 && b.partial[name] == nil && !b.common.Has(name)
 }

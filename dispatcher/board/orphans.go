@@ -39,7 +39,8 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 	})
 }
 
-func all(orphan) bool { return true }
+// everyOrphan makes forgetOrphans forget all orphans.
+func everyOrphan(orphan) bool { return true }
 
 // restarted says whether the worker's engine is known to run as another process than before, so that its KV is gone.
 func (r *rank) restarted(w *Worker) bool {
@@ -49,7 +50,7 @@ func (r *rank) restarted(w *Worker) bool {
 // leave drops a rank that is gone from the fleet once no request is charged to it.
 func (b *board) leave(r *rank) {
 	if !r.present && len(r.slots) == 0 {
-		b.forgetOrphans(r, all)
+		b.forgetOrphans(r, everyOrphan)
 		b.giveUp(r.kept.Clear())
 		delete(b.ranks, r.ID)
 	}

@@ -30,32 +30,32 @@ func (p *pairs) inOrder() []Pair {
 func (c *charge) pair() Pair { return Pair{c.prefiller, c.rank.Engine} }
 
 // pairEnded updates the suspects by the outcome of a request that gives its slot back.
-func (b *board) pairEnded(s *charge, o Outcome, now time.Time) {
+func (b *board) pairEnded(c *charge, o Outcome, now time.Time) {
 	switch {
-	case s.prefiller == "":
+	case c.prefiller == "":
 	case o.Lost:
-		b.lost(s, now)
-	case !s.started:
-		if sus := b.pairs.suspects[s.pair()]; sus != nil {
-			sus.circuit.Neutral(s.id)
+		b.lost(c, now)
+	case !c.started:
+		if sus := b.pairs.suspects[c.pair()]; sus != nil {
+			sus.circuit.Neutral(c.id)
 		}
 	}
 }
 
 // lost records that a hand-off's first event did not come.
-func (b *board) lost(s *charge, now time.Time) {
-	p, key := &b.pairs, s.pair()
+func (b *board) lost(c *charge, now time.Time) {
+	p, key := &b.pairs, c.pair()
 	p.forget(now)
 	sus := p.suspects[key]
 	if sus == nil {
 		sus = &suspect{}
 		p.suspects[key] = sus
 	}
-	sus.row++
+	sus.failures++
 	sus.last = now
 	if sus.circuit.In() {
 		b.consider(key, sus, now)
-	} else if sus.circuit.Fail(s.id, now) {
+	} else if sus.circuit.Fail(c.id, now) {
 		b.quarantined(key, sus)
 	}
 	b.countPairs()
@@ -64,14 +64,15 @@ func (b *board) lost(s *charge, now time.Time) {
 // consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another
 // engine: then only the connection between the two can be wrong.
 func (b *board) consider(key Pair, sus *suspect, now time.Time) {
-	if sus.circuit.In() && sus.row >= pairLimit && sus.from && sus.to {
+	if sus.circuit.In() && sus.failures >= pairLimit && sus.fromWorks && sus.toWorks {
 		sus.circuit.Trip(now)
 		b.quarantined(key, sus)
 	}
 }
 
+// quarantined emits that a pair is avoided from now on.
 func (b *board) quarantined(key Pair, sus *suspect) {
-	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: sus.row, Lasts: sus.circuit.Out()})
+	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: sus.failures, Lasts: sus.circuit.Out()})
 }
 
 // reached records a first event: the pair works. So its prefill engine works, and its decode engine does, which
@@ -85,8 +86,8 @@ func (b *board) reached(key Pair, now time.Time) {
 	}
 	for _, k := range p.inOrder() {
 		sus := p.suspects[k]
-		sus.from = sus.from || k.Prefiller == key.Prefiller
-		sus.to = sus.to || k.Engine == key.Engine
+		sus.fromWorks = sus.fromWorks || k.Prefiller == key.Prefiller
+		sus.toWorks = sus.toWorks || k.Engine == key.Engine
 		b.consider(k, sus, now)
 	}
 	b.countPairs()
@@ -106,33 +107,34 @@ func (p *pairs) forget(now time.Time) {
 	}
 }
 
+// countPairs counts the quarantined pairs, and emits EffectWatch (see watch).
 func (b *board) countPairs() {
 	p := &b.pairs
 	b.watch()
-	p.out = 0
+	p.quarantined = 0
 	for _, sus := range p.suspects {
 		if !sus.circuit.In() {
-			p.out++
+			p.quarantined++
 		}
 	}
 }
 
 // send records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
-func (p *pairs) send(s *charge, now time.Time) {
-	if sus := p.suspects[s.pair()]; sus != nil {
-		sus.circuit.Send(s.id, now)
+func (p *pairs) send(c *charge, now time.Time) {
+	if sus := p.suspects[c.pair()]; sus != nil {
+		sus.circuit.Send(c.id, now)
 	}
 }
 
 // rerouted records that the KV of a slot comes from another prefill engine.
 func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
-	s := &b.ledger.table[slot]
-	if sus := b.pairs.suspects[s.pair()]; sus != nil {
-		sus.circuit.Neutral(s.id)
+	c := &b.ledger.table[slot]
+	if sus := b.pairs.suspects[c.pair()]; sus != nil {
+		sus.circuit.Neutral(c.id)
 	}
-	s.prefiller = prefiller
-	if b.pairs.out > 0 {
-		b.pairs.send(s, now)
+	c.prefiller = prefiller
+	if b.pairs.quarantined > 0 {
+		b.pairs.send(c, now)
 	}
 }
 
@@ -168,19 +170,21 @@ func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
 	if !ok || r == nil || w.entry.Prefiller == "" || !b.pairs.vetoed(w.entry, r, now) {
 		return true
 	}
-	outcome := b.elsewhere(g, p, i, w, now)
+	outcome := b.rerank(g, p, i, w, now)
 	b.emit(Effect{Kind: EffectSteered, Label: outcome})
 	return outcome != SteerLeft
 }
 
-func (b *board) elsewhere(g *group, p *decider, i int, w entrant, now time.Time) (outcome string) {
+// rerank finds another rank for the i-th assignment of a round, whose pair is quarantined, and changes the assignments as steer says.
+// The outcome is one of the Steer constants. If entries wait for the end of a quarantine, the board looks at them again then.
+func (b *board) rerank(g *group, p *decider, i int, w entrant, now time.Time) (outcome string) {
 	if w.entry.Urgent(now) {
 		return SteerKept
 	}
-	rest := b.assignments[i+1:]
+	remaining := b.assignments[i+1:]
 	var best *rank
 	for _, r := range g.ranks {
-		if b.suits(r, w, now) && b.hasRoom(r, p, w, rest) && (best == nil || r.kv < best.kv) {
+		if b.suits(r, w, now) && b.hasRoom(r, p, w, remaining) && (best == nil || r.kv < best.kv) {
 			best = r
 		}
 	}
@@ -189,12 +193,12 @@ func (b *board) elsewhere(g *group, p *decider, i int, w entrant, now time.Time)
 		return SteerMoved
 	}
 	mine := g.rank(b.assignments[i].Worker)
-	for j := range rest {
-		other, ok := b.waiting[rest[j].Entry]
-		theirs := g.rank(rest[j].Worker)
+	for j := range remaining {
+		other, ok := b.waiting[remaining[j].Entry]
+		theirs := g.rank(remaining[j].Worker)
 		if ok && theirs != nil && theirs != mine && b.suits(theirs, w, now) && b.suits(mine, other, now) &&
 			fits(theirs, w) && fits(mine, other) {
-			b.assignments[i].Worker, rest[j].Worker = theirs.ID, mine.ID
+			b.assignments[i].Worker, remaining[j].Worker = theirs.ID, mine.ID
 			return SteerSwapped
 		}
 	}
@@ -215,12 +219,12 @@ func (b *board) suits(r *rank, w entrant, now time.Time) bool {
 
 // hasRoom says whether the rank has slots and KV room for the entry beside the remaining assignments of the
 // round.
-func (b *board) hasRoom(r *rank, p *decider, w entrant, rest []policy.Assignment) bool {
+func (b *board) hasRoom(r *rank, p *decider, w entrant, remaining []policy.Assignment) bool {
 	if p.Immediate() {
 		return true
 	}
 	free, kv := r.free(), r.kv
-	for _, a := range rest {
+	for _, a := range remaining {
 		if a.Worker == r.ID {
 			free--
 			kv += int64(b.promptOf(a.Entry))
@@ -229,6 +233,7 @@ func (b *board) hasRoom(r *rank, p *decider, w entrant, rest []policy.Assignment
 	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.Capacity)
 }
 
+// promptOf returns the prompt of a waiting entry in tokens; 0: no such entry waits.
 func (b *board) promptOf(entry uint64) int32 {
 	if w, ok := b.waiting[entry]; ok {
 		return w.prompt()
@@ -236,6 +241,7 @@ func (b *board) promptOf(entry uint64) int32 {
 	return 0
 }
 
+// fits says whether a rank has KV room for an entry, whether or not a slot is free.
 func fits(r *rank, w entrant) bool {
 	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.Capacity
 }
@@ -261,12 +267,13 @@ type PairStatus struct {
 	Until       time.Time `json:"until,omitzero"` // then one hand-off tries it
 }
 
+// status returns the suspected pairs, sorted.
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
 	for _, k := range p.inOrder() {
 		sus := p.suspects[k]
 		all = append(all, PairStatus{
-			Prefiller: k.Prefiller, Engine: k.Engine, Failures: sus.row, Quarantined: !sus.circuit.In(), Until: sus.circuit.Until(),
+			Prefiller: k.Prefiller, Engine: k.Engine, Failures: sus.failures, Quarantined: !sus.circuit.In(), Until: sus.circuit.Until(),
 		})
 	}
 	return all

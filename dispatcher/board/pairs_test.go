@@ -324,7 +324,7 @@ func TestAPairThatNobodyTriesAgainIsForgotten(t *testing.T) {
 	h.pass(time.Minute)
 	h.arrive(h.from("p1").slotNow(t))
 	require.Empty(t, h.status(h.at).Models[0].Pairs)
-	require.Zero(t, h.board().pairs.out)
+	require.Zero(t, h.board().pairs.quarantined)
 }
 
 // The KV of a request that was bound before its prefill may come from another prefiller in the end.

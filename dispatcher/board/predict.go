@@ -98,17 +98,17 @@ func (t *Tables) mean() float64 {
 
 // subject returns the subject that a policy reads or, if it reads none, the configured one, which is learned
 // in advance; ok is false if there is neither.
-func (c *PredictorConfig) subject(model string, n policy.Needs) (s Subject, ok bool) {
-	kind := cmp.Or(predictor.Kind(n.Predictor), c.Kind)
-	if kind == predictor.KindOracle || kind == "" && n.MeanOutput {
+func (c *PredictorConfig) subject(model string, needs policy.Needs) (s Subject, ok bool) {
+	kind := cmp.Or(predictor.Kind(needs.Predictor), c.Kind)
+	if kind == predictor.KindOracle || kind == "" && needs.MeanOutput {
 		kind = predictor.KindSurvival // the oracle needs no tables, and the mean output comes from those of survival
 	}
 	return Subject{model, kind}, kind != ""
 }
 
 // source returns what is known of the subject that a policy reads, and begins to learn it if it is new; nil: there is no such subject.
-func (b *board) source(n policy.Needs) *known {
-	key, ok := b.cfg.Predictor.subject(b.model, n)
+func (b *board) source(needs policy.Needs) *known {
+	key, ok := b.cfg.Predictor.subject(b.model, needs)
 	if !ok {
 		return nil
 	}
@@ -121,8 +121,8 @@ func (b *board) source(n policy.Needs) *known {
 	return s
 }
 
-// foresee writes the predictions that the policy needs into the
-// snapshot: the mean output, and Rhat of every running request.
+// foresee writes the predictions that the policy needs into the snapshot: the mean output, and Rhat of every running request. If the
+// policy reads only the mean, a sample of requests is predicted all the same, to score the predictor.
 func (b *board) foresee(g *group, p *decider) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = 0, nil
@@ -133,42 +133,43 @@ func (b *board) foresee(g *group, p *decider) {
 	if s.MeanOutput = t.mean(); s.MeanOutput > 0 {
 		b.survival = t.survival
 	}
-	n := policy.NeedsOf(p.Policy, s.MeanOutput)
-	if n.Predictor == "" && (!n.MeanOutput || p.source.Kind == predictor.KindNone) {
+	needs := policy.NeedsOf(p.Policy, s.MeanOutput)
+	if needs.Predictor == "" && (!needs.MeanOutput || p.source.Kind == predictor.KindNone) {
 		return // the policy reads no predictions, and none is made to be scored
 	}
 	f := &g.forecast
-	f.Demand(n)
-	if predictor.Kind(n.Predictor) == predictor.KindOracle {
-		b.foretell(s.Workers, int32(n.Horizon))
+	f.Demand(needs)
+	if predictor.Kind(needs.Predictor) == predictor.KindOracle {
+		b.setTrueRemaining(s.Workers, int32(needs.Horizon))
 		return
 	}
 	f.Score()
 	f.Follow(s.Workers, t.predictor)
 }
 
-// foretell sets Rhat of the running requests to the tokens that they will really still get, at most horizon.
-func (b *board) foretell(workers []policy.Worker, horizon int32) {
+// setTrueRemaining sets Rhat of the running requests to the tokens that they will really still get, at most horizon. Only simulations
+// know these numbers.
+func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 	for g := range workers {
 		running := workers[g].Running
 		for i := range running {
-			q := &running[i]
-			q.Rhat = float32(min(max(b.lengths[q.ID]-q.Age, 1), horizon))
+			request := &running[i]
+			request.Rhat = float32(min(max(b.lengths[request.ID]-request.Age, 1), horizon))
 		}
 	}
 }
 
 // learn passes the outcome of a request to the live scores and, as an effect, to the
 // Learner. A discarded hand-off was not a client's request, so it is left out.
-func (b *board) learn(s *charge, o Outcome) {
-	if s.discard {
+func (b *board) learn(c *charge, o Outcome) {
+	if c.discard {
 		return
 	}
-	finished, output := o.Kind == Finished, s.age+tokens(o.Generated)
-	s.rank.group.forecast.Ended(s.rank.slots[s.pos], s.id, finished, output)
-	if s.rank.group.chosen.source != nil {
+	finished, output := o.Kind == Finished, c.age+tokens(o.Generated)
+	c.rank.group.forecast.Ended(c.rank.slots[c.pos], c.id, finished, output)
+	if c.rank.group.chosen.source != nil {
 		b.emit(Effect{
-			Kind: EffectEnding, Ending: Ending{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
+			Kind: EffectEnding, Ending: Ending{Model: b.model, Finished: finished, Prompt: c.prompt - c.age, Output: output, Key: c.key},
 		})
 	}
 }

@@ -7,8 +7,9 @@ import "time"
 // Then one request tries the rank. If it is refused, too, the time doubles, up to 30 s. The first event of a request that the rank
 // got since it was spared ends this. If all ranks would be spared, no rank is: a request that may fail is better than one that must.
 
-// tried updates the refusals of a rank by a request that gives its slot back: it was refused, it had begun, or neither.
-func (b *board) tried(c *charge, refused bool, now time.Time) {
+// updateRefusals takes in what became of a request that gives its slot back: it was refused, it had begun, or neither, which says
+// nothing of the rank.
+func (b *board) updateRefusals(c *charge, refused bool, now time.Time) {
 	r := c.rank
 	switch {
 	case refused:
@@ -18,19 +19,20 @@ func (b *board) tried(c *charge, refused bool, now time.Time) {
 		}
 		b.watch()
 	case c.started:
-		b.took(c)
+		b.accepted(c)
 	default:
 		r.refusals.Neutral(c.id)
 	}
 }
 
-// took records that the engine of a rank took a request. For a spared rank, a request that it got before it was spared proves nothing.
-func (b *board) took(c *charge) {
+// accepted records that the engine of a rank took a request, which ends a row of refusals. For a spared rank, a request that it got
+// before it was spared proves nothing.
+func (b *board) accepted(c *charge) {
 	r := c.rank
-	switch in := r.refusals.In(); {
-	case in && r.refusals.Failures() == 0, !in && c.since.Before(r.refusals.Until().Add(-r.refusals.Out())):
+	switch inService := r.refusals.In(); {
+	case inService && r.refusals.Failures() == 0, !inService && c.since.Before(r.refusals.Until().Add(-r.refusals.Out())):
 		return
-	case !in:
+	case !inService:
 		b.changed = true
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
@@ -51,7 +53,8 @@ func (b *board) watch() {
 	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspects) + b.refusing})
 }
 
-// spare sets which ranks get no requests from now on, and wakeSpared, when the first of them may be tried.
+// spare sets which ranks get no requests from now on (spared), and wakeSpared, when the first of them may be tried. If no other rank is
+// left that takes requests, no rank is spared.
 func (b *board) spare(now time.Time) {
 	b.wakeSpared = time.Time{}
 	if b.refusing == 0 {

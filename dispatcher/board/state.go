@@ -34,27 +34,27 @@ type board struct {
 	largest int64
 	ledger  ledger
 
-	arrived    bool      // entries came since the last turn
-	changed    bool      // something else happened that may let an entry in
-	windowEnds time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
-	stepped    bool      // a group that holds entries for a round began a step
-	pairs      pairs
-	heldUntil  time.Time           // when to look at held entries even if nothing happens; zero: no policy has set a time
-	avoiding   int                 // waiting entries that are particular: they cannot go to just any rank
-	discarding int                 // waiting entries that are discarded hand-offs
-	holders    int                 // waiting entries of whose prompt a rank holds something
-	partial    map[string]*listing // by name: the names that some ranks list and others do not
-	common     *Names              // the list of the first rank: each name that is not partial is in it, or no rank lists the name
-	listed     []lister            // ranks and lists from which partial was computed
-	listers    []lister            // memory for the next such list
-	names      []*listing          // the values of partial, sorted by name
-	named      []string            // their names
-	paces      []Pace              // their paces
-	lonelyTo   time.Time           // when the first wait ends for a name of which all ranks are down; zero: there is no such wait
-	wakeShy    time.Time           // when the first shy entry stops being shy; zero: there is none
-	refusing   int                 // ranks whose engines refused their last requests
-	wakeSpared time.Time           // when the first spared rank may be tried; zero: no rank is spared
-	keptTo     time.Time           // when an engine gives up the first of the KV that it keeps of answers; zero: no engine keeps any
+	arrived     bool      // entries came since the last turn
+	changed     bool      // something else happened that may let an entry in
+	windowEnds  time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
+	stepped     bool      // a group that holds entries for a round began a step
+	pairs       pairs
+	heldUntil   time.Time           // when to look at held entries even if nothing happens; zero: no policy has set a time
+	avoiding    int                 // waiting entries that are particular: they cannot go to just any rank
+	discarding  int                 // waiting entries that are discarded hand-offs
+	holders     int                 // waiting entries of whose prompt a rank holds something
+	partial     map[string]*listing // by name: the names that some ranks list and others do not
+	common      *Names              // the list of the first rank: each name that is not partial is in it, or no rank lists the name
+	listed      []lister            // ranks and lists from which partial was computed
+	listers     []lister            // memory for the next such list
+	names       []*listing          // the values of partial, sorted by name
+	named       []string            // their names
+	paces       []Pace              // their paces
+	lonelyUntil time.Time           // when the first wait ends for a name of which all ranks are down; zero: there is no such wait
+	wakeShy     time.Time           // when the first shy entry stops being shy; zero: there is none
+	refusing    int                 // ranks whose engines refused their last requests
+	wakeSpared  time.Time           // when the first spared rank may be tried; zero: no rank is spared
+	keptUntil   time.Time           // when an engine gives up the first of the KV that it keeps of answers; zero: no engine keeps any
 
 	waits    waits
 	pace     Pace
@@ -75,34 +75,34 @@ type board struct {
 	expired     []*pool.Entry
 
 	// State of the rounds that are under way, see deciding.
-	asked *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
-	least int         // tokens of the asked entry that a rank must have to compute to be offered
-	at    int         // index in order of the group that decides next
-	again bool        // this group's policy has failed, and the fallback decides next
-	round Round       // the last round, for the decision log
-	went  went        // how the last round went
+	asked        *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
+	leastTokens  int         // tokens of the asked entry that a rank must have to compute to be offered
+	nextGroup    int         // index in order of the group that decides next
+	fallbackNext bool        // this group's policy has failed, and the fallback decides next
+	round        Round       // the last round, for the decision log
+	went         went        // how the last round went
 }
 
 // rank is one decode rank with the requests that are charged to it.
 type rank struct {
 	Worker
-	present bool             // false: the rank has left the fleet, and its last slots are not released yet
-	slots   []int32          // indices in the ledger of the charged slots
-	running []policy.Request // the same requests, as policies see them
-	kv      int64            // KV tokens on the rank, with Others and guests, as of the last refresh and of what was bound or released since
-	queued  int              // slots whose requests wait in the engine's own queue, as of the last refresh; never too few
-	left    []departed       // released requests that the step model still needs, see depart
-	early   int              // slots whose requests do not decode yet (unread), as of the last refresh
-	later   int64            // KV tokens of these requests' prompts; they are part of kv
+	present     bool             // false: the rank has left the fleet, and its last slots are not released yet
+	slots       []int32          // indices in the ledger of the charged slots
+	running     []policy.Request // the same requests, as policies see them
+	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, with what was bound or released since
+	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; never too few
+	departed    []departed       // released requests that the step model still needs, see depart
+	unreadSlots int              // slots whose requests do not decode yet (unread), as of the last refresh
+	unreadKV    int64            // KV tokens of these requests' prompts; they are part of kv
 
-	backlog   int64   // prompt tokens that the rank has yet to compute
-	output    int64   // tokens of all released slots
-	answers   uint64  // complete answers
-	empty     uint64  // answers that the engine ended without any text
-	unsaid    uint64  // answers for which the engine reported no token usage
-	prompts   uint64  // prompts that were sent to the rank so far, if it is mixed
-	computing []int32 // slots without a token yet, or without one since they were preempted, in the order in which the rank computes them
-	computes  int64   // prompt tokens that the rank computes in the current step
+	backlog    int64   // prompt tokens that the rank has yet to compute
+	output     int64   // tokens of all released slots
+	answers    uint64  // complete answers
+	empty      uint64  // answers that the engine ended without any text
+	unsaid     uint64  // answers for which the engine reported no token usage
+	prompts    uint64  // prompts that were sent to the rank so far, if it is mixed
+	toCompute  []int32 // slots without a token yet, or without one since they were preempted, in the order in which the rank computes them
+	stepPrompt int64   // prompt tokens that the rank computes in the current step
 
 	engine   []*rank // present ranks of the same engine: the KV of straying requests is divided among them
 	strays   int     // slots whose requests stray
@@ -118,6 +118,7 @@ type rank struct {
 	spared   bool            // the engine refused so many requests that it gets none now
 }
 
+// free returns how many slots of the rank may still be filled; below 0: more are in use than may be.
 func (r *rank) free() int { return r.usable() - len(r.slots) }
 
 // usable returns how many slots may be in use now.
@@ -145,24 +146,24 @@ type group struct {
 	fallback decider
 	slow     int // how many more rounds the fallback decides, after a round over TickLimit
 
-	kv   int64 // KV tokens of all ranks, as of the last refresh
-	most int64 // largest load of a rank in the group's steps (rank.cost), in KV tokens, as of the last refresh
+	kv          int64 // KV tokens of all ranks, as of the last refresh
+	largestLoad int64 // largest load of a rank in the group's steps (rank.stepLoad), in KV tokens, as of the last refresh
 
-	forecast forecast.Running
-	budget   effort.Budget
-	held     int       // entries that the last decision held for a round although they had a slot
-	wake     time.Time // when the policy wants to look at held entries again; zero: it has set no time
-	gathered gathered
-	lately   lately
-	tempo    tempo
-	steps    step.Times    // what the group's steps have taught
-	told     *step.Weights // weights of a Law event; nil: there was none, and they follow from steps
-	had      []step.Rank   // memory of hear: what the ranks did in a step
-	last     Step          // last step that was reported; which requests it was made for is known when the next one is
-	gone     int64         // tokens of all released requests that were in a step
-	lag      ahead.Lag
-	lead     ahead.Lead
-	tokens   int64 // gone, and the tokens of the requests that run, when the last step was reported
+	forecast       forecast.Running
+	budget         effort.Budget
+	held           int       // entries that the last decision held for a round although they had a slot
+	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
+	gathered       gathered
+	recent         recent
+	tempo          tempo
+	steps          step.Times    // what the group's steps have taught
+	lawWeights     *step.Weights // weights of a Law event; nil: there was none, and they follow from steps
+	stepRanks      []step.Rank   // memory of hear: what the ranks did in a step
+	last           Step          // last step that was reported; which requests it was made for is known when the next one is
+	departedTokens int64         // tokens of all released requests that were in a step
+	lag            ahead.Lag
+	lead           ahead.Lead
+	tokensAtStep   int64 // gone, and the tokens of the requests that run, when the last step was reported
 }
 
 // gathered counts what a group that prefills and decodes has done so far.
@@ -175,23 +176,24 @@ type gathered struct {
 	maxHold   time.Duration // the policy holds no request longer than this
 }
 
-// lately has sums over the steps of a group, in which the past fades: request-seconds that requests which were not held waited for their
+// recent has sums over the steps of a group, in which the past fades: request-seconds that requests which were not held waited for their
 // first token, prompt tokens that the ranks computed, and seconds. Requests that have not reached the pool do not count.
-type lately struct{ waited, tokens, seconds float64 }
+type recent struct{ waited, tokens, seconds float64 }
 
 const (
-	recently = 60 // after so many seconds of steps, the past counts for about a third (1/e)
-	longest  = 5  // most seconds that a step counts for: if an engine stood still for long, that must not rule the next minutes
+	fadeSeconds = 60 // after so many seconds of steps, the past counts for about a third (1/e)
+	longestStep = 5  // most seconds that a step counts for: if an engine stood still for long, that must not rule the next minutes
 )
 
-func (l *lately) add(requests float64, tokens int64, length time.Duration) {
-	seconds := min(longest, length.Seconds())
-	kept := math.Exp(-seconds / recently)
-	l.waited, l.tokens, l.seconds = l.waited*kept+requests*seconds, l.tokens*kept+float64(tokens), l.seconds*kept+seconds
+// add takes in a step of the given length, in which so many requests waited and the ranks computed so many prompt tokens.
+func (l *recent) add(requests float64, tokens int64, length time.Duration) {
+	seconds := min(longestStep, length.Seconds())
+	fade := math.Exp(-seconds / fadeSeconds)
+	l.waited, l.tokens, l.seconds = l.waited*fade+requests*seconds, l.tokens*fade+float64(tokens), l.seconds*fade+seconds
 }
 
 // means returns how many requests waited on average, and how many prompt tokens were computed per second; below 0: no step was reported.
-func (l *lately) means() (requests, rate float32) {
+func (l *recent) means() (requests, rate float32) {
 	if l.seconds <= 0 {
 		return -1, -1
 	}
@@ -217,18 +219,18 @@ func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
 // no hand-off that another rank can take. Then one hand-off tries the pair. If it fails,
 // too, the time doubles, up to 30 s.
 type pairs struct {
-	suspects map[Pair]*suspect
-	out      int       // how many suspects are quarantined; 0: rounds skip the checks of pairs
-	checkAt  time.Time // when to look at entries that were left in the pool until a quarantine ends; zero: there are none
+	suspects    map[Pair]*suspect
+	quarantined int       // how many suspects are quarantined; 0: rounds skip the checks of pairs
+	checkAt     time.Time // when to look at entries that were left in the pool until a quarantine ends; zero: there are none
 }
 
 // suspect is a pair that has failed since it last worked.
 type suspect struct {
-	circuit circuit.Circuit
-	row     int       // failures in a row
-	from    bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
-	to      bool      // since the first failure, a hand-off of another prefill engine reached the decode engine
-	last    time.Time // last failure
+	circuit   circuit.Circuit
+	failures  int       // failures in a row
+	fromWorks bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
+	toWorks   bool      // since the first failure, a hand-off of another prefill engine reached the decode engine
+	last      time.Time // last failure
 }
 
 // Pair is a prefill engine and a decode engine.
@@ -367,24 +369,24 @@ type decider struct {
 
 // charge is a request's place on a rank, from its admission until its release.
 type charge struct {
-	rank        *rank // nil: the index is free
-	pos         int   // in rank.slots and rank.running
-	id, key     uint64
-	prefiller   string
-	prompt, age int32
-	newTokens   int32 // prompt tokens that the rank has to compute
-	discard     bool
-	strays      bool      // the engine runs it on any of its ranks, so its KV is charged to all of them in equal parts
-	started     bool      // its first event has come, as counted last
-	waits       bool      // it is in the engine's queue, beyond the rank's slots or KV room
-	since       time.Time // when it was bound
-	bound       uint32    // number of the group's step that was reported last before it was bound; 0: none was
-	early       bool      // it was bound before its prefill
-	unread      bool      // it is early or on a mixed rank, and no step has read its KV yet
-	left        int32     // tokens of its prompt that a mixed rank has yet to compute
-	chunks      chunks    // how much of its prompt the last steps computed
-	had         int32     // tokens that it had got when a mixed rank preempted it; 0: it was not preempted
-	unheard     unheard
+	rank         *rank // nil: the index is free
+	pos          int   // in rank.slots and rank.running
+	id, key      uint64
+	prefiller    string
+	prompt, age  int32
+	newTokens    int32 // prompt tokens that the rank has to compute
+	discard      bool
+	strays       bool      // the engine runs it on any of its ranks, so its KV is charged to all of them in equal parts
+	started      bool      // its first event has come, as counted last
+	waits        bool      // it is in the engine's queue, beyond the rank's slots or KV room
+	since        time.Time // when it was bound
+	bound        uint32    // number of the group's step that was reported last before it was bound; 0: none was
+	early        bool      // it was bound before its prefill
+	unread       bool      // it is early or on a mixed rank, and no step has read its KV yet
+	promptLeft   int32     // tokens of its prompt that a mixed rank has yet to compute
+	chunks       chunks    // how much of its prompt the last steps computed
+	tokensBefore int32     // tokens that it had got when a mixed rank preempted it; 0: it was not preempted
+	unheard      unheard
 }
 
 // ledger has all charges by index, and the totals of what was charged and
@@ -410,6 +412,7 @@ func (t *tally) add(c *charge) {
 // tokens returns a number of tokens as an int32, at least 0.
 func tokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
+// inForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.
 func (g *group) inForce() *decider {
 	if g.slow > 0 {
 		return &g.fallback
@@ -417,6 +420,7 @@ func (g *group) inForce() *decider {
 	return &g.chosen
 }
 
+// rank returns the rank of the group with an ID; nil: the group has none that is not down.
 func (g *group) rank(id int32) *rank {
 	at, ok := slices.BinarySearchFunc(g.ranks, id, func(r *rank, id int32) int { return cmp.Compare(r.ID, id) })
 	if !ok {
@@ -442,10 +446,10 @@ type Gauged struct {
 
 // examined are settings that were checked: the config, fit and policy that would be in force with them.
 type examined struct {
-	cfg     Config
-	fit     *predictor.Fit
-	spec    string
-	decides bool // policies are made anew
+	cfg         Config
+	fit         *predictor.Fit
+	spec        string
+	newPolicies bool // policies are made anew
 }
 
 // started says whether the first event of a slot has come or, for an unheard answer, whether it has its first token by the estimate.

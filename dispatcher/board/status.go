@@ -240,6 +240,7 @@ func (b *board) streams(r *rank) (n int) {
 	return n
 }
 
+// status returns the status of the board, and refreshes all its ranks before.
 func (b *board) status(now time.Time) ModelStatus {
 	m := ModelStatus{
 		Model: b.model, Pool: b.pool.Len(), OldestSeconds: b.pool.Oldest(now).Seconds(), Ticks: b.ticks,
@@ -264,6 +265,7 @@ func (b *board) status(now time.Time) ModelStatus {
 // PoolAgeSeconds are the upper bounds of the age classes of ModelStatus.PoolAges, in s; the last class has no bound.
 var PoolAgeSeconds = []float64{0.1, 0.3, 1, 3, 10, 30}
 
+// poolAges returns how many entries wait, by age: up to each of PoolAgeSeconds, and longer.
 func (b *board) poolAges(now time.Time) []int {
 	ages := make([]int, len(PoolAgeSeconds)+1)
 	for _, e := range b.pool.Entries() {
@@ -273,13 +275,14 @@ func (b *board) poolAges(now time.Time) []int {
 	return ages
 }
 
+// rankStatus returns the status of a rank, which must have been refreshed.
 func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
 		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
 		Tight: r.pressure.tight(now),
-		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.later,
+		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.unreadKV,
 		Kept: r.kept.Tokens(), Keeps: r.Keeps > 0,
 	}
 	if w.Up {
@@ -304,10 +307,10 @@ func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
-	request := g.known()
+	weight := g.knownWeight()
 	for _, r := range g.ranks {
 		kv.Add(r.decoding())
-		cost.Add(r.cost(request))
+		cost.Add(r.stepLoad(weight))
 		s.KVTokens += r.kv
 	}
 	s.SteppingRanks, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Mean(), kv.Min, kv.Max
@@ -321,14 +324,16 @@ func (g *group) status(now time.Time) GroupStatus {
 	return s
 }
 
+// roundStatus returns how rounds were sent to a group that prefills and decodes, and how level the backlogs of its ranks are now.
 func (g *group) roundStatus(now time.Time) *RoundStatus {
-	t := &g.gathered
+	counts := &g.gathered
 	s := &RoundStatus{
-		Sent: t.rounds, RanksFilled: float64(t.filled) / float64(max(1, t.rounds)), Steps: t.steps, PrefillSteps: t.prefills,
-		EmptyShare: float64(t.idle) / float64(max(1, t.ranks)), MaxHoldS: t.maxHold.Seconds(),
+		Sent: counts.rounds, RanksFilled: float64(counts.filled) / float64(max(1, counts.rounds)), Steps: counts.steps,
+		PrefillSteps: counts.prefills,
+		EmptyShare:   float64(counts.idle) / float64(max(1, counts.ranks)), MaxHoldS: counts.maxHold.Seconds(),
 	}
 	if g.held > 0 {
-		s.HeldS = max(0, now.Sub(t.heldSince).Seconds())
+		s.HeldS = max(0, now.Sub(counts.heldSince).Seconds())
 	}
 	for _, r := range g.ranks {
 		s.MostBacklog = max(s.MostBacklog, r.backlog)
@@ -337,13 +342,13 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 	return s
 }
 
-// stepStatus returns the status of the group's steps. b has the loads of the ranks as rank.cost returns them.
+// stepStatus returns the status of the group's steps. b has the loads of the ranks as rank.stepLoad returns them.
 func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
 		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs,
 		PrefillMs:     m.PrefillMs,
-		RequestTokens: g.request(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
+		RequestTokens: g.requestWeight(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source == "" {
 		s.Why = g.steps.Unknown(r2)

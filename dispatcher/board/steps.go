@@ -17,8 +17,8 @@ func (b *board) watchHeld() {
 		if b.pool.Len() == 0 {
 			g.held = 0
 		}
-		if g.held > 0 && !g.wake.IsZero() && (b.heldUntil.IsZero() || g.wake.Before(b.heldUntil)) {
-			b.heldUntil = g.wake
+		if g.held > 0 && !g.wakeHeld.IsZero() && (b.heldUntil.IsZero() || g.wakeHeld.Before(b.heldUntil)) {
+			b.heldUntil = g.wakeHeld
 		}
 	}
 }
@@ -26,31 +26,30 @@ func (b *board) watchHeld() {
 // stepMs returns how long a step of the group takes, in ms; 0: not known.
 func (g *group) stepMs() float32 {
 	m, _, _ := g.steps.Model()
-	return g.steps.Ms(m, g.most)
+	return g.steps.Ms(m, g.largestLoad)
 }
 
-// hear takes in new steps of a group. Only when the next step is reported is it known which requests
-// the step before was made for: those that had got their first token by its end, and
-// had not got their last token before it. The charged requests are not the same: a
-// request that was just bound is still on its way to the engine or waits in its queue, and
-// a request that got its last token in the step is still charged when the first stream
-// reports the step.
-func (b *board) hear(g *group, told []Step) {
-	if len(told) == 0 {
+// takeSteps takes in new steps of a group, and teaches the step model what the ranks did in the step before. Only when the next step is
+// reported is it known which requests the step before was made for: those that had got their first token by its end, and had not got
+// their last token before it. The charged requests are not the same: a request that was just bound is still on its way to the engine or
+// waits in its queue, and a request that got its last token in the step is still charged when the first stream reports the step.
+func (b *board) takeSteps(g *group, reported []Step) {
+	if len(reported) == 0 {
 		return
 	}
 	b.refreshGroup(g)
-	before := g.tokens
-	g.tokens = g.generated()
-	for _, s := range told {
-		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else the counts are of several steps
+	before := g.tokensAtStep
+	g.tokensAtStep = g.generated()
+	for _, s := range reported {
+		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(reported) == 1 { // else the counts are of several steps
 			if requests, sure := b.inStep(g); sure {
-				g.steps.Teach(step.Sample{Ranks: g.had, Tokens: float64(g.tokens-before) / float64(max(1, requests)), Length: g.last.Length})
+				g.steps.Teach(step.Sample{
+					Ranks: g.stepRanks, Tokens: float64(g.tokensAtStep-before) / float64(max(1, requests)), Length: g.last.Length})
 			}
 		}
 		g.last = s
 		if b.mixed {
-			g.lately.add(b.awaiting(g), b.compute(g, s.Number), s.Length)
+			g.recent.add(b.awaiting(g), b.compute(g, s.Number), s.Length)
 		}
 		g.steps.Add(s.Length)
 	}
@@ -63,7 +62,7 @@ func (b *board) hear(g *group, told []Step) {
 
 // generated returns how many tokens all requests of the group have got so far.
 func (g *group) generated() int64 {
-	sum := g.gone
+	sum := g.departedTokens
 	for _, r := range g.ranks {
 		for i := range r.running {
 			sum += int64(r.running[i].Generated)
@@ -72,13 +71,13 @@ func (g *group) generated() int64 {
 	return sum
 }
 
-// inStep writes to g.had what each rank of the group did in the last step, scaled by the rank's Cost. It returns how many requests
+// inStep writes to g.stepRanks what each rank of the group did in the last step, scaled by the rank's Cost. It returns how many requests
 // got a token in it. sure is false if the board cannot tell how many prompt tokens the step computed.
 func (b *board) inStep(g *group) (requests int, sure bool) {
-	g.had, sure = g.had[:0], true
+	g.stepRanks, sure = g.stepRanks[:0], true
 	for _, r := range g.ranks {
 		kv, decode, prompt := r.Others+r.guests, 0, int64(0)
-		had := func(first uint32, tokens int64) {
+		addRequest := func(first uint32, tokens int64) {
 			requests++
 			if !r.Mixed || first != g.last.Number { // else the step computed its prompt, and did not decode it
 				kv += tokens
@@ -87,31 +86,31 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 		}
 		for i, slot := range r.slots {
 			joined := cmp.Or(b.counts.step(slot), b.ledger.table[slot].unheard.first)
-			if joined != 0 && !later(joined, g.last.Number) {
-				had(joined, r.running[i].Tokens())
+			if joined != 0 && !laterStep(joined, g.last.Number) {
+				addRequest(joined, r.running[i].Tokens())
 			}
 			if r.Mixed {
 				n, known := b.ledger.table[slot].computedIn(g.last.Number, joined)
 				prompt, sure = prompt+n, sure && known
 			}
 		}
-		for _, d := range r.left {
-			if !later(d.first, g.last.Number) && !later(g.last.Number, d.last) {
-				had(d.first, d.kv)
+		for _, d := range r.departed {
+			if !laterStep(d.first, g.last.Number) && !laterStep(g.last.Number, d.last) {
+				addRequest(d.first, d.kv)
 			}
 			if d.first == g.last.Number {
 				prompt += d.prompt
 			}
 		}
-		g.had = append(g.had, step.Rank{
+		g.stepRanks = append(g.stepRanks, step.Rank{
 			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(min(prompt, int64(r.StepBudget()))) * r.slowness(),
 		})
 	}
 	return requests, sure
 }
 
-// later says whether step number x is later than y. Numbers begin anew after the largest uint32.
-func later(x, y uint32) bool { return int32(x-y) > 0 }
+// laterStep says whether step number x is later than y. Numbers begin anew after the largest uint32.
+func laterStep(x, y uint32) bool { return int32(x-y) > 0 }
 
 // depart remembers a request that is about to be released, because the step model still needs it for
 // steps that are not complete. The list never grows beyond its capacity, which fits the rank's slots: if more
@@ -122,7 +121,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	}
 	c := &b.ledger.table[slot]
 	if g := c.rank.group; g != nil {
-		g.gone += int64(generated)
+		g.departedTokens += int64(generated)
 		if c.early {
 			g.lead.Ended(c.bound, first, last)
 		} else {
@@ -133,25 +132,25 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	if c.strays { // only this rank's part: the parts of the other ranks are missing in this one step
 		kv /= r.parts
 	}
-	if len(r.left) == cap(r.left) {
-		r.left = r.left[:0]
+	if len(r.departed) == cap(r.departed) {
+		r.departed = r.departed[:0]
 	}
 	prompt := int64(0)
 	if r.Mixed {
 		prompt, _ = c.computedIn(first, first)
 	}
-	r.left = append(r.left, departed{first: first, last: last, kv: kv, prompt: prompt})
+	r.departed = append(r.departed, departed{first: first, last: last, kv: kv, prompt: prompt})
 }
 
 // forget drops the departed requests whose last step was before the step with this number.
 func (r *rank) forget(number uint32) {
-	kept := r.left[:0]
-	for _, d := range r.left {
-		if !later(number, d.last) {
-			kept = append(kept, d)
+	remaining := r.departed[:0]
+	for _, d := range r.departed {
+		if !laterStep(number, d.last) {
+			remaining = append(remaining, d)
 		}
 	}
-	r.left = kept
+	r.departed = remaining
 }
 
 // rest ends the current step of a group if none of its requests decodes any more.
@@ -160,29 +159,30 @@ func (b *board) rest(g *group) {
 		return
 	}
 	for _, r := range g.ranks {
-		if r.early > 0 {
+		if r.unreadSlots > 0 {
 			b.seeStarts(r)
 		}
-		if len(r.slots) > r.early {
+		if len(r.slots) > r.unreadSlots {
 			return
 		}
 	}
 	b.emit(Effect{Kind: EffectRest, Group: b.key(g)})
 	g.last = Step{}
 	for _, r := range g.ranks {
-		r.left = r.left[:0]
+		r.departed = r.departed[:0]
 	}
 }
 
 // decoding returns the KV tokens that the rank's steps read: without those of requests that have not begun to decode.
-func (r *rank) decoding() int64 { return r.kv - r.later }
+func (r *rank) decoding() int64 { return r.kv - r.unreadKV }
 
-// cost returns the load of the rank in the group's steps, in KV tokens: those that its steps read, and the given
+// stepLoad returns the load of the rank in the group's steps, in KV tokens: those that its steps read, and the given
 // number for each request that decodes, times the rank's Cost.
-func (r *rank) cost(request int64) int64 {
-	return r.weigh(r.decoding() + request*int64(len(r.slots)-r.early))
+func (r *rank) stepLoad(weight int64) int64 {
+	return r.weigh(r.decoding() + weight*int64(len(r.slots)-r.unreadSlots))
 }
 
+// weigh multiplies KV tokens by what a KV token costs on the rank.
 func (r *rank) weigh(kv int64) int64 {
 	if r.Cost == 0 || r.Cost == 1 {
 		return kv
@@ -193,15 +193,16 @@ func (r *rank) weigh(kv int64) int64 {
 // slowness returns what a KV token costs on the rank, 1 = the group's mean.
 func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
 
-// request returns the weight of a request in the group's steps, in KV tokens. It may be an assumed weight.
-func (g *group) request() int64 { return int64(math.Round(g.steps.Weight())) }
+// requestWeight returns the weight of a request in the group's steps, in KV tokens. It may be an assumed weight.
+func (g *group) requestWeight() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// known returns the weight of a request in KV tokens without what is only assumed. The status and estimates of a step's length use it.
-func (g *group) known() int64 { return int64(math.Round(g.steps.Known())) }
+// knownWeight returns the weight of a request in KV tokens without what is only assumed. The status and estimates of a step's length use
+// it.
+func (g *group) knownWeight() int64 { return int64(math.Round(g.steps.Known())) }
 
 // ownMs returns how many ms of a step a prompt token takes on its own rank: step.UsualOwnMs until the steps or the config show it.
 func (g *group) ownMs(m *step.Model) float64 {
-	if g.told != nil {
+	if g.lawWeights != nil {
 		return m.OwnMs
 	}
 	return cmp.Or(m.OwnMs, step.UsualOwnMs)
@@ -209,8 +210,8 @@ func (g *group) ownMs(m *step.Model) float64 {
 
 // weights returns what policies count a request as.
 func (g *group) weights() step.Weights {
-	if g.told != nil {
-		return *g.told
+	if g.lawWeights != nil {
+		return *g.lawWeights
 	}
 	return step.Halves(g.steps.Weight())
 }

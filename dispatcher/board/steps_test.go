@@ -41,14 +41,14 @@ func TestWhoHasLeftIsForgotten(t *testing.T) {
 	r := b.ranks[0]
 	s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
 	b.depart(s.index, 1, s.first, s.last)
-	require.Empty(t, r.left, "it was in no step")
+	require.Empty(t, r.departed, "it was in no step")
 	s.Progress(1)
 	for range 100 { // answers of one token: nobody speaks twice, so no step is told
 		b.depart(s.index, 1, s.first, s.last)
-		require.LessOrEqual(t, len(r.left), 4)
+		require.LessOrEqual(t, len(r.departed), 4)
 	}
 	h.release(s)
-	require.Empty(t, r.left, "nothing runs")
+	require.Empty(t, r.departed, "nothing runs")
 }
 
 func TestARequestMakesStepsLonger(t *testing.T) {

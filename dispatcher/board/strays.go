@@ -9,13 +9,13 @@ import "evenkeel/dispatcher/policy"
 // like Worker.Others.
 
 // each returns how many KV tokens of a request that strays are charged to every other rank of the engine.
-func (r *rank) each(q *policy.Request) int64 { return int64(q.Away) / max(1, r.parts-1) }
+func (r *rank) each(request *policy.Request) int64 { return int64(request.Away) / max(1, r.parts-1) }
 
 // share divides the present KV tokens of a straying request of the rank anew among the ranks of the engine. It returns
 // how many more tokens each other rank has of it than before.
-func (r *rank) share(q *policy.Request) int64 {
-	had, each := r.each(q), (int64(q.Prompt)+int64(q.Generated))/r.parts
-	q.Away = int32(each * (r.parts - 1))
+func (r *rank) share(request *policy.Request) int64 {
+	had, each := r.each(request), (int64(request.Prompt)+int64(request.Generated))/r.parts
+	request.Away = int32(each * (r.parts - 1))
 	return each - had
 }
 
@@ -51,11 +51,11 @@ func (b *board) relate() {
 	}
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
-			if q := &r.running[i]; b.ledger.table[slot].strays {
-				was := q.Tokens()
-				q.Away = 0
-				r.lend(r.share(q))
-				r.kv += q.Tokens() - was
+			if request := &r.running[i]; b.ledger.table[slot].strays {
+				before := request.Tokens()
+				request.Away = 0
+				r.lend(r.share(request))
+				r.kv += request.Tokens() - before
 			}
 		}
 	}

@@ -20,7 +20,7 @@ func (b *board) advance(now time.Time) {
 	b.outage(now)
 	b.lonely(now)
 	b.expire(now)
-	b.outlive(now)
+	b.expireKept(now)
 	due := b.due(now)
 	b.arrived = false
 	if !due {
@@ -45,21 +45,23 @@ func (b *board) looks(now time.Time) bool {
 
 // due says whether something happened that may let an entry in.
 func (b *board) due(now time.Time) bool {
-	over := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	passed := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	// What arrives while a window is open waits for its end, unless a policy
 	// sends everything on at once. Held entries are looked at with each step, and when the policy wants to.
-	return b.changed || over(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || over(b.keptTo) || b.pairs.due(now)
+	return b.changed || passed(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
+		passed(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || passed(b.wakeShy) || passed(b.wakeSpared) ||
+		passed(b.keptUntil) || b.pairs.due(now)
 }
 
 // settle ends a turn, after all its rounds.
 func (b *board) settle(now time.Time) {
-	b.at = len(b.order) // no group decides any more until the next tick
+	b.nextGroup = len(b.order) // no group decides any more until the next tick
 	b.placeNamed(now, false)
 	b.watchHeld()
 	b.keepPace()
 }
 
+// immediate says whether the policy in force of any group sends entries on at once.
 func (b *board) immediate() bool {
 	return slices.ContainsFunc(b.groups, func(g *group) bool { return g.inForce().Immediate() })
 }
@@ -76,22 +78,22 @@ func (b *board) tick(now time.Time) {
 		b.placeShy(now)
 		b.placeNamed(now, true)
 	}
-	b.asked, b.at, b.again = nil, 0, false
+	b.asked, b.nextGroup, b.fallbackNext = nil, 0, false
 }
 
 // deciding says whether a group has yet to decide. While it does, only two calls may follow:
 // decide, which is one round of one policy, and then decided, which gets how long
 // the round took, because a board has no clock.
 func (b *board) deciding() bool {
-	return b.at < len(b.order) && (b.asked != nil || b.pool.Len() > 0)
+	return b.nextGroup < len(b.order) && (b.asked != nil || b.pool.Len() > 0)
 }
 
 // decide runs the round of the next group's policy. If that has just failed, the fallback decides
 // instead, so that a bug in a policy costs balance but no request.
 func (b *board) decide(now time.Time) {
-	g := b.order[b.at]
+	g := b.order[b.nextGroup]
 	p := g.inForce()
-	if b.again {
+	if b.fallbackNext {
 		p = &g.fallback
 	}
 	b.went = went{policy: p}
@@ -104,17 +106,17 @@ func (b *board) decide(now time.Time) {
 
 // decided gets how long the last round took, and goes on to the next round or ends the turn.
 func (b *board) decided(took time.Duration, now time.Time) {
-	switch g := b.order[b.at]; {
+	switch g := b.order[b.nextGroup]; {
 	case b.asked != nil:
 		b.decidedLocal(g)
 		return
-	case b.again: // the fallback has decided: nothing else could decide in its place, so its round is not judged
-		g.held, b.again = 0, false
+	case b.fallbackNext: // the fallback has decided: nothing else could decide in its place, so its round is not judged
+		g.held, b.fallbackNext = 0, false
 	default:
 		b.judge(g, took)
 	}
-	if !b.again {
-		b.at++
+	if !b.fallbackNext {
+		b.nextGroup++
 	}
 	if !b.deciding() {
 		b.settle(now)
@@ -134,10 +136,10 @@ func (b *board) judge(g *group, took time.Duration) {
 	case went.failure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
 		g.chosen = b.choose(g.barrier) // a policy that panicked may have left its memory half written
-		b.again = true
+		b.fallbackNext = true
 	case went.invalid > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
-		b.again = true
+		b.fallbackNext = true
 	case took > b.cfg.TickLimit:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackSlow, Policy: p.name, Lasts: took})
 		g.slow = SlowRounds
@@ -151,10 +153,10 @@ func (b *board) decideRound(g *group, p *decider, now time.Time) {
 	var t policy.Gathered
 	if b.mixed && b.went.failure == nil {
 		t = policy.GatheredBy(p.Policy)
-		b.note(g, t, now)
+		b.takeReport(g, t, now)
 	}
 	for i := range b.assignments {
-		if b.pairs.out > 0 && !b.steer(g, p, i, now) {
+		if b.pairs.quarantined > 0 && !b.steer(g, p, i, now) {
 			continue
 		}
 		a := b.assignments[i]
@@ -164,6 +166,6 @@ func (b *board) decideRound(g *group, p *decider, now time.Time) {
 		}
 	}
 	if t.Released {
-		b.sent(g)
+		b.countRound(g)
 	}
 }

@@ -16,6 +16,7 @@ const (
 	tightMost     = 0.3
 )
 
+// preempted records a preemption on the rank. If the one before was no longer ago than preemptWithin, the rank is tight for tightFor.
 func (p *pressure) preempted(now time.Time) {
 	if !p.last.IsZero() && now.Sub(p.last) <= preemptWithin {
 		p.until = now.Add(tightFor)
@@ -23,6 +24,7 @@ func (p *pressure) preempted(now time.Time) {
 	p.last = now
 }
 
+// tight says whether the rank is kept emptier now, because its engine preempted requests.
 func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
 
 // capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller, so that a policy
@@ -34,11 +36,11 @@ func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 		return r.room()
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))
-	left := math.Ceil(float64(r.room()) * (1 - doubled) / (1 - watermark))
+	capacity := math.Ceil(float64(r.room()) * (1 - doubled) / (1 - watermark))
 	if len(r.slots) == 0 {
-		left = max(left, math.Ceil(float64(longest+1)/(1-watermark)))
+		capacity = max(capacity, math.Ceil(float64(longest+1)/(1-watermark)))
 	}
-	return int64(min(max(left, 1), float64(r.room()))) // 0 would be unlimited
+	return int64(min(max(capacity, 1), float64(r.room()))) // 0 would be unlimited
 }
 
 // fits says whether the rank has a free slot and KV room for a prompt of so many tokens.
@@ -46,6 +48,8 @@ func (r *rank) fits(prompt int64, watermark float64, now time.Time) bool {
 	return r.free() > 0 && r.kv+prompt <= policy.KVBudget(r.capacity(watermark, now, prompt), watermark)
 }
 
+// preempted records that the engine of a worker ran out of KV room and preempted a request. On a mixed rank, that request is computed
+// again.
 func (l *Boards) preempted(worker int32) {
 	for _, b := range l.inOrder {
 		if r := b.ranks[worker]; r != nil {

@@ -27,14 +27,14 @@ func (b *board) explain(g *group, p *decider) {
 		b.weights = make([]float64, len(s.Workers))
 	}
 	weigher, _ := p.Policy.(policy.Weigher)
-	left := mostAsked
+	scoresLeft := mostAsked
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
 		if !ok || w.trace == nil {
 			continue
 		}
 		scores, less := b.weights[:len(s.Workers)], true
-		if left -= len(scores); weigher == nil || left < 0 {
+		if scoresLeft -= len(scores); weigher == nil || scoresLeft < 0 {
 			weigher = nil
 		} else if less, ok = weigher.Weigh(s, i, a, int64(w.prompt()), scores); !ok {
 			weigher = nil
@@ -43,29 +43,30 @@ func (b *board) explain(g *group, p *decider) {
 			scores, less = nil, true
 		}
 		*w.trace = decision.Trace{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
-		weighed(w.trace, g, p.Immediate(), s, a.Worker, scores)
+		addAlternatives(w.trace, g, p.Immediate(), s, a.Worker, scores)
 	}
 }
 
-// weighed adds the ranks that could have taken the entry to the trace, which sorts them by score or, without scores, by KV tokens.
-func weighed(o *decision.Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
+// addAlternatives adds the ranks that could have taken the entry to its trace, which sorts them by score or, without scores (nil), by KV
+// tokens. A score that is NaN says that the rank could not have taken it.
+func addAlternatives(trace *decision.Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.ranks {
 		worker := &s.Workers[i]
 		if r.ID == chosen {
-			o.KVTokens = r.kv
+			trace.KVTokens = r.kv
 		}
-		able := worker.Up && (immediate || worker.Free > 0)
+		couldTake := worker.Up && (immediate || worker.Free > 0)
 		if scores != nil {
-			able = !math.IsNaN(scores[i])
+			couldTake = !math.IsNaN(scores[i])
 		}
-		if !able {
+		if !couldTake {
 			continue
 		}
-		o.Able++
+		trace.Able++
 		c := decision.Alternative{Worker: r.ID, Name: r.Name, Score: math.NaN(), KVTokens: r.kv, Free: worker.Free}
 		if scores != nil {
 			c.Score = scores[i]
 		}
-		o.Keep(c, chosen)
+		trace.Keep(c, chosen)
 	}
 }

@@ -37,17 +37,17 @@ func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
 	if streams == 0 {
 		return
 	}
-	old := math.Exp(-between.Seconds() / paceMemory.Seconds())
-	t.tokens = t.tokens*old + float64(tokens)
-	t.seconds = t.seconds*old + float64(streams)*between.Seconds()
+	fade := math.Exp(-between.Seconds() / paceMemory.Seconds())
+	t.tokens = t.tokens*fade + float64(tokens)
+	t.seconds = t.seconds*fade + float64(streams)*between.Seconds()
 }
 
 // unheard is the estimate for an answer whose engine reports nothing before its end.
 type unheard struct {
-	most   int32   // tokens that the answer may have; 0: its tokens are reported as they come
-	tokens float64 // estimate of the tokens that it has by now
-	first  uint32  // number of the group's step in which it got the first token, by the estimate; 0: it has none yet
-	seen   int32   // if its tokens are reported: how many there were at the last look
+	most       int32   // tokens that the answer may have; 0: its tokens are reported as they come
+	tokens     float64 // estimate of the tokens that it has by now
+	first      uint32  // number of the group's step in which it got the first token, by the estimate; 0: it has none yet
+	atLastLook int32   // if its tokens are reported: how many there were at the last look
 }
 
 // listen looks at the streams of each group, and lets the estimates of unheard answers grow at their pace.
@@ -70,11 +70,11 @@ func (b *board) listen(now time.Time) {
 					continue
 				}
 				n := b.counts.generated(slot)
-				if c.unheard.seen > 0 { // else it had no token at the last look
+				if c.unheard.atLastLook > 0 { // else it had no token at the last look
 					streams++
-					tokens += int64(n - c.unheard.seen)
+					tokens += int64(n - c.unheard.atLastLook)
 				}
-				c.unheard.seen = n
+				c.unheard.atLastLook = n
 			}
 		}
 		g.tempo.learn(streams, tokens, between)
@@ -85,9 +85,9 @@ func (b *board) listen(now time.Time) {
 }
 
 // grow adds to each unheard answer of a group the tokens that it may have got since the last look. An answer whose prompt a mixed rank
-// still computes gets none: each step takes at most the rank's budget off the prompt. If steps are reported (told), compute
-// does that, else grow does.
-func (b *board) grow(g *group, between time.Duration, now time.Time, told bool) {
+// still computes gets none, and each step takes at most the rank's budget off the prompt. If the group's steps are reported
+// (stepsReported), compute does that, else grow does.
+func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReported bool) {
 	perSecond := g.tempo.perSecond()
 	for _, r := range g.ranks {
 		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget()))
@@ -96,18 +96,18 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, told bool) 
 			if c.unheard.most == 0 || c.waits {
 				continue
 			}
-			if c.left > 0 && !told {
-				n := min(budget, int64(c.left))
-				c.left, r.backlog, budget = c.left-int32(n), r.backlog-n, budget-n
+			if c.promptLeft > 0 && !stepsReported {
+				n := min(budget, int64(c.promptLeft))
+				c.promptLeft, r.backlog, budget = c.promptLeft-int32(n), r.backlog-n, budget-n
 			}
-			if c.left > 0 {
+			if c.promptLeft > 0 {
 				continue
 			}
 			if c.unheard.first == 0 {
 				c.unheard.first, c.unheard.tokens = g.last.Number+1, 1
 			}
-			run := min(between, now.Sub(c.since)) // the request may have been bound after the last look
-			c.unheard.tokens = min(c.unheard.tokens+perSecond*run.Seconds(), float64(c.unheard.most))
+			ran := min(between, now.Sub(c.since)) // the request may have been bound after the last look
+			c.unheard.tokens = min(c.unheard.tokens+perSecond*ran.Seconds(), float64(c.unheard.most))
 		}
 	}
 }

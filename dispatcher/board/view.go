@@ -80,7 +80,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 			if c := &b.ledger.table[slot]; r.present {
 				all = append(all, Charge{
 					Worker: r.ID, Slot: slot, ID: c.id, Key: c.key, Prompt: c.prompt, Generated: r.running[i].Generated, Age: c.age,
-					Started: b.started(slot), Since: c.since, Step: c.bound, Left: c.left,
+					Started: b.started(slot), Since: c.since, Step: c.bound, Left: c.promptLeft,
 				})
 			}
 		}
