@@ -56,6 +56,7 @@ func (c *Config) DoubtFit(kind predictor.Kind) string {
 	return c.Config.DoubtFit(kind, append([]string{c.Policy}, c.Twin...)...)
 }
 
+// withDefaults fills in the defaults of board.Config, and a Log that writes nothing if there is none.
 func (c Config) withDefaults() Config {
 	c.Config, c.Log = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop())
 	return c

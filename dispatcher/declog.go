@@ -32,9 +32,9 @@ type decisionLog struct {
 	file    *os.File
 	size    int64
 	line    []byte
-	outputs []int32 // the outputs of the survival table whose version is below
+	outputs []int32 // the outputs of the survival table that has the version in the next field
 	version uint64
-	ok      bool // the last write succeeded
+	lastOK  bool // the last write succeeded
 }
 
 // openDecisionLog opens the file. It returns nil if the config names none.
@@ -47,7 +47,7 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	}
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, DefaultLogBytes)
 	l := &decisionLog{
-		cfg: cfg, log: log, dropped: m.roundsDropped, failed: m.logFailures, ok: true,
+		cfg: cfg, log: log, dropped: m.roundsDropped, failed: m.logFailures, lastOK: true,
 		free: make(chan *board.Round, roundsMost), queue: make(chan *board.Round, roundsMost),
 	}
 	for range roundsMost {
@@ -56,6 +56,7 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	return l, l.open()
 }
 
+// open opens the file to append to it, and notes its present size.
 func (l *decisionLog) open() error {
 	f, err := os.OpenFile(l.cfg.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	if err != nil {
@@ -69,12 +70,13 @@ func (l *decisionLog) open() error {
 	return nil
 }
 
-// record copies a round for the writer, or drops it.
-func (l *decisionLog) record(head *board.Round) {
+// record copies a round for the goroutine of run, which writes it. If all roundsMost copies still wait to be written, the round is
+// dropped and counted.
+func (l *decisionLog) record(round *board.Round) {
 	select {
-	case r := <-l.free:
-		r.Copy(head)
-		l.queue <- r // never blocks: the queue has room for all roundsMost rounds
+	case copied := <-l.free:
+		copied.Copy(round)
+		l.queue <- copied // never blocks: the queue has room for all roundsMost rounds
 	default:
 		l.dropped.Inc()
 	}
@@ -100,8 +102,10 @@ func (l *decisionLog) run(ctx context.Context) {
 	}
 }
 
+// write writes one round as a line of the file, and then gives the memory of the round back for the next copy. Each failure is counted,
+// and only the first of several in a row is logged.
 func (l *decisionLog) write(r *board.Round) {
-	if v := r.Survival.Version(); v != l.version {
+	if v := r.Survival.Version(); v != l.version { // the table is another one than that of the last round
 		l.outputs, l.version = r.Survival.Outputs(), v
 	}
 	line := LogLine{
@@ -113,13 +117,13 @@ func (l *decisionLog) write(r *board.Round) {
 	err := l.append(l.line)
 	switch {
 	case err == nil:
-		l.ok = true
+		l.lastOK = true
 		return
-	case l.ok: // log only the first of several failures in a row
+	case l.lastOK: // log only the first of several failures in a row
 		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again",
 			zap.String("file", l.cfg.File), zap.Error(err))
 	}
-	l.ok = false
+	l.lastOK = false
 	l.failed.Inc()
 }
 

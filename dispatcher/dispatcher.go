@@ -54,6 +54,8 @@ func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result
 	return d.enqueue(waiting{entry: e, hits: hits})
 }
 
+// enqueue hands an entry to the goroutine that owns the boards, and returns the channel of its answer. If the dispatcher has ended, the
+// answer is ErrDraining at once.
 func (d *Dispatcher) enqueue(w waiting) <-chan Result {
 	if w.entry.Entered.IsZero() {
 		w.entry.Entered = time.Now()
@@ -269,9 +271,10 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	}
 	p, own := v.(*published).of(model)
 	slots := p.slots.Load()
-	if slots == 0 {
+	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
 		return math.MaxInt, own
 	}
+	// Within the mean time that a request has its slot, each slot comes free once.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
 	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load()), own
 }
@@ -286,6 +289,7 @@ func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	return int(p.free.Load()), own
 }
 
+// register registers the metrics, and the gauges that read the status of d at each scrape. r nil: nothing is registered.
 func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 	if r == nil {
 		return nil

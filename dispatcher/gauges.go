@@ -160,21 +160,21 @@ func (gauges) Describe(ch chan<- *prometheus.Desc) {
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	s := g.d.Status(ctx)
+	status := g.d.Status(ctx)
 	if ctx.Err() != nil {
 		return // the loop is stuck: missing gauges show that, stale gauges would not
 	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	known := func(d *prometheus.Desc, v predictor.Figure, labels ...string) {
+	gaugeIfDefined := func(d *prometheus.Desc, v predictor.Figure, labels ...string) {
 		if v.Defined() {
 			gauge(d, float64(v), labels...)
 		}
 	}
 	entries, oldest, quarantined := 0, 0.0, 0
-	names := labelsOf(s)
-	for _, m := range s.Models {
+	names := labelsOf(status)
+	for _, m := range status.Models {
 		entries += m.Pool
 		for _, p := range m.Pairs {
 			if p.Quarantined {
@@ -192,15 +192,15 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 				gauge(descCapacity, float64(w.Capacity), group, rank)
 				gauge(descUsage, float64(w.KVTokens+w.Kept)/float64(w.Capacity), group, rank, "own")
 			}
-			if said, ok := g.said(w.ID); ok {
-				told := func(d *prometheus.Desc, v float64, what string) {
-					if v >= 0 {
+			if engine, ok := g.engineMetrics(w.ID); ok {
+				gaugeIfReported := func(d *prometheus.Desc, v float64, what string) {
+					if v >= 0 { // below 0: the engine does not report this value
 						gauge(d, v, group, rank, what)
 					}
 				}
-				told(descSaid, said.Running, "running")
-				told(descSaid, said.Waiting, "waiting")
-				told(descUsage, said.KVShare, "scraped")
+				gaugeIfReported(descSaid, engine.Running, "running")
+				gaugeIfReported(descSaid, engine.Waiting, "waiting")
+				gaugeIfReported(descUsage, engine.KVShare, "scraped")
 			}
 			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
 			gauge(descSlots, float64(w.Used), group, rank, "used")
@@ -233,17 +233,17 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBudget, float64(q.Budget), group)
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
-			if t := q.Rounds; t != nil {
-				ch <- prometheus.MustNewConstMetric(descRounds, prometheus.CounterValue, float64(t.Sent), group)
-				ch <- prometheus.MustNewConstMetric(descPrefills, prometheus.CounterValue, float64(t.PrefillSteps), group)
-				if t.MeanBacklog > 0 {
-					gauge(descUneven, float64(t.MostBacklog)/t.MeanBacklog, group)
+			if rounds := q.Rounds; rounds != nil {
+				ch <- prometheus.MustNewConstMetric(descRounds, prometheus.CounterValue, float64(rounds.Sent), group)
+				ch <- prometheus.MustNewConstMetric(descPrefills, prometheus.CounterValue, float64(rounds.PrefillSteps), group)
+				if rounds.MeanBacklog > 0 {
+					gauge(descUneven, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
 				}
 			}
-			if t := q.Twin; t != nil {
-				gauge(descTwinError, t.ErrorRatio, group)
-				gauge(descTwinAge, t.AgeSeconds, group)
-				for _, a := range t.Against {
+			if twin := q.Twin; twin != nil {
+				gauge(descTwinError, twin.ErrorRatio, group)
+				gauge(descTwinAge, twin.AgeSeconds, group)
+				for _, a := range twin.Against {
 					ch <- prometheus.MustNewConstMetric(descTwinSaved, prometheus.CounterValue, a.SavedSeconds, group, a.Policy)
 					ch <- prometheus.MustNewConstMetric(descTwinLost, prometheus.CounterValue, a.LostSeconds, group, a.Policy)
 				}
@@ -268,21 +268,21 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descDrift, p.DriftFromFit.Distance, model, kind, "fit")
 			gauge(descDriftMax, p.DriftFromFit.Critical, model, kind, "fit")
 			if p.Scores != nil {
-				known(descBrier, p.Scores.Brier, model, kind)
-				known(descAUC, p.Scores.AUC, model, kind)
-				known(descMAE, p.Scores.ConditionalMAE, model, kind)
+				gaugeIfDefined(descBrier, p.Scores.Brier, model, kind)
+				gaugeIfDefined(descAUC, p.Scores.AUC, model, kind)
+				gaugeIfDefined(descMAE, p.Scores.ConditionalMAE, model, kind)
 			}
 		}
 	}
 	gauge(descPool, float64(entries))
 	gauge(descPairs, float64(quarantined))
 	gauge(descPoolOldest, oldest)
-	gauge(descDriftSlots, float64(s.Drift.Slots))
-	gauge(descDriftKV, float64(s.Drift.KVTokens))
+	gauge(descDriftSlots, float64(status.Drift.Slots))
+	gauge(descDriftKV, float64(status.Drift.KVTokens))
 }
 
-// said returns what the engine of a rank reports of it.
-func (g gauges) said(worker int32) (s EngineMetrics, ok bool) {
+// engineMetrics returns what the engine of a rank reports of the rank; ok is false if nothing is known.
+func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	if g.d.cfg.EngineMetrics == nil {
 		return s, false
 	}
@@ -296,6 +296,7 @@ type labels struct {
 	names  map[string]int             // by worker name: how many workers use it
 }
 
+// labelsOf counts, in a status, the models that use each group name, and the workers that have each worker name.
 func labelsOf(s board.Status) labels {
 	l := labels{models: map[string]map[string]bool{}, names: map[string]int{}}
 	for _, m := range s.Models {
@@ -310,6 +311,7 @@ func labelsOf(s board.Status) labels {
 	return l
 }
 
+// group returns the label of a group: its name, behind that of its model if groups of several models have the same name.
 func (l labels) group(model, name string) string {
 	if len(l.models[name]) > 1 {
 		return model + "/" + name
@@ -317,6 +319,7 @@ func (l labels) group(model, name string) string {
 	return name
 }
 
+// rank returns the label of a rank: its name, with its ID if it has no name or several ranks have the same.
 func (l labels) rank(w board.WorkerStatus) string {
 	if w.Name == "" || l.names[w.Name] > 1 {
 		return fmt.Sprintf("%s#%d", w.Name, w.ID)

@@ -39,28 +39,30 @@ func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner 
 // follow begins to learn a subject, from a fit if there is one. The boards can predict nothing of
 // the subject before its first tables are built.
 func (l *learner) follow(key board.Subject, fit *predictor.Fit) {
-	l.order(func() { l.refused(key, l.learned.Follow(key, fit)) })
+	l.queueOrder(func() { l.logRefused(key, l.learned.Follow(key, fit)) })
 }
 
 // load makes all subjects start anew from a fit.
 func (l *learner) load(fit *predictor.Fit) {
-	l.order(func() {
+	l.queueOrder(func() {
 		for key, err := range l.learned.Load(fit) {
-			l.refused(key, err)
+			l.logRefused(key, err)
 		}
 	})
 }
 
-func (l *learner) refused(key board.Subject, err error) {
+// logRefused logs that a subject could not be learned from a fit; err nil: it could, and nothing is logged.
+func (l *learner) logRefused(key board.Subject, err error) {
 	if err != nil {
 		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model),
 			zap.String("kind", string(key.Kind)), zap.Error(err))
 	}
 }
 
-func (l *learner) order(f func()) {
+// queueOrder queues a function for the learner's goroutine, because only that goroutine may use l.learned.
+func (l *learner) queueOrder(order func()) {
 	l.mu.Lock()
-	l.orders = append(l.orders, f)
+	l.orders = append(l.orders, order)
 	l.mu.Unlock()
 	l.wake.ring()
 }
@@ -89,7 +91,7 @@ func (l *learner) run(ctx context.Context) {
 		var more bool
 		spare, more = l.learn(spare, time.Now())
 		if more {
-			timer.Reset(time.Second)
+			timer.Reset(time.Second) // by then tables are due even if only a few requests have ended
 		} else {
 			timer.Stop()
 		}
@@ -102,22 +104,23 @@ func (l *learner) run(ctx context.Context) {
 	}
 }
 
-// learn runs the orders, learns from the queued endings and builds the tables that are due. more says
-// whether tables will become due later, even if nothing else comes.
-func (l *learner) learn(spare []board.Ending, now time.Time) (read []board.Ending, more bool) {
+// learn runs the queued orders, learns from the queued endings, and sends the tables that are due to the boards. The memory of spare
+// serves for the endings that come meanwhile. learned are the endings that were learned from: the next call can take them as spare. more
+// says whether tables will become due later, even if nothing else comes.
+func (l *learner) learn(spare []board.Ending, now time.Time) (learned []board.Ending, more bool) {
 	l.mu.Lock()
 	endings, orders := l.endings, l.orders
 	l.endings, l.orders = spare[:0], nil
 	l.mu.Unlock()
-	for _, f := range orders {
-		f()
+	for _, order := range orders {
+		order()
 	}
 	for i := range endings {
 		l.learned.Learn(&endings[i])
 	}
 	built, more := l.learned.Rebuild(now)
-	for _, t := range built {
-		l.tell(t)
+	for _, table := range built {
+		l.tell(table)
 	}
 	return endings, more
 }

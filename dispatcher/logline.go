@@ -68,6 +68,8 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	return append(dst, "]}\n"...)
 }
 
+// appendWorker appends a rank and the requests that run on it as a JSON object. Members that have their usual value are left out, and
+// the reader then assumes that value.
 func appendWorker(dst []byte, w *policy.Worker) []byte {
 	dst = whole(append(dst, `{"id":`...), w.ID)
 	dst = whole(append(dst, `,"free":`...), w.Free)
@@ -101,6 +103,8 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
+// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, with what the snapshot's Waits say of it, if there are
+// any.
 func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
@@ -140,6 +144,7 @@ func appendWait(dst []byte, e *policy.Wait) []byte {
 	return append(dst, ']')
 }
 
+// key appends the exact-match key of a request, unless it is 0: the request has none.
 func key(dst []byte, k uint64) []byte {
 	if k == 0 {
 		return dst

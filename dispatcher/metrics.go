@@ -33,6 +33,7 @@ type metrics struct {
 	twinWork prometheus.Counter
 }
 
+// newMetrics creates the metrics in a registry of their own, and those of their series whose labels have few values.
 func newMetrics() *metrics {
 	all := prometheus.NewRegistry()
 	own := promauto.With(all)

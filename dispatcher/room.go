@@ -18,25 +18,25 @@ type published struct {
 // of returns what is published of a name. If only some ranks list the name, it has values of its own, and own is true. Else
 // the values are those of all ranks of the board.
 func (p *published) of(name string) (q *published, own bool) {
-	if all := p.named.Load(); all != nil && (*all)[name] != nil {
-		return (*all)[name], true
+	if byName := p.named.Load(); byName != nil && (*byName)[name] != nil {
+		return (*byName)[name], true
 	}
 	return p, false
 }
 
 // list sets the names that have values of their own. A name that had values before keeps them.
 func (o *owned) list(names []string) {
-	all := make(map[string]*published, len(names))
+	byName := make(map[string]*published, len(names))
 	o.named = o.named[:0]
 	for _, name := range names {
-		p, was := o.pace.of(name)
-		if !was {
+		p, listedBefore := o.pace.of(name)
+		if !listedBefore {
 			p = newPublished()
 		}
-		all[name] = p
+		byName[name] = p
 		o.named = append(o.named, p)
 	}
-	o.pace.named.Store(&all)
+	o.pace.named.Store(&byName)
 }
 
 func newPublished() *published {
@@ -45,15 +45,17 @@ func newPublished() *published {
 	return p
 }
 
-// publish stores the pace, and says whether more hand-offs than before would get a slot in time.
-func (p *published) publish(now *board.Pace) (more bool) {
-	slots, free, waiting := int64(now.Slots), int64(now.Free), int64(now.Waiting)
-	was := p.slots.Load()
-	more = slots > was || slots == 0 && was > 0 || now.Seconds < math.Float64frombits(p.seconds.Load()) ||
+// publish stores the pace, so that any goroutine can read it. more says whether more hand-offs than before may get a slot in time:
+// because there are more slots, more of them are free for each entry that waits, or requests keep them for a shorter time. If no rank
+// takes requests any more, more is true as well, because Room then has no limit.
+func (p *published) publish(pace *board.Pace) (more bool) {
+	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
+	slotsBefore := p.slots.Load()
+	more = slots > slotsBefore || slots == 0 && slotsBefore > 0 || pace.Seconds < math.Float64frombits(p.seconds.Load()) ||
 		free-waiting > p.free.Load()-p.waiting.Load()
 	p.slots.Store(slots)
 	p.free.Store(free)
 	p.waiting.Store(waiting)
-	p.seconds.Store(math.Float64bits(now.Seconds))
+	p.seconds.Store(math.Float64bits(pace.Seconds))
 	return more
 }

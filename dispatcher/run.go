@@ -15,18 +15,19 @@ import (
 	"evenkeel/pool"
 )
 
+// newRunner makes the runner, with boards that have no ranks yet. wake queues a command for the next turn of the runner.
 func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
-	l, err := board.New(cfg.Config)
+	boards, err := board.New(cfg.Config)
 	if err != nil {
 		return nil, err
 	}
-	built := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
+	publish := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
 	r := &runner{
-		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built),
+		boards: boards, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, publish),
 		twins:   newTwins(cfg, d.metrics),
 		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, detectors: map[board.GroupKey]*stepDetector{},
 	}
-	name := l.Policy() // so that Dispatcher.Policy has a value before the first event
+	name := boards.Policy() // so that Dispatcher.Policy has a value before the first event
 	d.policy.Store(&name)
 	return r, nil
 }
@@ -34,15 +35,15 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 // start starts the goroutines of the learner, the twin and the decision log. The function that it
 // returns waits for their end, so that no goroutine outlives the dispatcher.
 func (r *runner) start(ctx context.Context) (wait func()) {
-	var beside sync.WaitGroup
-	beside.Go(func() { r.learner.run(ctx) })
+	var goroutines sync.WaitGroup
+	goroutines.Go(func() { r.learner.run(ctx) })
 	if r.twins != nil {
-		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin) })
+		goroutines.Go(func() { r.twins.run(ctx, r.cfg.Twin) })
 	}
 	if r.declog != nil {
-		beside.Go(func() { r.declog.run(ctx) })
+		goroutines.Go(func() { r.declog.run(ctx) })
 	}
-	return beside.Wait
+	return goroutines.Wait
 }
 
 // advance runs the commands, and then has each board decide if something changed on it.
@@ -60,8 +61,8 @@ func (r *runner) advance(queue []command, now time.Time) {
 	r.record()
 }
 
-// apply gives the boards an event, runs the rounds that follow from it, and carries out the
-// effects.
+// apply gives the boards an event and carries out the effects. Then it runs the rounds that follow from the event, one after the other:
+// Decide runs a round, and Decided tells the boards how long it took.
 func (r *runner) apply(e board.Event) {
 	if r.twins != nil {
 		r.twins.tape.Record(e, r.now)
@@ -72,7 +73,8 @@ func (r *runner) apply(e board.Event) {
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
 		if r.twins != nil && r.decided.Took > r.boards.Config().TickLimit/2 {
-			r.twins.late.Store(int64(time.Since(r.twins.began)))
+			// A round this slow makes the twin rest for a moment, see restAfterLate.
+			r.twins.lateRound.Store(int64(time.Since(r.twins.began)))
 		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
@@ -89,20 +91,22 @@ func (r *runner) set(e board.Event) error {
 // count reads the progress of a board's slots and gives it to the board as Counts, which hold for the
 // next event. So the board decides with the tokens that the streams have seen until now.
 func (r *runner) count(o *owned) {
-	c := &o.counts
-	if grow := len(o.slots) - len(c.Tokens); grow > 0 {
-		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...),
-			append(c.Joined, make([]uint32, grow)...)
-		c.Unheard = append(c.Unheard, make([]int32, grow)...)
+	counts := &o.counts
+	if missing := len(o.slots) - len(counts.Tokens); missing > 0 {
+		counts.Tokens, counts.Began, counts.Joined = append(counts.Tokens, make([]int32, missing)...),
+			append(counts.Began, make([]bool, missing)...),
+			append(counts.Joined, make([]uint32, missing)...)
+		counts.Unheard = append(counts.Unheard, make([]int32, missing)...)
 	}
 	for i, s := range o.slots {
 		if s != nil {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = s.generated.Load(), s.started.Load(), s.stream.first.Load(), s.unheard.Load()
+			counts.Tokens[i], counts.Began[i], counts.Joined[i], counts.Unheard[i] = s.generated.Load(), s.started.Load(),
+				s.stream.first.Load(), s.unheard.Load()
 		} else {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = 0, false, 0, 0
+			counts.Tokens[i], counts.Began[i], counts.Joined[i], counts.Unheard[i] = 0, false, 0, 0
 		}
 	}
-	r.boards.Apply(c, r.now) // has no effects
+	r.boards.Apply(counts, r.now) // has no effects
 }
 
 // countAll counts the slots of all boards.
@@ -112,8 +116,9 @@ func (r *runner) countAll() {
 	}
 }
 
+// enqueue gives the boards a new entry. Until the answer, the runner keeps its slot and the channel of its caller.
 func (r *runner) enqueue(w waiting) {
-	if o := r.owned[w.entry.Model]; o != nil && w.local != nil {
+	if o := r.owned[w.entry.Model]; o != nil && w.local != nil { // the policy decides about it at once, so the board needs the progress
 		r.count(o)
 	}
 	r.waiting[w.entry] = w
@@ -190,6 +195,7 @@ func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
 	}
 }
 
+// do carries out one effect: it answers a caller, updates a metric, logs, or passes on what the boards report. took is as for carryOut.
 func (r *runner) do(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
@@ -267,14 +273,14 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		r.learner.hear(e.Ending)
 	case board.EffectGroup:
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
-		r.follow(e.Group)
+		r.detectSteps(e.Group)
 	case board.EffectRest:
-		if p := r.detectors[e.Group]; p != nil {
-			p.pause()
+		if detector := r.detectors[e.Group]; detector != nil {
+			detector.pause()
 		}
 	case board.EffectLeastStep:
-		if p := r.detectors[e.Group]; p != nil {
-			p.least.Store(int64(e.Lasts))
+		if detector := r.detectors[e.Group]; detector != nil {
+			detector.least.Store(int64(e.Lasts))
 		}
 	case board.EffectGroupGone:
 		m.forget(e.Label)
@@ -293,7 +299,7 @@ func (r *runner) own(model string) *owned {
 	if o == nil {
 		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}}
 		o.counts = board.Counts{Model: model}
-		o.arrive = func(s *Slot) {
+		o.reportStarted = func(s *Slot) {
 			r.wake(func(r *runner) {
 				if s.held() {
 					r.apply(board.Reached{Model: model, Slot: s.Slot})
@@ -314,44 +320,44 @@ func (r *runner) disown(model string) {
 	r.d.paces.Delete(model)
 }
 
-// follow gives a new barrier group its step detector.
-func (r *runner) follow(key board.GroupKey) {
+// detectSteps gives a new barrier group its step detector.
+func (r *runner) detectSteps(key board.GroupKey) {
 	r.own(key.Model)
 	if !key.Barrier {
 		return
 	}
-	heard := func(r *runner) { r.hear(key) } // made once, so that a step allocates nothing
-	r.detectors[key] = newStepDetector(func() { r.wake(heard) })
+	hearSteps := func(r *runner) { r.hearSteps(key) } // made once, so that a step allocates nothing
+	r.detectors[key] = newStepDetector(func() { r.wake(hearSteps) })
 }
 
-// hear gives a board the steps that the step detector of a group has found.
-func (r *runner) hear(key board.GroupKey) {
-	p := r.detectors[key]
-	if p == nil {
+// hearSteps gives a board the steps that the step detector of a group has found, after the progress of the board's slots.
+func (r *runner) hearSteps(key board.GroupKey) {
+	detector := r.detectors[key]
+	if detector == nil {
 		return // the group is gone
 	}
-	r.steps.Group, r.steps.List = key, p.read(r.steps.List[:0])
+	r.steps.Group, r.steps.List = key, detector.read(r.steps.List[:0])
 	r.count(r.owned[key.Model])
 	r.apply(&r.steps)
 }
 
 // bind completes a slot and sends it to the caller of Enqueue.
 func (r *runner) bind(e *board.Effect, took time.Duration) {
-	o, s := r.own(e.Group.Model), r.waiting[e.Entry].slot
-	s.Bound, s.Decide = e.Bound, took
-	s.owner, s.detector = o, r.detectors[e.Group]
-	s.waits.Store(s.Beyond)
+	owner, slot := r.own(e.Group.Model), r.waiting[e.Entry].slot
+	slot.Bound, slot.Decide = e.Bound, took
+	slot.owner, slot.detector = owner, r.detectors[e.Group]
+	slot.waits.Store(slot.Beyond)
 	if e.Entry.Mixed {
-		r.metrics.roundHold.Observe(s.Held.Seconds())
+		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
-	if s.Beyond {
-		o.beyond++
+	if slot.Beyond {
+		owner.beyond++
 	}
-	if grow := int(s.Slot) + 1 - len(o.slots); grow > 0 {
-		o.slots = append(o.slots, make([]*Slot, grow)...)
+	if missing := int(slot.Slot) + 1 - len(owner.slots); missing > 0 {
+		owner.slots = append(owner.slots, make([]*Slot, missing)...)
 	}
-	o.slots[s.Slot] = s
-	r.answer(e.Entry, Result{Slot: s})
+	owner.slots[slot.Slot] = slot
+	r.answer(e.Entry, Result{Slot: slot})
 }
 
 // answer answers a caller of Enqueue.
@@ -369,21 +375,22 @@ func (w waiting) answer(places *pool.Places, r Result) {
 	w.result <- r
 }
 
-// record ends the current stretch of the twin's tape if that is due, and queues it for the twin.
+// record ends the current stretch of the twin's tape if that is due, and queues it for the twin with a copy of the boards, with which
+// the next stretch begins.
 func (r *runner) record() {
 	t := r.twins
-	if t == nil || !t.tape.Due(r.now, t.every) {
+	if t == nil || !t.tape.Due(r.now, t.leastStretch) {
 		return
 	}
 	r.countAll()
-	copied := r.boards.Clone()
-	t.every = twin.Every(copied.Held())
-	if s := t.tape.Cut(r.now, copied); s != nil {
+	boards := r.boards.Clone()
+	t.leastStretch = twin.Every(boards.Held())
+	if stretch := t.tape.Cut(r.now, boards); stretch != nil {
 		t.mu.Lock()
-		if len(t.fresh) >= mostFresh { // the twin does not keep up: drop what waits
-			t.fresh, s.First = nil, true
+		if len(t.untaken) >= mostUntaken { // the twin does not keep up: drop what waits
+			t.untaken, stretch.First = nil, true
 		}
-		t.fresh = append(t.fresh, recorded{s, copied})
+		t.untaken = append(t.untaken, recorded{stretch, boards})
 		t.mu.Unlock()
 		t.wake.ring()
 	}

@@ -28,22 +28,24 @@ type Slot struct {
 	unheard   atomic.Int32 // most tokens that the answer may have, see Unheard; 0: its tokens are reported as they come
 }
 
+// newSlot returns an empty slot, with a Trace if explain is set. The trace is in the same piece of memory, so that there is one
+// allocation.
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	if !explain {
 		return &Slot{}
 	}
-	both := &struct {
+	slotWithTrace := &struct {
 		Slot
 		trace decision.Trace
 	}{}
-	both.Trace = &both.trace
-	return &both.Slot
+	slotWithTrace.Trace = &slotWithTrace.trace
+	return &slotWithTrace.Slot
 }
 
 // held says whether the slot has not been given back yet. Only the runner's goroutine may call it.
 func (s *Slot) held() bool { return s.owner.slots[s.Slot] == s }
 
-// Progress reports how many tokens this leg has generated so far. The board counts them as
+// Progress reports how many tokens the request has generated on this rank so far. The board counts them as
 // KV tokens of the request, and the step detector of the group finds steps by these reports.
 // A number that is not larger than before is ignored. Progress may be called from any goroutine
 // and does not allocate.
@@ -77,7 +79,7 @@ func (s *Slot) Started() {
 	s.started.Store(true)
 	s.waits.Store(false) // the engine had room for the request, even if the board counted none
 	if s.owner != nil && s.owner.pace.watched.Load() > 0 {
-		s.owner.arrive(s)
+		s.owner.reportStarted(s)
 	}
 }
 

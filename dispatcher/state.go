@@ -40,14 +40,14 @@ type waiting struct {
 
 // owned is what the runner keeps of a board.
 type owned struct {
-	model  string
-	slots  []*Slot      // by Slot.Slot; nil: free
-	beyond int          // slots that were bound beyond the slots or KV room of their ranks
-	counts board.Counts // progress of the slots as it was read last
-	tick   board.Tick
-	arrive func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
-	pace   *published
-	named  []*published // for the names that only some of its ranks list, in the order of the last EffectNames
+	model         string
+	slots         []*Slot      // by Slot.Slot; nil: free
+	beyond        int          // slots that were bound beyond the slots or KV room of their ranks
+	counts        board.Counts // progress of the slots as it was read last
+	tick          board.Tick
+	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
+	pace          *published
+	named         []*published // for the names that only some of its ranks list, in the order of the last EffectNames
 }
 
 // runner owns the boards. It reads the clock, gives them the commands of other goroutines in order

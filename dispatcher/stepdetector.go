@@ -39,31 +39,33 @@ func newStepDetector(notify func()) *stepDetector {
 	return d
 }
 
-// onToken reports that a stream got tokens.
-func (d *stepDetector) onToken(v *streamState) {
-	n := d.number.Load()
-	switch v.last.Load() {
-	case n:
-	case 0:
-		v.first.Store(n)
+// onToken reports that a stream got tokens. If the stream already has tokens of the current step, these are of the next step, and
+// onToken begins that step. Otherwise the stream only notes that it has tokens of the current step.
+func (d *stepDetector) onToken(stream *streamState) {
+	current := d.number.Load()
+	switch stream.last.Load() {
+	case current: // the tokens are of the next step
+	case 0: // the first tokens of the stream
+		stream.first.Store(current)
 		fallthrough
 	default:
-		v.last.Store(n)
+		stream.last.Store(current)
 		return
 	}
 	if !d.mu.TryLock() {
 		return // another stream is reporting the same step
 	}
-	found := d.number.Load() == n && d.next(time.Since(d.base))
+	begun := d.number.Load() == current && d.begin(time.Since(d.base))
 	d.mu.Unlock()
-	v.last.Store(d.number.Load())
-	if found {
+	stream.last.Store(d.number.Load())
+	if begun {
 		d.notify()
 	}
 }
 
-// next begins a step at an instant, given since base. It returns false if the step before began less than d.least ago.
-func (d *stepDetector) next(at time.Duration) bool {
+// begin begins the next step at an instant, given since d.base. It returns false, and begins nothing, if the current step began less
+// than d.least ago.
+func (d *stepDetector) begin(at time.Duration) bool {
 	s := board.Step{Number: d.number.Load() + 1}
 	if d.began > 0 {
 		if s.Length = at - d.began; int64(s.Length) < d.least.Load() {

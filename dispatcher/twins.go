@@ -19,17 +19,17 @@ import (
 // twins records the events of the boards on a tape and replays them in a goroutine of its own, which rests most of
 // the time. The loop only appends to the tape, and copies the boards at the end of each stretch.
 type twins struct {
-	tape  twin.Tape
-	every time.Duration // least length of a stretch
-	wake  bell
-	work  prometheus.Counter
-	log   *zap.Logger
-	began time.Time
-	late  atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
+	tape         twin.Tape
+	leastStretch time.Duration // least length of a stretch
+	wake         bell
+	workSeconds  prometheus.Counter
+	log          *zap.Logger
+	began        time.Time
+	lateRound    atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
 
-	mu     sync.Mutex
-	fresh  []recorded // stretches that the twin's goroutine has not taken yet
-	judged map[board.GroupKey]*judged
+	mu      sync.Mutex
+	untaken []recorded // stretches that the twin's goroutine has not taken yet
+	judged  map[board.GroupKey]*judged
 }
 
 type recorded struct {
@@ -50,27 +50,28 @@ type saved struct {
 	today       float64 // rank-hours saved on that day; below 0: lost
 }
 
-// mostFresh bounds the stretches that wait to be judged.
-const mostFresh = 20
+// mostUntaken bounds the stretches that wait to be judged.
+const mostUntaken = 20
 
-// share is how much of one core the twin may use. It is so small that the cost of the twin need not be weighed against its use.
-const share = 0.01
+// coreShare is how much of one core the twin may use. It is so small that the cost of the twin need not be weighed against its use.
+const coreShare = 0.01
 
-// costs is how many seconds of processor time one second of replays costs, because garbage collection runs outside that second. With
+// costFactor is how many seconds of processor time one second of replays costs, because garbage collection runs outside that second. With
 // 144 ranks, a proxy with a twin took 1.03 % of a core more than a proxy without a twin, and the twin itself counted 0.95 %.
-const costs = 1.1
+const costFactor = 1.1
 
-// lateFor is how long the twin rests after a tick that was late.
-const lateFor = time.Second
+// restAfterLate is how long the twin rests after a tick that was late.
+const restAfterLate = time.Second
 
 func newTwins(cfg Config, m *metrics) *twins {
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
-	return &twins{work: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
+	return &twins{workSeconds: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
 }
 
-// run replays stretches until ctx ends.
+// run replays stretches until ctx ends. Between two slices of work it rests for so long that the twin uses no more than coreShare of a
+// core.
 func (t *twins) run(ctx context.Context, specs []string) {
 	judge, turns := twin.New(specs), 1
 	timer := time.NewTimer(0)
@@ -92,8 +93,8 @@ func (t *twins) run(ctx context.Context, specs []string) {
 		}
 		for more := true; more; {
 			t.take(judge)
-			if late := t.late.Load(); late > 0 && time.Since(t.began) < time.Duration(late)+lateFor {
-				if !rest(lateFor) {
+			if late := t.lateRound.Load(); late > 0 && time.Since(t.began) < time.Duration(late)+restAfterLate {
+				if !rest(restAfterLate) {
 					return
 				}
 				continue
@@ -105,11 +106,11 @@ func (t *twins) run(ctx context.Context, specs []string) {
 				judge = twin.New(specs)
 			}
 			took := time.Since(start)
-			t.work.Add(took.Seconds())
+			t.workSeconds.Add(took.Seconds())
 			for i := range verdicts {
 				t.book(&verdicts[i])
 			}
-			if !rest(time.Duration(float64(took) * (costs/share - 1))) {
+			if !rest(time.Duration(float64(took) * (costFactor/coreShare - 1))) {
 				return
 			}
 			turns = nextTurns(turns, took)
@@ -128,14 +129,16 @@ func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure
 	return fresh, more, nil
 }
 
-// slice is about how long a slice of work takes: short compared to a tick, and long compared to a read of the clock.
-const slice = time.Millisecond
+// sliceTarget is how long a slice of work should take: short compared to a tick, and long compared to a read of the clock.
+const sliceTarget = time.Millisecond
 
+// nextTurns returns how many turns the next slice of work makes, so that it takes about sliceTarget. The last slice made the given turns
+// and took the time took.
 func nextTurns(turns int, took time.Duration) int {
 	switch {
-	case took < slice/2:
+	case took < sliceTarget/2:
 		return min(2*turns, 1<<16)
-	case took > 2*slice:
+	case took > 2*sliceTarget:
 		return max(1, turns/2)
 	}
 	return turns
@@ -144,39 +147,40 @@ func nextTurns(turns int, took time.Duration) int {
 // take gives the twin the stretches that were recorded since the last call.
 func (t *twins) take(judge *twin.Twin) {
 	t.mu.Lock()
-	fresh := t.fresh
-	t.fresh = nil
+	untaken := t.untaken
+	t.untaken = nil
 	t.mu.Unlock()
-	for _, s := range fresh {
+	for _, s := range untaken {
 		judge.AddStretch(s.Stretch, s.end)
 	}
 }
 
-// book adds a verdict to what the twin has found of its group.
+// book takes in a verdict on a group: it becomes the latest one, and the time that the policy in force saved or lost against each other
+// policy is added up. Only claimed differences count.
 func (t *twins) book(v *twin.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	j := t.judged[v.Group]
-	if j == nil {
-		j = &judged{against: map[string]*saved{}}
-		t.judged[v.Group] = j
+	group := t.judged[v.Group]
+	if group == nil {
+		group = &judged{against: map[string]*saved{}}
+		t.judged[v.Group] = group
 	}
-	j.verdict = *v
+	group.verdict = *v
 	for _, a := range v.Against {
-		s := j.against[a.Policy]
-		if s == nil {
-			s = &saved{}
-			j.against[a.Policy] = s
+		sums := group.against[a.Policy]
+		if sums == nil {
+			sums = &saved{}
+			group.against[a.Policy] = sums
 		}
-		if day := v.To.UTC().Format(time.DateOnly); day != s.day {
-			s.day, s.today = day, 0
+		if day := v.To.UTC().Format(time.DateOnly); day != sums.day {
+			sums.day, sums.today = day, 0
 		}
 		if !a.Claimed {
 			continue
 		}
-		seconds := a.SavedMs / 1000 * float64(v.Fresh)
-		s.saved, s.lost = s.saved+max(0, seconds), s.lost+max(0, -seconds)
-		s.today += seconds * float64(v.Ranks) / 3600
+		seconds := a.SavedMs / 1000 * float64(v.Fresh) // over the steps that no earlier verdict has counted
+		sums.saved, sums.lost = sums.saved+max(0, seconds), sums.lost+max(0, -seconds)
+		sums.today += seconds * float64(v.Ranks) / 3600
 	}
 }
 
@@ -187,11 +191,11 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	j := t.judged[key]
-	if j == nil {
+	group := t.judged[key]
+	if group == nil {
 		return nil
 	}
-	v := &j.verdict
+	v := &group.verdict
 	s := &verdict.Twin{
 		AgeSeconds: now.Sub(v.To).Seconds(), WindowSeconds: v.To.Sub(v.From).Seconds(), Policy: v.Policy, StepMs: v.StepMs, TwinStepMs: v.TwinMs,
 		ErrorRatio: v.Error,
@@ -199,13 +203,13 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 		Against:    []verdict.Against{},
 	}
 	for _, found := range v.Against {
-		kept := j.against[found.Policy]
-		if kept.day != now.UTC().Format(time.DateOnly) {
-			kept.today = 0
+		sums := group.against[found.Policy]
+		if sums.day != now.UTC().Format(time.DateOnly) {
+			sums.today = 0
 		}
 		a := verdict.Against{
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed,
-			SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
+			SavedSeconds: sums.saved, LostSeconds: sums.lost, Today: sums.today,
 		}
 		if h := found.Hour; h.Seconds > 0 {
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
