@@ -24,22 +24,22 @@ type Exact struct {
 }
 
 // Predict answers each query from the narrowest bucket that has enough outputs.
-func (e *Exact) Predict(h int, q []Query, out []Prediction) {
-	out = out[:len(q)]
-	for k := range q {
-		age := int(q[k].Age)
-		if q[k].Key != 0 {
-			if b := e.byKey[q[k].Key]; b != nil {
-				out[k] = b.predict(age, h)
+func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
+	out = out[:len(queries)]
+	for k := range queries {
+		age := int(queries[k].Age)
+		if queries[k].Key != 0 {
+			if history := e.byKey[queries[k].Key]; history != nil {
+				out[k] = history.predict(age, horizon)
 				continue
 			}
 		}
-		t := e.table(q[k].Prompt)
+		t := e.table(queries[k].Prompt)
 		if t.Len() == 0 {
-			out[k] = unknown(h)
+			out[k] = unknown(horizon)
 			continue
 		}
-		out[k] = t.between(t.rank(age), t.rank(age+h), age, h)
+		out[k] = t.between(t.rank(age), t.rank(age+horizon), age, horizon)
 	}
 }
 

@@ -34,7 +34,7 @@ func unknown(h int) Prediction { return Prediction{P: 0, Mu: float64(h)} }
 // Predictor answers a batch, out[i] for q[i]; out is as long as q. It
 // allocates nothing and may be called by several goroutines at once.
 type Predictor interface {
-	Predict(h int, q []Query, out []Prediction)
+	Predict(horizon int, queries []Query, out []Prediction)
 }
 
 // Kind names a predictor in config, on the command line and in a fit file.
@@ -61,8 +61,8 @@ func ParseKind(name string) (Kind, error) {
 type None struct{}
 
 // Predict answers that no request ends within the horizon.
-func (None) Predict(h int, q []Query, out []Prediction) {
-	for i := range q {
-		out[i] = unknown(h)
+func (None) Predict(horizon int, queries []Query, out []Prediction) {
+	for i := range queries {
+		out[i] = unknown(horizon)
 	}
 }

@@ -65,15 +65,15 @@ func (s *Survival) rank(v int) int {
 }
 
 // Predict answers every query from the same table: prompt and key tell it nothing.
-func (s *Survival) Predict(h int, q []Query, out []Prediction) {
-	out = out[:len(q)]
+func (s *Survival) Predict(horizon int, queries []Query, out []Prediction) {
+	out = out[:len(queries)]
 	if s.Len() == 0 {
-		None{}.Predict(h, q, out)
+		None{}.Predict(horizon, queries, out)
 		return
 	}
-	for k := range q {
-		a := int(q[k].Age)
-		out[k] = s.between(s.rank(a), s.rank(a+h), a, h)
+	for k := range queries {
+		a := int(queries[k].Age)
+		out[k] = s.between(s.rank(a), s.rank(a+horizon), a, horizon)
 	}
 }
 

@@ -209,12 +209,12 @@ func (t *trial) predictHeldOut(k Kind, edges []int32) ([]Row, error) {
 	if len(edges) > 0 {
 		online.edges, online.fitEdges = edges, true
 	}
-	p := newPast(t.reqs, t.opt.Step, online)
+	finished := newPast(t.reqs, t.opt.Step, online)
 	rows := make([]Row, len(t.points))
 	var table Predictor
 	var out [1]Prediction
 	for i, at := range t.points {
-		p.until(at.time)
+		finished.until(at.time)
 		if built, _, due := online.Rebuild(time.Time{}.Add(at.time)); due {
 			table = built
 		}

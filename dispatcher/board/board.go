@@ -165,7 +165,7 @@ func (b *board) lonely(now time.Time) {
 // opens a window, and at the end of the window the board decides on all free slots together.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	c := &b.ledger.table[slot]
-	r, left := c.rank, *c
+	r, released := c.rank, *c
 	c.started = c.started || started
 	b.settleUnheard(c, o, generated, now)
 	b.learn(c, o)
@@ -176,11 +176,11 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}
 	b.discharge(slot)
-	if o.Orphaned && !left.strays && r.present {
-		b.orphan(r, &left, now)
+	if o.Orphaned && !released.strays && r.present {
+		b.orphan(r, &released, now)
 	}
 	if o.Kept && r.Keeps > 0 && r.present {
-		b.keep(r, &left, o.Generated, now)
+		b.keep(r, &released, o.Generated, now)
 	}
 	b.promote(r)
 	b.rest(r.group)

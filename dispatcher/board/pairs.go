@@ -36,8 +36,8 @@ func (b *board) pairEnded(c *charge, o Outcome, now time.Time) {
 	case o.Lost:
 		b.lost(c, now)
 	case !c.started:
-		if sus := b.pairs.suspects[c.pair()]; sus != nil {
-			sus.circuit.Neutral(c.id)
+		if suspected := b.pairs.suspects[c.pair()]; suspected != nil {
+			suspected.circuit.Neutral(c.id)
 		}
 	}
 }
@@ -46,33 +46,33 @@ func (b *board) pairEnded(c *charge, o Outcome, now time.Time) {
 func (b *board) lost(c *charge, now time.Time) {
 	p, key := &b.pairs, c.pair()
 	p.forget(now)
-	sus := p.suspects[key]
-	if sus == nil {
-		sus = &suspect{}
-		p.suspects[key] = sus
+	suspected := p.suspects[key]
+	if suspected == nil {
+		suspected = &suspect{}
+		p.suspects[key] = suspected
 	}
-	sus.failures++
-	sus.last = now
-	if sus.circuit.In() {
-		b.consider(key, sus, now)
-	} else if sus.circuit.Fail(c.id, now) {
-		b.quarantined(key, sus)
+	suspected.failures++
+	suspected.last = now
+	if suspected.circuit.In() {
+		b.consider(key, suspected, now)
+	} else if suspected.circuit.Fail(c.id, now) {
+		b.quarantined(key, suspected)
 	}
 	b.countPairs()
 }
 
 // consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another
 // engine: then only the connection between the two can be wrong.
-func (b *board) consider(key Pair, sus *suspect, now time.Time) {
-	if sus.circuit.In() && sus.failures >= pairLimit && sus.fromWorks && sus.toWorks {
-		sus.circuit.Trip(now)
-		b.quarantined(key, sus)
+func (b *board) consider(key Pair, suspected *suspect, now time.Time) {
+	if suspected.circuit.In() && suspected.failures >= pairLimit && suspected.fromWorks && suspected.toWorks {
+		suspected.circuit.Trip(now)
+		b.quarantined(key, suspected)
 	}
 }
 
 // quarantined emits that a pair is avoided from now on.
-func (b *board) quarantined(key Pair, sus *suspect) {
-	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: sus.failures, Lasts: sus.circuit.Out()})
+func (b *board) quarantined(key Pair, suspected *suspect) {
+	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: suspected.failures, Lasts: suspected.circuit.Out()})
 }
 
 // reached records a first event: the pair works. So its prefill engine works, and its decode engine does, which
@@ -80,15 +80,15 @@ func (b *board) quarantined(key Pair, sus *suspect) {
 func (b *board) reached(key Pair, now time.Time) {
 	p := &b.pairs
 	p.forget(now)
-	if sus := p.suspects[key]; sus != nil {
-		b.changed = b.changed || !sus.circuit.In() // entries that steer left in the pool may go to the engine now
+	if suspected := p.suspects[key]; suspected != nil {
+		b.changed = b.changed || !suspected.circuit.In() // entries that steer left in the pool may go to the engine now
 		delete(p.suspects, key)
 	}
 	for _, k := range p.inOrder() {
-		sus := p.suspects[k]
-		sus.fromWorks = sus.fromWorks || k.Prefiller == key.Prefiller
-		sus.toWorks = sus.toWorks || k.Engine == key.Engine
-		b.consider(k, sus, now)
+		suspected := p.suspects[k]
+		suspected.fromWorks = suspected.fromWorks || k.Prefiller == key.Prefiller
+		suspected.toWorks = suspected.toWorks || k.Engine == key.Engine
+		b.consider(k, suspected, now)
 	}
 	b.countPairs()
 }
@@ -96,10 +96,10 @@ func (b *board) reached(key Pair, now time.Time) {
 // forget drops suspects that are older than pairMemory. There are few suspects, so each
 // event of a pair looks at all of them.
 func (p *pairs) forget(now time.Time) {
-	for k, sus := range p.suspects {
-		quiet := sus.last
-		if !sus.circuit.In() {
-			quiet = sus.circuit.Until()
+	for k, suspected := range p.suspects {
+		quiet := suspected.last
+		if !suspected.circuit.In() {
+			quiet = suspected.circuit.Until()
 		}
 		if now.Sub(quiet) > pairMemory {
 			delete(p.suspects, k)
@@ -112,8 +112,8 @@ func (b *board) countPairs() {
 	p := &b.pairs
 	b.watch()
 	p.quarantined = 0
-	for _, sus := range p.suspects {
-		if !sus.circuit.In() {
+	for _, suspected := range p.suspects {
+		if !suspected.circuit.In() {
 			p.quarantined++
 		}
 	}
@@ -121,16 +121,16 @@ func (b *board) countPairs() {
 
 // send records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
 func (p *pairs) send(c *charge, now time.Time) {
-	if sus := p.suspects[c.pair()]; sus != nil {
-		sus.circuit.Send(c.id, now)
+	if suspected := p.suspects[c.pair()]; suspected != nil {
+		suspected.circuit.Send(c.id, now)
 	}
 }
 
 // rerouted records that the KV of a slot comes from another prefill engine.
 func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
 	c := &b.ledger.table[slot]
-	if sus := b.pairs.suspects[c.pair()]; sus != nil {
-		sus.circuit.Neutral(c.id)
+	if suspected := b.pairs.suspects[c.pair()]; suspected != nil {
+		suspected.circuit.Neutral(c.id)
 	}
 	c.prefiller = prefiller
 	if b.pairs.quarantined > 0 {
@@ -145,8 +145,8 @@ func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []
 	if b == nil {
 		return nil
 	}
-	for key, sus := range b.pairs.suspects {
-		if (slot < 0 || key.Engine == b.ledger.table[slot].rank.Engine) && !sus.circuit.Allows(now) {
+	for key, suspected := range b.pairs.suspects {
+		if (slot < 0 || key.Engine == b.ledger.table[slot].rank.Engine) && !suspected.circuit.Allows(now) {
 			prefillers = append(prefillers, key.Prefiller)
 		}
 	}
@@ -155,8 +155,8 @@ func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []
 
 // vetoed says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is quarantined.
 func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
-	sus := p.suspects[Pair{e.Prefiller, r.Engine}]
-	return sus != nil && !sus.circuit.Allows(now)
+	suspected := p.suspects[Pair{e.Prefiller, r.Engine}]
+	return suspected != nil && !suspected.circuit.Allows(now)
 }
 
 // steer looks at the i-th assignment of a round, after those before it were bound. If its pair is quarantined, steer
@@ -248,8 +248,8 @@ func fits(r *rank, w entrant) bool {
 
 // wait makes the board look at the pool again when the first quarantine ends.
 func (p *pairs) wait(now time.Time) {
-	for _, sus := range p.suspects {
-		if at := sus.circuit.Until(); at.After(now) && (p.checkAt.IsZero() || at.Before(p.checkAt)) {
+	for _, suspected := range p.suspects {
+		if at := suspected.circuit.Until(); at.After(now) && (p.checkAt.IsZero() || at.Before(p.checkAt)) {
 			p.checkAt = at
 		}
 	}
@@ -271,9 +271,10 @@ type PairStatus struct {
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
 	for _, k := range p.inOrder() {
-		sus := p.suspects[k]
+		suspected := p.suspects[k]
 		all = append(all, PairStatus{
-			Prefiller: k.Prefiller, Engine: k.Engine, Failures: sus.failures, Quarantined: !sus.circuit.In(), Until: sus.circuit.Until(),
+			Prefiller: k.Prefiller, Engine: k.Engine, Failures: suspected.failures, Quarantined: !suspected.circuit.In(),
+			Until: suspected.circuit.Until(),
 		})
 	}
 	return all

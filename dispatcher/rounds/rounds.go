@@ -100,12 +100,12 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	}
 	for {
 		p.base = append(p.base[:0], p.ranks...)
-		n, uneven := p.place(now, g, waiting, rule)
-		if n == 0 {
+		placed, uneven := p.place(now, g, waiting, rule)
+		if placed == 0 {
 			return p.picks, math.Inf(1)
 		}
-		at := p.release(now, g, waiting, rule, n, uneven)
-		if p.round = at <= now; p.round {
+		sendAt := p.release(now, g, waiting, rule, placed, uneven)
+		if p.round = sendAt <= now; p.round {
 			for i, r := range p.placed {
 				if r >= 0 {
 					p.picks = append(p.picks, Pick{int32(i), r})
@@ -116,8 +116,8 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		oldest := p.longestHeld(now, waiting)
 		p.unplace()
 		if !p.ride(g, waiting, p.largestBacklog()) {
-			p.held, p.oldest = n, oldest
-			return p.picks, at
+			p.held, p.oldest = placed, oldest
+			return p.picks, sendAt
 		}
 	}
 }
@@ -208,15 +208,15 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	if worth <= 0 {
 		return now
 	}
-	at, held := math.Inf(1), 0.0
+	sendAt, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
 		if r >= 0 {
 			c := &waiting[i]
-			held += now - c.Since
-			at = min(at, c.Since+rule.MaxHold, c.Until)
+			heldSoFar += now - c.Since
+			sendAt = min(sendAt, c.Since+rule.MaxHold, c.Until)
 		}
 	}
-	return min(at, now+max(0, worth-held)/float64(n))
+	return min(sendAt, now+max(0, worth-heldSoFar)/float64(n))
 }
 
 // longestHeld returns how many seconds ago the first of the placed candidates could have been sent.

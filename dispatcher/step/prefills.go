@@ -26,7 +26,8 @@ const (
 	guessC0Ms, guessMs = 20, 0.1
 )
 
-// add takes in a step with a prefill that took ms. m is the model of steps without a prefill, as far as it is known.
+// add takes in a step with a prefill that took ms, unless that is far off the expected time. m is the model of steps without a prefill,
+// as far as it is known, and share is the share of a prompt token's cost that falls on its own rank.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.setShare(share)
 	if !f.fit(&m) && m.OwnMs+m.SharedMs == 0 {
@@ -37,7 +38,7 @@ func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	if ratio < tooShort*f.ratio.value || ratio > tooLong*f.ratio.value {
 		return
 	}
-	r := &ranks[m.slowest(ranks)]
+	r := &ranks[m.slowest(ranks)] // the time of its decodes is taken off
 	f.line.add(share*r.Prompt+(1-share)*meanPrompt(ranks), ms-m.RequestMs*r.Requests-m.C1Ms*r.KV)
 }
 
@@ -48,7 +49,8 @@ func (f *prefills) setShare(share float64) {
 	}
 }
 
-// fit writes what a prefill costs into the model. It returns false if that is not known.
+// fit writes into the model what a prefill costs. It returns false, and changes nothing, if that is not known. The C0Ms of the model
+// must be that of steps without a prefill.
 func (f *prefills) fit(m *Model) bool {
 	if f.line.n < fitPrefills {
 		return false

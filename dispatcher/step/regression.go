@@ -14,8 +14,9 @@ var fade = math.Exp2(-1. / halfLife)
 // regression is a least-squares fit of step times in ms to the largest load in KV tokens, in which the past
 // fades.
 type regression struct {
-	weighing                   // what a request counts as in a load
-	n                   uint64 // number of steps, not faded
+	weighing        // what a request counts as in a load
+	n        uint64 // number of steps, not faded
+	// Sums over the steps, in which the past fades: of the weights of steps, the loads x, the times y, and their products.
 	w, x, y, xx, xy, yy float64
 }
 

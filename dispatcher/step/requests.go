@@ -10,11 +10,11 @@ import "math"
 // blocks of steps, because slow changes (of the engine's clock, or of the prompts) would otherwise seem to depend on the
 // number of requests.
 type requests struct {
-	assumed float64  // weight in use until one is found
-	found   weighing // weight and way that steps have shown; weight 0: a request surely costs nothing
-	isFound bool     // found is set
-	waySure bool     // the way of found is certain, too, and not only its weight
-	tried   trial    // result of the last window
+	assumed   float64  // weight in use until one is found
+	found     weighing // weight and way that steps have shown; weight 0: a request surely costs nothing
+	isFound   bool     // found is set
+	waySure   bool     // the way of found is certain, too, and not only its weight
+	lastFound trial    // result of the last window
 
 	window, block sums
 	arms          [2 * arms]arm // one for each weight in the way Fullest, then one for each in the way TwoRanks
@@ -27,12 +27,12 @@ const (
 	armsPerTwo   = 2    // each weight is twice the weight that is so many before it
 	lightest     = 64   // KV tokens of the second weight; the last is about a million, as for models with sparse attention
 	sureFall     = 3    // how many times its standard error the mean fall of the blocks' errors must be
-	changes      = 0.05 // a found weight replaces the one in use if it differs by more than about this share
+	leastChange  = 0.05 // a found weight replaces the one in use if it differs by more than about this share
 	resolutionMs = 0.1  // errors of a step's time that are smaller than this, in ms, show nothing
 )
 
-// tries are the weights that are tried, in KV tokens. The first is 0: requests cost nothing.
-var tries = func() (all [arms]float64) {
+// triedWeights are the weights that are tried, in KV tokens. The first is 0: requests cost nothing.
+var triedWeights = func() (all [arms]float64) {
 	for k := 1; k < arms; k++ {
 		all[k] = lightest * math.Exp2(float64(k-1)/armsPerTwo)
 	}
@@ -56,22 +56,24 @@ type trial struct {
 	blocks, falls, squares float64 // blocks of the next window, and the sums of how much their squared errors fall by it, and of the squares
 }
 
-// add takes in a step. If it changes the weight in use, line is the regression of the window with the new weight.
+// add takes in a step that took ms: in each arm, the load of the fullest rank by the weight and the way of the arm. After blockSteps
+// steps a block ends, and after windowSteps steps a window. If that changes the weight in use, line is the regression of the window with
+// the new weight.
 func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool) {
-	var most [2 * arms]float64
+	var loads [2 * arms]float64
 	mostKV, mostRequests := 0.0, 0.0
 	for i := range ranks {
 		kv, n := ranks[i].KV, ranks[i].Requests
 		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, n)
-		for k := range tries {
-			most[k] = max(most[k], kv+tries[k]*n)
+		for k := range triedWeights {
+			loads[k] = max(loads[k], kv+triedWeights[k]*n)
 		}
 	}
-	for k := range tries {
-		most[arms+k] = mostKV + tries[k]*mostRequests
+	for k := range triedWeights {
+		loads[arms+k] = mostKV + triedWeights[k]*mostRequests
 	}
 	for k := range q.arms {
-		a, x := &q.arms[k], most[k]
+		a, x := &q.arms[k], loads[k]
 		a.bx, a.bxx, a.bxy = a.bx+x, a.bxx+x*x, a.bxy+x*ms
 	}
 	q.block = sums{q.block.n + 1, q.block.y + ms, q.block.yy + ms*ms}
@@ -99,8 +101,8 @@ func (q *requests) endBlock() {
 		a.bxx, a.bxy = a.bxx-a.bx*a.bx/b.n, a.bxy-a.bx*b.y/b.n
 		a.x, a.xx, a.xy = a.x+a.bx, a.xx+a.bxx, a.xy+a.bxy
 	}
-	if t := &q.tried; t.arm > 0 {
-		fall := q.arms[t.arm].gain(t.slope) - q.arms[0].gain(t.plainSlope)
+	if t := &q.lastFound; t.arm > 0 {
+		fall := q.arms[t.arm].errorFall(t.slope) - q.arms[0].errorFall(t.plainSlope)
 		t.blocks, t.falls, t.squares = t.blocks+1, t.falls+fall, t.squares+fall*fall
 	}
 	for k := range q.arms {
@@ -119,30 +121,31 @@ func (q *requests) inUse() weighing {
 	return weighing{weight: q.assumed}
 }
 
-// judge ends a window, and says whether it changed the weight in use. What the window before has found comes into use if the steps of
-// this window surely fit better with it.
+// judge ends a window, and says whether that changed the weight in use. What the window before has found comes into use if the steps of
+// this window surely fit better with it. If they do not, and surely fit better with requests that cost nothing than with the weight in
+// use, that weight is replaced by what this window has found: another weight, or 0.
 func (q *requests) judge() (changed bool) {
-	inUseBefore, lastTrial := q.inUse(), q.tried
-	q.tried = q.find()
+	inUseBefore, lastTrial := q.inUse(), q.lastFound
+	q.lastFound = q.find()
 	if lastTrial.confirmed() {
 		q.use(&lastTrial)
 	} else if inUseBefore.weight > 0 && q.refuted() {
-		q.found, q.isFound, q.waySure = q.tried.best, true, q.tried.sure
+		q.found, q.isFound, q.waySure = q.lastFound.best, true, q.lastFound.sure
 	}
 	return q.inUse() != inUseBefore
 }
 
 // use changes the weight to what the window before has found (lastTrial) or, if the last window agrees on the way, to the geometric mean
-// of what both have found. If the new weight differs by no more than changes, and the way is the same, the old weight stays.
+// of what both have found. If the new weight differs by no more than leastChange, and the way is the same, the old weight stays.
 func (q *requests) use(lastTrial *trial) {
 	found := lastTrial.best
-	if q.tried.arm > 0 && q.tried.best.fullest == found.fullest {
-		found.weight = math.Sqrt(found.weight * q.tried.best.weight)
+	if q.lastFound.arm > 0 && q.lastFound.best.fullest == found.fullest {
+		found.weight = math.Sqrt(found.weight * q.lastFound.best.weight)
 	}
-	if inUse := q.inUse(); !q.isFound || inUse.fullest != found.fullest || math.Abs(math.Log(found.weight/inUse.weight)) > changes {
+	if inUse := q.inUse(); !q.isFound || inUse.fullest != found.fullest || math.Abs(math.Log(found.weight/inUse.weight)) > leastChange {
 		q.found, q.isFound = found, true
 	}
-	q.waySure = lastTrial.sure && q.tried.sure && q.tried.best.fullest == q.found.fullest
+	q.waySure = lastTrial.sure && q.lastFound.sure && q.lastFound.best.fullest == q.found.fullest
 }
 
 // find returns the best weight of the window, or the zero trial if it is not surely better than requests that cost nothing.
@@ -159,11 +162,11 @@ func (q *requests) find() trial {
 			best, least = k, squaredError
 		}
 	}
-	if best == 0 || plain-least <= q.sure(least) {
+	if best == 0 || plain-least <= q.sureDifference(least) {
 		return trial{}
 	}
-	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, slope: q.arms[best].slope(), plainSlope: q.arms[0].slope()}
-	t.sure = math.Abs(leastByWay[0]-leastByWay[1]) > q.sure(least)
+	t := trial{arm: best, best: weighing{triedWeights[best%arms], best < arms}, slope: q.arms[best].slope(), plainSlope: q.arms[0].slope()}
+	t.sure = math.Abs(leastByWay[0]-leastByWay[1]) > q.sureDifference(least)
 	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three weights
 		below, above := max(least, q.arms[best-1].leastError(&q.window)), max(least, q.arms[best+1].leastError(&q.window))
 		if bend := below - 2*least + above; bend > 0 {
@@ -176,20 +179,20 @@ func (q *requests) find() trial {
 // refuted says whether the window is surely explained better if requests cost nothing than by the weight in use in either way. A window in
 // which all ranks always have equal numbers of requests shows nothing, so the weight stays.
 func (q *requests) refuted() bool {
-	at, plain := nearest(q.inUse().weight), q.arms[0].leastError(&q.window)
-	with := min(q.arms[at].leastError(&q.window), q.arms[arms+at].leastError(&q.window))
-	return with-plain > q.sure(plain)
+	at, plainError := nearest(q.inUse().weight), q.arms[0].leastError(&q.window)
+	weightError := min(q.arms[at].leastError(&q.window), q.arms[arms+at].leastError(&q.window))
+	return weightError-plainError > q.sureDifference(plainError)
 }
 
-// sure returns by how much the squared error of another line must be larger than least, so that chance does not explain it.
+// sureDifference returns by how much the squared error of another line must be larger than least, so that chance does not explain it.
 // The variance of a step's time is estimated by least, divided by the degrees of freedom, and is at least the square of resolutionMs.
-func (q *requests) sure(least float64) float64 {
-	free := q.window.n*(1-1./blockSteps) - 2
-	return sureSlope * sureSlope * max(least/free, resolutionMs*resolutionMs)
+func (q *requests) sureDifference(least float64) float64 {
+	degrees := q.window.n*(1-1./blockSteps) - 2
+	return sureSlope * sureSlope * max(least/degrees, resolutionMs*resolutionMs)
 }
 
-// gain returns by how much the squared error of the current block is lower with a slope than without.
-func (a *arm) gain(slope float64) float64 { return 2*slope*a.bxy - slope*slope*a.bxx }
+// errorFall returns by how much the squared error of the current block is lower with a slope than without.
+func (a *arm) errorFall(slope float64) float64 { return 2*slope*a.bxy - slope*slope*a.bxx }
 
 // confirmed says whether the errors of blocks surely fall with the trial's weight. It counts blocks and not steps, because the errors of
 // successive steps may depend on each other.
@@ -213,7 +216,7 @@ func (a *arm) slope() float64 {
 	return a.xy / a.xx
 }
 
-// nearest returns the index in tries of the weight that is nearest.
+// nearest returns the index in triedWeights of the weight that is nearest.
 func nearest(weight float64) int {
 	if weight == 0 {
 		return 0
@@ -232,8 +235,9 @@ func (q *requests) line() regression {
 	r := regression{
 		weighing: inUse, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}
-	if s := 1 / (1 - fade) / w.n; s < 1 {
-		r.w, r.x, r.y, r.xx, r.xy, r.yy = s*r.w, s*r.x, s*r.y, s*r.xx, s*r.xy, s*r.yy
+	// With many steps, the sums of a regression weigh as much as 1/(1-fade) steps, because the past fades in it.
+	if scale := 1 / (1 - fade) / w.n; scale < 1 {
+		r.w, r.x, r.y, r.xx, r.xy, r.yy = scale*r.w, scale*r.x, scale*r.y, scale*r.xx, scale*r.xy, scale*r.yy
 	}
 	return r
 }

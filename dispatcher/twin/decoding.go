@@ -45,29 +45,29 @@ func (d *decoding) join(w *board.Worker) {
 	if i < 0 {
 		return
 	}
-	g, k := d.virtualEngines.Groups[i], d.ranks[w.ID]
-	if k == nil {
-		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
-		d.ranks[w.ID] = k
+	g, r := d.virtualEngines.Groups[i], d.ranks[w.ID]
+	if r == nil {
+		r = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
+		d.ranks[w.ID] = r
 	}
-	k.Slots, k.Capacity, k.Cost, k.Others, k.Keeps, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
-	k.Kept = d.Boards.Kept(d.Model, w.ID) // empty if the engine's process is another one now
+	r.Slots, r.Capacity, r.Cost, r.Others, r.Keeps, r.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
+	r.Kept = d.Boards.Kept(d.Model, w.ID) // empty if the engine's process is another one now
 	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
-	case k.up && !present:
-		g.Ranks = slices.Insert(g.Ranks, at, k.Rank)
-	case !k.up && present:
+	case r.up && !present:
+		g.Ranks = slices.Insert(g.Ranks, at, r.Rank)
+	case !r.up && present:
 		d.leave(g, at)
 	}
 }
 
 // leave takes a rank out of its group. Its requests fail, as they do when an engine dies, and come again.
 func (d *decoding) leave(g *virtual.Group, at int) {
-	k := g.Ranks[at]
+	r := g.Ranks[at]
 	g.Ranks = slices.Delete(g.Ranks, at, at+1)
-	for len(k.Legs) > 0 {
-		l := k.Legs[len(k.Legs)-1]
-		k.Remove(len(k.Legs) - 1)
+	for len(r.Legs) > 0 {
+		l := r.Legs[len(r.Legs)-1]
+		r.Remove(len(r.Legs) - 1)
 		d.virtualEngines.Release(g, &l, board.Failed)
 		d.comeBack(l.Job, l.Prompt, l.Gen, l.Left)
 	}
@@ -94,16 +94,16 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 		}
 	}
 	for _, c := range d.Boards.Charges(d.Model) {
-		k := d.ranks[c.Worker]
-		if !k.up { // the requests on it fail and come again
+		r := d.ranks[c.Worker]
+		if !r.up { // the requests on it fail and come again
 			queued = append(queued, c)
 			continue
 		}
-		first := d.firstStep(&c, k.Group)
-		begin := max(0, int64(int32(first-k.Group.Number))-1)
+		first := d.firstStep(&c, r.Group)
+		begin := max(0, int64(int32(first-r.Group.Number))-1)
 		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true, Begin: begin}
 		if !c.Started {
-			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
+			if placed[c.Worker]++; placed[c.Worker] > r.Slots {
 				if otherPolicy {
 					queued = append(queued, c)
 					continue
@@ -115,14 +115,14 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 		if c.Started { // the boards need Joined: at its end they learn how many steps after the bind its first token came
 			l.Begin, l.Joined = 0, first
 		}
-		d.virtualEngines.Put(k.Rank, l)
+		d.virtualEngines.Put(r.Rank, l)
 	}
-	for _, k := range d.ranks {
-		slices.SortStableFunc(k.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
-		waiting := slices.IndexFunc(k.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun })
-		k.Active = min(k.Slots, len(k.Legs))
+	for _, r := range d.ranks {
+		slices.SortStableFunc(r.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
+		waiting := slices.IndexFunc(r.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun })
+		r.Active = min(r.Slots, len(r.Legs))
 		if waiting >= 0 {
-			k.Active = min(k.Active, waiting)
+			r.Active = min(r.Active, waiting)
 		}
 	}
 	return queued
@@ -143,26 +143,26 @@ func (d *decoding) firstStep(c *board.Charge, g *virtual.Group) uint32 {
 // place puts a request on the engine of the rank that it was bound to. at is its index in jobs. place returns false if the replay has no
 // such rank.
 func (d *decoding) place(at int32, b *board.Bound) bool {
-	k := d.ranks[b.Worker]
-	if k == nil {
+	r := d.ranks[b.Worker]
+	if r == nil {
 		return false
 	}
 	j := &d.jobs[at]
 	lag := j.lag
-	if k.Group.Steps() { // the step in progress counts as one of the steps that it waits
+	if r.Group.Steps() { // the step in progress counts as one of the steps that it waits
 		lag--
 	}
-	d.virtualEngines.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
+	d.virtualEngines.Place(r.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
 	return true
 }
 
 // drop ends a request on an engine, by its ID, as if its client had left. It returns false if no engine has the request.
 func (d *decoding) drop(id uint64) bool {
 	for _, g := range d.virtualEngines.Groups {
-		for _, k := range g.Ranks {
-			for i := range k.Legs {
-				if l := k.Legs[i]; d.jobs[l.Job].id == id {
-					k.Remove(i)
+		for _, r := range g.Ranks {
+			for i := range r.Legs {
+				if l := r.Legs[i]; d.jobs[l.Job].id == id {
+					r.Remove(i)
 					d.dropJob(l.Job)
 					d.virtualEngines.Release(g, &l, board.Cancelled)
 					return true
@@ -188,9 +188,9 @@ func (d *decoding) due() float64 {
 
 // each calls yield for each request on an engine, with its index in jobs and how many tokens it still gets.
 func (d *decoding) each(yield func(job, left int32)) {
-	for _, k := range d.ranks {
-		for i := range k.Legs {
-			yield(k.Legs[i].Job, k.Legs[i].Left)
+	for _, r := range d.ranks {
+		for i := range r.Legs {
+			yield(r.Legs[i].Job, r.Legs[i].Left)
 		}
 	}
 }
@@ -198,8 +198,8 @@ func (d *decoding) each(yield func(job, left int32)) {
 // step returns how long the step that begins takes, in ms.
 func (d *decoding) step(g *virtual.Group) float64 {
 	most := 0.0
-	for _, k := range g.Ranks {
-		most = max(most, k.Feels(k.Load(g.Step)))
+	for _, r := range g.Ranks {
+		most = max(most, r.Feels(r.Load(g.Step)))
 	}
 	length := d.varied(g.Law.C0Ms + g.Law.C1Ms*most)
 	d.countStep(length)

@@ -73,7 +73,7 @@ type judging struct {
 	window *Window  // the part of it in which the model had all its groups
 	models []string // models that are not judged yet; the first is being judged
 	tried  []tried  // policies for this model; the first is the policy in force
-	at     int      // index in tried
+	trying int      // index in tried
 	round  uint64   // of replays, from 0
 	replay *Replay  // the replay under way; nil: none
 	marked []*Begun // states that the replays have kept for later windows
@@ -84,7 +84,8 @@ func New(specs []string) *Twin {
 	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
-// AddStretch adds a stretch that has ended, and the boards as they were at its end.
+// AddStretch adds a stretch that has ended, and the boards as they were at its end. It drops the oldest stretches if they are longer
+// than Span together or have more than mostKept requests.
 func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	if s.First {
 		t.kept, t.judging = nil, nil
@@ -104,8 +105,8 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	}
 }
 
-// Work goes on with the replays for at most so many turns. more says whether there is more to do. fresh are the
-// new verdicts.
+// Work goes on with the replays for at most so many turns. The replays of a model are made one after the other, and then its verdicts.
+// more says whether there is more to do. fresh are the new verdicts.
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
@@ -126,24 +127,25 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		return t.endModel(j), true
 	}
 	over, err := j.replay.Run(turns)
-	switch p := &j.tried[j.at]; {
-	case err != nil && p.step.n == 0:
-		p.failed = err
+	switch policy := &j.tried[j.trying]; {
+	case err != nil && policy.step.n == 0:
+		policy.failed = err
 	case err != nil: // earlier replays of this policy did not fail, so it keeps their results
 	case over:
-		p.policy = j.replay.Boards.Policy()
-		p.duplicate = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
-		p.step.add(j.replay.StepMs())
-		p.fresh.fade(1, &j.replay.fresh, 1)
+		policy.policy = j.replay.Boards.Policy()
+		policy.duplicate = slices.ContainsFunc(j.tried[:j.trying], func(o tried) bool { return o.policy == policy.policy })
+		policy.step.add(j.replay.StepMs())
+		policy.fresh.fade(1, &j.replay.fresh, 1)
 		j.marked = append(j.marked, j.replay.Marked...)
 	default:
 		return nil, true
 	}
-	j.at, j.replay = j.at+1, nil
+	j.trying, j.replay = j.trying+1, nil
 	return nil, true
 }
 
-// beginReplay begins the next replay of the model, and returns false if there is none.
+// beginReplay begins the next replay of the model: the next policy of the round, or the first one of the next round. It returns false if
+// none is left, because enough rounds were made or the policy in force cannot be replayed.
 func (t *Twin) beginReplay(j *judging) bool {
 	if j.tried == nil {
 		if j.window = j.whole.partWithAllGroups(j.models[0]); j.window == nil {
@@ -158,24 +160,25 @@ func (t *Twin) beginReplay(j *judging) bool {
 		}
 	}
 	for j.tried[0].failed == nil {
-		if j.at == len(j.tried) {
-			j.at, j.round = 0, j.round+1
+		if j.trying == len(j.tried) {
+			j.trying, j.round = 0, j.round+1
 		}
-		if j.at == 0 && t.enough(j) {
+		if j.trying == 0 && t.enough(j) {
 			return false
 		}
-		p := &j.tried[j.at]
-		if p.failed == nil && !p.duplicate {
-			if j.replay, p.failed = NewReplay(j.window, j.models[0], p.spec, j.round); p.failed == nil {
+		policy := &j.tried[j.trying]
+		if policy.failed == nil && !policy.duplicate {
+			if j.replay, policy.failed = NewReplay(j.window, j.models[0], policy.spec, j.round); policy.failed == nil {
 				return true
 			}
 		}
-		j.at++
+		j.trying++
 	}
 	return false
 }
 
-// enough says whether a verdict can be made from the rounds so far.
+// enough says whether a verdict can be made from the rounds so far: mostRounds rounds or, if a newer window is ready, one round, or two
+// if it is not known or not known well enough how much is by chance.
 func (t *Twin) enough(j *judging) bool {
 	if newer := !t.current; j.round == 0 || j.round < mostRounds && !newer {
 		return false
@@ -191,7 +194,7 @@ func (t *Twin) endModel(j *judging) (fresh []Verdict) {
 	if len(j.tried) > 0 && j.tried[0].failed == nil {
 		fresh = t.judge(j)
 	}
-	j.models, j.tried, j.marked, j.at, j.round, j.replay = j.models[1:], nil, nil, 0, 0, nil
+	j.models, j.tried, j.marked, j.trying, j.round, j.replay = j.models[1:], nil, nil, 0, 0, nil
 	return fresh
 }
 
@@ -245,10 +248,10 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 		a.heard = to
 	}
 	for i := range j.tried[1:] {
-		if p := &j.tried[1+i]; !p.duplicate {
-			against := t.against(p, &v, a)
-			chance, _ := a.chanceOf(p.policy, &tally{}, 1)
-			if hour := a.addToHour(p, inForce, to.Sub(from).Seconds(), chance); v.Sure {
+		if other := &j.tried[1+i]; !other.duplicate {
+			against := t.against(other, &v, a)
+			chance, _ := a.chanceOf(other.policy, &tally{}, 1)
+			if hour := a.addToHour(other, inForce, to.Sub(from).Seconds(), chance); v.Sure {
 				against.Hour = hour
 			}
 			v.Against = append(v.Against, against)
