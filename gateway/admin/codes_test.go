@@ -72,7 +72,7 @@ func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
 					all = append(all, c.pairs(status(http.StatusServiceUnavailable), args[0])...)
 				case "Stream":
 					all = append(all, c.pairs(status(http.StatusBadGateway), args[0])...)
-				case "bad":
+				case "badRequest":
 					all = append(all, c.pairs(status(http.StatusBadRequest), args[0])...)
 				}
 			case *ast.CompositeLit:
