@@ -53,12 +53,23 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 				require.NoError(t, stands.SetFaults())
 				b.eventually("it serves again", func() bool { return b.judge("prompt 0 of many", `"stream":true,`) == "right" })
 				for i := range 6 {
-					require.Equal(t, "right", b.judge(fmt.Sprintf("prompt %d of many", i), `"stream":true,`))
+					b.right(fmt.Sprintf("prompt %d of many", i))
 				}
 				b.settle()
 			})
 		}
 	}
+}
+
+// right asks until the answer is whole and right. A machine that pauses the test for longer than an engine promises excuses a failure, but
+// no wrong answer.
+func (b *bed) right(prompt string) {
+	b.t.Helper()
+	b.eventually(prompt+" is answered", func() bool {
+		verdict := b.judge(prompt, `"stream":true,`)
+		require.Contains(b.t, excused, verdict)
+		return verdict == "right"
+	})
 }
 
 // A decode engine stands still again and again, while callers ask for the same few prompts. Requests are under way under one cache_salt
@@ -97,7 +108,7 @@ func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	}
 	require.NotZero(t, b.metric(t, latePulls, ""), "some KV was not certainly kept until it was read")
 	for i := range 2 * prompts {
-		require.Equal(t, "right", b.judge(fmt.Sprintf("prompt %d", i%prompts), `"stream":true,`), "prompt %d", i%prompts)
+		b.right(fmt.Sprintf("prompt %d", i%prompts))
 	}
 	b.settle()
 }
