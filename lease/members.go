@@ -57,12 +57,11 @@ func (m *Members) here(id string, least time.Duration, now time.Time) bool {
 	return ok && now.Sub(since) >= least
 }
 
-// Place is this dispatcher's place in the order of a scope, and whether it is to ask the
-// holder for the scope. If the holder lives and stays, the dispatcher must have been here for
-// settle, so that one that comes and goes moves nothing. If the holder leaves or is gone, a fifth
-// of settle is enough, in which the dispatcher sees the others. A member that
-// leaves comes last, and so does a member that is not on a list.
-func (m *Members) Place(scope, holder string, now time.Time, lists ...[]string) (rank int, home bool) {
+// Place returns this dispatcher's rank in the order of a scope, and asks: whether it is to ask the holder to hand the scope over. Only
+// the first in the order asks, and only once it has been a member for settle, so that a dispatcher that comes and goes moves nothing. If
+// the holder is not in the order (it is gone, or on its way out), a fifth of settle is enough: in that time the dispatcher sees the
+// other members. A dispatcher that is not in the order itself ranks behind all of it.
+func (m *Members) Place(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
 	order := m.Order(scope, lists...)
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false

@@ -54,32 +54,33 @@ func (p *evenkeel) lowersCost(ceiling, gain int64) bool {
 	return int64(len(l.load))*(ceiling-l.mix.ceiling(l.peak(), l.mix.smooth))-gain <= -worthwhile
 }
 
-// replace tries every candidate without a place (p.unplaced) in the place of placement a, unless the entry placed there is overdue.
-// changed says whether there was a better one.
+// replace gives placement a to each candidate without a place (p.unplaced) that lowers the cost there, one after the other: the next one
+// is compared with the one that has the place by then. An entry that is overdue keeps its place. replace stops when no evaluations are
+// left, which lowersCost counts. changed says whether another candidate has the place.
 func (p *evenkeel) replace(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
-	who := p.placed[a].candidate
-	old := &p.candidates.all[who]
-	if old.overdue {
+	holder := p.placed[a].candidate
+	held := &p.candidates.all[holder]
+	if held.overdue {
 		return false
 	}
 	for i := 0; i < len(p.unplaced) && m.evaluationsLeft > 0; i++ {
-		c := &p.candidates.all[p.unplaced[i]]
-		if c.tokens-old.tokens > p.ranks.room[m.rank] {
+		rival := &p.candidates.all[p.unplaced[i]]
+		if rival.tokens-held.tokens > p.ranks.room[m.rank] {
 			continue
 		}
-		gain := c.load + c.age - old.load - old.age
+		gain := rival.load + rival.age - held.load - held.age
 		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
 		if !p.lowersCost(l.mix.ceiling(max(m.others.largest, m.baseLoad+added),
 			l.mix.smooth+l.mix.rise(l.load[m.rank], m.baseLoad+added)), gain) {
 			continue
 		}
 		l.shift(m.rank, added-m.ownLoad)
-		p.ranks.exchange(m.rank, old.tokens, c.tokens)
-		old.placed, c.placed = false, true
-		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], who
-		who, old, changed = p.placed[a].candidate, c, true
-		p.without(a)
+		p.ranks.exchange(m.rank, held.tokens, rival.tokens)
+		held.placed, rival.placed = false, true
+		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], holder
+		holder, held, changed = p.placed[a].candidate, rival, true
+		p.without(a) // the loads, now without the candidate that has the place
 	}
 	return changed
 }

@@ -87,7 +87,9 @@ type Sample struct {
 	Length time.Duration
 }
 
-// Teach takes in a step. It keeps no reference to the sample.
+// Teach learns from a step that was measured with what the ranks did in it. A sample with far more tokens than usual covers several steps,
+// so that its time bounds the base from above and teaches no more. One with far fewer is no step. A step without a prompt teaches the
+// decode model, a step with one what prompts add to it. Teach keeps no reference to the sample.
 func (s *Times) Teach(t Sample) {
 	weighing := s.lineWeighing()
 	most := weighing.fullestOf(t.Ranks)
@@ -99,10 +101,10 @@ func (s *Times) Teach(t Sample) {
 		s.tokens = t.Tokens
 	}
 	several, echo := t.Tokens > severalSteps*s.tokens, t.Tokens < echoed*s.tokens
-	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46
+	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46 // 1 - 2^(-1/32): half of what was is forgotten in 32 steps
 	ms := t.Length.Seconds() * 1000
 	switch {
-	case echo:
+	case echo: // it teaches nothing
 	case several:
 		s.lowerBase()
 	case !prefill:

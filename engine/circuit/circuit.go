@@ -18,7 +18,7 @@ const (
 	MaxOut   = 30 * time.Second
 )
 
-// Circuit is in service or out of it. The zero value is in service.
+// Circuit says whether what it belongs to is in service, and when it is tried again. The zero value is in service.
 type Circuit struct {
 	Limit int // failures in a row that take it out; 0: Limit
 

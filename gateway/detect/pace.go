@@ -21,7 +21,7 @@ const (
 	// slow for a while, so more spans are needed.
 	slowRank      = 3
 	slowRankMs    = 20
-	slowRanksOf   = 3 // ranks that must have a pace
+	slowMinRanks  = 3 // a group in which fewer ranks have a known pace is not judged
 	slowSpans     = 8
 	slowSpansBoth = 16
 )
@@ -146,7 +146,7 @@ func (g *Group) pace(ranks map[int32]pace) {
 		middle := median(all)
 		for k := range g.Ranks {
 			ms := ranks[g.Ranks[k].ID].spans[i]
-			if len(all) >= slowRanksOf && g.Ranks[k].Steps && ms > slowRank*middle && ms-middle > slowRankMs {
+			if len(all) >= slowMinRanks && g.Ranks[k].Steps && ms > slowRank*middle && ms-middle > slowRankMs {
 				slow[k].add(ms, middle)
 			}
 		}

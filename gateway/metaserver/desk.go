@@ -14,7 +14,7 @@ import (
 // Wanted is the callback that an attempt of a request waits for.
 type Wanted struct {
 	Rank  string                                  // that will call, for the log
-	Limit int                                     // bytes of it; 0: that of a prompt of unknown length
+	Limit int                                     // most bytes that the callback may have; 0: the limit for a prompt of unknown length
 	Read  func([]byte) (mooncake.Callback, error) // judges it
 }
 

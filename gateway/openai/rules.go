@@ -138,7 +138,9 @@ func integers(lo, hi int64, note func(*parser, int)) rule {
 	})
 }
 
-// integerIn describes an integer from lo to hi, for error messages.
+// integerIn describes an integer from lo to hi, for error messages. The lo of math.MinInt64 stands for any integer, the hi of
+// math.MaxInt32 for no upper bound that a client would meet. lo == hi is a key of which only the default is allowed, which may as well
+// be absent.
 func integerIn(lo, hi int64) string {
 	switch {
 	case lo == hi:

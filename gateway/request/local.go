@@ -132,7 +132,8 @@ func (l *locally) reason(conf *prefill.Disaggregation, in *Incoming, resumed boo
 }
 
 // localRule returns which decode ranks may compute the prompt themselves: how many of its tokens may be new to them, and how many such
-// tokens may be in flight. why is the reason of the attempt.
+// tokens may be in flight. why says why a decode rank is to compute the prompt (localShort: because it is short), and tokens is the length
+// of the prompt.
 func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
