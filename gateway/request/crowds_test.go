@@ -473,7 +473,9 @@ func TestConnectionsThatEndUnseenFailNoRequest(t *testing.T) {
 				for _, w := range all {
 					resets += w.resets.Load()
 				}
-				require.Positive(t, resets, "connections had ended")
+				if !strings.Contains(when, "engines") { // an engine that ends closes its connections, so evenkeel may know before it uses one
+					require.Positive(t, resets, "connections had ended")
+				}
 				require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"))
 				for _, in := range b.asked[first:] {
 					require.LessOrEqual(t, in.Record.Attempts, 2, "after the first one all calls dial")
