@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -234,27 +233,6 @@ func (c *cluster) serves(n float64) {
 	c.Eventually("it serves", func() bool { return c.Metric(whole) >= before+n })
 }
 
-// lateness measures by how much later than it asked for this process has been woken
-// since then. What the wait for others may take in real time grows by as much.
-func lateness(t *testing.T) (sum func() time.Duration) {
-	const nap = 10 * time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	var late atomic.Int64
-	var napper sync.WaitGroup
-	napper.Go(func() {
-		for ctx.Err() == nil {
-			begin := time.Now()
-			time.Sleep(nap) // how much longer it takes is what is measured
-			late.Add(int64(time.Since(begin) - nap))
-		}
-	})
-	t.Cleanup(func() {
-		cancel()
-		napper.Wait()
-	})
-	return func() time.Duration { return time.Duration(late.Load()) }
-}
-
 // onlyLost fails for every request that went wrong in another way than that a
 // stream which had begun was lost with its proxy.
 func onlyLost(t *testing.T, r *load.Result, most int) {
@@ -293,7 +271,7 @@ func shardsTakeOver(t *testing.T) {
 	served := func() float64 { return f.all[others[0]].Sum("evenkeel_geo_forwards_total") }
 	f.all[others[0]].Eventually("requests are forwarded", func() bool { return served() > 0 })
 
-	late := lateness(t)
+	late := refclient.Lateness(t)
 	at := f.kill(victim)
 	endWatch() // it would call what is shut down
 	taker := f.owned("east")
@@ -347,7 +325,7 @@ func standbys(t *testing.T) {
 		a.gw.Service().Undrain()
 		a.Eventually("a has it back", func() bool { return f.owner("main") == 0 })
 
-		late := lateness(t)
+		late := refclient.Lateness(t)
 		f.store[0].set(true)
 		cut := time.Now()
 		a.Eventually("it stops by itself", func() bool { return groupOf(a, "main").Phase == "fenced" })

@@ -240,7 +240,8 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 	require.Positive(t, resumed(), "nobody was in a second leg")
 	t.Logf("%d left (%s), %.0f resumed, %.0f drained, %d stayed and were right; %.0f took over 2.5 s to free; nothing was held %v after the "+
 		"last; %d goroutines before, %d after",
-		seed, strings.Join(cancels, ", "), resumed(), c.Metric(`evenkeel_drains_total{outcome="drained"}`), got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
+		seed, strings.Join(cancels, ", "), resumed(), c.Metric(`evenkeel_drains_total{outcome="drained"}`),
+		got.OK, slow, empty.Round(time.Microsecond), before, runtime.NumGoroutine())
 }
 
 // conversation is n requests of a few hundred tokens that are answered by 30

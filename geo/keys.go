@@ -47,8 +47,8 @@ func ParseKeys(text string) (*Keys, error) {
 		case !ValidName(fields[0]) || strings.ContainsAny(fields[0], ";="):
 			return nil, fmt.Errorf("%w: line %d: the key's id; write letters and digits", ErrKeys, n)
 		case len(fields[1]) < minKey:
-			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n, fields[0],
-				len(fields[1]), minKey)
+			return nil, fmt.Errorf("%w: line %d: key %s has %d bytes; write at least %d, such as openssl rand -hex 32 makes", ErrKeys, n,
+				fields[0], len(fields[1]), minKey)
 		case len(keys.all) == 1 && keys.all[0].id == fields[0]:
 			return nil, fmt.Errorf("%w: line %d: a second key %s; give it another id", ErrKeys, n, fields[0])
 		case len(keys.all) == maxKeys:

@@ -226,7 +226,8 @@ func (m *Machine) wantsBack() bool {
 // admit yet because of its promise does not ask. The promise that the process before may have
 // given does not count here, because it ends when the holder lets go.
 func (m *Machine) mayAsk(now time.Time) bool {
-	return m.wantsBack() && !m.asking && !now.Before(m.nextAskBack) && (m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
+	return m.wantsBack() && !m.asking && !now.Before(m.nextAskBack) &&
+		(m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
 }
 
 // GiveBack stops admission and begins the release, for a dispatcher that names the

@@ -68,8 +68,8 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	answered := members.read()
 	if p.Connector == VLLMMooncake {
 		if x == nil || x.TransferID == "" || x.BootstrapAddr == "" || x.EngineID == "" {
-			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server first",
-				ErrBadHandoff)
+			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server "+
+				"first", ErrBadHandoff)
 		}
 		if answered.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
 			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(answered.FinishReason))
@@ -79,8 +79,8 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	}
 	kv := members.kv
 	if kv == nil || rawjson.IsNull(kv) {
-		return answered, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer",
-			ErrNoHandoff, reasonOf(answered.FinishReason))
+		return answered, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role "+
+			"kv_producer", ErrNoHandoff, reasonOf(answered.FinishReason))
 	}
 	if len(kv) > maxHandoff {
 		return answered, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)

@@ -182,7 +182,7 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
 	judge  func(m *Mirror, s *formFacts, data []byte)           // adapts s to what the client asked for; nil: nothing in s depends on that
-	keep   func(t *Trail, m *Mirror, s *formFacts, data []byte) // adds an event to the Trail; nil: no other leg can go on with such an answer
+	keep   func(t *Trail, m *Mirror, s *formFacts, data []byte) // adds an event to the Trail; nil: no other leg goes on with such an answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a whole answer; empty: the event with the finish_reason does
 }{

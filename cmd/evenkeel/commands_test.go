@@ -138,7 +138,8 @@ func TestCheck(t *testing.T) {
 		"group: main}, {url: \"http://d1:1\", slots: 4, ranks: 8, group: main}, "+
 		"{url: \"http://d2:1\", slots: 4, ranks: 8, group: mian}]}\n")
 	_, out, _ = line("check", "--config", misspelt)
-	require.Equal(t, misspelt+": ok, 1 prefill and 3 decode engines, policy evenkeel, ranks of each decode group: main (16), mian (8)\n", out)
+	require.Equal(t, misspelt+": ok, 1 prefill and 3 decode engines, policy evenkeel, ranks of each decode group: main (16), mian (8)\n",
+		out)
 
 	status, out, _ = line("check", "-c", good, "--json")
 	require.Equal(t, 0, status)

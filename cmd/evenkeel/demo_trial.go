@@ -283,8 +283,8 @@ func (a *audit) read(prefills []*refengine.Engine, decode *refengine.Engine) {
 		a.writes += s.Pushes
 		a.leaks += s.Leaks
 		a.pins += int64(s.Pins)
-		a.wrong += s.Replays + s.ExpiredPulls + s.OutlivedWrites + s.WrongBlocks + s.KeyMismatches + s.Unknown + s.MixedPushes + s.FreedWrites +
-			s.SampledApart
+		a.wrong += s.Replays + s.ExpiredPulls + s.OutlivedWrites + s.WrongBlocks + s.KeyMismatches + s.Unknown + s.MixedPushes +
+			s.FreedWrites + s.SampledApart
 	}
 }
 

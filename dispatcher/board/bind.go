@@ -45,8 +45,8 @@ func (b *board) admit(r *rank, w entrant, bound Bound, now time.Time) {
 		}
 	}
 	c := charge{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens, discard: e.Discard,
-		waits: bound.Beyond, since: now,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens,
+		discard: e.Discard, waits: bound.Beyond, since: now,
 		// the KV of an early entry is on its own rank, because its prefill sends it there: so it does not stray
 		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early,
 	}

@@ -57,7 +57,8 @@ func (b *board) clone(r *rules) *board {
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
 		next.kept = old.kept.Clone()
 		next.orphans, next.toCompute = slices.Clone(old.orphans), slices.Clone(old.toCompute)
-		next.departed = append(make([]departed, 0, cap(old.departed)), old.departed...) // keeps the capacity, because depart uses it as a bound
+		// keeps the capacity, because depart uses it as a bound
+		next.departed = append(make([]departed, 0, cap(old.departed)), old.departed...)
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
 		}

@@ -89,7 +89,7 @@ type rank struct {
 	present     bool             // false: the rank has left the fleet, and its last slots are not released yet
 	slots       []int32          // indices in the ledger of the charged slots
 	running     []policy.Request // the same requests, as policies see them
-	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, with what was bound or released since
+	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, and what was bound or left since
 	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; never too few
 	departed    []departed       // released requests that the step model still needs, see depart
 	unreadSlots int              // slots whose requests do not decode yet (unread), as of the last refresh

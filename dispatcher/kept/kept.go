@@ -11,7 +11,8 @@ const (
 	// parts divides the time for which KV is kept. The KV of answers that end within one part of it is one entry, which lasts until the end
 	// of the latest.
 	parts = 64
-	// mostEntries is how many entries there can be at one time: one for each part, and two for the parts that are just ending and beginning.
+	// mostEntries is how many entries there can be at one time: one for each part, and two for the parts that are just ending
+	// and beginning.
 	mostEntries = parts + 2
 )
 

@@ -57,7 +57,8 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, 
 		}
 		known := &pairs[g]
 		if known.peakRise != peakRise {
-			if leastChange := known.change - group*(peakRise-known.peakRise); known.peakRise != never && best != none && leastChange > least {
+			if leastChange := known.change - group*(peakRise-known.peakRise); known.peakRise != never &&
+				best != none && leastChange > least {
 				continue
 			}
 			known.change = group*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.age

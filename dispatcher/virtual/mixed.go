@@ -128,7 +128,8 @@ func (g *Mixed) mayBegin() bool {
 	if withNewPrompt == 0 {
 		return true
 	}
-	if withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+	if withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1 &&
+		slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
 		g.heldSteps++
 		return false
 	}

@@ -111,8 +111,8 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		c.finishEngine(role, &e)
 		for _, other := range like { // a group steps together or not at all
 			if other.Group == e.Group && other.Barrier != e.Barrier {
-				return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group,
-					other.Barrier, e.Barrier)
+				return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
+					"same barrier", e.Group, other.Barrier, e.Barrier)
 			}
 		}
 	}

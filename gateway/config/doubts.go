@@ -87,7 +87,8 @@ func (d *doubts) connectors(c *Config) {
 			connector, opaque := c.Profiles[e.Profile].Connector, mooncake.Opaque
 			if len(has[others]) > 0 && !has[others][connector] && connector != opaque && !has[others][opaque] {
 				d.add(fmt.Sprintf("$.engines.%s[%d].profile", role, i), "this engine has profile %s, whose connector is %s, and no %s engine has "+
-					"that connector, so that they hand nothing over to each other; name the profile that the others have", e.Profile, connector, others)
+					"that connector, so that they hand nothing over to each other; name the profile that the others have",
+					e.Profile, connector, others)
 			}
 		}
 	}

@@ -48,7 +48,8 @@ func (c *Config) checkFleetCall(bad report) {
 		}
 		for _, effect := range does {
 			if !slices.Contains([]string{CallPauses, CallResumes, CallEmpties}, effect) {
-				bad(at, "%q is nothing that a call does; write %s, %s or %s, or [] for none of these", effect, CallPauses, CallResumes, CallEmpties)
+				bad(at, "%q is nothing that a call does; write %s, %s or %s, or [] for none of these",
+					effect, CallPauses, CallResumes, CallEmpties)
 			}
 		}
 		if slices.Contains(does, CallPauses) && slices.Contains(does, CallResumes) {

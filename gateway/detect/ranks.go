@@ -97,8 +97,8 @@ func findRankEmpty(v *view, say say) {
 		if all := ofEmptyRanks.Answers + ofOthers.Answers; len(emptyRanks) == 1 {
 			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other "+
 				"ranks; "+
-				"of the last %s answers, %.0f %% were its", emptyRanks[0], stats.Grouped(ofEmptyRanks.Empty), stats.Grouped(ofEmptyRanks.Answers),
-				100*others, stats.Grouped(all),
+				"of the last %s answers, %.0f %% were its", emptyRanks[0], stats.Grouped(ofEmptyRanks.Empty),
+				stats.Grouped(ofEmptyRanks.Answers), 100*others, stats.Grouped(all),
 				100*float64(ofEmptyRanks.Answers)/float64(all)).Ranks = emptyRanks
 			continue
 		}

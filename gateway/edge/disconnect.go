@@ -46,9 +46,9 @@ func (d *Disconnect) GoneAt() time.Time { return d.goneAt }
 // goroutine that watches all connections: it must neither block nor call a
 // method of this Disconnect. Its purpose is to close the connection to the engine.
 //
-// No callback runs any more when OnGone(nil) has returned. Until then, a callback must do nothing
-// to a call that has given its connection back, as those of engine.Call do. Otherwise a late FIN of this client
-// would close the stream of another request.
+// No callback runs any more when OnGone(nil) has returned. Until then the client may leave although its call has ended, and
+// the connection that the call had may carry another request already: a callback must leave that one alone, as the methods
+// of engine.Call do.
 func (d *Disconnect) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -215,9 +215,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
 		slotOutcome.Lost = d.discardLost(f)
-		// a silent engine that asks for the KV only now may wait for it for ever
-		slotOutcome.Orphaned = f.Why == lifecycle.Silent && lifecycle.Dialects[rank.Profile.Connector].Strands &&
-			!time.Now().Before(h.PulledBy())
+		slotOutcome.Orphaned = !time.Now().Before(h.PulledBy()) && Strands(rank, f)
 		return discardFailed, f.Why != lifecycle.Silent, f.Err
 	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err

@@ -209,6 +209,12 @@ func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
 	return r.Signs.Await(now, r.Profile.Hold(now, h.PulledBy()))
 }
 
+// Strands says whether a decode engine that failed at a hand-off, whose time is over, may keep blocks for it for ever: if its core stood
+// still, it reads the request only now, and waits for KV that is gone. An engine that has answered has read it before.
+func Strands(r *fleet.Rank, fault *failure.Fault) bool {
+	return fault.Verdict().KV == lifecycle.DoubtOn && fault.Why < lifecycle.Garbled && lifecycle.Dialects[r.Profile.Connector].Strands
+}
+
 // Forever is the limit of a wait that something else ends.
 const Forever = 1000 * time.Hour
 

@@ -97,7 +97,8 @@ func (p *parser) generateTogether() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
 	if req.Names != nil && (!req.Listed || len(req.Names) != len(req.Prompts)) {
-		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list", len(req.Names))
+		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list",
+			len(req.Names))
 	}
 	if req.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
 		req.Names = nil

@@ -59,7 +59,8 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if !isString(v) {
 				return wrongValue(key, v, isString, "a string")
 			}
-			if kind = rawjson.Unquote(v); unknownType == nil && !slices.Contains(partTypes, kind) { // of repeated keys, a parser may take any
+			// of repeated keys, a parser may take any
+			if kind = rawjson.Unquote(v); unknownType == nil && !slices.Contains(partTypes, kind) {
 				unknownType = badRequest(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":

@@ -92,7 +92,8 @@ func (p *parser) mediaInValue(b json.RawMessage, i int, data bool) (end int, ref
 	case b[i] == '[':
 		array := rawjson.ArrayAt(b, i)
 		for array.Next() {
-			if first := b[array.Val]; first != '{' && first != '[' && !data { // numbers and strings need no check; a list of token ids is long
+			// numbers and strings need no check; a list of token ids is long
+			if first := b[array.Val]; first != '{' && first != '[' && !data {
 				continue
 			}
 			if array.Pos, refusal = p.mediaInValue(b, array.Val, data); refusal != nil {
@@ -178,7 +179,8 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 			return p.req, p.requireModel()
 		}
 		if err != nil {
-			return nil, badRequest(CodeInvalidValue, "", "the form cannot be read: it is cut off, or its boundary is not the one of Content-Type")
+			return nil, badRequest(CodeInvalidValue, "",
+				"the form cannot be read: it is cut off, or its boundary is not the one of Content-Type")
 		}
 		if n == maxFields {
 			return nil, badRequest(CodeInvalidValue, "", "the form has more than %d fields", maxFields)
@@ -209,7 +211,8 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 	}
 	value, err := io.ReadAll(io.LimitReader(part, maxFieldBytes+1))
 	if err != nil || len(value) > maxFieldBytes {
-		return badRequest(CodeInvalidValue, shorten(name), "the field %q is cut off, or has more than %d bytes", shorten(name), maxFieldBytes)
+		return badRequest(CodeInvalidValue, shorten(name), "the field %q is cut off, or has more than %d bytes",
+			shorten(name), maxFieldBytes)
 	}
 	if name != "model" && name != "stream" {
 		return nil

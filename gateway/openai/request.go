@@ -168,7 +168,8 @@ func (p *parser) checkTogether() *Error {
 		}
 	}
 	if req.Limit > 0 && p.minTokens > req.Limit { // the decode engine would refuse it, after a whole prefill
-		return badRequest(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have", p.minTokens, req.Limit)
+		return badRequest(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have",
+			p.minTokens, req.Limit)
 	}
 	if p.stopTokens && p.minTokens > 0 && p.limits.VocabSize <= 0 {
 		return badRequest(CodeUnsupported, "stop_token_ids",

@@ -33,7 +33,8 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 			key = "top_logprobs_num"
 		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens:
 		}
-		return badRequest(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d", r.Likeliest, most)
+		return badRequest(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d",
+			r.Likeliest, most)
 	}
 	for key, v := range r.Body.All() {
 		if why, ok := sglang[key]; ok && !isNull(v) {

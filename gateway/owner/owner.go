@@ -32,7 +32,8 @@ func New(c *config.Config, host Host) (*Set, error) {
 				zap.Strings("members", s.members))
 		}
 		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
-		if _, err := s.openLease(""); err != nil { // groups become known with their engines, later; what is wrong with the store is found now
+		// groups become known with their engines, later; what is wrong with the store is found now
+		if _, err := s.openLease(""); err != nil {
 			return nil, fmt.Errorf("ha: %w", err)
 		}
 	case c.Geo.On() && own.On():

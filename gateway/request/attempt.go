@@ -152,7 +152,7 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	case full && effect.Do == lifecycle.Shun: // the queue of this rank is full, or that of all ranks around it
 		around, others := s.job.srv.Engines().Around(s.from.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.lastChoice))
 		s.job.avoid.refuse(s.from.rank.Worker, around, others)
-	case effect.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // avoid also the ranks that step with it
+	case effect.Do == lifecycle.Shun && s.from.fault != nil && s.from.fault.Why == lifecycle.Stuck: // the ranks that step with it, too
 		engines := s.job.srv.Engines()
 		around, _ := engines.Around(s.from.rank.Worker, nil)
 		s.job.avoid.decode = append(engines.Beside(s.from.rank.Worker, false, s.job.avoid.decode), around...)

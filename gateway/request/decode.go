@@ -29,9 +29,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.F
 	j.enter(phase, "decode")
 	s.from.reportCompute()
 	if fault := s.open(h, until); fault != nil {
-		// a silent engine that asks for the KV only now may wait for it for ever
-		if fault.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) && fault.Why < lifecycle.Garbled {
-			s.from.stranded = lifecycle.Dialects[s.from.rank.Profile.Connector].Strands
+		if fault.Verdict().KV == lifecycle.DoubtOn && s.overdue(h) {
+			s.from.stranded = handoff.Strands(s.from.rank, fault)
 		}
 		return fault, (h == nil || s.from.whole) && j.client.Left()
 	}

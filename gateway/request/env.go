@@ -96,7 +96,7 @@ type Fleet interface {
 // Dispatcher gives slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
-	Blocked(board string) (prefillers []string)          // prefill engines whose KV lately did not arrive at some decode engine of the board
+	Blocked(board string) (prefillers []string)          // prefill engines whose KV lately failed to arrive at a decode engine of the board
 	Shunned(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
 	Rerouted(slot *dispatcher.Slot, prefiller string)    // another prefill engine computes the prompt of a slot
 	EnqueueMixed(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result

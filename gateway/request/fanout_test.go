@@ -34,7 +34,8 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	for i := range 2 {
 		f.legs = append(f.legs,
 			branch{share: kid,
-				job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, incoming: in, record: in.Record.Leg(letters(i))}})
+				job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model,
+					incoming: in, record: in.Record.Leg(letters(i))}})
 	}
 	f.legs[0].job.local.boundSlot = r.Slot
 
@@ -58,7 +59,8 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
 			f.legs = append(f.legs,
-				branch{share: edge.NewDisconnect(srv.Log), job: &job{srv: srv.Server, req: req, incoming: in, record: in.Record.Leg(letters(i))}})
+				branch{share: edge.NewDisconnect(srv.Log),
+					job: &job{srv: srv.Server, req: req, incoming: in, record: in.Record.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

@@ -32,7 +32,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Wh
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
-	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: peer.PeerID()})
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
+		Call: "forward", Peer: peer.PeerID()})
 	j.client.OnGone(peer.Leave)
 	var heldBack time.Duration
 	if j.incoming.Batch {

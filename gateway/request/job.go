@@ -48,7 +48,7 @@ type job struct {
 	abort    *aborting         // nil: its client cannot end it by a name
 
 	decodeProcess int             // the decode engine's process when the decode call was made
-	promptTokens  int             // tokens of the prompt as an engine counted them; of a resumed request with the answer so far; 0: none has
+	promptTokens  int             // tokens of the prompt, if resumed with the answer so far, as an engine counted them; 0: none has
 	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
 	ticket        *prefill.Ticket // the place in the arrival queue of a leg that has entered it with its siblings; nil: it enters alone
 	holder        *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
@@ -172,7 +172,7 @@ type Incoming struct {
 	Priority   int          // in the arrival queue
 	Batch      bool         // it takes only what others leave
 	Deadline   time.Time    // until when a trusted caller wants the first token; zero: it did not say
-	Flow       string       // its flow, which takes turns in the arrival queue with other flows of the same priority; empty: its caller's key
+	Flow       string       // takes turns in the arrival queue with other flows of the same priority; empty: its caller's key
 	Body       *edge.Charge // what the body takes of the account of bodies in memory
 	Address    string       // of the client
 	From       *geo.Hop     // how it came from another dispatcher; nil: from a client

@@ -38,7 +38,7 @@ type partner struct {
 	changes     *mooncake.Changes
 	prompt      int                     // tokens, as estimated
 	maxTokens   int                     // tokens that the answer may have
-	silent      bool                    // nothing of the answer may come before its end: it comes in one piece, or its engine may hold it back
+	silent      bool                    // the answer may come at its end only: in one piece, or because its engine holds it back
 	streamed    bool                    // the answer comes event by event
 	expected    *metaserver.Expectation // the decode engine's callback; nil: nothing is called back
 	decodeOver  chan struct{}           // closed when the decode leg has ended

@@ -99,7 +99,8 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Limit) (*handoff.Hando
 	candidate, began := lease.Candidate, time.Now()
 	exchange, err := j.srv.Fleet.Exchange(candidate)
 	if err != nil {
-		fault := failure.Of(lifecycle.Ended{Why: lifecycle.Unnamed}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
+		fault := failure.Of(lifecycle.Ended{Why: lifecycle.Unnamed},
+			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 		if prefill.Unsent(err) {
 			fault.Why = lifecycle.Unreachable
 		}

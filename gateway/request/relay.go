@@ -140,7 +140,8 @@ func (s *stream) broke(err error) {
 	case s.from.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.from.answer.Mirror.LacksUsage() && s.from.answer.Trail.Head.ID != nil && max(s.from.answer.Mirror.Prompt(), s.job.promptTokens) > 0 {
+		if s.from.answer.Mirror.LacksUsage() && s.from.answer.Trail.Head.ID != nil &&
+			max(s.from.answer.Mirror.Prompt(), s.job.promptTokens) > 0 {
 			s.writeEnding(s.from.answer.Trail.Head, "")
 		}
 		s.ends()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/refclient"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -61,12 +62,19 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 	}
 }
 
-// right asks until the answer is whole and right. A machine that pauses the test for longer than an engine promises excuses a failure, but
-// no wrong answer.
+// right asks until the answer is whole and right. Only a machine that woke this process a second too late excuses a failure, and nothing
+// excuses a wrong answer.
 func (b *bed) right(prompt string) {
 	b.t.Helper()
+	if b.lateness == nil {
+		b.lateness = refclient.Lateness(b.t)
+	}
 	b.eventually(prompt+" is answered", func() bool {
+		before := b.lateness()
 		verdict := b.judge(prompt, `"stream":true,`)
+		if b.lateness()-before < time.Second {
+			require.Equal(b.t, "right", verdict, prompt)
+		}
 		require.Contains(b.t, excused, verdict)
 		return verdict == "right"
 	})

@@ -64,7 +64,7 @@ type source struct {
 
 	maxTokens  int            // tokens that the rest of the answer may have
 	idle       time.Duration  // how long the engine may be silent, as the connection has it
-	coreHalted *atomic.Bool   // true once the engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
+	coreHalted *atomic.Bool   // the engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
 	mayCompute int64          // what reportCompute has announced: prompt tokens that the engine was to compute at most; 0: that is settled
 	fault      *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
 	answer     *buffers

@@ -107,7 +107,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 // arrival describes the request for the arrival queue. A retry keeps the time of its first arrival.
 func (j *job) arrival() prefill.Request {
 	arrival := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.promptTokens > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(),
+		Counted: j.promptTokens > 0 || (j.changes == nil || j.changes.Prompt == nil) &&
 			j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
 		Session: j.incoming.Session, Ends: j.incoming.Ends, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
 		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, Reserved: j.life.Reserved(),

@@ -162,9 +162,8 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 			if key.configured == 1 && key.name == "prefill_schedule_interval" {
 				but = ", but not for a rank that steps alone and is older than vLLM 0.33: it ignores this flag"
 			}
-			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s", key.reported,
-				key.configured,
-				but)
+			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s",
+				key.reported, key.configured, but)
 		}
 	}
 }

@@ -41,7 +41,8 @@ func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profil
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
 		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a random room, so that it is new; modulo ranks it must be the prefill rank
-		meeting.Host, meeting.Port, meeting.Room = prefill.URL.Hostname(), prefillProfile.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
+		meeting.Host, meeting.Port, meeting.Room = prefill.URL.Hostname(), prefillProfile.BootstrapPort,
+			room-room%n+int64(max(0, prefill.Rank))
 	}
 	return meeting
 }
@@ -211,7 +212,8 @@ func (c *Call) side() string {
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request",
 		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
-	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
+	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)},
+		nil, 1<<10, time.Now().Add(2*abortTime))
 	if fault != nil && fault.Status == 0 {
 		return fault.Err
 	}

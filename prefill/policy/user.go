@@ -173,8 +173,8 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	var g guard
 	ast.Walk(&tree.Node, &g)
 	if g.refused != nil {
-		return nil, errorAt(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, ?: and %s",
-			g.what, strings.Join(functions, ", ")), g.refused.Location())
+		return nil, errorAt(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, "+
+			"?: and %s", g.what, strings.Join(functions, ", ")), g.refused.Location())
 	}
 	options := []expr.Option{expr.Env(&Indicators{}), result, expr.MaxNodes(maxNodes), expr.DisableAllBuiltins()}
 	for _, name := range functions {

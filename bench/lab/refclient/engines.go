@@ -141,8 +141,8 @@ func (c *Client) Settled(e *Engines, now func() Account) {
 			st.ExpiredPulls, st.OutlivedWrites = 0, 0
 		}
 		require.Zero(c, harm{
-			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, OutlivedWrites: st.OutlivedWrites, WrongBlocks: st.WrongBlocks, Crashes: st.Crashes,
-			DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch,
+			Replays: st.Replays, ExpiredPulls: st.ExpiredPulls, OutlivedWrites: st.OutlivedWrites, WrongBlocks: st.WrongBlocks,
+			Crashes: st.Crashes, DuplicateIDs: st.DuplicateIDs, RankMismatch: st.RankMismatch,
 		})
 		if !e.Dirty {
 			type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned int64 }
