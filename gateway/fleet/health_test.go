@@ -327,7 +327,10 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 				return canaries("failed") > 0
 			})
 			require.NoError(t, d.SetFaults())
-			b.Eventually("a canary brings it back", func() bool { return canaries("passed") > 0 && b.engineStatus(d).State == "up" })
+			b.Eventually("a canary brings it back", func() bool {
+				_, decodes := b.fleet.Now().Up() // its state is told a moment before requests are admitted to it
+				return canaries("passed") > 0 && b.engineStatus(d).State == "up" && decodes == 1
+			})
 			require.Zero(t, d.Stats().Crashes)
 			require.Equal(t, "right", b.Judge("one two three", `"stream":true,`))
 		})

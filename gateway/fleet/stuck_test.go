@@ -113,7 +113,7 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 	t.Parallel()
 	t.Run("other streams of its ranks move", func(t *testing.T) {
 		t.Parallel()
-		o := knowsPrompts(oneServer, 3*time.Second) // a busy machine stops this process for one or two
+		o := knowsPrompts(oneServer, 6*time.Second) // a busy machine stops this process for up to three
 		for i := range o.mixed {
 			o.mixed[i].MaxBatchedTokens, o.mixed[i].PrefillPerToken = 64, 2*time.Millisecond // the predicted time is next to nothing
 		}
@@ -121,7 +121,7 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 		for range 16 { // on each rank some
 			defer b.Endless()()
 		}
-		require.Equal(t, "right", b.Judge(strings.Repeat("a long prompt, ", 800), streamed))
+		require.Equal(t, "right", b.Judge(strings.Repeat("a long prompt, ", 1600), streamed))
 		require.Empty(t, b.logs.FilterMessage("an attempt failed, and the request is tried again").All())
 	})
 	t.Run("there is no other group", func(t *testing.T) {

@@ -41,6 +41,7 @@ type Peers struct {
 	node     *geo.Node
 	server   *edge.Server
 	listener *edge.Listener
+	looking  chan struct{}                       // holds an element while somebody looks: an earlier look must not replace a later one
 	decoding atomic.Pointer[map[string]decoding] // by model
 	shares   shares
 	warned   atomic.Int64 // Unix ns of the last warning about another version
@@ -85,7 +86,7 @@ func New(h Host) (*Peers, error) {
 	if !c.On() {
 		return nil, nil
 	}
-	r := &Peers{host: h}
+	r := &Peers{host: h, looking: make(chan struct{}, 1)}
 	var err error
 	limits, cfg := &set.Limits, *c
 	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout,
@@ -181,6 +182,12 @@ func (r *Peers) followDecoding(ctx context.Context) {
 
 // Look reads how busy the decode ranks of each model are now, for decisions about regions.
 func (r *Peers) Look(ctx context.Context) {
+	select {
+	case r.looking <- struct{}{}:
+		defer func() { <-r.looking }()
+	case <-ctx.Done():
+		return
+	}
 	boards := map[string][]alike{}
 	for _, m := range r.host.Dispatcher.Status(ctx).Models {
 		boards[m.Model] = byLists(m.Workers)

@@ -291,6 +291,20 @@ func TestWhatIsDecodedHereGoesByName(t *testing.T) {
 	require.Equal(t, []string{"m"}, w.decodes())
 }
 
+// Two look at once: one again and again, and one when it is news who owns what. The second waits for the first, but no longer than its
+// caller does.
+func TestALookWaitsForTheLookBefore(t *testing.T) {
+	w := newWing(t)
+	w.looking <- struct{}{}
+	defer func() { <-w.looking }()
+	before := w.Peers.decoding.Load()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	w.Look(ctx)
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+	require.Same(t, before, w.Peers.decoding.Load(), "nothing was read")
+}
+
 // A proxy without peers has none of this.
 func TestAProxyThatIsAlone(t *testing.T) {
 	conf, _, err := reload.New(config.Default(), reload.Host{Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Started: time.Now()})
