@@ -9,12 +9,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 
+	"evenkeel/bench/lab/report"
 	"evenkeel/bench/rigs/testbed"
 	"evenkeel/bench/sim/mixed"
 	"evenkeel/bench/tools/page"
@@ -95,29 +93,23 @@ func (o options) one(ctx context.Context, out io.Writer) error {
 
 // try runs all policies on all loads, as many loads at once as there are processors.
 func try(ctx context.Context, seed uint64, loads int, progress io.Writer) (*trials, error) {
-	t := &trials{seed: seed, policies: policies(), of: make([][]mixed.Outcome, loads)}
+	t := &trials{seed: seed, policies: policies()}
 	for i := range loads {
 		t.loads = append(t.loads, mixed.Draw(seed, i))
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var workers sync.WaitGroup
-	var next, done atomic.Int64
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for i := int(next.Add(1)) - 1; i < loads && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
-				for _, p := range t.policies {
-					got, err := mixed.Serve(ctx, t.loads[i], p)
-					if err != nil {
-						cancel(err)
-						return
-					}
-					t.of[i] = append(t.of[i], got)
+	of, err := report.Trials(ctx, loads, 1, func(done, total int) { fmt.Fprintf(progress, "seed %d, %d of %d loads\n", seed, done, total) },
+		func(ctx context.Context, i int, _ uint64) (all []mixed.Outcome, err error) {
+			for _, p := range t.policies {
+				got, err := mixed.Serve(ctx, t.loads[i], p)
+				if err != nil {
+					return nil, fmt.Errorf("load %s: %w", t.loads[i], err)
 				}
-				fmt.Fprintf(progress, "seed %d, %d of %d: load %s\n", seed, done.Add(1), loads, t.loads[i])
+				all = append(all, got)
 			}
+			return all, nil
 		})
+	for i := range of {
+		t.of = append(t.of, of[i][0])
 	}
-	workers.Wait()
-	return t, context.Cause(ctx)
+	return t, err
 }
