@@ -109,7 +109,7 @@ func (r *runner) count(o *owned) {
 	r.boards.Apply(counts, r.now) // has no effects
 }
 
-// countAll counts the slots of all boards.
+// countAll reads the progress of the slots of all boards, see count.
 func (r *runner) countAll() {
 	for _, o := range r.inOrder {
 		r.count(o)
@@ -165,9 +165,9 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 	}
 }
 
-// status returns the status of the boards, with what the twin found.
+// status returns the status of the boards, and for each group what the twin, which replays the last minutes under other policies, found.
 func (r *runner) status(now time.Time) board.Status {
-	r.countAll()
+	r.countAll() // else the boards would not know the tokens that have come since their last event
 	s := r.boards.Status(now)
 	for i := range s.Models {
 		m := &s.Models[i]
@@ -382,13 +382,13 @@ func (r *runner) record() {
 	if t == nil || !t.tape.Due(r.now, t.leastStretch) {
 		return
 	}
-	r.countAll()
+	r.countAll() // so that the copy has the tokens that the streams have seen until now
 	boards := r.boards.Clone()
-	t.leastStretch = twin.Every(boards.Held())
+	t.leastStretch = twin.LeastStretch(boards.Held())
 	if stretch := t.tape.Cut(r.now, boards); stretch != nil {
 		t.mu.Lock()
-		if len(t.untaken) >= mostUntaken { // the twin does not keep up: drop what waits
-			t.untaken, stretch.First = nil, true
+		if len(t.untaken) >= mostUntaken { // the twin does not keep up, so what waits is dropped, and this stretch comes after a gap
+			t.untaken, stretch.AfterGap = nil, true
 		}
 		t.untaken = append(t.untaken, recorded{stretch, boards})
 		t.mu.Unlock()

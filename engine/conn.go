@@ -20,11 +20,11 @@ const (
 	// inlineWrite is the largest request that is written without a second goroutine, in bytes: the send buffer of an
 	// idle socket takes it without blocking.
 	inlineWrite = 16 << 10
-	// parting is how long to wait for an answer that the engine sent before it stopped reading: by then it has
+	// lastAnswerWait is how long to wait for an answer that the engine sent before it stopped reading: by then it has
 	// arrived, or was lost with the connection.
-	parting    = time.Second
-	maxInterim = 16 // 1xx heads before the real one
-	tlsRecord  = 16 << 10
+	lastAnswerWait = time.Second
+	maxInterim     = 16 // 1xx heads before the real one
+	tlsRecord      = 16 << 10
 )
 
 var (
@@ -177,17 +177,17 @@ func (c *conn) limitWrite() {
 	}
 }
 
-// sendPlain does on a plain socket what send does. If the socket takes all of the request at once, it returns only when
-// there is something to read, or when nothing will come. size is the length of parts in bytes.
+// sendPlain does on a plain socket what send does. If the socket takes all of the request at once, sendPlain also waits until there is
+// something to read, or until nothing will come. size is the length of parts in bytes.
 func (c *conn) sendPlain(size int) error {
-	if err := c.armRead(); err != nil {
+	if err := c.armRead(); err != nil { // Ask waits for the answer, too
 		return err
 	}
 	n, err := c.sock.Ask(c.parts, c.onSent)
 	c.wrote = int64(n)
 	switch {
 	case err != nil:
-		c.shortenWait(parting)
+		c.shortenWait(lastAnswerWait)
 		return err
 	case n == size:
 		return nil
@@ -200,12 +200,12 @@ func (c *conn) sendPlain(size int) error {
 	return c.send()
 }
 
-// send writes all of parts. If it fails, the wait for an answer is cut to parting: an answer may be the reason of the
+// send writes all of parts. If it fails, the wait for an answer is cut to lastAnswerWait: an answer may be the reason of the
 // failure.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
-		c.shortenWait(parting)
+		c.shortenWait(lastAnswerWait)
 	} else if c.onSent != nil {
 		c.onSent()
 	}

@@ -55,7 +55,7 @@ type Status struct {
 	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
 }
 
-// EngineStatus is what is known of one engine.
+// EngineStatus says of one engine whether it answers, which state it is in and why, and what it serves.
 type EngineStatus = fleet.EngineStatus
 
 // DrainStatus is what is left on an engine or rank that drains.

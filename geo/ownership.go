@@ -18,8 +18,10 @@ type Ownership struct {
 	MaxShare      float64       `yaml:"max_share"`  // the share of slots that a taker uses at first; with static, always
 	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher that was not seen for so long counts as dead
 	Kubernetes    struct {
-		Namespace  string            `yaml:"namespace"`  // empty: this pod's own
-		Kubeconfig map[string]string `yaml:"kubeconfig"` // by region: the file for the cluster with its engines; no entry: this pod's own
+		Namespace string `yaml:"namespace"` // empty: this pod's own
+		// Kubeconfig has, by region, the kubeconfig file of the cluster with the region's engines, where its lease is kept. A region
+		// without an entry uses the cluster of this pod.
+		Kubeconfig map[string]string `yaml:"kubeconfig"`
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
 }

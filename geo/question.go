@@ -230,7 +230,7 @@ func (n *Node) central(s *modelState) int {
 		return -1
 	}
 	for k, p := range s.peers {
-		if i := s.local + k; p.conf.ID == n.cfg.Central && s.places[i].Why.Passing() {
+		if i := s.local + k; p.conf.ID == n.cfg.Central && s.places[i].Why.Awaitable() {
 			return i
 		}
 	}
@@ -404,6 +404,6 @@ func RingKeyOf(session uint64, address string) uint64 {
 // be draining, because it goes on until another proxy owns its groups.
 func (q *Question) owner(s *modelState) int {
 	return q.soonest(s, func(p *peer, x *policy.Place) bool {
-		return p.sibling && (x.Why.Passing() || x.Why == policy.Draining && p.decodes(q.ask.Model))
+		return p.sibling && (x.Why.Awaitable() || x.Why == policy.Draining && p.decodes(q.ask.Model))
 	})
 }

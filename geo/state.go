@@ -24,9 +24,11 @@ type Node struct {
 	metrics  *metrics
 	verifier *Verifier
 	receipts receipts
-	running  sync.WaitGroup  // probers, and forwards that wait for the end of a body; begun under mu, or before Start returns
-	ctx      context.Context // its end stops the probers
-	stop     context.CancelFunc
+	// running counts the goroutines and probers that Close waits for: those that probe a peer, follow the discovery of peers, or read
+	// the end of a forward's body. They begin under mu, or before Start returns, so that none begins while Close waits.
+	running sync.WaitGroup
+	ctx     context.Context // its end stops the probers
+	stop    context.CancelFunc
 
 	snapshot int64 // bytes that the memory of the prompts sent to one peer may take
 

@@ -43,8 +43,8 @@ type Hooks struct {
 	OnChange func(View)
 	// AskBack asks the holder, a dispatcher's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
-	// Vote asks a member not to admit for a lease and longer. It is called only
-	// with Config.Members.
+	// Vote asks another member for its promise not to admit before a lease duration and a start delay are over (Machine.Promise). An error
+	// means that there is no promise. It is called only with Config.Members.
 	Vote func(ctx context.Context, member string, ask Vote) error
 }
 

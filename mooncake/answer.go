@@ -337,7 +337,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	for id := range rawjson.Elements(ids) {
 		if id[0] != '[' {
 			flat++
-			if !isBlock(id) {
+			if !isBlockNumber(id) {
 				return 0, false
 			}
 			continue
@@ -345,7 +345,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 		nested++
 		for id := range rawjson.Elements(id) {
 			n++
-			if !isBlock(id) {
+			if !isBlockNumber(id) {
 				return 0, false
 			}
 		}
@@ -353,8 +353,8 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	return n + flat, flat == 0 || nested == 0
 }
 
-// isBlock says whether a value is the number of a block, written in digits alone.
-func isBlock(raw json.RawMessage) bool {
+// isBlockNumber says whether an element of a JSON array, which is never empty, is the number of a KV block: digits and nothing else.
+func isBlockNumber(raw json.RawMessage) bool {
 	for _, c := range raw {
 		if c < '0' || c > '9' {
 			return false

@@ -4,13 +4,14 @@ import "evenkeel/internal/rawjson"
 
 // shape says how the bodies of an endpoint differ from those of chat and completions.
 // evenkeel adds no min_tokens, stream_options or return_token_ids to bodies with a shape.
+// A probe makes the KV on a prefill engine; a discard has a decode engine pull KV that nobody needs, so that it is freed.
 type shape struct {
 	always         []Member              // members of every leg
 	once           []Member              // further members, which end the answer of a probe or a discard after its first token
 	knowsIgnoreEOS bool                  // the endpoint knows ignore_eos
 	rid            string                // the member from which SGLang takes the request's id; empty: there is none
 	drops          func(key string) bool // keys that every leg drops
-	aside          func(key string) bool // further keys, which a probe or a discard drops because they do not shape the prompt
+	dropsOnce      func(key string) bool // further keys, which a leg sent for its KV only (onceBody) drops: they do not shape the prompt
 }
 
 // shapes has the endpoints with a shape of their own.
@@ -24,7 +25,7 @@ var shapes = [Endpoints]*shape{
 		drops: func(key string) bool {
 			return key == "background" || key == "previous_response_id" || key == "conversation" || Reserved(key)
 		},
-		aside: func(key string) bool {
+		dropsOnce: func(key string) bool {
 			switch key {
 			case "text", "include", "enable_response_messages", "max_tool_calls": // the format of the answer
 				return true
@@ -36,9 +37,9 @@ var shapes = [Endpoints]*shape{
 	// vLLM parses the tool's arguments, and fails if they are cut off after the probe's one token. The stop string "{"
 	// leaves no arguments to parse. Unlike tool_choice, it does not shape the prompt, and the engine has the KV by then.
 	Messages: {
-		once:  []Member{{"max_tokens", jsonOne}, {"stop_sequences", []byte(`["{"]`)}},
-		drops: Reserved,
-		aside: func(key string) bool { return key == "stop_sequences" || key == "watermarking" },
+		once:      []Member{{"max_tokens", jsonOne}, {"stop_sequences", []byte(`["{"]`)}},
+		drops:     Reserved,
+		dropsOnce: func(key string) bool { return key == "stop_sequences" || key == "watermarking" },
 	},
 }
 
@@ -74,13 +75,13 @@ func (s *shape) onceBody(b *Body, drop func(key string) bool, ignoreEOS bool, ds
 
 // probe is probeWith for the shape.
 func (s *shape) probe(p *Profile, b *Body, changes *Changes, params []byte, dst [][]byte) [][]byte {
-	drop := func(key string) bool { return s.drops(key) || s.aside(key) }
+	drop := func(key string) bool { return s.drops(key) || s.dropsOnce(key) }
 	return s.onceBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, Member{"kv_transfer_params", params})
 }
 
 // discard is DiscardBody for the shape.
 func (s *shape) discard(b *Body, changes *Changes, kv []byte, salt string, dst [][]byte) [][]byte {
-	drop := func(key string) bool { return s.drops(key) || s.aside(key) || key == "thinking" && thinksFor(b) }
+	drop := func(key string) bool { return s.drops(key) || s.dropsOnce(key) || key == "thinking" && thinksFor(b) }
 	return s.onceBody(b, drop, changes.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 }
 

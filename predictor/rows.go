@@ -50,12 +50,12 @@ func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 type past struct {
 	reqs     []Sample
 	step     time.Duration
-	order    []int32 // requests by end
+	order    []int32 // indexes of reqs, by the ends of the requests
 	finished int     // in order: the first that had not finished
 	online   *Online
 }
 
-// newPast sorts requests by their ends. online learns of them later, see until.
+// newPast returns the past of reqs, of which online has been told nothing yet: until tells it. step is the time that a token takes.
 func newPast(reqs []Sample, step time.Duration, online *Online) *past {
 	p := &past{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
 	for i := range p.order {

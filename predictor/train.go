@@ -119,11 +119,11 @@ func (f *Fit) learn(reqs []Sample) {
 
 // trial is one split of the requests and its held-out rows.
 type trial struct {
-	reqs   []Sample
-	cut    int // reqs[:cut] train
-	opt    Options
-	points []agePoint // held-out rows by time
-	base   Prediction // of the training rows
+	reqs     []Sample
+	cut      int // reqs[:cut] train
+	opt      Options
+	points   []agePoint // held-out rows by time
+	baseRate Prediction // BaseRate of the training rows; the predictor's scores are compared with those of this prediction
 }
 
 // prepareRows makes the held-out age points, and the base rate of the training rows, with which the scores are compared.
@@ -133,7 +133,7 @@ func (t *trial) prepareRows() {
 	for _, p := range agePoints(t.reqs[:t.cut], 0, t.opt.Every, t.opt.Step) {
 		rows = append(rows, t.row(p, Prediction{}))
 	}
-	t.base = BaseRate(rows)
+	t.baseRate = BaseRate(rows)
 }
 
 // row returns an age point with a prediction about it, and with what really came of it.
@@ -154,7 +154,7 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	}
 	return Holdout{
 		Requests: len(t.reqs) - t.cut, Horizon: t.opt.Horizon,
-		Scores: Score(rows), Base: ScoreConstant(rows, t.base), Reliability: Calibrate(rows, 10),
+		Scores: Score(rows), Base: ScoreConstant(rows, t.baseRate), Reliability: Calibrate(rows, 10),
 	}, nil
 }
 

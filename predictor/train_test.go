@@ -69,7 +69,7 @@ func TestHeldOutRequestsDoNotTrainWhatIsScored(t *testing.T) {
 	a, b := trial{reqs: reqs, cut: 300, opt: opt}, trial{reqs: other, cut: 300, opt: opt}
 	a.prepareRows()
 	b.prepareRows()
-	require.Equal(t, a.base, b.base)
+	require.Equal(t, a.baseRate, b.baseRate)
 	first := agePoint{time: other[300].At, request: 300}
 	a.points, b.points = []agePoint{first}, []agePoint{first}
 	for _, kind := range []Kind{KindSurvival, KindExact} {

@@ -45,8 +45,8 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	}
 }
 
-// answer is Answered under the tier's lock. It returns the change of the suspicion about the candidate's capacity; nil:
-// there is none.
+// answer does the work of Answered; the caller holds the tier's lock. A probe's answer may change whether the candidate is suspected to
+// have another KV capacity than it says. In that case answer returns the change, and else nil.
 func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	t := l.tier
 	if !l.charge.MayAnswer() {

@@ -84,7 +84,7 @@ type chooser struct {
 	lastLease uint64
 
 	// Scratch of one decision, and of one round of them.
-	heldAt     []*candidate       // candidates for which requests are held in this round
+	heldAt     []*candidate       // candidates that are charged with waiting requests in this round; endRound takes these charges back
 	eligible   []*candidate       // what the filters have left
 	view       []policy.Candidate // indicators of the candidates that look measured last
 	found      []int32            // by slot of the prefix index: how many of the prompt's blocks it holds

@@ -240,7 +240,7 @@ func (t *Tier) ranks() []RankEvents {
 	return t.cfg.Ranks.Events()
 }
 
-// HotspotClass is a class of requests that is watched, as operators see it.
+// HotspotClass is a class of requests with the same long prefix, which is watched because it may ask too much of the engines that hold it.
 type HotspotClass = steer.HotspotClass
 
 // Hotspots lists the classes of requests that are watched, the most frequent

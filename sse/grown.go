@@ -210,8 +210,8 @@ func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 
 // A span says which weights made some tokens of an answer (add_weight_versions_to_meta_info in utils/weight_versions.py).
 type span struct {
-	version    []byte
-	start, end int
+	versionJSON []byte // as the engine sent it, with its quotes
+	start, end  int
 }
 
 // readSpans adds a list of spans, each n tokens later. A span that follows a span of the same weights makes it longer instead.
@@ -220,7 +220,7 @@ func readSpans(all []span, list []byte, offset int) []span {
 		a.Pos = rawjson.ValueEnd(list, a.Val)
 		one := list[a.Val:a.Pos]
 		next := span{memberOf(one, "version"), numberOf(memberOf(one, "start")) + offset, numberOf(memberOf(one, "end")) + offset}
-		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].version, next.version) && all[i].end == next.start {
+		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].versionJSON, next.versionJSON) && all[i].end == next.start {
 			all[i].end = next.end
 			continue
 		}
@@ -229,14 +229,14 @@ func readSpans(all []span, list []byte, offset int) []span {
 	return all
 }
 
-// appendSpanList appends a list of spans as JSON.
+// appendSpanList appends spans as the JSON list that weight_versions of an answer has.
 func appendSpanList(dst []byte, spans []span) []byte {
 	dst = append(dst, '[')
 	for i, s := range spans {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = append(append(dst, `{"version":`...), s.version...)
+		dst = append(append(dst, `{"version":`...), s.versionJSON...)
 		dst = strconv.AppendInt(append(dst, `,"start":`...), int64(s.start), 10)
 		dst = append(strconv.AppendInt(append(dst, `,"end":`...), int64(s.end), 10), '}')
 	}

@@ -369,11 +369,12 @@ func (m *Mirror) readCount(w valueKind, usage *rawjson.Object) (n int, ok bool) 
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
-// readDetails reads a usage's prompt_tokens_details into u, and marks where the prefill engine's cached_tokens belong.
+// readDetails reads prompt_tokens_details, at which the walk of a usage stands, into u. It also marks where the prefill engine's
+// cached_tokens belong; these are known if ask.Cached is not below 0.
 func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
-		if m.ask.Cached >= 0 && b[usage.Val] == 'n' {
+		if m.ask.Cached >= 0 && b[usage.Val] == 'n' { // null: details with cached_tokens take its place
 			m.markValue(nullDetails, 1, usage)
 		}
 		return
@@ -381,10 +382,10 @@ func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	at := len(m.marks)
 	m.mark(detailsValue, 1, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
-	cached := 0
+	found := 0
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
-			cached++
+			found++
 			m.markValue(cachedValue, 2, &o)
 			if n, ok := rawjson.Int(b, o.Val, o.Pos); ok {
 				u.Cached = n
@@ -393,8 +394,9 @@ func (m *Mirror) readDetails(usage *rawjson.Object, u *Usage) {
 	}
 	usage.Pos = o.Pos
 	m.facts.details, m.facts.detailsEnd = usage.Val, o.Pos
-	m.marks[at].end, m.marks[at].inside = int32(o.Pos), int32(o.N-cached)
-	if cached == 0 {
+	m.marks[at].end = int32(o.Pos)
+	m.marks[at].inside = int32(o.N - found) // if cached_tokens goes and nothing else is there, act may remove the details
+	if found == 0 {
 		m.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
 		if m.ask.Cached >= 0 && o.Pos > 0 {
 			m.markBehind(noCached, &o)

@@ -21,7 +21,7 @@ var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 // part of the program.
 const mooncakeResident = 13_125
 
-// report puts together what all trials showed.
+// report puts together what all trials showed, with notes that say how far the numbers carry.
 func (c *demoCmd) report(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
 	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.model()}
 	bounds := make([]report.Sample, 0, len(trials))
@@ -34,14 +34,16 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 	if c.Aggregated {
 		r.Title = "evenkeel demo, ranks that prefill and decode"
 	}
+	var notes []string
 	switch {
-	case c.deployment != nil:
-		r.Notes = append(c.lawNotes(r.Runs), c.measuredNotes(r)...)
+	case c.deployment != nil: // --law was given, with --aggregated or without
+		notes = c.lawNotes(r.Runs)
 	case c.Aggregated:
-		r.Notes = append(c.aggregatedNotes(trials), c.measuredNotes(r)...)
+		notes = c.aggregatedNotes(trials)
 	default:
-		r.Notes = c.notes(r)
+		notes = c.scaleNotes(r)
 	}
+	r.Notes = append(notes, c.measuredNotes(r)...)
 	return r
 }
 
@@ -120,8 +122,8 @@ func machine() string {
 	return fmt.Sprintf("%s%d CPUs, %s/%s", name, runtime.GOMAXPROCS(0), runtime.GOOS, runtime.GOARCH)
 }
 
-// notes say how far the numbers carry. All are computed from this run.
-func (c *demoCmd) notes(r *report.Report) []string {
+// scaleNotes say how far the numbers carry. All are computed from this run.
+func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	full := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
 	if c.C0 < full.C0 {
@@ -148,7 +150,7 @@ func (c *demoCmd) notes(r *report.Report) []string {
 				last.Policy, first.Policy, 100*(b.Mean/a.Mean-1), 100*(c.rescaled(b.Mean)/c.rescaled(a.Mean)-1), millis(full.C0)))
 		}
 	}
-	return append(notes, c.measuredNotes(r)...)
+	return notes
 }
 
 // aggregatedNotes say what the engines are, and what the proxy knew of them.

@@ -33,8 +33,8 @@ type trial struct {
 	policy demoPolicy
 	load   *load.Result
 	run    report.Run
-	bound  report.Sample
-	law    string // what a prompt takes, as the proxy knew it when measuring began and at the end; of ranks that prefill and decode
+	bound  report.Sample // what the same steps would give if every one were balanced
+	law    string        // what a prompt takes, as the proxy knew it when measuring began and at the end; of ranks that prefill and decode
 	audit  audit
 }
 

@@ -49,8 +49,8 @@ func isTerminal(out io.Writer) bool {
 type logOutput struct {
 	out  io.Writer
 	enc  zapcore.Encoder
-	lost int
-	why  error // of the first
+	lost int   // lines that could not be written, and of which nobody was told yet
+	why  error // why the first of them could not be written
 }
 
 // Write writes one line. zap calls it under a lock.

@@ -214,9 +214,10 @@ func (c *simulateCmd) uniform() decode.Fleet {
 	return f
 }
 
+// load reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve.
 func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
-		l := decode.Load{Pool: 4 * f.Ranks()}
+		l := decode.Load{Pool: 4 * f.Ranks()} // the default that the help of --pool names
 		if c.Pool != nil {
 			l.Pool = *c.Pool
 		}

@@ -96,7 +96,7 @@ type Worker struct {
 	Process uint64
 }
 
-// StepModel is how long a step of a barrier group takes.
+// StepModel predicts how long a step of a barrier group takes, in ms, from the requests, KV tokens and prompts of its ranks.
 type StepModel = step.Model
 
 // Config has the section `dispatch` of the config file without its log, and what else New needs.

@@ -216,21 +216,22 @@ func (w *entrant) wait(now time.Time) policy.Wait {
 // awaiting returns how many requests wait for their first token on a group's ranks or in the pool. Held entries do not count. The other
 // entries of the pool are divided equally among the groups that take requests.
 func (b *board) awaiting(g *group) float64 {
-	early := 0
+	onRanks := 0
 	for _, r := range g.ranks {
-		early += r.unreadSlots
+		onRanks += r.unreadSlots
 		for _, slot := range r.toCompute {
 			if b.ledger.table[slot].tokensBefore > 0 { // it was preempted and already had its first token
-				early--
+				onRanks--
 			}
 		}
 	}
 	groups, held := 0, 0
 	for _, other := range b.groups {
-		held = max(held, other.held)
+		held = max(held, other.held) // not a sum: all groups decide about the same pool, so several may hold the same entry
 		if slices.ContainsFunc(other.ranks, (*rank).takes) {
 			groups++
 		}
 	}
-	return float64(max(0, early)) + float64(max(0, b.pool.Len()-held))/float64(max(1, groups))
+	// With no group that takes requests, the whole pool counts.
+	return float64(max(0, onRanks)) + float64(max(0, b.pool.Len()-held))/float64(max(1, groups))
 }

@@ -29,13 +29,14 @@ func (p *pairs) inOrder() []Pair {
 // pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
 func (c *charge) pair() Pair { return Pair{c.prefiller, c.rank.Engine} }
 
-// pairEnded updates the suspects by the outcome of a request that gives its slot back.
+// pairEnded records for a suspected pair how a hand-off ended that gives its slot back. If the first event came, reached has recorded it
+// already.
 func (b *board) pairEnded(c *charge, o Outcome, now time.Time) {
 	switch {
-	case c.prefiller == "":
+	case c.prefiller == "": // there was no hand-off
 	case o.Lost:
 		b.lost(c, now)
-	case !c.started:
+	case !c.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next one is
 		if suspected := b.pairs.suspects[c.pair()]; suspected != nil {
 			suspected.circuit.Neutral(c.id)
 		}

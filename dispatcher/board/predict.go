@@ -96,8 +96,8 @@ func (t *Tables) mean() float64 {
 	return t.survival.MeanOutput()
 }
 
-// subject returns the subject that a policy reads or, if it reads none, the configured one, which is learned
-// in advance; ok is false if there is neither.
+// subject returns whose output lengths are to be learned for a policy with these needs: those of the model, for the kind of predictor that
+// the policy names or, if it names none, for the configured kind. ok is false if there is no kind and the policy needs no mean output.
 func (c *PredictorConfig) subject(model string, needs policy.Needs) (s Subject, ok bool) {
 	kind := cmp.Or(predictor.Kind(needs.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && needs.MeanOutput {

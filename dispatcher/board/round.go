@@ -17,7 +17,7 @@ type Round struct {
 	Policy   string
 	Snapshot policy.Snapshot
 	Assign   []policy.Assignment
-	Survival *predictor.Survival // the table whose mean output the policy saw; nil: it saw no mean
+	Survival *predictor.Survival // the past output lengths behind Snapshot.MeanOutput; nil: the snapshot has no MeanOutput
 
 	running []policy.Request // memory of a copy: the running requests of all workers, one after the other
 }

@@ -340,8 +340,8 @@ type Boards struct {
 // rules are what all boards share: the settings, what was learned, and the effects of the current event.
 type rules struct {
 	cfg    Config
-	spec   string          // policy of barrier groups
-	name   string          // of that policy
+	spec   string          // of the policy of barrier groups, as the settings give it
+	name   string          // Policy.Name of the policy that spec makes
 	shared map[string]bool // group names that are used for several models
 
 	replayed []policy.Needs // needs of the policies that the twin replays

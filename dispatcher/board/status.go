@@ -82,8 +82,8 @@ type GroupStatus struct {
 
 // GroupLoads is a group, and how level its ranks are.
 type GroupLoads struct {
-	Name            string  `json:"name"` // empty for the ranks without barrier
-	Barrier         bool    `json:"barrier"`
+	Name            string  `json:"name"`            // empty for the ranks of a model that have no barrier: they are one group
+	Barrier         bool    `json:"barrier"`         // its ranks step together: each step waits for the slowest rank
 	Policy          string  `json:"policy"`          // in force now
 	FallbackRounds  int     `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
 	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs

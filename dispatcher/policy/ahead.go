@@ -5,7 +5,7 @@ type ahead struct {
 	horizon     int // steps, or auto
 	alpha, beta float64
 	gamma       float64 // discount per step, or auto
-	baseNeeds   Needs   // without Horizon and MeanOutput, which needs fills in
+	fixedNeeds  Needs   // without Horizon and MeanOutput, which the method needs fills in
 
 	// Values of the current round.
 	discounts      []float64 // gamma^h, h = 0..H
@@ -19,7 +19,7 @@ func (p *greedy) needs(meanOutput float64) Needs {
 	if p.ahead == nil {
 		return Needs{}
 	}
-	n := p.ahead.baseNeeds
+	n := p.ahead.fixedNeeds
 	n.Horizon = horizonFor(p.ahead.horizon, meanOutput)
 	if p.ahead.horizon == auto || p.ahead.gamma == auto {
 		n.MeanOutput = true

@@ -22,7 +22,7 @@ type greedy struct {
 	name       string
 	window     int   // how many candidates the subset stage looks at
 	theta      int64 // the subset stage begins when so many slots or fewer are free; or groupSize
-	capacity   bool  // queue=capacity: ranks come in the order of their free slots, then by margin
+	slotsFirst bool  // queue=capacity: the rank with the most free slots is next, in a tie the one farthest below the fullest rank
 	longest    bool  // order=desc: the longest prompts come first
 	guard      bool  // whether there is a starvation guard; false in the paper's form
 	maxAgeMs   float32
@@ -129,7 +129,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 // placeSingle is one step of stage 1: the first rank in the queue of ranks takes the
 // entry with the best score for it. If no entry fits, the rank is closed for the round.
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
-	g := p.firstRank(p.capacity)
+	g := p.firstRank(p.slotsFirst)
 	p.setScore(s, g)
 	at, f, ok := p.bestSingle(s, g)
 	if !ok {
@@ -179,7 +179,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 // subset of the first window entries that fit it. If no subset has a positive score, it still takes the best single
 // entry, so that no slot idles while an entry waits that fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
-	g := p.firstRank(p.capacity)
+	g := p.firstRank(p.slotsFirst)
 	n := 0
 	for at := p.line.next[p.line.head()]; at != p.line.head() && n < p.window; at = p.line.next[at] {
 		if tokens := int64(s.Pool[p.line.entry[at]].Prompt); tokens <= p.ranks.room[g] {

@@ -61,7 +61,7 @@ func clone(s *Snapshot) *Snapshot {
 func drawGreedy(t *rapid.T, p *greedy) {
 	p.window = rapid.IntRange(1, 12).Draw(t, "window")
 	p.theta = rapid.SampledFrom([]int64{0, 1, 4, 1000, groupSize}).Draw(t, "theta")
-	p.capacity = rapid.Bool().Draw(t, "queue=capacity")
+	p.slotsFirst = rapid.Bool().Draw(t, "queue=capacity")
 	p.longest = rapid.Bool().Draw(t, "order=desc")
 	p.guard = rapid.IntRange(0, 4).Draw(t, "guard") > 0
 	p.watermark = rapid.SampledFrom([]float64{0, 0.05, 0.1}).Draw(t, "watermark")

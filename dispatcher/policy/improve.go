@@ -76,7 +76,7 @@ func (p *evenkeel) replace(a int) (changed bool) {
 			continue
 		}
 		l.shift(m.rank, added-m.ownLoad)
-		p.ranks.exchange(m.rank, held.tokens, rival.tokens)
+		p.ranks.changeRoom(m.rank, held.tokens, rival.tokens)
 		held.placed, rival.placed = false, true
 		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], holder
 		holder, held, changed = p.placed[a].candidate, rival, true
@@ -117,16 +117,18 @@ func (p *evenkeel) swap(a int) (changed bool) {
 	return changed
 }
 
-// exchange swaps the ranks of placements a and b. p.without(a) must have been called.
+// exchange swaps the ranks of placements a and b, and updates the loads and the KV room of both ranks. The caller must have called
+// p.without(a): p.climb then has the rank of a, and what a adds to the load of that rank.
 func (p *evenkeel) exchange(a, b int) {
-	l, m, g := &p.loads, &p.climb, int(p.placed[b].rank)
+	l, rankA, rankB := &p.loads, p.climb.rank, int(p.placed[b].rank)
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 	tokensA, tokensB := p.candidates.all[whoA].tokens, p.candidates.all[whoB].tokens
-	added, change := p.candidates.loadOn(l, whoB, m.rank), p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g)
-	l.shift(m.rank, added-m.ownLoad)
-	l.shift(g, change)
-	p.ranks.exchange(m.rank, tokensA, tokensB)
-	p.ranks.exchange(g, tokensB, tokensA)
+	changeA := p.candidates.loadOn(l, whoB, rankA) - p.climb.ownLoad
+	changeB := p.candidates.loadOn(l, whoA, rankB) - p.candidates.loadOn(l, whoB, rankB)
+	l.shift(rankA, changeA)
+	l.shift(rankB, changeB)
+	p.ranks.changeRoom(rankA, tokensA, tokensB)
+	p.ranks.changeRoom(rankB, tokensB, tokensA)
 	p.placed[a].candidate, p.placed[b].candidate = whoB, whoA
 }
 
@@ -166,8 +168,8 @@ func (p *evenkeel) relocate(a, g int) {
 	p.placed[a].rank = int32(g)
 }
 
-// exchange updates the room of rank g when an entry of `in` tokens takes the place of an entry of `out` tokens.
-func (r *ranks) exchange(g int, out, in int64) {
+// changeRoom updates the room of rank g when an entry of `in` tokens takes the place of an entry of `out` tokens.
+func (r *ranks) changeRoom(g int, out, in int64) {
 	if r.room[g] != subset.Unlimited {
 		r.room[g] += out - in
 	}
@@ -177,5 +179,5 @@ func (r *ranks) exchange(g int, out, in int64) {
 func (r *ranks) uncharge(g int, tokens int64) {
 	r.free[g]++
 	r.openSlots++
-	r.exchange(g, tokens, 0)
+	r.changeRoom(g, tokens, 0)
 }

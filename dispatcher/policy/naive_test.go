@@ -149,7 +149,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 				continue
 			}
 			margins, slots := margin(r)-margin(best), r.free-best.free
-			if p.capacity {
+			if p.slotsFirst {
 				margins, slots = slots, margins
 			}
 			if margins > 0 || margins == 0 && slots > 0 {

@@ -85,7 +85,7 @@ func (p *evenkeel) checkLoads(t *rapid.T, s *Snapshot, when string) {
 	}
 	for _, a := range p.placed {
 		c := &p.candidates.all[a.candidate]
-		r.exchange(int(a.rank), 0, c.tokens)
+		r.changeRoom(int(a.rank), 0, c.tokens)
 		if int(a.rank) != p.ranks.reserved {
 			r.free[a.rank]--
 			r.openSlots--

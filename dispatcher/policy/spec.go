@@ -78,19 +78,21 @@ func changed(v settings, change func(*settings)) settings {
 	return v
 }
 
+// newBR0 makes the policy BR-0 of the BalanceRoute paper, with a starvation guard, which the paper does not have.
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
-		name: name, window: v.window, theta: v.theta, capacity: v.capacity, longest: v.longest,
+		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longest: v.longest,
 		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
 	}
 }
 
-// newBRH makes the policy of BR-0 with the score of BR-H, which looks ahead.
+// newBRH makes the policy BR-H of the BalanceRoute paper: it is BR-0 with a score over all steps up to a horizon, where BR-0 looks only at
+// the present step.
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.ahead = &ahead{
 		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
-		baseNeeds: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
+		fixedNeeds: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
 	}
 	return p
 }

@@ -16,8 +16,9 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
 }
 
-// Weigh sets dst of each rank to the cost, in KV tokens, that binding the entry there would save, which is what assignments are scored
-// by. less says that a lower value is better. ok is false for an entry that was not placed.
+// Weigh sets dst[g] for each rank g to what it saves to bind the entry there, in KV tokens: the load of the entry, less the number of ranks
+// times what the entry adds to the largest load. bind scores assignments in the same way. A higher value is better, so less is false. ok is
+// false if there is no i-th placement.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (less, ok bool) {
 	if i >= len(p.placed) {
 		return false, false

@@ -30,7 +30,7 @@ type Times struct {
 
 	lengths      median[time.Duration] // lengths of all steps
 	plainLengths median[time.Duration] // lengths of steps without a prefill, once there were steps with one
-	base         time.Duration         // assumed length of steps without a prefill, see listen
+	base         time.Duration         // assumed length of steps without a prefill, see lowerBase
 	requests     requests
 	prefills     prefills
 	meanMs       float32 // fading mean of the lengths, half-life 32 steps
@@ -150,9 +150,9 @@ func (s *Times) learn(ranks []Rank, most *Rank, weighing weighing, ms float64) {
 	}
 }
 
-// tame returns the length of a step in ms, for the search of the weight of a request; x is the load of the step in KV tokens. A step
-// that is much farther off the line than usual is brought nearer to it: a few such steps, in which a rank had an unusual load, could
-// otherwise lead to a wrong weight.
+// tame returns the length ms of a step, for the search of the weight of a request; x is the load of the step in KV tokens. The line is the
+// step model learned so far: the length that a step with this load should have. If a step is much farther off the line than usual, tame
+// brings it nearer: a few such steps, in which a rank had an unusual load, could otherwise lead to a wrong weight.
 func (s *Times) tame(x, ms float64) float64 {
 	line := s.y / max(1, s.w)
 	if m, _ := s.fit(); m.C1Ms > 0 {
@@ -316,13 +316,14 @@ const (
 	Given      = "told"
 )
 
-// Model returns the model in force, and the source of what it says of decodes; empty: there is none. r2 is
-// how well the learned model fits, whether it is in force or not. What a prefill costs is as configured until it is learned.
+// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given, Learned or Configured; empty: they are not
+// known, and m has only what prefills cost. That cost is the configured one until it is learned. r2 is how well the learned model fits,
+// whether it is in force or not.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.Law != (Model{}):
-		return s.Law, Given, r2
+		return s.Law, Given, r2 // a Law sets the cost of prefills, too
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned
@@ -330,8 +331,8 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 		m, source = s.Configured, Configured
 	}
 	prefills := s.Configured
-	if base, ok := s.withPrefills(); ok {
-		prefills = base
+	if learnedPrefills, ok := s.withPrefills(); ok {
+		prefills = learnedPrefills
 	}
 	m.OwnMs, m.SharedMs, m.PrefillMs = prefills.OwnMs, prefills.SharedMs, prefills.PrefillMs
 	return m, source, r2

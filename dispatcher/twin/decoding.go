@@ -51,7 +51,7 @@ func (d *decoding) join(w *board.Worker) {
 		d.ranks[w.ID] = r
 	}
 	r.Slots, r.Capacity, r.Cost, r.Others, r.Keeps, r.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
-	r.Kept = d.Boards.Kept(d.Model, w.ID) // empty if the engine's process is another one now
+	r.Kept = d.Boards.Kept(d.Model, w.ID) // it is empty if the engine was restarted, because a new process has lost the KV
 	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
 	case r.up && !present:

@@ -119,6 +119,6 @@ func TestWhenAnHourBeginsAnew(t *testing.T) {
 	judge.models["m"] = a
 	judge.AddStretch(&Stretch{}, nil)
 	require.InDelta(t, 300, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
-	judge.AddStretch(&Stretch{First: true}, nil)
+	judge.AddStretch(&Stretch{AfterGap: true}, nil)
 	require.Zero(t, a.addToHour(replays("a", 45), replays("own", 50), 60, 0.01))
 }

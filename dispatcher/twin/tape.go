@@ -30,7 +30,7 @@ type bound struct {
 type Stretch struct {
 	Boards   *board.Boards // as they were when it began
 	From, To time.Time
-	First    bool // earlier stretches cannot be replayed together with this one
+	AfterGap bool // it does not go on from the stretch before it, so the twin drops all earlier stretches
 
 	came  []came
 	left  []left
@@ -39,12 +39,15 @@ type Stretch struct {
 
 // came is a request that came to the boards. Times are since the stretch began.
 type came struct {
-	at, arrival, entered, deadline time.Duration // deadline 0: none
-	id, key                        uint64
-	model, name                    string
-	prompt, age                    int32
-	early, discard                 bool
-	hits                           []board.Hit
+	at             time.Duration // when it came to the boards
+	arrival        time.Duration // when the client's request reached the proxy
+	entered        time.Duration // when its prefill was finished
+	deadline       time.Duration // when its hand-off is too late; 0: never
+	id, key        uint64
+	model, name    string
+	prompt, age    int32
+	early, discard bool
+	hits           []board.Hit
 }
 
 // left is a request that has left the boards.
@@ -87,7 +90,7 @@ func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 		ended = nil
 	}
 	room := min(mostOfStretch, t.latest+t.latest/4+16)
-	t.stretch = &Stretch{Boards: copied, From: now, First: first, came: make([]came, 0, room), left: make([]left, 0, room)}
+	t.stretch = &Stretch{Boards: copied, From: now, AfterGap: first, came: make([]came, 0, room), left: make([]left, 0, room)}
 	t.broken = false
 	return ended
 }

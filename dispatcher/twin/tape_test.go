@@ -57,7 +57,7 @@ func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
 	first, second := request(1, 3), request(2, 3) // one after the other in the same slot
 	tape.Done(&first.bind, noon)
 	require.Nil(t, tape.Cut(noon, empty(t)), "nothing was before")
-	require.True(t, tape.stretch.First)
+	require.True(t, tape.stretch.AfterGap)
 	tape.Record(&first.leave, noon.Add(time.Second))
 	tape.Record(&second.come, noon.Add(2*time.Second))
 	tape.Done(&second.bind, noon.Add(3*time.Second))
@@ -78,7 +78,7 @@ func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
 	require.Len(t, s.came, 2)
 	require.EqualValues(t, 2, s.came[0].id)
 	require.Equal(t, 2*time.Second, s.came[0].at)
-	require.False(t, tape.stretch.First)
+	require.False(t, tape.stretch.AfterGap)
 }
 
 func TestAStretchEndsWithThePolicy(t *testing.T) {
@@ -90,7 +90,7 @@ func TestAStretchEndsWithThePolicy(t *testing.T) {
 	tape.Record(board.SetPolicy{Spec: "br0"}, noon.Add(time.Second))
 	require.True(t, tape.Due(noon.Add(time.Second), time.Minute))
 	require.Nil(t, tape.Cut(noon.Add(2*time.Second), empty(t)), "it is of two policies")
-	require.True(t, tape.stretch.First, "what comes is not replayed with what was")
+	require.True(t, tape.stretch.AfterGap, "what comes is not replayed with what was")
 	require.False(t, tape.Due(noon.Add(3*time.Second), time.Minute))
 }
 
@@ -112,7 +112,7 @@ func TestTheTwinKeepsWhatOneWindowNeeds(t *testing.T) {
 		require.LessOrEqual(t, from.Add(15*time.Second).Sub(judge.kept[0].From), Span)
 		require.LessOrEqual(t, 5000*len(judge.kept), mostKept)
 	}
-	judge.AddStretch(&Stretch{Boards: end, From: noon, To: noon, First: true}, end)
+	judge.AddStretch(&Stretch{Boards: end, From: noon, To: noon, AfterGap: true}, end)
 	require.Len(t, judge.kept, 1, "a window does not reach over a change")
 }
 

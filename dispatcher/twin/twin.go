@@ -15,9 +15,9 @@ const Stale = 3 * Span
 // mostKept bounds the requests of all stretches that are kept.
 const mostKept = 200_000
 
-// Every returns the least length of a stretch if the boards hold so many requests. It grows with them, because copies of the boards get
-// expensive.
-func Every(held int) time.Duration {
+// LeastStretch returns the least length of a stretch if the boards hold so many requests. It grows with them, because copies of the
+// boards get expensive.
+func LeastStretch(held int) time.Duration {
 	return min(Span/3, 15*time.Second*time.Duration(1+held/1500))
 }
 
@@ -87,7 +87,7 @@ func New(specs []string) *Twin {
 // AddStretch adds a stretch that has ended, and the boards as they were at its end. It drops the oldest stretches if they are longer
 // than Span together or have more than mostKept requests.
 func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
-	if s.First {
+	if s.AfterGap {
 		t.kept, t.judging = nil, nil
 		for _, a := range t.models {
 			clear(a.hours)

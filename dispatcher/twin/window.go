@@ -125,7 +125,7 @@ func (w *Window) To() time.Time { return w.Stretches[len(w.Stretches)-1].To }
 
 // arrivals are the requests of a model in the order in which they came, with times since the window began.
 type arrivals struct {
-	stretches []*Stretch     // the stretches that are not finished
+	stretches []*Stretch     // the stretches that still have arrivals to read; the next arrival is in the first one
 	from      time.Time      // when the window began
 	model     string         // arrivals of other models are skipped
 	skipped   map[*came]bool // arrivals to skip

@@ -53,8 +53,8 @@ type Against struct {
 
 // Hour is the mean over the verdicts since the policy in force or the settings changed, over about an hour at most.
 type Hour struct {
-	AgeSeconds float64 `json:"age_seconds"` // since the end of the traffic that it is of
-	Seconds    float64 `json:"seconds"`     // how long that was, an hour at most: from then on, what is older counts less and less
+	AgeSeconds float64 `json:"age_seconds"` // time since the end of the traffic over which the mean was taken
+	Seconds    float64 `json:"seconds"`     // length of that traffic, an hour at most: from then on, older traffic counts less and less
 	StepMs     float64 `json:"step_ms"`     // mean step as replayed under this policy
 	SavedMs    float64 `json:"saved_ms"`    // how much longer this is than the replay under the policy in force; below 0: the policy in force is slower
 	ErrorRatio float64 `json:"error_ratio"` // share of a step by which step_ms may be wrong

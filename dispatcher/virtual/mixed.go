@@ -21,7 +21,7 @@ type Mixed struct {
 	Ranks []MixedRank
 	Does  []step.Rank // what each rank does in the step that began last
 	Step  int64       // number of the step in progress, else of the next one
-	Ends  float64     // of the step in progress, ms; Never: none
+	Ends  float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
 	Lasts    func(ms float64) float64      // how long a step takes for which the law says so many ms; nil: as long
 	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted

@@ -56,7 +56,7 @@ type Group struct {
 	Law   step.Law // what a step takes; the slowest rank is the one with the largest Cost times its load
 	Ranks []*Rank  // that are part of it, ascending id
 	Step  int64    // number of the step in progress, else of the next one
-	Ends  float64  // of the step in progress, ms; Never: none
+	Ends  float64  // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
 	begun bool // a step has ended, and the next one has begun before anybody could learn of that
 }

@@ -243,11 +243,11 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		if fail := d.checkServedHere(ep.Path(), req.Model); fail != nil {
 			return req, route, fail
 		}
-		if route.Blind {
+		if route.GivesBackUnseen {
 			return req, route, openai.NewError(http.StatusNotFound, "no_such_route",
 				ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
 		}
-		in.Whole = route.Whole[ep]
+		in.Whole = route.NoHandOff[ep]
 		if fail := unserved(ep, route); fail != nil {
 			return req, route, fail
 		}
@@ -258,7 +258,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		}
 	}
 	if ok && !route.Mixed {
-		if fail := req.Split(route.Rows); fail != nil {
+		if fail := req.Split(route.PromptLogprobs); fail != nil {
 			return req, route, fail
 		}
 		if route.SGLang && req.PrefillOnly { // SGLang's server ends when it gets a request without a bootstrap room
@@ -321,7 +321,7 @@ func unserved(ep mooncake.Endpoint, route fleet.Route) *openai.Error {
 		why = "its engines take token ids at " + mooncake.Generate.Path()
 	case route.Name != route.Board:
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
-	case route.Whole[ep]:
+	case route.NoHandOff[ep]:
 		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
 			"/v1/chat/completions"
 	default:

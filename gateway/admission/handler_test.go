@@ -60,10 +60,10 @@ func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 func TestWhatEnginesOfSGLangDoNotServe(t *testing.T) {
 	m := fleet.Route{Name: "m", Board: "m", SGLang: true}
 	lora, old := m, m
-	lora.Name, old.Whole[mooncake.Messages] = "adapter", true
+	lora.Name, old.NoHandOff[mooncake.Messages] = "adapter", true
 	require.Nil(t, unserved(mooncake.Responses, m))
 	require.Nil(t, unserved(mooncake.Responses, old))
-	require.Nil(t, unserved(mooncake.Messages, fleet.Route{Name: "a", Board: "m", Whole: old.Whole}), "not of SGLang")
+	require.Nil(t, unserved(mooncake.Messages, fleet.Route{Name: "a", Board: "m", NoHandOff: old.NoHandOff}), "not of SGLang")
 	for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
 		require.Contains(t, unserved(ep, lora).Message, "with the base model")
 	}

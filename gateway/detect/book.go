@@ -34,7 +34,7 @@ type Incident struct {
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
 	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is away; 0: it is found now, or is over
-	Times    int      `json:"times"`             // how often it was: equal warnings that are over are shown as one, the last of them
+	Times    int      `json:"times"`             // how often it was: equal warnings that are over are counted here and not listed
 	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
 	Clients  string   `json:"clients"`           // what clients notice of it
 	Next     string   `json:"next"`              // what to do
@@ -236,7 +236,7 @@ func (b *Book) measureHarm(r *Ring) {
 // memberOf makes a member of a finding, with what is needed to compare it with others.
 func memberOf(f *Finding, now time.Time) member {
 	host := hostOf(f.Where)
-	return member{Finding: *f, host: host, commonReason: reasonOf(f.Reason, host), found: now}
+	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), found: now}
 }
 
 // goesOn says whether a cause of the incident is found now, or may come back because it comes and goes.
@@ -406,7 +406,8 @@ func (b *Book) split(o *incident, incidentOf map[subject]*incident, nextMembers 
 	return other
 }
 
-// hadEffect says whether the incident lasts, and the finding is an effect that it had before.
+// hadEffect says whether the incident lasts and had this finding before as an effect. A finding of a kind with load does not count,
+// because it may itself be the cause.
 func (o *incident) hadEffect(f *member) bool {
 	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load &&
 		slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })

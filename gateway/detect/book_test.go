@@ -270,9 +270,9 @@ func TestHostsAndReasons(t *testing.T) {
 		"": "", ":80": "", "h:": ""} {
 		require.Equal(t, want, hostOf(where), where)
 	}
-	require.Equal(t, "dial tcp connection refused", reasonOf("dial tcp 10.0.0.1:80: connection refused", "10.0.0.1"))
+	require.Equal(t, "dial tcp connection refused", commonReasonOf("dial tcp 10.0.0.1:80: connection refused", "10.0.0.1"))
 	require.Equal(t, "engine dial tcp: lookup on no such host",
-		reasonOf("engine decode-a:80: dial tcp: lookup decode-a.ns.svc on 10.0.0.1:53: no such host", "Decode-A"))
+		commonReasonOf("engine decode-a:80: dial tcp: lookup decode-a.ns.svc on 10.0.0.1:53: no such host", "Decode-A"))
 }
 
 // A title has words, whatever there is several of.

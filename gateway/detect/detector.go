@@ -49,10 +49,10 @@ type Detector struct {
 	headline string // the first words of the verdict
 	many     string // what several of them do, said after their number and noun; empty: there is at most one
 	clients  string // what clients notice of it
-	prefill  string // the same if all of these are prefill engines; empty: clients
+	prefill  string // what clients notice if all of these are prefill engines; empty: as clients says
 	first    string // if it is an effect, these words come before the cause
 	next     string // what to do
-	sender   string // the same if most of it comes from one key; {key} is replaced
+	sender   string // what to do instead of next if most of the requests are from one API key; {key} is replaced by it
 	command  string // a command to copy; {where} and {engine} are replaced
 	runbook  string // entry of the runbook
 }

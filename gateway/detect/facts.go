@@ -136,7 +136,7 @@ type Group struct {
 	Held    int     `json:"held_entries"`       // held by the last decision for a round, although they had a slot
 	StepMs  float64 `json:"step_ms"`            // mean of the last steps, as measured; 0: unknown
 	TokenMs float64 `json:"token_ms,omitempty"` // (found) median of the ranks' token_ms; 0: no rank has one
-	// (found) only while steps are much longer than in the last hour: what a step at these loads took then
+	// (found) how long a step took at such loads in the last hour; 0: steps are not much longer now
 	UsualMs float64 `json:"usual_ms,omitempty"`
 	SlowS   float64 `json:"slow_s,omitempty"` // (found) for how long steps have been slow
 	// (found) while steps are slow: gauges of ranks far above the others, the farthest first

@@ -41,13 +41,14 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1]
 		})
 	}
+	// A finding that makes many answers much slower harms as much as one that lets requests wait.
 	for i := range all {
 		f := &all[i]
 		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.slowed) >= wideShare*float64(max(1, v.running)) {
 			f.Severity = Bad
 		}
 	}
-	v.spared(all)
+	v.lowerSpare(all) // behind the loop, as it looks for bad findings
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }
@@ -58,10 +59,10 @@ const (
 	wideShare = 0.1 // share of the running requests
 )
 
-// spared lowers the severity of findings about engines that are away while the other engines do their work: no request fails or
+// lowerSpare lowers the severity of findings about engines that are away while the other engines do their work: no request fails or
 // waits, and at most half of the engines of their role that serve the model (their side) are away. An engine that hangs and does
 // not count as down yet still has requests, so its finding stays bad.
-func (v *view) spared(all []Finding) {
+func (v *view) lowerSpare(all []Finding) {
 	type side struct{ of, model string }
 	sideOf := map[[2]string]side{} // by what the engine is, and its name
 	engines, away := map[side]int{}, map[side]map[string]bool{}

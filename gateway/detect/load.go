@@ -36,7 +36,7 @@ var loadDetectors = []Detector{
 // Limits from which a load becomes a finding.
 const (
 	takenShare = 0.95 // of the slots: a slot that was just given back is taken in the next round
-	roomShare  = 0.85 // of the KV tokens of all ranks: waiting requests find no room beside answers that grow
+	roomShare  = 0.85 // of the KV tokens of all ranks: the running answers need the rest to grow, so waiting requests find no room
 )
 
 // load is the load of a model. It is a finding if the model has no free slot or no KV memory, and so many requests

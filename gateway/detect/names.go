@@ -32,18 +32,22 @@ func hostOf(where string) string {
 	return engine[:i]
 }
 
-// reasonOf is a reason without the parts that differ from one engine to the next: the engine's own host, addresses
-// and numbers.
-func reasonOf(why, host string) string {
+// commonReasonOf is a reason in lower case, without the words that differ from one engine to the next: words with a digit, such as
+// addresses, and names of the engine's own host. So the findings of several engines can be compared. host is empty if it is not known.
+func commonReasonOf(why, host string) string {
 	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))
 	kept := words[:0]
 	for _, w := range words {
-		name := strings.Trim(w, `:;,."'()`)
-		if !strings.ContainsAny(w, "0123456789") &&
-			(host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
+		if !strings.ContainsAny(w, "0123456789") && !namesHost(w, host) {
 			kept = append(kept, w)
 		}
 	}
 	return strings.Join(kept, " ")
+}
+
+// namesHost says whether a word is the host, the host with its domain, or the host with a port.
+func namesHost(word, host string) bool {
+	name := strings.Trim(word, `:;,."'()`)
+	return host != "" && (name == host || strings.HasPrefix(name, host+".") || strings.HasPrefix(name, host+":"))
 }

@@ -109,12 +109,15 @@ func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
 	}
 }
 
+// findGateClosed reports each prefill rank that gets no prompts because its KV cache is too full. It also names the API key that has more
+// than half of the prompt tokens on prefill engines, if one key has.
 func findGateClosed(v *view, say say) {
 	v.eachCandidate(func(e *PrefillEngine, where at) {
 		if e.State == "closed" {
 			key, says := v.Prefill.heaviest()
 			f := say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
-			if f.Key = key; key != "" {
+			f.Key = key
+			if key != "" { // empty: no key has so much
 				f.Rest = ": " + says
 			}
 		}

@@ -239,39 +239,39 @@ func (d *Detector) describe(which, reason string) string {
 }
 
 // Incidents lists the incidents: first those that last, the most harmful first, then those that are over, the last
-// one first. Equal incidents that are over and only worth a look are listed once, by the last of them.
+// one first. An incident that is over and only worth a look is not listed if an equal one stands before it; that one counts it.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *incident) int {
-		if over := !x.lasts(); over != !y.lasts() {
-			if over {
-				return 1
-			}
+		switch {
+		case x.lasts() && !y.lasts():
 			return -1
-		} else if over {
+		case y.lasts() && !x.lasts():
+			return 1
+		case !x.lasts():
 			return y.until.Compare(x.until)
 		}
 		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
 	})
 	list := make([]Incident, 0, len(sorted))
 	restListed := len(b.unplaced) == 0
-	equal := map[string]int{} // index in list
+	equal := map[string]int{} // index in list of the first warning with these words
 	for _, o := range sorted {
-		if !restListed && !o.lasts() {
+		if !restListed && !o.lasts() { // the findings without an incident last, so they stand before what is over
 			list, restListed = append(list, b.rest()), true
 		}
 		in := o.describe(b.now)
-		if b.enginesAway && o.lasts() && kinds[o.members[0].Kind].crowded {
+		if b.enginesAway && o.lasts() && kinds[o.members[0].Kind].crowded { // requests may wait because engines are missing
 			in.Next = "Bring back the engines that are down. " + in.Next
 		}
 		if in.Severity == Warn {
-			name := in.Headline + "\n" + strings.Join(in.Where, "\n")
-			if i, ok := equal[name]; ok && in.UntilMs > 0 {
+			text := in.Headline + "\n" + strings.Join(in.Where, "\n")
+			if i, ok := equal[text]; ok && in.UntilMs > 0 { // it is over
 				list[i].Times++
 				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
 				continue
 			} else if !ok {
-				equal[name] = len(list)
+				equal[text] = len(list)
 			}
 		}
 		list = append(list, in)

@@ -41,14 +41,12 @@ func (d *Disconnect) Left() bool {
 // GoneAt is when it was noticed that the client had left. Call it only after Gone is closed.
 func (d *Disconnect) GoneAt() time.Time { return d.goneAt }
 
-// OnGone has f called once the client leaves, at once if it has left already,
-// and replaces what was set before. f runs under the lock of the Disconnect, on the
-// goroutine that watches all connections: it must neither block nor call a
-// method of this Disconnect. Its purpose is to close the connection to the engine.
+// OnGone sets f as the callback that runs when the client leaves, in place of the one set before. If the client has left already, f runs at
+// once. f closes the connection to the engine. It runs under the lock of the Disconnect, usually on the goroutine that watches all
+// connections, so it must not block and must not call a method of this Disconnect.
 //
-// No callback runs any more when OnGone(nil) has returned. Until then the client may leave although its call has ended, and
-// the connection that the call had may carry another request already: a callback must leave that one alone, as the methods
-// of engine.Call do.
+// After OnGone(nil) has returned, no callback runs any more. Before that, a callback may run although the call to the engine has ended and
+// its connection serves another request. A callback must not touch that request; the methods of engine.Call do not.
 func (d *Disconnect) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -21,7 +21,7 @@ type (
 	Place = roster.Place
 	// Pause stops new requests to the engines of a group.
 	Pause = roster.Pause
-	// EngineStatus is what is known of one engine.
+	// EngineStatus says of one engine whether it answers, which state it is in and why, and what it serves.
 	EngineStatus = roster.EngineStatus
 	// DrainStatus is what is left on an engine or rank that drains.
 	DrainStatus = roster.DrainStatus

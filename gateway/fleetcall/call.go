@@ -35,7 +35,8 @@ type Host struct {
 	Forget   func(candidates []string, workers []int32) // what is known of these prefix caches
 }
 
-// Fleet is which engines there are, and which of them are paused.
+// Fleet knows which engines there are, and which of them are paused. Pause stops new requests to a group; an empty group means all
+// engines. Resume undoes this, except for the engines in left, which did not resume. Emptied says that engines have dropped their KV.
 type Fleet interface {
 	Now() *fleet.Published
 	Pause(group, path string)

@@ -136,7 +136,7 @@ func (a *Answer) judge() {
 	var told struct {
 		Success *bool `json:"success"`
 	}
-	_ = json.Unmarshal(a.Body, &told) // what is no object does not say it
+	_ = json.Unmarshal(a.Body, &told) // if the body is not a JSON object, only the status of the answer counts
 	switch {
 	case a.Error != "":
 	case a.Status == http.StatusNotFound || a.Status == http.StatusMethodNotAllowed:

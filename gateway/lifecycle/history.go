@@ -4,7 +4,7 @@ package lifecycle
 // be served. It is in one state at a time, and these are its legal moves; where the
 // table has no entry, the request ends with what it has:
 //
-//	from \ by    turned       gaveBack    askAgain   lostRanks    lostGroup  failed
+//	from \ by    gotTurn       gaveBack    askAgain   lostRanks    lostGroup  failed
 //	arrived      servedHere   returned    unowned    -            -          -
 //	servedHere   servedHere   -           -          stranded     unowned    triedHere
 //	stranded     stranded     -           -          -            unowned    triedHere
@@ -32,7 +32,7 @@ const (
 type move uint8
 
 const (
-	turned    move = iota // its turn came here: a prefill engine, or a rank that computes the prompt
+	gotTurn   move = iota // its turn came here: a prefill engine, or a rank that computes the prompt
 	gaveBack              // a proxy of another region gave it back
 	askAgain              // a proxy of this region gave it back
 	lostRanks             // the region of its hand-off has no rank any more, or is another proxy's
@@ -41,13 +41,13 @@ const (
 )
 
 var moves = map[history]map[move]history{
-	arrived:      {turned: servedHere, gaveBack: returned, askAgain: unowned},
-	servedHere:   {turned: servedHere, lostRanks: stranded, lostGroup: unowned, failed: triedHere},
-	stranded:     {turned: stranded, lostGroup: unowned, failed: triedHere},
-	triedHere:    {turned: returned, gaveBack: returned, askAgain: unowned},
-	unowned:      {turned: returned, gaveBack: returned, askAgain: unowned},
-	returned:     {turned: returned, lostRanks: strandedLast, lostGroup: unowned},
-	strandedLast: {turned: strandedLast, lostGroup: unowned},
+	arrived:      {gotTurn: servedHere, gaveBack: returned, askAgain: unowned},
+	servedHere:   {gotTurn: servedHere, lostRanks: stranded, lostGroup: unowned, failed: triedHere},
+	stranded:     {gotTurn: stranded, lostGroup: unowned, failed: triedHere},
+	triedHere:    {gotTurn: returned, gaveBack: returned, askAgain: unowned},
+	unowned:      {gotTurn: returned, gaveBack: returned, askAgain: unowned},
+	returned:     {gotTurn: returned, lostRanks: strandedLast, lostGroup: unowned},
+	strandedLast: {gotTurn: strandedLast, lostGroup: unowned},
 }
 
 // moves makes a move and says whether it is legal. A move that is not legal changes nothing.

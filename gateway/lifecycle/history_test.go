@@ -17,7 +17,7 @@ var histories = []history{arrived, servedHere, stranded, triedHere, unowned, ret
 func TestTheHistoryOfARequestMovesAsItsTableSays(t *testing.T) {
 	names := map[string]history{"arrived": arrived, "servedHere": servedHere, "stranded": stranded, "triedHere": triedHere, "unowned": unowned,
 		"returned": returned, "strandedLast": strandedLast}
-	by := map[string]move{"turned": turned, "gaveBack": gaveBack, "askAgain": askAgain, "lostRanks": lostRanks, "lostGroup": lostGroup,
+	by := map[string]move{"gotTurn": gotTurn, "gaveBack": gaveBack, "askAgain": askAgain, "lostRanks": lostRanks, "lostGroup": lostGroup,
 		"failed": failed}
 	file, err := parser.ParseFile(gotoken.NewFileSet(), "history.go", nil, parser.ParseComments)
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestEveryWalkOfARequestEnds(t *testing.T) {
 		}
 		if h.Open() { // else a turn here changes nothing
 			next := h
-			require.True(t, next.moves(turned))
+			require.True(t, next.moves(gotTurn))
 			require.False(t, next.Open(), "a retry stays")
 			walk(next, append(slices.Clone(behind), h))
 		}
@@ -86,7 +86,7 @@ func TestARequestIsFirstInItsQueueOnceItHasWaited(t *testing.T) {
 	for _, h := range histories {
 		require.Equal(t, h != arrived && h != servedHere, h.Waited())
 		next := h
-		require.True(t, next.moves(turned), "every request may have its turn here")
+		require.True(t, next.moves(gotTurn), "every request may have its turn here")
 		require.Equal(t, h.Waited(), next.Waited(), "a turn does not change it")
 	}
 }

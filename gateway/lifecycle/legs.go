@@ -331,20 +331,22 @@ func (p *Pair) decodeFell(reason EndReason, dst []Effect) []Effect {
 }
 
 // endPrefill ends the prefill leg after the decode leg has ended by itself, in the way that the connector needs. stranded says whether the
-// decode engine may keep blocks for ever. d is the connector's dialect, and sent says that a prefill engine may have the request.
+// decode engine may keep blocks for ever.
 func (p *Pair) endPrefill(reason EndReason, dst []Effect) (_ []Effect, stranded bool) {
-	d, sent := &p.dialect, p.prefill == running || p.prefill == seeking || p.prefill == answered && p.blocks != needless
+	d := &p.dialect
+	// a prefill engine may have the request, or another one is about to get it
+	sent := p.prefill == running || p.prefill == seeking || p.prefill == answered && p.blocks != needless
 	switch {
 	case d.Aborts:
 		return p.abort(dst), false
 	case d.CallsBack && sent && !p.Left: // the prefill engine would write to a decode engine that has dropped the request
 		return append(dst, Effect{Do: HangUp}), reason == Died && p.prefill != answered
-	case d.CallsBack && p.blocks == unknown && reason != Died:
+	case d.CallsBack && p.blocks == unknown && reason != Died: // the engine took nothing, so it will not call back
 		return append(dst, Effect{Do: Forget}), false
-	case d.Keeps && reason != Died:
+	case d.Keeps && reason != Died: // the decode engine took nothing, so nobody will fetch the KV
 		return append(dst, Effect{Do: HangUp}), false
-	case d.Keeps:
-		return dst, p.prefill != answered // if the engine died, it frees them when it restarts
+	case d.Keeps: // the decode engine keeps the blocks if the KV never comes; if its process ended, they are free when it restarts
+		return dst, p.prefill != answered
 	}
 	return dst, false
 }

@@ -104,8 +104,9 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// step is Step for a request that is split into prefill and decode, and for events that are not of a pair. It goes by the state that the
-// request is in. Fell ends the leg in every state that does not handle it here.
+// step handles what the state of the request waits for, if the request is split into prefill and decode. Step has already handled a panic
+// and the events of pairs. A state may handle Fell itself and return; in all others Fell goes to fell, below the switch. A state ignores
+// every other event.
 func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
@@ -115,11 +116,11 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	case TryingLocal:
 		switch {
 		case e.What == LocalBound:
-			l.history.moves(turned)
+			l.history.moves(gotTurn)
 			l.owed.bind()
 			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
-		case l.OnlyLocal:
+		case l.OnlyLocal: // no rank computes the prompt, and no prefill engine may have the request
 			return l.fail(e, OfRanks, dst)
 		}
 		l.owed.take(Holder) // the request goes to a prefill engine, so it will have leases
@@ -135,12 +136,13 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.CameBack(e.What)
 			return l.begin(dst)
 		}
-		return l.fail(e, OfPeer, dst)
+		return l.fail(e, OfPeer, dst) // the other dispatcher refused it, or its leg fell
 	case Probing:
 		switch e.What {
 		case First: // the prefill engine has given the whole answer itself, and there is no KV to hand over
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
+			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
 			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
 		case HandedOver:
 			dst = l.owed.settle(dst, Lease, Pass)
@@ -163,15 +165,16 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			}
 			return l.sendDecode(&e, dst)
 		}
-	case Opening, Coupled: // only a mixed attempt still has its lease here
+	case Opening, Coupled:
 		switch e.What {
 		case Ends: // the whole answer came at once. The slot is free, whatever the prefill engine reports
 			return l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
 		case First:
 			l.keepCopy(&e)
-			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
-			dst = l.owed.settle(dst, Lease, Free)
+			dst = l.owed.settle(dst, KV, Free)    // the prefill engine has its blocks back
+			dst = l.owed.settle(dst, Lease, Free) // only a mixed attempt still holds its lease in these states
 			dst = l.owed.conclude(dst, l.tries.poisons())
+			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
 			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
 		}
 	case Answering, Confirming, Lost:
@@ -262,7 +265,7 @@ func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	switch e.What {
 	case Turn:
-		l.history.moves(turned) // from now on the request's retries stay here
+		l.history.moves(gotTurn) // from now on the request's retries stay here
 		l.owed.take(Place)
 		l.owed.take(Lease)
 		if l.script, l.dialect = e.Script, e.Dialect; l.script != Late {

@@ -38,7 +38,7 @@ func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// choose has an engine chosen that was not asked yet, unless mostAsked were.
+// choose asks for an engine to which the request was not sent yet. After mostAsked engines it ends the request instead.
 func (l *Lifecycle) choose(dst []Effect) []Effect {
 	if l.tries.asked == mostAsked {
 		return l.noneLeft(dst)

@@ -27,7 +27,7 @@ const (
 // Why is why a leg ended without its result.
 type Why uint8
 
-// The reasons. The first ones do not count as a failure of the leg's engine (see OfEngine).
+// The reasons. Those before Stale do not count as a failure of the leg's engine (see OfEngine).
 const (
 	Left        Why = iota // the client left
 	Leaving                // the proxy has no time for it any more

@@ -76,7 +76,7 @@ func why(r *receipt.Receipt) string {
 			}
 		}
 		if d := a.Decode; d != nil {
-			all = append(all, decoded(d)...)
+			all = append(all, whyRank(d)...)
 		}
 		if a.Cause != "" {
 			say("It failed%s: %s", on(a.FailedOn), a.Cause)
@@ -96,14 +96,14 @@ func on(engine string) string {
 	return " on " + engine
 }
 
-// decoded says in sentences how the decode rank was chosen.
-func decoded(d *receipt.Decode) []string {
-	if d.Able == 0 { // nobody asked for the trace
+// whyRank says in sentences why a request got its decode rank.
+func whyRank(d *receipt.Decode) []string {
+	if d.Able == 0 { // the slot has no trace, because dispatcher.Config.Explain is not set
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
 	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy,
 		words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
-	if d.Stage == "guard" {
+	if d.Stage == "guard" { // the starvation guard chose the request because of its age
 		s = append([]string{"It had waited longest."}, s...)
 	}
 	return s

@@ -167,7 +167,7 @@ func eventKind(state string) string {
 	return "down"
 }
 
-// called is an engine or a rank, at the begin of a sentence.
+// called names an engine or a rank with its role, in words that can begin a sentence: "Decode engine 10.0.0.1:8000".
 func called(e detect.EngineName) string {
 	kind := e.Role + " engine "
 	if strings.Contains(e.Name, "/") {

@@ -66,23 +66,25 @@ func (s *sheet) proxy(d *Document) {
 	s.say(0, fmt.Sprintf("%s, up %s, %s: %s", who, lasted(p.UptimeS), clock(d.AtMs), state))
 }
 
-// incidents are those that last: the most harmful ones with what to do, and the others by name.
+// incidents writes the incidents that last; d has the most harmful ones first. The first incidentsInFull have a whole paragraph, the next
+// ones up to incidentsNamed have one line each, and the others are only counted.
 func (s *sheet) incidents(d *Document) {
-	n := 0
+	lasting := 0
 	for i := range d.Incidents {
 		in := &d.Incidents[i]
-		if in.UntilMs > 0 {
+		if in.UntilMs > 0 { // it is over: resolved lists it
 			continue
 		}
-		n++
+		lasting++
 		title := fmt.Sprintf("! %s, for %s", in.Severity, since(d, in.SinceMs))
-		if in.LastMs > 0 { // it comes and goes
+		if in.LastMs > 0 { // it comes and goes, and is away at the moment
 			title += ", not found for " + since(d, in.LastMs) + " and over if it stays so"
 		}
 		title += ": " + cmp.Or(in.Headline, "incident")
 		switch {
-		case n <= incidentsInFull:
+		case lasting <= incidentsInFull:
 			s.row("%s", title)
+			// Named says in sentences which engines, ranks, groups or models have the incident.
 			s.say(4, strings.TrimSpace(full(in.What)+" "+full(in.Harm))+" "+in.Named)
 			s.say(4, in.Clients)
 			next := "Next: " + in.Next
@@ -93,15 +95,15 @@ func (s *sheet) incidents(d *Document) {
 			if in.Command != "" {
 				s.run(in.Command)
 			}
-		case n <= incidentsNamed:
+		case lasting <= incidentsNamed:
 			s.row("%s: %s", title, in.What)
 		}
 	}
 	switch {
-	case n == 0:
+	case lasting == 0:
 		s.row("No incident: nothing is wrong that can be seen from here.")
-	case n > incidentsNamed:
-		s.row("! %d more incidents", n-incidentsNamed)
+	case lasting > incidentsNamed:
+		s.row("! %d more incidents", lasting-incidentsNamed)
 	}
 }
 

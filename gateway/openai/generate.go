@@ -8,8 +8,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py), by the keys of completions.
-// The map sglang has further keys that no client may set.
+// generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). The body was read through its form
+// in package mooncake, so a member has the key that a completion has for it, such as max_tokens for max_new_tokens. ForSGLang also refuses
+// the keys in the map sglang.
 var generateRules = map[string]rule{
 	"model":            model,
 	"prompt":           optional(promptOrList),

@@ -72,7 +72,7 @@ func asksBeside(body *mooncake.Body) bool {
 	return false
 }
 
-// HasLogprobs tells whether the answer has its tokens' probabilities.
+// HasLogprobs tells whether a request asks for the probabilities of the tokens of its answer.
 func HasLogprobs(body *mooncake.Body) bool {
 	v, ok := body.Get("logprobs")
 	return ok && !isNull(v) && string(v) != "false"

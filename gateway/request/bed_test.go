@@ -324,7 +324,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	in.Record.Witness(func(string) string { return "" }, false, endpoint.Path())
 	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
 	if fail == nil && !b.route.Mixed {
-		fail = req.Split(b.route.Rows)
+		fail = req.Split(b.route.PromptLogprobs)
 	}
 	if fail == nil {
 		fail = b.Prompts.Overlong(b.route, req, req.Parts())

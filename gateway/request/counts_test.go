@@ -58,7 +58,7 @@ func TestAnAnswerMayBeginWithItsPrompt(t *testing.T) {
 		w.send(textEvent + lastText(1))
 	}
 	b := misled(t, u)
-	b.route.Rows = true // its decode engines compute such a prompt by themselves
+	b.route.PromptLogprobs = true // its decode engines compute such a prompt by themselves
 	r := b.post(mooncake.Completions.Path(), completion("hello", `"echo":true,"logprobs":5,"max_tokens":2,"stream":true,`))
 	require.Equal(t, http.StatusOK, r.status)
 	require.NotContains(t, r.body[max(0, len(r.body)-300):], `"error"`)

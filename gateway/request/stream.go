@@ -71,7 +71,7 @@ type source struct {
 
 	whole    bool // the engine's own answer in one piece, no events
 	local    bool // the rank computes the prompt itself
-	stranded bool // its engine may keep blocks for ever
+	stranded bool // its engine may keep the request's KV blocks for ever, because it waits for KV that never comes
 	muffled  bool // the engine may send nothing of a text before it has all of it
 	beyond   bool // the engine's traffic counts the request as one beyond the rank's slots, until hangUp
 	noUsage  bool // the engine sent no usage, and evenkeel writes it in the engine's place

@@ -339,7 +339,8 @@ func TestAClientOfTokensLeaves(t *testing.T) {
 func TestLogprobsOfAPromptOfTokens(t *testing.T) {
 	t.Parallel()
 	of := []refengine.Config{{Version: "0.32.0"}}
-	b := start(t, setup{route: fleet.Route{Rows: true}, profile: mooncake.Profile{Connector: mooncake.NIXLPull}, prefill: of, decode: of})
+	b := start(t, setup{route: fleet.Route{PromptLogprobs: true}, profile: mooncake.Profile{Connector: mooncake.NIXLPull}, prefill: of,
+		decode: of})
 	for _, most := range []string{`"max_tokens":1`, `"max_tokens":4`} {
 		body, rendered := tokensOf(t, `"prompt_logprobs":1,`+most, "")
 		r := b.post(mooncake.Tokens.Path(), body)

@@ -207,7 +207,7 @@ func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
 	pair := func(connector, version string, rows bool) setup {
 		e := refengine.Config{Version: version}
 		o := setup{profile: mooncake.Profile{Connector: connector}, prefill: []refengine.Config{e}, decode: []refengine.Config{e, e}}
-		o.route.Rows = rows
+		o.route.PromptLogprobs = rows
 		return o
 	}
 	const first, alone, decodes = "refused", "by the prefill engine", "by a decode engine"

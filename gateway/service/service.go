@@ -48,11 +48,11 @@ func New(h Host) *Service {
 	return s
 }
 
-// Drain takes the proxy out of service: /readyz is false at once, new requests
-// are refused after limits.drain_grace, and what runs may finish within the
-// limit, 0 for any time. Then it ends with an error event. It returns at once
-// for how long requests are still taken; a second call sets another limit.
-func (s *Service) Drain(limit time.Duration) (taken time.Duration) {
+// Drain takes the proxy out of service. /readyz is false at once, and new requests are refused after limits.drain_grace. Requests that run
+// then may finish within limit, counted from this call; those that still run at its end get an error event. A limit of 0 means no limit.
+// Drain does not wait. It returns for how long new requests are still accepted. A second call sets another limit, but the grace does not
+// begin anew.
+func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	grace := s.host.Grace()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,11 +61,11 @@ func (s *Service) Drain(limit time.Duration) (taken time.Duration) {
 		s.draining, s.since = true, time.Now()
 		s.host.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
 	}
-	if taken = grace - time.Since(s.since); taken <= 0 || s.refusing {
-		s.refusing, taken = true, 0
+	if accepting = grace - time.Since(s.since); accepting <= 0 || s.refusing {
+		s.refusing, accepting = true, 0
 	} else {
 		since := s.since
-		s.timers = append(s.timers, time.AfterFunc(taken, func() { s.refuseAfter(since) }))
+		s.timers = append(s.timers, time.AfterFunc(accepting, func() { s.refuseAfter(since) }))
 	}
 	s.limit = time.Time{}
 	if limit > 0 {
@@ -77,7 +77,7 @@ func (s *Service) Drain(limit time.Duration) (taken time.Duration) {
 			}
 		}))
 	}
-	return taken
+	return accepting
 }
 
 // Undrain takes the proxy back into service.
@@ -104,7 +104,7 @@ func (s *Service) EndAll() {
 }
 
 // isCurrent reports whether at is still the drain's deadline. Its timer may fire after
-// the drain was taken back or got another deadline.
+// the drain was accepting back or got another deadline.
 func (s *Service) isCurrent(at time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *Service) isCurrent(at time.Time) bool {
 }
 
 // refuseAfter turns new requests away at the end of the grace, unless that drain was
-// taken back meanwhile.
+// accepting back meanwhile.
 func (s *Service) refuseAfter(since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

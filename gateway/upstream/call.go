@@ -185,7 +185,9 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
 		answer := failure.Refused(c.Log, side, id, status, resp, c.Refusal)
-		answer.Code = failure.NoSuchModel("").Code // another region may have it
+		// By this code, a proxy that got the request from another region gives it back (see markForPeer): another region may have the
+		// model.
+		answer.Code = failure.NoSuchModel("").Code
 		return &failure.Fault{
 			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", engineWord, id, status, why),

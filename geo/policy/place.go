@@ -18,7 +18,7 @@ type Place struct {
 	ResidualMs   float64 // ms by which its first tokens lately came later than predicted; below 0: earlier
 	RoomMs       float64 // ms until its KV has room for a prompt of 0 tokens; below 0: it has had room for so long
 	TokenMs      float64 // ms in which its KV gets room for one more token; 0: not known
-	Outstanding  float64 // of a replica: requests sent and not finished; of a peer: its load, a share
+	Outstanding  float64 // of a replica: requests sent and not finished; of a peer: its Offer.Load, a share of what it can decode at once
 
 	// Of a peer only.
 	Replicas     int     // its replicas, which share UnseenTokens

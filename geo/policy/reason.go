@@ -33,6 +33,5 @@ var reasonWords = [...]string{
 
 func (r Reason) String() string { return reasonWords[r] }
 
-// Passing says that there is no reason, or that the reason is expected to end soon enough to wait
-// for it.
-func (r Reason) Passing() bool { return r < Unhealthy }
+// Awaitable says that a request may wait for the place: there is no reason, or the reason is expected to end soon.
+func (r Reason) Awaitable() bool { return r < Unhealthy }

@@ -126,7 +126,7 @@ func (p *Policy) decide(r *Request) Decision {
 	if i < 0 { // residency bars the request from all free peers
 		return Decision{Place: -1}
 	}
-	local := p.bestLocal(r)
+	local := p.leastLocalMs(r)
 	if p.rule.stays && !(p.terms(r, i).Total()+p.set.MinGainMs+p.places[i].DistrustMs < local) {
 		p.blocked = true
 		return Decision{Place: -1, LocalMs: local}
@@ -142,7 +142,7 @@ func (p *Policy) finish(r *Request) Decision {
 	localMs, peerMs := math.Inf(1), math.Inf(1)
 	for i := range p.places {
 		x := &p.places[i]
-		if !x.Why.Passing() || r.barred(i) {
+		if !x.Why.Awaitable() || r.barred(i) {
 			continue
 		}
 		if !x.Peer {
@@ -184,11 +184,12 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 	return first(r, a, b)
 }
 
-// bestLocal is what the request would cost at the best local replica, even a busy one.
-func (p *Policy) bestLocal(r *Request) float64 {
+// leastLocalMs returns the cost of the request, in ms, at the local replica that costs least. A busy replica counts, too, if the request
+// may wait for it. +Inf: there is no such replica.
+func (p *Policy) leastLocalMs(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.places {
-		if x := &p.places[i]; !x.Peer && x.Why.Passing() && !r.barred(i) {
+		if x := &p.places[i]; !x.Peer && x.Why.Awaitable() && !r.barred(i) {
 			least = min(least, p.terms(r, i).Total())
 		}
 	}
@@ -204,7 +205,7 @@ func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	hit := r.hit(i)
 	holder = i
 	for busy := range p.places {
-		if x := &p.places[busy]; !x.Peer && x.Why.Passing() && !r.barred(busy) && r.hit(busy) > hit {
+		if x := &p.places[busy]; !x.Peer && x.Why.Awaitable() && !r.barred(busy) && r.hit(busy) > hit {
 			hit, holder = r.hit(busy), busy
 		}
 	}

@@ -42,9 +42,10 @@ type turn struct {
 	parts [][]byte
 	sent  func()
 
-	done bool
-	n    int
-	err  error
+	tried bool // step was called before in this turn
+	quiet bool // what peek found: nothing waits to be read
+	n     int
+	err   error
 }
 
 type what uint8
@@ -69,8 +70,10 @@ func (t *turn) end() {
 	turns.Put(t)
 }
 
-// step does what can be done now. False: the poller is to say when there is more to do.
+// step does what can be done now. It returns false if the poller has to call it again once the socket is ready.
 func (t *turn) step(fd uintptr) bool {
+	again := t.tried
+	t.tried = true
 	switch t.what {
 	case read:
 		t.n, t.err = Read(fd, t.p)
@@ -81,24 +84,16 @@ func (t *turn) step(fd uintptr) bool {
 		t.n += n
 		return t.err != nil || t.n == len(t.p)
 	case ask:
-		if t.done { // the poller says that the answer comes
-			return true
-		}
-		t.done = true
-		return t.pose(fd)
+		return again || t.pose(fd) // the poller calls again when the answer comes
 	case await:
-		if t.done {
-			return true
-		}
-		t.done = true
-		return !quiet(fd)
-	default:
-		t.done = quiet(fd)
-		return true
+		return again || !quiet(fd)
+	case peek:
+		t.quiet = quiet(fd)
 	}
+	return true
 }
 
-// pose writes the question. False: all of it is out.
+// pose writes the question. It returns false if all of it was written, so that the turn waits for the answer.
 func (t *turn) pose(fd uintptr) bool {
 	size := 0
 	for _, p := range t.parts {
@@ -157,7 +152,7 @@ func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
 	// The poller forgets what it has seen and then calls step, so that an answer to the question is always seen. One
 	// that came before the question is not: ask Quiet first.
 	err = s.raw.Read(t.try)
-	if t.done {
+	if t.tried {
 		err = t.err
 	}
 	return t.n, err
@@ -169,7 +164,7 @@ func (s Socket) Quiet() bool {
 	defer t.end()
 	t.what = peek
 	// Control, not Read: that fails once a deadline has passed.
-	return s.raw.Control(t.look) == nil && t.done
+	return s.raw.Control(t.look) == nil && t.quiet
 }
 
 // Read reads from a socket that does not block. It is 0 without an error if nothing is there, and io.EOF at the end.

@@ -11,7 +11,7 @@ import (
 type EventSource struct {
 	kvevents.Place                 // as the config has it
 	Finder         kvevents.Finder // asks the engine itself where it publishes; nil: only the config is used. It must be comparable
-	Model          string          // base model of its blocks
+	Model          string          // base model, under which its blocks are indexed; empty: the engine has not named it yet
 	ReplayTimeout  time.Duration
 }
 

@@ -248,7 +248,7 @@ func (h *Hotspots) States(now time.Time) map[State]int {
 // Requests is how many requests the window has.
 func (h *Hotspots) Requests() int { return h.all.sum }
 
-// HotspotClass is a class that is watched, as operators see it.
+// HotspotClass is a class of requests with the same long prefix, which is watched because it may ask too much of the engines that hold it.
 type HotspotClass struct {
 	Class    string  `json:"class"` // its hash
 	State    State   `json:"state"`

@@ -151,19 +151,19 @@ func (m *mirror) Replace(all []any, version string) error {
 	return err
 }
 
-// Add takes over a new object.
+// Add keeps an object that is new on the API server, and wakes the Source, which then looks at the mirror again.
 func (m *mirror) Add(o any) error {
 	defer m.wake()
 	return m.Store.Add(slim(o))
 }
 
-// Update takes over a changed object.
+// Update keeps the new state of an object, and wakes the Source, which then looks at the mirror again.
 func (m *mirror) Update(o any) error {
 	defer m.wake()
 	return m.Store.Update(slim(o))
 }
 
-// Delete takes an object out.
+// Delete removes an object that the API server has deleted, and wakes the Source, which then looks at the mirror again.
 func (m *mirror) Delete(o any) error {
 	defer m.wake()
 	return m.Store.Delete(o)

@@ -205,31 +205,32 @@ func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	return place
 }
 
-// addRoutes adds an engine to the routes of the models that it lists. up says that the engine is in service, or that requests wait for it.
+// addRoutes adds an engine to the routes of the models that it lists. Mixed and PromptLogprobs of a route hold only if they hold for every
+// such engine, and each other flag holds if it holds for one. up says that the engine is in service, or that requests wait for it.
 func (d *deriving) addRoutes(e *Engine, up bool) {
 	for _, m := range e.Status.Models {
 		r, ok := d.p.routes[m.ID]
 		if !ok {
-			r = Route{Name: m.ID, Board: e.base(), Mixed: true, Rows: true}
+			r = Route{Name: m.ID, Board: e.base(), Mixed: true, PromptLogprobs: true}
 		}
 		r.Mixed = r.Mixed && e.Role == Aggregated
-		for ep := range r.Whole {
-			r.Whole[ep] = r.Whole[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
+		for ep := range r.NoHandOff {
+			r.NoHandOff[ep] = r.NoHandOff[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-		r.Blind = r.Blind || e.mayGiveBack() // an engine that is down now may be up when the request gets there
+		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // an engine that is down now may be up when the request gets there
 		if e.Role == Decode {
-			r.Rows = r.Rows && e.computesRows()
+			r.PromptLogprobs = r.PromptLogprobs && e.computesRows()
 		} else {
-			r.listed[0] = true
+			r.listed[0] = true // the sides are numbered as in halves: 0 prefills, 1 decodes
 			r.Prefill = r.Prefill || up
 		}
 		if e.Decodes() {
 			r.listed[1] = true
 			r.Decode = r.Decode || up
-			r.Board = e.base()
+			r.Board = e.base() // the request decodes there, so this engine decides, and not a prefill engine
 			if n := e.maxLen(m); n > 0 && (r.MaxLen == 0 || n < r.MaxLen) {
-				r.MaxLen = n
+				r.MaxLen = n // the shortest context, because any of the engines may get the request
 			}
 			r.Clamps = r.Clamps || e.clamps()
 		}

@@ -307,7 +307,7 @@ func TestAnAnswerThatWasGivenBackCountsUntilTheEngineStartsAnew(t *testing.T) {
 	s := begin(t, "")
 	s.tell(Entered{Engine: never("d2")}, Entered{Engine: never("a3")})
 	s.steps("d2 up m")
-	blind := func() bool { r, _, _ := s.Lookup("m"); return r.Blind }
+	blind := func() bool { r, _, _ := s.Lookup("m"); return r.GivesBackUnseen }
 	require.True(t, !blind() && s.Engine("decode d2:80").MustNotGiveBack())
 	s.tell(GaveBack{"decode d2:80"}, GaveBack{"aggregated a3:80"}, GaveBack{"nobody"})
 	require.Equal(t, []What{GaveBackAnyway}, s.whats())

@@ -66,8 +66,9 @@ func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
 }
 
-// Vouch takes an arrival of a stream with tokens as a sign of life of the rank's core; an API server alone can send
-// an arrival without tokens. With TLS an arrival says nothing, because TLS may hold some of the received bytes back.
+// Vouch takes an arrival with tokens as a sign that the engine core of the rank is alive; an arrival without tokens may come from the API
+// server alone. The sign counts from the arrival before, if that left nothing to read. With TLS this is not known, because the TLS layer
+// may keep received bytes back, so no arrival counts.
 func (r *Rank) Vouch(a *engine.Arrival, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
 	if made, ok := a.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
 		r.Signs.Seen(made)
@@ -84,19 +85,19 @@ func (r *Rank) Lost(ep mooncake.Endpoint) {
 
 // Route says where a model's requests go.
 type Route struct {
-	Name    string // the name in the request: a base model or a LoRA
-	Board   string // the board of the base model, whose ranks they share
-	MaxLen  int    // context length, 0 = unknown
-	Clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
-	Prefill bool   // some prefill engine that is up lists it
-	Decode  bool   // some decode rank that is up lists it
-	Mixed   bool   // all engines that list it, also those that are down, prefill and decode
-	Rows    bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
-	SGLang  bool   // some engine accepts keys that only SGLang knows
-	Half    bool   // only engines that prefill list it, or only engines that decode, so that no request for it can be completed
-	Blind   bool   // some engine could give an answer back without a sign of it, on an endpoint that is not common
+	Name            string // the name in the request: a base model or a LoRA
+	Board           string // the board of the base model, whose ranks they share
+	MaxLen          int    // context length, 0 = unknown
+	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
+	Prefill         bool   // some prefill engine that is up lists it
+	Decode          bool   // some decode rank that is up lists it
+	Mixed           bool   // all engines that list it, also those that are down, prefill and decode
+	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
+	SGLang          bool   // some engine accepts keys that only SGLang knows
+	Half            bool   // only engines that prefill list it, or only engines that decode, so that no request for it can be completed
+	GivesBackUnseen bool   // some engine could give an answer back without a sign of it, on an endpoint that is not common
 
-	Whole [mooncake.Endpoints]bool // some engine that is up takes no hand-off at the endpoint
+	NoHandOff [mooncake.Endpoints]bool // some engine that is up takes no hand-off at the endpoint
 
 	listed [2]bool // whether engines that prefill list it, and engines that decode, up or not
 }

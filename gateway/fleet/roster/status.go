@@ -14,7 +14,7 @@ import (
 // mostWhy is how many engines that take no requests Missing names; of the others it gives the number.
 const mostWhy = 8
 
-// EngineStatus is what is known of one engine.
+// EngineStatus says of one engine whether it answers, which state it is in and why, and what it serves.
 type EngineStatus struct {
 	ID       string        `json:"id"` // host:port
 	Role     string        `json:"role"`
