@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/mooncake"
 )
 
 // outcome of an Acquire that runs beside the test.
@@ -351,6 +353,37 @@ func TestRequestsWaitForAnEngineThatIsLate(t *testing.T) {
 					require.ErrorIs(t, got.err, row.want)
 					require.Equal(t, row.after, got.after)
 				}
+			})
+		})
+	}
+}
+
+// The decode side of model a is full, so its requests are held. However many they are, they keep no request of model b from its idle engine.
+func TestAModelWithoutRoomKeepsNoOtherModelFromItsEngines(t *testing.T) {
+	for _, n := range []int{1, 64, 200} { // a round looks past 64 of a model
+		t.Run(fmt.Sprint(n, " requests wait"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				candidates := up("a", "b")
+				for i, model := range []string{"A", "B"} {
+					candidates[i].Models, candidates[i].Board = []string{model}, model
+					candidates[i].Profile = &mooncake.Profile{KVHoldTimeout: 30 * time.Second}
+				}
+				tier := newTier(t, candidates, func(c *Config) {
+					c.Push.MaxUnanswered = 1
+					c.Decode = func(board, _ string, _ time.Duration) (int, bool) {
+						return map[string]int{"B": 1000}[board], false // no hand-off of A would get a slot in time
+					}
+				})
+				for i := range n {
+					start(t.Context(), tier, Request{ID: fmt.Sprint("a", i), Model: "A"})
+				}
+				time.Sleep(time.Second)
+				first := acquire(t, tier, Request{ID: "b0", Model: "B"})
+				second := start(t.Context(), tier, Request{ID: "b1", Model: "B"}) // the engine is busy for a moment
+				require.Empty(t, second)
+				first.Answered(Usage{}, time.Time{})
+				synctest.Wait()
+				require.Len(t, second, 1)
 			})
 		})
 	}

@@ -28,7 +28,6 @@ type Queue[T any] struct {
 
 	round  uint64
 	places bool // the pool has room in this round
-	holds  int  // requests that were held in this round
 }
 
 // Entry is one request that waits. Its owner sets the exported fields before Add, and does not change them any more.
@@ -63,7 +62,8 @@ type Line[T any] struct {
 	batch   int               // of fresh, those of priority Batch
 	tokens  int64             // prompt tokens of the other fresh requests
 
-	settledIn, shutIn uint64 // the last rounds in which Settle and Shut were called
+	settledIn, shutIn, heldIn uint64 // the last rounds in which Settle, Shut and Hold were called
+	holds                     int    // requests that were held in round heldIn
 }
 
 // New returns a queue in which no request waits.
@@ -139,22 +139,19 @@ func (l *Line[T]) Waits(places bool) bool { return l.next(places) != nil }
 // StartRound begins another round of looking at the requests that wait.
 func (q *Queue[T]) StartRound() {
 	q.round++
-	q.places, q.holds = true, 0
+	q.places = true
 }
 
 // Round is the number of the present round.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// roundDepth is how many held requests one round looks past.
+// roundDepth is how many held requests of a line one round looks past.
 const roundDepth = 64
 
 // Next is the first request that was not held in this round; nil: the round is over.
 func (q *Queue[T]) Next() (first *Entry[T]) {
-	if q.holds >= roundDepth {
-		return nil
-	}
 	for _, l := range q.lines {
-		if l.shutIn == q.round {
+		if l.shutIn == q.round || l.heldIn == q.round && l.holds >= roundDepth {
 			continue
 		}
 		if e := l.nextBut(q.round, q.places && l.settledIn != q.round); e != nil && (first == nil || e.before(first)) {
@@ -169,8 +166,12 @@ func (q *Queue[T]) NoPlaces() { q.places = false }
 
 // Hold lets the requests behind this one pass in this round.
 func (e *Entry[T]) Hold() {
-	e.heldIn = e.line.queue.round
-	e.line.queue.holds++
+	l, round := e.line, e.line.queue.round
+	if l.heldIn != round {
+		l.heldIn, l.holds = round, 0
+	}
+	e.heldIn = round
+	l.holds++
 }
 
 // Settle says that no first attempt of the line can pass in this round.
