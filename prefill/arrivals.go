@@ -109,6 +109,7 @@ func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
 		a.metrics.displaced.Inc()
+		a.reportQueued(m, &e.Of.Request, false)
 		e.Of.conclude(nil, a.fullError(m, &e.Of.Request))
 	}
 	return ok

@@ -200,3 +200,28 @@ func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 	first.Release()
 	second.Release()
 }
+
+// What decides about regions is told of each request that leaves the queue, whatever ends its wait.
+func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
+	for name, leave := range map[string]func(t *testing.T, tier *Tier, stop func()){
+		"the client leaves": func(_ *testing.T, _ *Tier, stop func()) { stop() },
+		"its time is over":  func(*testing.T, *Tier, func()) { time.Sleep(2 * time.Minute) },
+		"another takes its room": func(t *testing.T, tier *Tier, _ func()) {
+			start(t.Context(), tier, Request{ID: "urgent", Model: testModel, Priority: 1})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tier := newTier(t, up("a"), func(c *Config) { c.Queue.Max = 1 })
+				r := &region{offers: true, where: always(Waits)}
+				ctx, stop := context.WithCancel(t.Context())
+				defer stop()
+				got := start(ctx, tier, r.ask(0))
+				require.Equal(t, []int{1}, r.moves)
+				leave(t, tier, stop)
+				require.Error(t, (<-got).err)
+				require.Equal(t, []int{1, 0}, r.moves)
+			})
+		})
+	}
+}

@@ -62,6 +62,7 @@ func (t *Tier) giveUp(w *waiter) error {
 	if m == nil || !w.entry.Remove() {
 		return nil
 	}
+	t.arrivals.reportQueued(m, &w.Request, false)
 	return t.arrivals.timeoutError(m, &w.Request)
 }
 
@@ -70,6 +71,9 @@ func (t *Tier) giveUp(w *waiter) error {
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
 	stillWaited := w.entry.Remove()
+	if m := t.models[w.Model]; stillWaited && m != nil {
+		t.arrivals.reportQueued(m, &w.Request, false)
+	}
 	t.unlock()
 	if stillWaited || w.lease == nil {
 		return
