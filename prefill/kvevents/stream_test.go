@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -336,6 +337,7 @@ func TestAMessageTooLargeEndsTheConnection(t *testing.T) {
 		"one frame":          append([]byte{flagLong}, binary.BigEndian.AppendUint64(nil, mostMessage+1)...),
 		"without end":        append([]byte{flagLong}, binary.BigEndian.AppendUint64(nil, math.MaxUint64)...),
 		"in the second part": append(append([]byte{flagMore, 1, 'x'}, flagLong), binary.BigEndian.AppendUint64(nil, mostMessage)...),
+		"endless empty ones": bytes.Repeat([]byte{flagMore, 0}, 1<<20),
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := startOdd(t, func(conn net.Conn, _ *zmq4.Conn) { _, _ = conn.Write(announce) })

@@ -82,6 +82,7 @@ const (
 	greetingBytes = 64
 	flagMore      = 1
 	flagLong      = 2
+	frameCost     = 64 // bytes that a frame takes beside its body, so that a message has a bounded number of frames
 )
 
 var errTooLarge = errors.New("kvevents: a message of more than 16 MiB")
@@ -118,11 +119,11 @@ func (g *guard) pass(p []byte) bool {
 			if g.length--; g.length > 0 {
 				continue
 			}
-			if g.size > mostMessage || g.total+g.size > mostMessage {
+			if g.size > mostMessage || g.total+g.size+frameCost > mostMessage {
 				return false
 			}
 			g.body = g.size
-			g.total += g.size
+			g.total += g.size + frameCost
 			if !g.more {
 				g.total = 0
 			}
