@@ -97,8 +97,14 @@ func suitsBetter(e *pool.Entry, r, other *rank) bool {
 
 // hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and whether KV from the entry's prefill engine reaches it.
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
-	p := r.group.inForce()
-	return (p.Immediate() || r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now)) && !b.pairs.vetoed(e, r, now)
+	if p := r.group.inForce(); !p.Immediate() && !r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now) {
+		return false
+	}
+	if b.pairs.vetoed(e, r, now) {
+		b.pairs.wait(now) // nothing else may happen before the quarantine ends
+		return false
+	}
+	return true
 }
 
 // countParticular counts anew the entries that are particular, and those that wait for each listing, after the ranks' lists of names have

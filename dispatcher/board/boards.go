@@ -67,7 +67,8 @@ func (l *Boards) Next() time.Time {
 			outage = time.Time{} // no entry waits for the end of the outage
 		}
 		for _, t := range [...]time.Time{
-			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyUntil, b.wakeSpared, b.keptUntil, b.pairs.checkAt, b.pool.NextDeadline(), outage,
+			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyUntil, b.wakeSpared, b.wakeTight, b.keptUntil, b.pairs.checkAt,
+			b.pool.NextDeadline(), outage,
 		} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t

@@ -231,7 +231,7 @@ func (b *board) hasRoom(r *rank, p *decider, w entrant, remaining []policy.Assig
 			kv += int64(b.promptOf(a.Entry))
 		}
 	}
-	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.Capacity)
+	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.room())
 }
 
 // promptOf returns the prompt of a waiting entry in tokens; 0: no such entry waits.
@@ -244,7 +244,7 @@ func (b *board) promptOf(entry uint64) int32 {
 
 // fits says whether a rank has KV room for an entry, whether or not a slot is free.
 func fits(r *rank, w entrant) bool {
-	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.Capacity
+	return r.Capacity == 0 || r.kv+int64(w.prompt()) <= r.room()
 }
 
 // wait makes the board look at the pool again when the first quarantine ends.

@@ -342,3 +342,47 @@ func TestAReroutedSlotIsOfItsLastPrefiller(t *testing.T) {
 	require.NotContains(t, h.board().pairs.suspects, Pair{"p1", "d1"})
 	h.release(s)
 }
+
+// Orphans take room of a rank. An entry that is steered off a quarantined pair is not steered there.
+func TestASteeredEntryGoesToARankWithRoom(t *testing.T) {
+	h := newHand(t, Config{Policy: "to-rank", DensePolicy: "immediate", Parse: fakePolicies(toRank(0)), TickLimit: time.Hour})
+	ws := early(ranks(3, 4, 1000))
+	for i, engine := range []string{"d0", "d1", "d2"} {
+		ws[i].Engine = engine
+	}
+	h.fleet(ws)
+	h.quarantine(t) // p0 and d0
+	h.orphan(h.put(pool.Entry{Prompt: 900, Prefiller: "p1", Only: []int32{1}}).slotNow(t))
+	require.EqualValues(t, 2, h.put(pool.Entry{Prompt: 50, Prefiller: "p1", Only: []int32{2}}).slotNow(t).Worker)
+	w := h.put(pool.Entry{Prompt: 200, Prefiller: "p0"})
+	require.EqualValues(t, 2, w.slotNow(t).Worker, "rank 1 runs less, but has no room")
+	require.Zero(t, h.metrics.invalid[FaultRoom])
+}
+
+// A request that only one rank may get waits for the end of its pair's quarantine. The board looks at it then.
+func TestAnEntryIsLookedAtWhenTheQuarantineEnds(t *testing.T) {
+	for name, entry := range map[string]pool.Entry{
+		"only one rank may get it":  {Prompt: 10, Prefiller: "p0", Only: []int32{0}},
+		"one engine lists its name": {Prompt: 10, Prefiller: "p0", Name: "lora"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHand(t, Config{
+				Policy: "to-rank", DensePolicy: "immediate", Parse: fakePolicies(toRank(0)), TickLimit: time.Hour, TTL: time.Minute,
+			})
+			ws, lists := ranks(3, 4, 0), NewNames([]string{"m", "lora"})
+			for i, engine := range []string{"d0", "d0", "d1"} {
+				ws[i].Engine, ws[i].Lists = engine, lists
+			}
+			ws[2].Lists = NewNames([]string{"m"})
+			h.fleet(ws)
+			h.quarantine(t)
+			w := h.put(entry)
+			require.True(t, w.waits())
+			until := h.status(h.at).Models[0].Pairs[0].Until
+			require.False(t, h.Next().After(until))
+			h.at = until
+			h.do()
+			require.False(t, w.waits())
+		})
+	}
+}

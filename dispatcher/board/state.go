@@ -54,6 +54,7 @@ type board struct {
 	wakeShy     time.Time           // when the first shy entry stops being shy; zero: there is none
 	refusing    int                 // ranks whose engines refused their last requests
 	wakeSpared  time.Time           // when the first spared rank may be tried; zero: no rank is spared
+	wakeTight   time.Time           // when the first tight rank has its whole room again; zero: no rank is tight
 	keptUntil   time.Time           // when an engine gives up the first of the KV that it keeps of answers; zero: no engine keeps any
 
 	waits    waits

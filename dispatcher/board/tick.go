@@ -27,8 +27,9 @@ func (b *board) advance(now time.Time) {
 		b.keepPace()
 		return
 	}
-	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.wakeSpared, b.pairs.checkAt = false, false, time.Time{}, time.Time{},
-		time.Time{}, time.Time{}, time.Time{}
+	b.changed, b.stepped = false, false
+	b.windowEnds, b.heldUntil, b.pairs.checkAt = time.Time{}, time.Time{}, time.Time{}
+	b.wakeShy, b.wakeSpared, b.wakeTight = time.Time{}, time.Time{}, time.Time{}
 	b.spare(now)
 	if b.pool.Len() > 0 {
 		b.tick(now)
@@ -49,7 +50,7 @@ func (b *board) due(now time.Time) bool {
 	// What arrives while a window is open waits for its end, unless a policy
 	// sends everything on at once. Held entries are looked at with each step, and when the policy wants to.
 	return b.changed || passed(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		passed(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || passed(b.wakeShy) || passed(b.wakeSpared) ||
+		passed(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || passed(b.wakeShy) || passed(b.wakeSpared) || passed(b.wakeTight) ||
 		passed(b.keptUntil) || b.pairs.due(now)
 }
 
@@ -74,6 +75,7 @@ func (b *board) tick(now time.Time) {
 		return
 	}
 	b.ticks++
+	b.findTight(now)
 	if b.avoiding > 0 {
 		b.placeShy(now)
 		b.placeNamed(now, true)

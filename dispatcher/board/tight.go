@@ -27,6 +27,17 @@ func (p *pressure) preempted(now time.Time) {
 // tight says whether the rank is kept emptier now, because its engine preempted requests.
 func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
 
+// findTight makes the board look at the pool again when the first tight rank has its whole room again.
+func (b *board) findTight(now time.Time) {
+	for _, g := range b.order {
+		for _, r := range g.ranks {
+			if r.pressure.tight(now) && (b.wakeTight.IsZero() || r.pressure.until.Before(b.wakeTight)) {
+				b.wakeTight = r.pressure.until
+			}
+		}
+	}
+}
+
 // capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller, so that a policy
 // which keeps its watermark's share of it empty keeps twice that share of the true room empty.
 // A tight rank on which nothing runs still has room for the longest prompt that waits: a prompt that runs alone

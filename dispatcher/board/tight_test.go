@@ -76,3 +76,22 @@ func TestTheDoubledWatermarkIsWhatPoliciesWillKeepFree(t *testing.T) {
 		require.Equal(t, capacity, r.capacity(w, now.Add(1), 0))
 	})
 }
+
+// Who waits for the room that a tight rank keeps empty is looked at when the rank is tight no more.
+func TestAnEntryIsLookedAtWhenARankIsTightNoMore(t *testing.T) {
+	cfg := realConfig("pjsq-kv:watermark=0.05")
+	cfg.TTL = 10 * time.Minute
+	h := newHand(t, cfg)
+	h.fleet(ranks(1, 4, 1000))
+	h.put(pool.Entry{Prompt: 500}).slotNow(t).Started()
+	h.do(func(h *hand) { h.preempted(0) })
+	h.pass(time.Second)
+	h.do(func(h *hand) { h.preempted(0) })
+	until := h.at.Add(tightFor)
+	w := h.put(pool.Entry{Prompt: 420})
+	require.True(t, w.waits(), "the tight rank has no room")
+	require.False(t, h.Next().After(until))
+	h.at = until
+	h.do()
+	require.False(t, w.waits())
+}
