@@ -15,7 +15,7 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	}
 	w.noteSigns(s, at)
 	if onSample := w.m.onSample; onSample != nil { // behind noteSigns: what has changed in the sample is a sign of life
-		onSample(w.in.ID, s)
+		onSample(w.in.ID, s, at)
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()

@@ -100,7 +100,7 @@ func (m *Monitor) OnChange(f func(id string, s Status)) {
 
 // OnSample sets the function that receives each reading of an engine's metrics, for every engine whose gauges are
 // watched. Call it before Start; f must not block.
-func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.onSample = f }
+func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.onSample = f }
 
 // Report says how a call to an instance failed. If no connection could be made, the instance is down from now on
 // until its next good check, and a check is made at once. If a connection broke, a check is made at once, too, and the

@@ -178,7 +178,7 @@ func TestAChangedSampleIsASignOfLifeBeforeItIsRead(t *testing.T) {
 		c := NewClient(Options{Dial: f.dial})
 		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry(), Log: zap.NewNop(), Canary: time.Hour})
 		signs := make(chan time.Time, 1000)
-		m.OnSample(func(string, *Sample) { signs <- m.Traffic("d0").Signs(-1).Last() })
+		m.OnSample(func(string, *Sample, time.Time) { signs <- m.Traffic("d0").Signs(-1).Last() })
 		d0 := target(t, "http://d0:8000")
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Slots: 4, Canaries: []*Target{d0}}})
 		ctx, stop := context.WithCancel(t.Context())

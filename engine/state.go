@@ -21,8 +21,8 @@ type Monitor struct {
 	cfg      MonitorConfig
 	metrics  *metrics
 	wg       sync.WaitGroup
-	signal   chan struct{}              // gets a token when an id is put into changed
-	onSample func(id string, s *Sample) // called with each reading; nil: none
+	signal   chan struct{}                               // gets a token when an id is put into changed
+	onSample func(id string, s *Sample, asked time.Time) // called with each reading, and when it began; nil: none
 
 	mu       sync.Mutex
 	ctx      context.Context // of Start; nil before and after it

@@ -71,7 +71,7 @@ func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	missing := r.orphaned - e.KVTokens
 	for i, slot := range r.slots {
-		if b.seen(slot) && !b.ledger.table[slot].strays {
+		if c := &b.ledger.table[slot]; b.seen(slot) && !c.strays && c.since.Before(e.At) {
 			missing += r.running[i].Tokens()
 		}
 	}

@@ -200,3 +200,20 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 		require.Equal(rt, b.ledger.charged, b.ledger.released)
 	})
 }
+
+// A gauge that is older than a request shows nothing of it, so it does not show that an orphan is gone.
+func TestAnOrphanStaysIfTheGaugeIsOlderThanARequest(t *testing.T) {
+	h := newHand(t, realConfig("pjsq-kv:watermark=0"))
+	h.fleet(early(ranks(1, 4, 2000)))
+	h.orphan(h.put(pool.Entry{Prompt: 600}).slotNow(t))
+	h.pass(time.Second)
+	read := h.at // the gauge shows the 600 tokens of the orphan
+	h.pass(time.Second)
+	h.put(pool.Entry{Prompt: 700}).slotNow(t).Started()
+	h.pass(time.Second)
+	h.do(func(h *hand) {
+		h.count()
+		h.apply(Gauged{0, 600, read})
+	})
+	require.EqualValues(t, 600, h.status(h.at).Models[0].Workers[0].Orphans)
+}

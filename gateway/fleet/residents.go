@@ -78,8 +78,9 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 
 // OnSample passes on how many KV tokens are in use on decode ranks. They may keep blocks of answers, or blocks for requests
 // whose KV never came: the engine's gauges show when these are freed. The gauges of a core that stands still are
-// those of its last step, so they hold only for the time of its last sign of life.
-func (f *Fleet) OnSample(key string, s *engine.Sample) {
+// those of its last step, so they hold only for the time of its last sign of life. asked is when the sample was asked for: a sign that came
+// while the sample was on its way says nothing of it.
+func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	now := f.Now()
 	in := now.Engine(key)
 	if in == nil || in.Role != Decode {
@@ -90,7 +91,11 @@ func (f *Fleet) OnSample(key string, s *engine.Sample) {
 		capacity := cmp.Or(in.Conf.KV, in.Capacity(r))
 		at := in.At(r)
 		if rank, _ := now.Named(at.ID); rank != nil && reported && capacity > 0 {
-			f.host.Gauged(rank.Worker, int64(usage*float64(capacity)), in.Traffic.Signs(at.Rank).Last())
+			holds := in.Traffic.Signs(at.Rank).Last()
+			if asked.Before(holds) {
+				holds = asked
+			}
+			f.host.Gauged(rank.Worker, int64(usage*float64(capacity)), holds)
 		}
 	}
 }

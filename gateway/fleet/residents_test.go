@@ -65,7 +65,7 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 			f.host.Gauged = func(int32, int64, time.Time) { heard = true }
 			page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
 			require.NoError(t, err)
-			f.OnSample("decode 127.0.0.1:3", page)
+			f.OnSample("decode 127.0.0.1:3", page, time.Now())
 			require.True(t, heard)
 			require.Equal(t, row.keeps, f.Now().Workers[0].Keeps)
 		})
@@ -89,11 +89,14 @@ func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	}
 	page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
 	require.NoError(t, err)
-	f.OnSample("decode 127.0.0.1:3", page)
-	f.OnSample("decode 127.0.0.1:3", page)
+	asked := time.Now()
+	f.OnSample("decode 127.0.0.1:3", page, asked)
+	f.OnSample("decode 127.0.0.1:3", page, asked.Add(time.Second))
 	require.Equal(t, told[0], told[1], "nothing has shown since that the core goes on")
-	seen := time.Now().Add(time.Minute)
+	seen := asked.Add(time.Minute)
 	f.host.Monitor.Traffic("decode 127.0.0.1:3").Signs(-1).Seen(seen)
-	f.OnSample("decode 127.0.0.1:3", page)
+	f.OnSample("decode 127.0.0.1:3", page, seen.Add(time.Second))
 	require.WithinDuration(t, seen, told[2], time.Millisecond)
+	f.OnSample("decode 127.0.0.1:3", page, seen.Add(-time.Second))
+	require.WithinDuration(t, seen.Add(-time.Second), told[3], time.Millisecond, "the sign came while the page was on its way")
 }
