@@ -123,7 +123,9 @@ func (e *Expectation) forget() {
 		return
 	}
 	e.drop()
-	close(e.forgotten)
+	if len(e.came) == 0 { // else a callback waits to be taken
+		close(e.forgotten)
+	}
 }
 
 // drop takes the expectation off the desk. It is called with the desk's mu held.

@@ -582,3 +582,18 @@ func TestNoIDBeginsAnotherOne(t *testing.T) {
 		}
 	}
 }
+
+// The decode engine calls back behind bind.callback_timeout, while its call ends: its blocks wait for a prefill, so the prompt is computed.
+func TestACallbackThatComesWhileTheDecodeLegEndsGetsItsPrefill(t *testing.T) {
+	for range 30 { // where two things are ready at once, one of them is chosen at random
+		c := newPair(t, mooncake.AscendLayerwise, func(c *config.Config) {
+			c.Bind.CallbackTimeout, c.Bind.Grace = 5*time.Millisecond, time.Minute
+		})
+		require.Eventually(t, func() bool { return c.lost() != nil }, time.Minute, time.Millisecond, "it is overdue")
+		c.calls()
+		c.answer <- says(7)
+		_ = c.isEnded()
+		<-c.prefillOver
+		require.Equal(t, 1, c.requests(), "a prefill frees the blocks")
+	}
+}
