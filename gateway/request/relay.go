@@ -228,7 +228,9 @@ func (s *stream) effect(effects sse.Effects) {
 		if s.firstAt.IsZero() { // serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
-		s.job.srv.Dispatcher.Preempted(s.from.slot.Worker)
+		if s.from.slot != nil { // else a prefill engine answers
+			s.job.srv.Dispatcher.Preempted(s.from.slot.Worker)
+		}
 		s.job.srv.Fleet.GaveBack(s.from.rank.Instance)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the engine ran out of KV memory and gave the request back; it cannot be resumed")

@@ -152,7 +152,11 @@ func (s *stream) adopt(next *stream) {
 	}
 	for e := range sse.Events(s.from.answer.out) {
 		if err := s.from.answer.Assembler.Add(e.Raw); err != nil {
+			if s.stage == ended { // all that was missing came at once, so that the life is over
+				s.broken = cmp.Or(s.broken, failure.Stream("upstream_broken", err))
+			}
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
+			break
 		}
 	}
 	s.from.answer.out = s.from.answer.out[:0]

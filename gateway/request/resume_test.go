@@ -1,11 +1,15 @@
 package request
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -460,4 +464,39 @@ func TestAnswersThatDoNotFitGoOn(t *testing.T) {
 	wg.Wait()
 	b.settle()
 	require.Positive(t, b.metric(t, "evenkeel_recomputes_total", "1"))
+}
+
+// An answer in one piece is lost. The rest of it comes in one read with its end, and both together are more than limits.answer_bytes:
+// what fits of them is not the answer.
+func TestTheRestOfALostAnswerIsTooLarge(t *testing.T) {
+	answered := map[int]int{}
+	for _, most := range []int{1000, 1500, 2000, 6000} {
+		var decodes atomic.Int32
+		b := start(t, setup{
+			decode:    []refengine.Config{{}, {}},
+			configure: func(c *config.Config, _ *Env) { c.Limits.AnswerBytes = most },
+			front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+				body, _ := io.ReadAll(r.Body)
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				probe := bytes.Contains(body, []byte(`"do_remote_decode":true`))
+				if probe || r.URL.Path != mooncake.Completions.Path() || decodes.Add(1) != 2 {
+					engine.ServeHTTP(w, r)
+					return
+				}
+				all := httptest.NewRecorder() // all that was missing comes at once
+				engine.ServeHTTP(all, r)
+				w.Header().Set("Content-Type", all.Header().Get("Content-Type"))
+				w.WriteHeader(all.Code)
+				_, _ = w.Write(all.Body.Bytes())
+			},
+		})
+		require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5, Count: 1}))
+		r := b.post(mooncake.Completions.Path(), completion("one two three", `"max_tokens":9,`))
+		answered[most] = r.status
+		if r.status == http.StatusOK {
+			require.Contains(t, r.body, `"finish_reason":"length"`)
+		}
+		b.settle()
+	}
+	require.Equal(t, map[int]int{1000: 502, 1500: 502, 2000: 502, 6000: 200}, answered)
 }
