@@ -48,7 +48,8 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			f.Severity = Bad
 		}
 	}
-	v.lowerSpare(all) // behind the loop, as it looks for bad findings
+	// lowerSpare looks for bad findings, so it comes after the loop.
+	v.lowerSpare(all)
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }

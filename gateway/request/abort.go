@@ -66,7 +66,7 @@ func (a *aborting) endedByClient() bool { return a != nil && a.asked.Load() }
 
 // end carries out that a client ends its request by name. The engine that decodes the request is told to end it, so that the client
 // still gets what there is of the answer. If no rank has the request, or the engine cannot be told, the request ends as if the client
-// had left.
+// had left; an answer that has begun ends with an error.
 func (a *aborting) end(srv *Server) {
 	a.asked.Store(true)
 	a.mu.Lock()

@@ -297,6 +297,7 @@ func (f *fanned) relay(l *branch) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil && f.aborted(l, fail) {
 		kind := []byte("text/event-stream")
+		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // as unanswered says; the sum of all branches needs it
 		f.send(piece{contentType: kind, events: unanswered(l.job)})
 		f.send(piece{contentType: kind, done: true})
 		return nil

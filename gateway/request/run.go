@@ -285,6 +285,7 @@ func (r *runner) began(fault *failure.Fault, quit bool) lifecycle.Event {
 // fault and the name of the engine that failed.
 func (r *runner) fell(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.Answer
+	r.job.abort.lostRank()
 	if fault.Why == lifecycle.Unlisted {
 		r.job.unlistedAnswer = fault.Answer
 	}

@@ -1,11 +1,14 @@
 package request
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -370,4 +373,84 @@ func TestAModeThatThereIsNotIsRefusedBeforeThePrefill(t *testing.T) {
 	require.Zero(t, b.pins())
 	require.Zero(t, b.d[0].Stats().Requests)
 	b.settle()
+}
+
+// A client ends its request by name, and the engine knows no such call. The client still reads: it gets an end that says so.
+func TestAnAbortThatTheEngineRefusesEndsTheAnswerWithAnError(t *testing.T) {
+	for _, row := range []struct {
+		n      string
+		stream bool
+	}{{"", true}, {"", false}, {`"n":2`, true}, {`"n":2`, false}} {
+		t.Run(fmt.Sprintf("%s streamed %t", row.n, row.stream), func(t *testing.T) {
+			b := start(t, setup{
+				decode: []refengine.Config{{C0: 20 * time.Millisecond}},
+				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+					if r.URL.Path == "/inference/v1/abort_requests" {
+						http.Error(w, `{"detail":"Not Found"}`, http.StatusNotFound)
+						return
+					}
+					engine.ServeHTTP(w, r)
+				},
+			})
+			body, _ := tokensOf(t, row.n, `"request_id":"mine",`)
+			if row.stream {
+				body = withUsage(body)
+			}
+			said := make(chan reply, 1)
+			go func() { said <- b.post(mooncake.Tokens.Path(), body) }()
+			b.eventually("it is under way", func() bool { return b.d[0].Stats().Tokens > 20 })
+			require.Equal(t, 1, b.Running.End("", func(has string) bool { return has == "generate-tokens-mine" }))
+			r := <-said
+			require.Contains(t, r.body, "upstream_incomplete")
+			require.NotContains(t, r.body, "the client left")
+			require.Equal(t, map[bool]int{true: http.StatusOK, false: http.StatusBadGateway}[row.stream], r.status)
+			require.Equal(t, row.stream, strings.HasSuffix(strings.TrimSpace(r.body), "data: [DONE]"))
+		})
+	}
+}
+
+// One of two answers is ended by name before a rank has it, the other one after that. The prompt is in the usage of both.
+func TestUsageOfAnAnswerThatWasEndedBeforeItsFirstToken(t *testing.T) {
+	for range 4 { // either of the two may be the one that hangs
+		b := start(t, setup{decode: []refengine.Config{{C0: 20 * time.Millisecond}}})
+		require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseBeforeHeaders, Count: 1}))
+		body, rendered := tokensOf(t, `"n":2`, `"request_id":"mine",`)
+		said := make(chan reply, 1)
+		go func() { said <- b.post(mooncake.Tokens.Path(), withUsage(body)) }()
+		b.eventually("one is under way", func() bool { return b.d[0].Stats().Tokens > 6 })
+		require.Equal(t, 1, b.Running.End("", func(has string) bool { return has == "generate-tokens-mine" }))
+		r := <-said
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Equal(t, rendered.Tokens(), readTokens(t, r).usage[0].Prompt)
+	}
+}
+
+// A rank has refused a request that its client ends by name during its next attempt. No engine has it, so nothing is waited for.
+func TestAnAbortBetweenTwoAttempts(t *testing.T) {
+	var decodes, probes atomic.Int32
+	b := start(t, setup{
+		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{RejectReleases: true}, {RejectReleases: true}},
+		front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+			body, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			switch probe := bytes.Contains(body, []byte(`"do_remote_decode":true`)); {
+			case r.URL.Path == "/inference/v1/abort_requests":
+				t.Error("an engine that refused the request is told to end it")
+			case r.URL.Path != mooncake.Tokens.Path():
+			case probe && probes.Add(1) == 2:
+				<-r.Context().Done()
+				return
+			case !probe && decodes.Add(1) == 1:
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			engine.ServeHTTP(w, r)
+		},
+	})
+	body, _ := tokensOf(t, "", `"request_id":"mine",`)
+	said := make(chan reply, 1)
+	go func() { said <- b.post(mooncake.Tokens.Path(), withUsage(body)) }()
+	b.eventually("the second probe is under way", func() bool { return probes.Load() == 2 })
+	require.Equal(t, 1, b.Running.End("", func(has string) bool { return has == "generate-tokens-mine" }))
+	<-said
 }
