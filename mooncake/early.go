@@ -77,32 +77,6 @@ func (p *Profile) decodeParams(m *Meeting) []byte {
 	return append(appendString(out, m.RequestID), '}')
 }
 
-// fakeHost is the bootstrap host with which an engine of SGLang runs a request alone. A decode
-// engine then waits for no KV and decodes on pages as they are, and keeps none of it in its prefix
-// cache. SGLang warms each rank up in this way (0.5.23: FAKE_BOOTSTRAP_HOST in
-// disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
-const fakeHost = "2.2.2.2"
-
-// Canary returns a function that makes the body of a short completion which shows whether a rank
-// computes; nil: any completion shows it. Without a room, an engine of SGLang refuses a request whatever the
-// rank does, and a server whose ranks follow the room ends. The second token is the first one that
-// a decode rank computes. SGLang's own GET /health_generate asks one rank only, ends with the
-// first token, and says yes when any other answer goes on.
-func (p *Profile) Canary() func(model string, rank int) []byte {
-	if p.Connector != SGLang {
-		return nil
-	}
-	return func(model string, rank int) []byte {
-		request := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
-			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": max(0, rank)} // a rank may follow the room
-		if named := p.NamedRank(rank); named >= 0 {
-			request["routed_dp_rank"] = named
-		}
-		body, _ := json.Marshal(request) // text and numbers always marshal
-		return body
-	}
-}
-
 // RIDHeader is the header with the id of a request to SGLang whose body has no place for an id, such as a message. SGLang uses
 // it if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py). Otherwise SGLang
 // makes an id of its own and does not return it.

@@ -367,16 +367,6 @@ func TestAPushingPrefillTellsItsCoordinates(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoHandoff)
 }
 
-func TestACanaryForARankOfSGLang(t *testing.T) {
-	p := profileOf(SGLang)
-	require.JSONEq(t, `{"model":"m","prompt":"a","max_tokens":2,"ignore_eos":true,"temperature":0,"stream":false,"bootstrap_host":"2.2.2.2","bootstrap_port":8998,"bootstrap_room":3,"routed_dp_rank":3}`, string(p.Canary()("m", 3)))
-	require.NotContains(t, string(p.Canary()("m", -1)), "dp_rank")
-	p.NameRanks = new(false)
-	require.NotContains(t, string(p.Canary()("m", 3)), "dp_rank")
-	require.Contains(t, string(p.Canary()("m", 3)), `"bootstrap_room":3`)
-	require.Nil(t, profileOf(NIXLPull).Canary())
-}
-
 func upTo(text, mark string) string {
 	before, _, _ := strings.Cut(text, mark)
 	return before
