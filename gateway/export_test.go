@@ -2,12 +2,12 @@ package gateway
 
 import (
 	"evenkeel/engine/discover"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/discovery"
 )
 
 // DiscoverWith has sources of a test tell the fleet. Call it before Start.
 func (g *Gateway) DiscoverWith(sources ...discover.Source) {
-	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
+	g.discovery = discovery.New(g.discoveryHost(), sources...)
 }
 
 // ReadClocks fills in how long ranks wait for each other.

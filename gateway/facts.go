@@ -11,7 +11,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/engine/discover"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
@@ -42,7 +41,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare:      share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
 		},
-		Advice: s.Advice, Sources: sources(s.Discovery), Twin: len(conf.Dispatch.Twin) > 0,
+		Advice: s.Advice, Sources: s.sources, Twin: len(conf.Dispatch.Twin) > 0,
 	}
 	if s.Config.Last != nil {
 		f.Proxy.ConfigError = s.Config.Last.Error
@@ -168,22 +167,6 @@ func (g observer) regionFacts(f *detect.Facts) {
 				detect.Scope{Region: f.Proxy.Region, Group: a.Group, Home: true, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
 		}
 	}
-}
-
-func sources(s *discover.Status) (all []detect.Source) {
-	if s == nil {
-		return nil
-	}
-	for _, one := range s.Sources {
-		source := detect.Source{Name: one.Name, Engines: one.Engines, Error: one.Error}
-		for _, e := range s.Engines {
-			if e.Source == one.Name && e.State == discover.Unfit {
-				source.Unfit = append(source.Unfit, detect.Unfit{ID: e.ID, Role: e.Role, Why: e.Why})
-			}
-		}
-		all = append(all, source)
-	}
-	return all
 }
 
 // mostNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.

@@ -22,6 +22,7 @@ import (
 	"evenkeel/gateway/admission"
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleetcall"
@@ -54,7 +55,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.Move(func(fleet.Place) bool { return true }) },
 	})
-	reloader, fit, err := reload.New(cfg, g.reloadHost())
+	reloader, fit, err := reload.New(cfg, g.reloadHost(func() { g.discovery.Look() }))
 	if err != nil {
 		return nil, err
 	}
@@ -82,8 +83,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
-		Publish:  g.publish, Callbacks: g.meta,
-		Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },
+		Publish:  g.publish, Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	g.monitor.OnSample(g.fleet.OnSample)
@@ -126,11 +126,11 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.reg.MustRegister(g.advice)
 	g.watch = watch.New(watch.Host{Sample: observer{g}.Sample, Facts: observer{g}.Facts, Registerer: g.reg})
-	sources, err := g.fleet.Sources()
+	sources, err := g.discoveryHost().Sources()
 	if err != nil {
 		return nil, err
 	}
-	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
+	g.discovery = discovery.New(g.discoveryHost(), sources...)
 	g.door = admission.New(admission.Host{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: passthrough.New(passthrough.Env{
@@ -156,6 +156,13 @@ func (g *Gateway) env() request.Env {
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Tier: g.tier,
 		Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
+	}
+}
+
+func (g *Gateway) discoveryHost() *discovery.Host {
+	return &discovery.Host{
+		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.meta,
+		Registerer: g.reg, Log: g.log,
 	}
 }
 

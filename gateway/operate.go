@@ -16,6 +16,8 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/detect"
+	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/fleetcall"
@@ -49,6 +51,7 @@ type Status struct {
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Pauses     []fleet.Pause             `json:"pauses"` // of groups, or of all engines
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
+	sources    []detect.Source           // of Discovery, as Facts has them
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Batch      prefill.BatchStatus       `json:"batch"`
 	Dispatch   board.Status              `json:"dispatch"`
@@ -76,6 +79,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	tellStates(&s.Dispatch, engines)
 	s.Pauses = engines.Pauses()
 	s.Drains, s.Discovery = engines.DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
+	s.sources = discovery.Facts(s.Discovery)
 	return s
 }
 

@@ -14,6 +14,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/admission"
 	"evenkeel/gateway/adviser"
+	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleetcall"
@@ -42,7 +43,7 @@ type Gateway struct {
 	client     *engine.Client
 	monitor    *engine.Monitor
 	fleet      *fleet.Fleet
-	discovery  *fleet.Discovery // nil: nothing is discovered
+	discovery  *discovery.Discovery // nil: nothing is discovered
 	tier       *prefill.Tier
 	locals     *local.Ranks
 	places     *pool.Places

@@ -26,6 +26,7 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/admission"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
@@ -84,7 +85,8 @@ type bed struct {
 
 	conf       *reload.Reloader
 	fleet      *fleet.Fleet
-	discovery  *fleet.Discovery
+	found      discovery.Host
+	discovery  *discovery.Discovery
 	monitor    *engine.Monitor
 	tier       *prefill.Tier
 	locals     *local.Ranks
@@ -157,7 +159,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	started, client, bodies := time.Now(), engine.NewClient(engine.Options{}), edge.NewBodies(int64(b.cfg.Limits.Bodies))
 	b.conf, _, err = reload.New(b.cfg, reload.Host{
 		Log: log, Registerer: b.reg, Started: started, Prepare: b.prepare,
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() { b.discovery.LookAtFiles() },
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() { b.discovery.Look() },
 	})
 	require.NoError(b, err)
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
@@ -187,8 +189,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 			b.locals.Set(locals)
 			b.dispatcher.SetWorkers(workers)
 		},
-		Callbacks: b.meta,
-		Gauged:    func(worker int32, kvTokens int64, at time.Time) { b.dispatcher.Gauged(worker, kvTokens, at) },
+		Gauged: func(worker int32, kvTokens int64, at time.Time) { b.dispatcher.Gauged(worker, kvTokens, at) },
 	})
 	b.fleet.Admission = (*owner.Set)(nil)
 	b.monitor.OnChange(b.fleet.OnStatus)
@@ -225,8 +226,11 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	enter, err := b.fleet.Load()
 	require.NoError(b, err)
 	enter()
+	b.found = discovery.Host{
+		Fleet: b.fleet, Settings: settings, Dispatch: b.dispatcher.Status, Callbacks: b.meta, Registerer: b.reg, Log: log,
+	}
 	if find != nil {
-		b.discovery = fleet.NewDiscovery(b.fleet, find(b)...)
+		b.discovery = discovery.New(&b.found, find(b)...)
 	}
 
 	limits := &b.cfg.Limits

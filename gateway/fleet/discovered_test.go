@@ -278,7 +278,7 @@ func TestEnginesOfAFile(t *testing.T) {
 		discover: func(made *bed) []discover.Source {
 			b = made
 			require.NoError(t, os.WriteFile(path, []byte(list(b.Decode[0])), 0o600))
-			sources, err := b.fleet.Sources()
+			sources, err := b.found.Sources()
 			require.NoError(t, err)
 			return sources
 		},

@@ -49,6 +49,29 @@ func (f *Fleet) Remove(role, id string) error {
 	return nil
 }
 
+// Put takes in an engine that was found, or a new description of it.
+func (f *Fleet) Put(role string, e config.Engine, found roster.Found) error {
+	set := f.host.Settings()
+	e, err := set.CompleteFound(role, e)
+	if err != nil {
+		return err
+	}
+	in, err := f.host.build(role, e, set)
+	if err == nil {
+		in.Found = found
+		f.enter(roster.Entered{Engine: in})
+	}
+	return err
+}
+
+// Turn starts or stops new work for an engine that was found. What an operator decided about it stays, also that it is removed.
+func (f *Fleet) Turn(key string, found roster.Found) { f.apply(roster.Turned{Key: key, Found: found}) }
+
+// Leave takes out an engine that was found and is not there any more, unless another engine has its place by now.
+func (f *Fleet) Leave(key, incarnation string) {
+	f.apply(roster.Left{Key: key, Incarnation: incarnation})
+}
+
 // build makes an engine from its entry in the config.
 func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)

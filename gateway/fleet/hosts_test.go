@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
@@ -41,12 +41,9 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.NoError(t, f.Remove(Prefill, "10.0.0.2:80"))
 	forgotten("10.1.0.2")
 
-	pod := discover.Engine{Role: Prefill, Address: "10.0.0.4:80", URL: "http://10.0.0.4:80", Incarnation: "u1",
-		Attributes: discover.Attributes{Profile: "b"}}
-	d := Discovered{f}
-	require.NoError(t, d.Put(pod))
+	require.NoError(t, f.Put(Prefill, config.Engine{URL: "http://10.0.0.4:80", Profile: "b"}, roster.Found{Incarnation: "u1"}))
 	require.True(t, f.KnownHost("10.0.0.4"))
-	d.Remove(pod)
+	f.Leave("prefill 10.0.0.4:80", "u1")
 	require.False(t, f.KnownHost("10.0.0.4"), "a pod that is no more answers nothing")
 	for h, want := range map[Birth]bool{{Incarnation: "u1"}: true, {Incarnation: "u2"}: false, {}: false} {
 		gone, sure := f.Now().Outlived(h)

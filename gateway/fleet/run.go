@@ -16,7 +16,6 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet/roster"
-	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/recording"
 	"evenkeel/prefill"
@@ -54,7 +53,6 @@ type Host struct {
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all parts that bind requests
-	Callbacks  *metaserver.Server                                      // receives the callbacks of decode engines; nil: there is none
 	// Gauged is called with the KV tokens in use on a decode rank, and the time for which they hold.
 	// It must not block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)

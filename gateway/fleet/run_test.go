@@ -4,8 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,7 +15,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
@@ -215,72 +212,14 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
+// What an engine holds that is not in the fleet counts for no scope.
+func TestTheLoadOfAScopeIsThatOfItsRanks(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
-	d := Discovered{f}
-	pod := discover.Engine{Role: Decode, Address: "127.0.0.1:8", URL: "http://127.0.0.1:8", Source: "s",
-		Attributes: discover.Attributes{Profile: "a", Slots: 3}}
-	require.NoError(t, d.Put(pod))
-	require.Equal(t, "s", f.Now().Engine(pod.Key()).Source)
-	pod.Away = "not ready"
-	d.Turn(pod)
-	require.Equal(t, "not ready", f.Now().Engine(pod.Key()).Away)
-	d.Remove(discover.Engine{Role: Decode, Address: "127.0.0.1:3"})
-	require.NotNil(t, f.Now().Engine(d3), "it stands in the config")
-	d.Remove(pod)
-	require.Nil(t, f.Now().Engine(pod.Key()))
-	pod.Attributes.Profile = "unknown"
-	require.Error(t, d.Put(pod))
 	f.host.Dispatch = func(context.Context) board.Status {
 		return board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "127.0.0.1:8/0", Used: 3, Slots: 3}}}}}
 	}
-	conf := config.Engine{URL: "http://127.0.0.1:8", Ranks: 2}
-	ctx, stop := context.WithTimeout(t.Context(), 150*time.Millisecond)
-	defer stop()
-	require.ErrorIs(t, f.host.awaitSlot(ctx, conf), context.DeadlineExceeded, "its rank is full")
-	require.NoError(t, f.host.awaitSlot(t.Context(), config.Engine{URL: "http://127.0.0.1:9"}))
-	require.Error(t, f.tryOut(t.Context(), pod), "its profile is unknown")
 	ours, all, silent := f.LoadOf(t.Context(), "main", false)
 	require.True(t, ours == nil && all == nil && silent == nil)
-}
-
-func TestAFileThatListsEngines(t *testing.T) {
-	f, _ := fielded(t, mooncake.Profile{})
-	path := filepath.Join(t.TempDir(), "engines.yaml")
-	cfg := *f.host.Settings().Config
-	cfg.Discovery.Files = []string{path}
-	set := NewSettings(&cfg)
-	f.host.Settings = func() *Settings { return set }
-	sources, err := f.Sources()
-	require.NoError(t, err)
-	d := NewDiscovery(f, sources...)
-	require.Equal(t, "file:"+path, sources[0].Name())
-	told := make(chan int)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		sources[0].Run(ctx, func(list []discover.Engine, err error) {
-			if err != nil {
-				told <- -1
-				return
-			}
-			told <- len(list)
-		})
-	}()
-	require.Equal(t, -1, <-told, "it is not there yet")
-	require.NoError(t, os.WriteFile(path, []byte("decode: [{url: http://127.0.0.1:8, profile: a}]"), 0o600))
-	d.Reloaded()
-	require.Equal(t, 1, <-told)
-	stop()
-	<-ended
-	var none *Discovery
-	none.Reloaded()
-	require.Nil(t, none.State())
-	require.Empty(t, none.Failure())
-	require.NotNil(t, d.State())
-	require.Empty(t, d.Failure(), "nothing has run")
-	require.Nil(t, NewDiscovery(f))
 }
 
 // Requests may ask while engines change, and what they hear fits together.

@@ -39,7 +39,7 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 				return refuses
 			}, nil
 		},
-		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
+		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil }, LookAtEngines: func() {},
 	})
 	require.NoError(t, err)
 	require.Nil(t, fit)

@@ -87,7 +87,7 @@ type Host struct {
 	ReloadTrust   func(changed func(file string) bool) (bool, error)
 	SetFit        func(*predictor.Fit) error
 	SetGeoKeys    func(*geo.Keys)
-	LookAtEngines func() // files that list engines may have changed
+	LookAtEngines func() // files that list engines may have changed, or another config is in force
 }
 
 // ConfigStatus tells which config is in force and where it came from.

@@ -1,4 +1,5 @@
-package fleet
+// Package discovery has the fleet take in the engines that files, DNS and Kubernetes list, once they pass a trial.
+package discovery
 
 import (
 	"context"
@@ -9,47 +10,55 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine/discover"
 	"evenkeel/engine/discover/dns"
 	"evenkeel/engine/discover/kube"
 	"evenkeel/gateway/cluster"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/detect"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/selftest"
 )
+
+// Host is the proxy as discovery uses it.
+type Host struct {
+	Fleet      *fleet.Fleet
+	Settings   func() *fleet.Settings // the current settings
+	Dispatch   func(context.Context) board.Status
+	Callbacks  *metaserver.Server // receives the callbacks of decode engines; nil: there is none
+	Registerer prometheus.Registerer
+	Log        *zap.Logger
+}
 
 // Discovery finds engines for the fleet; nil finds none. The last word about an engine counts, as with a reload:
 // discovery reports an engine only when its source says something new. It leaves the config's own engines alone.
 type Discovery struct {
 	*discover.Discoverer
-	files []*fileSource
+	sources []discover.Source
 }
 
-// NewDiscovery returns a discovery that reports the engines of the sources to the fleet. It is nil if there are no
-// sources.
-func NewDiscovery(f *Fleet, sources ...discover.Source) *Discovery {
+// New returns a discovery that reports the engines of the sources to the fleet. It is nil if there are no sources.
+func New(h *Host, sources ...discover.Source) *Discovery {
 	if len(sources) == 0 {
 		return nil
 	}
-	cfg := discover.Config{Fleet: Discovered{f}, Sources: sources, Registerer: f.host.Registerer, Log: f.host.Log}
-	if f.host.Settings().Discovery.Probe {
-		cfg.Probe = f.tryOut
+	cfg := discover.Config{Fleet: discovered{h}, Sources: sources, Registerer: h.Registerer, Log: h.Log}
+	if h.Settings().Discovery.Probe {
+		cfg.Probe = h.tryOut
 	}
-	d := &Discovery{Discoverer: discover.New(cfg)}
-	for _, s := range sources {
-		if file, ok := s.(*fileSource); ok {
-			d.files = append(d.files, file)
-		}
-	}
-	return d
+	return &Discovery{discover.New(cfg), sources}
 }
 
 // Sources returns the sources that the config names.
-func (f *Fleet) Sources() (sources []discover.Source, err error) {
-	conf := &f.host.Settings().Discovery
+func (h *Host) Sources() (sources []discover.Source, err error) {
+	conf := &h.Settings().Discovery
 	for _, path := range conf.Files {
-		sources = append(sources, &fileSource{settings: f.host.Settings, path: path, changed: make(chan struct{}, 1)})
+		sources = append(sources, &fileSource{settings: h.Settings, path: path, changed: make(chan struct{}, 1)})
 	}
 	for _, c := range conf.DNS {
 		sources = append(sources, dns.New(dns.Config{
@@ -69,7 +78,7 @@ func (f *Fleet) Sources() (sources []discover.Source, err error) {
 		}
 		sources = append(sources, kube.New(kube.Config{
 			Client: client, Namespace: namespace, Selector: c.Selector, Role: c.Role, RoleLabel: c.RoleLabel, Port: c.Port, Scheme: c.Scheme,
-			Slices: *c.Slices, Log: f.host.Log,
+			Slices: *c.Slices, Log: h.Log,
 			Attributes: discover.Attributes{Profile: c.Profile, Region: c.Region, Ranks: c.Ranks, Group: c.Group, Barrier: c.Barrier,
 				Slots: c.Slots},
 		}))
@@ -77,22 +86,17 @@ func (f *Fleet) Sources() (sources []discover.Source, err error) {
 	return sources, nil
 }
 
-// Reloaded must be called after a reload: the config may have other engines of its own, and the profiles that files
-// name may have changed.
-func (d *Discovery) Reloaded() {
-	if d != nil {
-		d.Recheck()
-		d.LookAtFiles()
-	}
-}
-
-// LookAtFiles reads the files that list engines again if they have changed.
-func (d *Discovery) LookAtFiles() {
+// Look reads the files that list engines again if they have changed. It must be called after a reload, too: the config may have other
+// engines of its own, and the profiles that files name may have changed.
+func (d *Discovery) Look() {
 	if d == nil {
 		return
 	}
-	for _, f := range d.files {
-		f.look()
+	d.Recheck()
+	for _, s := range d.sources {
+		if file, ok := s.(*fileSource); ok {
+			file.look()
+		}
 	}
 }
 
@@ -106,47 +110,60 @@ func (d *Discovery) State() *discover.Status {
 
 // Failure says which sources of discovery fail and why, as text to add to a message that says that engines are missing. It is empty while
 // every source works.
-func (d *Discovery) Failure() string {
-	if d == nil {
-		return ""
-	}
-	var all []string
-	for _, s := range d.Status().Sources {
+func (d *Discovery) Failure() (text string) {
+	for _, s := range Facts(d.State()) {
 		if s.Error != "" {
 			why, _, _ := strings.Cut(s.Error, "\n")
-			all = append(all, "; discovery by "+s.Name+" fails: "+why)
+			text += "; discovery by " + s.Name + " fails: " + why
 		}
 	}
-	return strings.Join(all, "")
+	return text
+}
+
+// Facts returns what whoever judges the proxy must know of the sources.
+func Facts(s *discover.Status) (all []detect.Source) {
+	if s == nil {
+		return nil
+	}
+	for _, one := range s.Sources {
+		source := detect.Source{Name: one.Name, Engines: one.Engines, Error: one.Error}
+		for _, e := range s.Engines {
+			if e.Source == one.Name && e.State == discover.Unfit {
+				source.Unfit = append(source.Unfit, detect.Unfit{ID: e.ID, Role: e.Role, Why: e.Why})
+			}
+		}
+		all = append(all, source)
+	}
+	return all
 }
 
 // tryOut is the trial before an engine's first request. It takes a slot of the rank on which the engine is tried. So
 // it waits while requests from before the engine left have all slots of that rank, and it takes no full rank as
 // decode partner.
-func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
-	set := f.host.Settings()
-	conf, err := set.CompleteFound(e.Role, EngineOf(e))
+func (h *Host) tryOut(ctx context.Context, e discover.Engine) error {
+	set := h.Settings()
+	conf, err := set.CompleteFound(e.Role, engineOf(e))
 	if err != nil {
 		return err
 	}
 	var partners []config.Engine // engines of the other role; an engine that prefills and decodes has none
-	for _, other := range f.Now().Engines() {
-		if e.Role != Aggregated && other.Role != Aggregated && other.Role != e.Role && other.Serves() {
+	for _, other := range h.Fleet.Now().Engines() {
+		if e.Role != discover.Aggregated && other.Role != discover.Aggregated && other.Role != e.Role && other.Serves() {
 			partners = append(partners, other.Conf)
 		}
 	}
-	if e.Role != Prefill {
-		if err := f.host.awaitSlot(ctx, conf); err != nil {
+	if e.Role != discover.Prefill {
+		if err := h.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
 	} else {
-		full := f.host.full(ctx)
+		full := h.full(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
-	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, f.host.Callbacks)
+	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, h.Callbacks)
 	for _, found := range findings {
 		if found.Level == selftest.Warn {
-			f.host.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine),
+			h.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine),
 				zap.String("finding", found.Msg))
 		}
 	}
@@ -198,7 +215,7 @@ func triedRank(e config.Engine) string {
 
 // fileSource is a file that lists engines. The watcher of files calls look when it may have changed.
 type fileSource struct {
-	settings func() *Settings
+	settings func() *fleet.Settings
 	path     string
 	changed  chan struct{}
 	lastRead [sha256.Size]byte

@@ -1,0 +1,120 @@
+package discovery
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/engine/discover"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/detect"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// hosted is a proxy with one decode engine in its config, whose fleet nobody reads from.
+func hosted(t *testing.T, change func(*config.Config)) *Host {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "a"}}
+	change(cfg)
+	require.NoError(t, cfg.Validate())
+	set, client := fleet.NewSettings(cfg), engine.NewClient(engine.Options{})
+	t.Cleanup(client.Close)
+	h := &Host{Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()}
+	h.Fleet = fleet.New(fleet.Host{
+		Context: t.Context(), Started: time.Now(), Log: h.Log, Registerer: h.Registerer, Settings: h.Settings, Client: client,
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: h.Registerer, Log: h.Log, HealthInterval: time.Second,
+			FactsInterval: time.Second}),
+		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Serving: t.Context,
+	})
+	h.Fleet.Admission = (*owner.Set)(nil)
+	enter, err := h.Fleet.Load()
+	require.NoError(t, err)
+	enter()
+	return h
+}
+
+func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
+	h := hosted(t, func(*config.Config) {})
+	d := discovered{h}
+	pod := discover.Engine{Role: discover.Decode, Address: "127.0.0.1:8", URL: "http://127.0.0.1:8", Source: "s",
+		Attributes: discover.Attributes{Profile: "a", Slots: 3}}
+	require.NoError(t, d.Put(pod))
+	require.Equal(t, "s", h.Fleet.Now().Engine(pod.Key()).Source)
+	pod.Away = discover.NotReady
+	d.Turn(pod)
+	require.Equal(t, discover.NotReady, h.Fleet.Now().Engine(pod.Key()).Away)
+	listed := discover.Engine{Role: discover.Decode, Address: "127.0.0.1:3"}
+	d.Remove(listed)
+	require.NotNil(t, h.Fleet.Now().Engine(listed.Key()), "it stands in the config")
+	d.Remove(pod)
+	require.Nil(t, h.Fleet.Now().Engine(pod.Key()))
+	pod.Attributes.Profile = "unknown"
+	require.Error(t, d.Put(pod))
+	require.Error(t, h.tryOut(t.Context(), pod), "its profile is unknown")
+}
+
+// A trial waits for a slot of the rank on which the engine is tried. An engine that answers nothing has failed it.
+func TestATrialWaitsForASlot(t *testing.T) {
+	h := hosted(t, func(*config.Config) {})
+	h.Dispatch = func(context.Context) board.Status {
+		return board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "127.0.0.1:8/0", Used: 3, Slots: 3}}}}}
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer stop()
+	full := config.Engine{URL: "http://127.0.0.1:8", Ranks: 2}
+	require.ErrorIs(t, h.awaitSlot(ctx, full), context.DeadlineExceeded, "its rank is full")
+	require.NoError(t, h.awaitSlot(t.Context(), config.Engine{URL: "http://127.0.0.1:9"}))
+	for _, role := range []string{discover.Prefill, discover.Decode} {
+		e := discover.Engine{Role: role, Address: "127.0.0.1:1", URL: "http://127.0.0.1:1", Attributes: discover.Attributes{Profile: "a"}}
+		require.Error(t, h.tryOut(t.Context(), e))
+	}
+}
+
+func TestAFileThatListsEngines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "engines.yaml")
+	h := hosted(t, func(cfg *config.Config) { cfg.Discovery.Files = []string{path} })
+	sources, err := h.Sources()
+	require.NoError(t, err)
+	d := New(h, sources...)
+	require.Equal(t, "file:"+path, sources[0].Name())
+	told := make(chan int)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		sources[0].Run(ctx, func(list []discover.Engine, err error) {
+			if err != nil {
+				told <- -1
+				return
+			}
+			told <- len(list)
+		})
+	}()
+	require.Equal(t, -1, <-told, "it is not there yet")
+	require.NoError(t, os.WriteFile(path, []byte("decode: [{url: http://127.0.0.1:8, profile: a}]"), 0o600))
+	d.Look()
+	require.Equal(t, 1, <-told)
+	stop()
+	<-ended
+	var none *Discovery
+	none.Look()
+	require.Nil(t, none.State())
+	require.Nil(t, Facts(none.State()))
+	require.Empty(t, none.Failure())
+	require.Equal(t, []detect.Source{{Name: "file:" + path}}, Facts(d.State()))
+	require.Empty(t, d.Failure(), "nothing has run")
+	require.Nil(t, New(h))
+}
