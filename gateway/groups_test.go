@@ -233,14 +233,17 @@ func (c *cluster) serves(n float64) {
 	c.Eventually("it serves", func() bool { return c.Metric(whole) >= before+n })
 }
 
-// onlyLost fails for every request that went wrong in another way than that a
-// stream which had begun was lost with its proxy.
-func onlyLost(t *testing.T, r *load.Result, most int) {
+// onlyLost fails for every request that went wrong in another way than that a stream which had begun was lost with its proxy. If the
+// process was woken so late that leases ran out meanwhile, no proxy could admit to their groups, and requests for them are refused.
+func onlyLost(t *testing.T, r *load.Result, most int, late time.Duration) {
 	t.Helper()
 	lost := 0
 	for _, x := range r.Failures {
 		if x.Kind == load.ErrorEvent && strings.Contains(x.Detail, "peer_lost") {
 			lost++
+			continue
+		}
+		if late > haLease/2 && strings.HasPrefix(string(x.Kind), "http_503/") {
 			continue
 		}
 		t.Errorf("%s %s: %s (stream %v, %d of %d tokens, after %.0f ms)", x.Request, x.Kind, x.Detail, x.Stream, x.Tokens, x.Output, x.ElapsedMS)
@@ -281,7 +284,7 @@ func shardsTakeOver(t *testing.T) {
 	require.NotEqual(t, victim, taker)
 	require.Less(t, took, 2*haLease+stood)
 	f.all[taker].serves(30)
-	onlyLost(t, end(), 8)
+	onlyLost(t, end(), 8, late())
 	f.oneOwner()
 	require.Positive(t, f.all[taker].Metric("evenkeel_ha_takeover_seconds_count"))
 }
@@ -338,7 +341,7 @@ func standbys(t *testing.T) {
 		b.serves(20)
 		r := end()
 		f.store[0].set(false)
-		onlyLost(t, r, 0)
+		onlyLost(t, r, 0, late())
 		endWatch()
 		f.oneOwner()
 	})
