@@ -1,6 +1,7 @@
 package request
 
 import (
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 )
@@ -28,6 +30,10 @@ type aborting struct {
 	rank *fleet.Rank // the rank that has the request; nil: no rank has it
 	id   string      // the engine's id of the request
 }
+
+// errNotAborted is the end of an answer that its client has ended by name, and that its engine did not end.
+var errNotAborted = openai.NewError(http.StatusBadGateway, "upstream_incomplete",
+	"the engine did not end the request when it was told to, so evenkeel left the engine")
 
 // abortable is a client that also counts as gone once aborting.leave was called. isLeg must not take it for the share of a leg.
 type abortable struct{ *edge.Disconnect }

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"go.uber.org/zap"
@@ -95,12 +94,8 @@ func (s *stream) finish(fail *openai.Error) {
 	if s.stage >= ended {
 		return
 	}
-	switch {
-	case fail == nil || !s.job.client.Left():
-	case s.job.abort.endedByClient(): // it still reads
-		fail = errNotAborted
-	default:
-		fail = failure.Gone
+	if fail != nil && s.job.client.Left() {
+		fail = s.job.leftError()
 	}
 	if s.stage, s.broken = ended, fail; fail != nil {
 		s.from.answer.out = s.from.answer.Unend(s.from.answer.out)
@@ -122,10 +117,6 @@ func (s *stream) finish(fail *openai.Error) {
 	errorType := fail.TypeIn(s.job.req.Endpoint.Path())
 	s.from.answer.out = s.from.answer.Ending(s.from.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
 }
-
-// errNotAborted is the end of an answer that its client has ended by name, and that its engine did not end.
-var errNotAborted = openai.NewError(http.StatusBadGateway, "upstream_incomplete",
-	"the engine did not end the request when it was told to, so evenkeel left the engine")
 
 // forLog is why a stream failed, without the engine's own words. Only the client may get those, because many engines repeat parts of the
 // prompt in them.

@@ -247,3 +247,11 @@ func (j *job) freed() {
 		j.record.Report(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
 	}
 }
+
+// leftError is the end of an answer whose client has left. A client that has ended the request by its name still reads.
+func (j *job) leftError() *openai.Error {
+	if j.abort.endedByClient() {
+		return errNotAborted
+	}
+	return failure.Gone
+}
