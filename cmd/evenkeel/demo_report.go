@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,7 +44,7 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 	default:
 		notes = c.scaleNotes(r)
 	}
-	r.Notes = append(notes, c.measuredNotes(r)...)
+	r.Notes = slices.Concat(notes, c.measuredNotes(r))
 	return r
 }
 

@@ -294,7 +294,7 @@ func TestWhatAVerdictIsMadeOf(t *testing.T) {
 	})
 	require.Equal(t, 1, v.Replays, "how much is by chance is known")
 
-	tape[10].First = true // nobody knows what was before
+	tape[10].AfterGap = true // nobody knows what was before
 	v = verdictWhile(func(n int) {
 		if n == 3 {
 			take(10)
