@@ -12,6 +12,7 @@ const (
 	fitSamples = 20
 	fitR2      = 0.5
 	fitSpread  = 2.0
+	fitRestart = 200 // samples without a first fit after which learning begins anew
 
 	// A term that a plain line does not have (attention, requests beside) is tried from termSamples samples on. It is used if the F
 	// statistic of adding it is at least termF.
@@ -153,6 +154,9 @@ func (c *Calibration) fit() {
 		}
 	}
 	if !(cost < (1-fitR2)*whole) {
+		if !c.fitted && c.n >= fitRestart { // no outlier is dropped before the first fit, and one could hide the line for thousands of samples
+			c.sums, c.n, c.inHalf = moments{}, 0, 0
+		}
 		return
 	}
 	c.law = Law{Line: policy.Line{T0Ms: best[fixed], TPMs: best[fresh], Beta2: best[pairs]}, BesideT0Ms: best[beside],

@@ -167,3 +167,17 @@ func BenchmarkCalibrationAdd(b *testing.B) {
 		c.Add(Sample{New: float64(500 + n%7*1000), Hit: float64(n % 3 * 512), Beside: float64(n % 11), Ms: float64(200 + n%7*100 + n%11)})
 	}
 }
+
+// The first prefill of a new engine may take a minute, because the engine compiles. It does not hide the line of all others for long.
+func TestAFirstPrefillThatTakesAMinuteHidesTheLineForAWhileOnly(t *testing.T) {
+	c := NewCalibration(policy.Line{}, 500)
+	c.Add(Sample{New: 1000, Ms: 60_000})
+	dice := rand.New(rand.NewPCG(1, 2))
+	for range fitRestart + fitSamples {
+		n := 200 + 7800*dice.Float64()
+		c.Add(Sample{New: n, Ms: 20 + 0.05*n})
+	}
+	law, ok := c.Law()
+	require.True(t, ok)
+	require.InDelta(t, 0.05, law.TPMs, 1e-9)
+}
