@@ -72,6 +72,9 @@ type window struct {
 
 // roll moves the window on to a bucket, and forgets what has left it.
 func (w *window) roll(to int64) {
+	if to < w.last-windowBuckets { // the wall clock was set back: what was counted has later times than now
+		*w = window{last: to}
+	}
 	for n := max(w.last, to-windowBuckets) + 1; n <= to; n++ {
 		w.sum -= w.counts[n%windowBuckets]
 		w.counts[n%windowBuckets] = 0

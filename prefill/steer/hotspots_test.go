@@ -164,3 +164,19 @@ func TestAClassThatIsPushedOutIsNotFilteredAnyMore(t *testing.T) {
 	changes := h.Changes()
 	require.Equal(t, OK, changes[len(changes)-1].To)
 }
+
+// After the wall clock was set back, the window has the requests of the last minute, and not of an hour.
+func TestTheWindowMovesOnAfterTheClockWasSetBack(t *testing.T) {
+	h, now := NewHotspots(), time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	arrive := func(seconds int) {
+		for range seconds {
+			h.Arrive(now, 7)
+			now = now.Add(time.Second)
+		}
+	}
+	arrive(300)
+	whole := h.Requests()
+	now = now.Add(-time.Hour)
+	arrive(300)
+	require.Equal(t, whole, h.Requests())
+}
