@@ -56,8 +56,8 @@ func (r *gather) holds(entry int32) bool {
 // of the snapshot, which is 0. The score of an assignment is the backlog of its rank before the round.
 func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
-	p.reserveForOverdue(s)
 	p.fillGroup(s)
+	p.reserveForOverdue(s)
 	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2))
 	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
 	r.nextMs = next * 1000
@@ -85,11 +85,13 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 			continue
 		}
 		fits := false
-		for _, g := range p.ranks.withSlots {
-			fits = fits || p.ranks.fits(int(g), int64(s.Pool[i].Prompt))
+		for _, rank := range p.gather.group.Ranks {
+			fits = fits || rank.Slots > 0 && int64(s.Pool[i].Prompt) <= rank.Room
 		}
 		if !fits {
-			p.ranks.reserve(s, i)
+			if p.ranks.reserve(s, i); p.ranks.reserved != none {
+				p.gather.group.Ranks[p.ranks.reserved].Slots = 0
+			}
 			return
 		}
 	}
@@ -123,8 +125,17 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 // fillCandidates fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent ones, which are not held.
 func (r *gather) fillCandidates(s *Snapshot, most int) {
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
+	room := int64(math.MinInt64) // largest room beside a free slot
+	for _, rank := range r.group.Ranks {
+		if rank.Slots > 0 {
+			room = max(room, rank.Room)
+		}
+	}
 	for i := range s.Pool {
 		e, w := &s.Pool[i], &s.Waits[i]
+		if int64(e.Prompt) > room { // no rank has room for it: else it would keep a slot from a younger one
+			continue
+		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: w.Express || isOverdue(s, e)}
 		if !c.Urgent {
 			if most == 0 {

@@ -158,3 +158,61 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 		require.Equal(t, Held(p) > 0, !math.IsInf(GatheredBy(p).NextMs, 1))
 	})
 }
+
+// On a rank that prefills and decodes, room stays free for answers that grow. An overdue prompt that has room only without that gets its
+// turn all the same: younger prompts do not take what becomes free.
+func TestAnOverduePromptGetsItsTurnOnARankThatDoesBoth(t *testing.T) {
+	p, err := Parse("evenkeel")
+	require.NoError(t, err)
+	w, next := Worker{ID: 1, Up: true, Capacity: 100_000}, uint64(100)
+	run := func(id uint64) {
+		w.Running = append(w.Running, Request{Prompt: 2000, Generated: 1000, ID: id, Slot: int32(len(w.Running))})
+	}
+	for range 30 {
+		run(next)
+		next++
+	}
+	for round := range 100 {
+		if len(w.Running) > 0 { // the oldest answer ends
+			w.Running = w.Running[1:]
+		}
+		w.Free = int32(64 - len(w.Running))
+		s := &Snapshot{
+			Mixed: true, Workers: []Worker{w}, MaxAgeMs: 30_000, MeanOutput: 8000, OwnMs: 0.02, Unbegun: -1, PromptRate: -1,
+			Pool: []Entry{{ID: 1, Prompt: 60_000, WaitMs: 40_000 + float32(round)*100}}, Waits: []Wait{{HeldMs: -1}},
+		}
+		for range 3 {
+			s.Pool, s.Waits = append(s.Pool, Entry{ID: next, Prompt: 2000, WaitMs: 10}), append(s.Waits, Wait{HeldMs: -1})
+			next++
+		}
+		for _, a := range p.Decide(s, nil) {
+			if a.Entry == 1 {
+				return
+			}
+			run(a.Entry)
+		}
+	}
+	require.Fail(t, "it is never sent")
+}
+
+// Prompts that no rank has room for now keep no slot from younger ones that fit, whether or not they are overdue.
+func TestPromptsWithoutRoomKeepNoSlotFromYoungerOnes(t *testing.T) {
+	for _, wait := range []float32{100, 60_000} {
+		p, err := Parse("evenkeel:patience=0")
+		require.NoError(t, err)
+		w := Worker{ID: 1, Up: true, Capacity: 100_000, Free: 7, Running: []Request{{Prompt: 60_000, Generated: 5, ID: 99, Slot: 1}}}
+		other := w // one of both is reserved for prompts that are overdue
+		other.ID = 2
+		s := &Snapshot{
+			Mixed: true, Workers: []Worker{w, other}, MaxAgeMs: 30_000, MeanOutput: 100, OwnMs: 0.02, Unbegun: -1, PromptRate: -1,
+		}
+		for i := range 40 {
+			e := Entry{ID: uint64(i + 1), Prompt: 60_000, WaitMs: wait}
+			if i >= 20 {
+				e.Prompt, e.WaitMs = 2000, 50
+			}
+			s.Pool, s.Waits = append(s.Pool, e), append(s.Waits, Wait{HeldMs: -1})
+		}
+		require.NotEmpty(t, p.Decide(s, nil), "waited for %v ms", wait)
+	}
+}

@@ -233,3 +233,44 @@ func benchmarkTick(b *testing.B, spec string, freed int) {
 	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-us")
 	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-us")
 }
+
+// The rank that is reserved for an overdue prompt is one that can hold it: another one would stay empty in vain.
+func TestTheReservedRankCanHoldItsPrompt(t *testing.T) {
+	for _, spec := range []string{"evenkeel", "br0", "brh", "pjsq"} {
+		t.Run(spec, func(t *testing.T) {
+			p, err := Parse(spec)
+			require.NoError(t, err)
+			small, large := Worker{ID: 1, Up: true, Capacity: 200_000, Free: 20}, Worker{ID: 2, Up: true, Capacity: 1_000_000}
+			run := func(id uint64) {
+				large.Running = append(large.Running, Request{Prompt: 10_000, Generated: 10, ID: id, Slot: int32(len(large.Running))})
+			}
+			next := uint64(1000)
+			for range 94 {
+				run(next)
+				next++
+			}
+			for round := range 100 {
+				large.Running = large.Running[1:] // the oldest ends
+				large.Free = int32(100 - len(large.Running))
+				s := &Snapshot{
+					Workers: []Worker{small, large}, MaxAgeMs: 30_000, MeanOutput: 100,
+					Pool: []Entry{{ID: 1, Prompt: 400_000, WaitMs: 60_000 + float32(round)*1000}},
+				}
+				for range 4 {
+					s.Pool = append(s.Pool, Entry{ID: next, Prompt: 10_000, WaitMs: 10})
+					next++
+				}
+				for _, a := range p.Decide(s, nil) {
+					switch {
+					case a.Entry == 1:
+						require.EqualValues(t, 2, a.Worker)
+						return
+					case a.Worker == 2:
+						run(a.Entry)
+					}
+				}
+			}
+			require.Fail(t, "it is never sent")
+		})
+	}
+}

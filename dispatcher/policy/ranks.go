@@ -19,6 +19,8 @@ type ranks struct {
 	openSlots int64   // sum of free
 	withSlots []int32 // ranks that had slots when the round began, ascending: often few, so that a round need not look at all
 
+	watermark float64 // share of a rank's capacity that is kept empty
+
 	reserved    int // the one rank kept for an overdue entry, or none
 	reservedFor int // that entry's index in the pool
 }
@@ -27,6 +29,7 @@ type ranks struct {
 // the KV tokens that the workers hold.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
+	r.watermark = watermark
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		if w.Up {
@@ -91,16 +94,21 @@ func (r *ranks) close(g int) {
 	r.free[g] = 0
 }
 
-// reserve closes the rank with the most room, with or without a free slot, for an overdue entry that fits no rank: its
-// room then grows from round to round until the entry fits.
+// reserve closes the rank with the most room, of those that could ever hold the entry, with or without a free slot, for an overdue entry
+// that fits no rank: its room then grows from round to round until the entry fits.
 // There is one reservation in a round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return
 	}
+	tokens, holds := int64(s.Pool[entry].Prompt), false // holds: the reserved rank could hold the entry if it were idle
 	for g := range r.room {
-		if s.Workers[g].Up && (r.reserved == none || r.room[g] > r.room[r.reserved]) {
-			r.reserved, r.reservedFor = g, entry
+		if !s.Workers[g].Up {
+			continue
+		}
+		could := tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
+		if r.reserved == none || could && !holds || could == holds && r.room[g] > r.room[r.reserved] {
+			r.reserved, r.reservedFor, holds = g, entry, could
 		}
 	}
 	if r.reserved != none {
