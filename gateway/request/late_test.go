@@ -80,6 +80,7 @@ func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
 	require.NotZero(t, b.metric(t, latePulls, ""))
 	for range 3 {
 		require.Equal(t, "right", b.judge(prompt, `"stream":true,`))
+		require.Equal(t, "right", b.judge(prompt, `"stream":true,"cache_salt":null,`), "a salt that is not set is none")
 	}
 	b.settle()
 }
