@@ -86,7 +86,15 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 }
 
 // Set replaces or adds the member key of the body.
-func (b *Body) Set(key string, value []byte) { b.set = append(b.set, Member{key, value}) }
+func (b *Body) Set(key string, value []byte) {
+	for i := range b.set {
+		if b.set[i].Key == key {
+			b.set[i].Value = value
+			return
+		}
+	}
+	b.set = append(b.set, Member{key, value})
+}
 
 // Raw is the text the body was scanned from.
 func (b *Body) Raw() []byte { return b.raw }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 )
 
 // Codes of refused requests. The callers of this package have further codes, such as
@@ -93,8 +94,13 @@ func (e *Error) JSON() []byte {
 
 // badRequest returns an error of status 400. param is the key at fault; empty: none is.
 func badRequest(code, param, format string, args ...any) *Error {
+	for i := range args { // a client's key may have megabytes
+		if s, ok := args[i].(string); ok {
+			args[i] = cut(s)
+		}
+	}
 	e := NewError(http.StatusBadRequest, code, fmt.Sprintf(format, args...))
-	e.Param = param
+	e.Param = cut(param)
 	return e
 }
 
@@ -110,4 +116,13 @@ func (e *Error) under(name string) *Error {
 		name += "."
 	}
 	return e.within(name)
+}
+
+// cut bounds a text of a client that an error repeats.
+func cut(s string) string {
+	const most = 512
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
 }

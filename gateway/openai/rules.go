@@ -256,6 +256,9 @@ func (p *parser) maxToken() int64 {
 	return math.MaxInt32
 }
 
+// longestModel is the most bytes of a model's name, its quotes included: errors and the request log repeat it.
+const longestModel = 1024
+
 // model notes the model that the request names.
 func model(p *parser, key string, v json.RawMessage) *Error {
 	if isNull(v) {
@@ -263,6 +266,9 @@ func model(p *parser, key string, v json.RawMessage) *Error {
 	}
 	if !isString(v) {
 		return wrongValue(key, v, isString, "the name of a model")
+	}
+	if len(v) > longestModel {
+		return badRequest(CodeInvalidValue, key, "%q has more than %d bytes", key, longestModel)
 	}
 	p.req.Model = rawjson.Unquote(v)
 	return nil
