@@ -222,7 +222,9 @@ func (r *caller) meter(tokens int, now time.Time) *openai.Error {
 // its prompts and answers had in the end.
 func (r *caller) GiveBack(tokens int) {
 	r.key.Release(r.booked)
-	r.key.Settle(time.Now(), tokens-r.metered)
+	if tokens >= 0 { // below 0, they are not known, and the estimate stands
+		r.key.Settle(time.Now(), tokens-r.metered)
+	}
 }
 
 // tooFast is the error for a key that is over a rate. wait is how long until it may send again.

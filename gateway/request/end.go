@@ -301,7 +301,11 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	if in.forgetName != nil {
 		in.forgetName()
 	}
-	in.Limits.GiveBack(in.Record.PromptTokens + in.Record.OutputTokens)
+	tokens := in.Record.PromptTokens + in.Record.OutputTokens
+	if tokens == 0 && in.Record.Route != "" && fail != nil && fail.Status == journal.StatusClientClosed {
+		tokens = -1 // the client left while an engine computed the prompt, and had not been told its length
+	}
+	in.Limits.GiveBack(tokens)
 	in.Body.Give()
 	if in.From != nil {
 		srv.Node.Received(in.Record.Origin, journal.Outcome(fail))

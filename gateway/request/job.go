@@ -189,7 +189,7 @@ const (
 
 // Limits are what a request holds of its caller's limits.
 type Limits interface {
-	// GiveBack settles them with the tokens that prompts and answers had in the end.
+	// GiveBack settles them with the tokens that prompts and answers had in the end. Below 0, these are not known, and the estimate stands.
 	GiveBack(tokens int)
 }
 

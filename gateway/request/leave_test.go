@@ -225,3 +225,30 @@ func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 		})
 	}
 }
+
+// A client that leaves while an engine computes its prompt pays what was estimated: nobody knows yet how long the prompt is.
+func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
+	t.Parallel()
+	slow := []refengine.Config{{PrefillBase: 5 * time.Second}}
+	for name, o := range map[string]setup{"on a pair": {prefill: slow}, "on a rank that does both": {mixed: slow}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, o)
+			var paid bill
+			b.limits = &paid
+			leave, wait := b.send(chat("a long prompt", `"stream":true,`))
+			b.eventually("an engine computes it", func() bool {
+				for _, e := range append(b.p, b.d...) {
+					if e.Stats().Running > 0 {
+						return true
+					}
+				}
+				return false
+			})
+			leave()
+			wait()
+			b.over()
+			require.EqualValues(t, -1, paid.tokens.Load())
+		})
+	}
+}
