@@ -38,6 +38,7 @@ func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 		{"token ids fit exactly", mooncake.Completions, asks(40, ids), fleet.Route{MaxLen: 50}, 0, ""},
 		{"token ids are one too many", mooncake.Completions, asks(41, ids), fleet.Route{MaxLen: 50}, 0,
 			`the model's context is 50 tokens; the prompt has 10 and "max_tokens" asks for 41 more`},
+		{"the engine is asked to cut the prompt", mooncake.Completions, asks(45, ids+`,"truncate_prompt_tokens":4`), fleet.Route{MaxLen: 50}, 0, ""},
 		{"no more bytes than tokens fit", mooncake.Completions, asks(10, written), fleet.Route{MaxLen: 112}, 0, ""},
 		{"an engine counts, and it fits", mooncake.Chat, asks(10, said(`"`+text+text+`"`)), fleet.Route{MaxLen: 160}, 1, ""},
 		{"an engine counts, and it does not fit", mooncake.Completions, asks(10, written), fleet.Route{MaxLen: 71}, 1,

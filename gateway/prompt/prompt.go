@@ -15,6 +15,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/index"
@@ -153,8 +154,11 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 
 // length returns how many tokens a prompt has, if that is known. ok is false for a
 // prompt that has no more bytes than it may have tokens: it fits, because a token has
-// at least one byte.
+// at least one byte. ok is also false for a prompt that the engine is asked to cut.
 func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
+	if cut, has := p.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
+		return 0, false // the engine cuts the prompt, and counts what is left
+	}
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && (p.Req.Endpoint == mooncake.Completions || p.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
