@@ -49,6 +49,7 @@ type Framer struct {
 	start int // the event being read starts here in buf
 	line  int // its current line starts here
 	scan  int // bytes of the line before here hold no line end
+	lf    int // bytes from scan up to here hold no LF; to look at them again for each line that ends in CR would take quadratic time
 
 	handed  int  // bytes of this event already returned as opaque pieces
 	midLine bool // some of these bytes belong to the current line, which is thus not blank
@@ -102,6 +103,7 @@ func (f *Framer) settle() {
 	}
 	f.line -= f.start
 	f.scan -= f.start
+	f.lf = max(0, f.lf-f.start)
 	f.start = 0
 	if len(rest) == 0 {
 		f.buf, f.lent = nil, false
@@ -156,10 +158,12 @@ func (f *Framer) Reset() {
 // would hold back every event until the one after it.
 func (f *Framer) lineEnd() (end, next int, ok bool) {
 	limit := len(f.buf)
-	lf := bytes.IndexByte(f.buf[f.scan:], '\n')
+	f.lf = max(f.lf, f.scan)
+	lf := bytes.IndexByte(f.buf[f.lf:], '\n')
 	if lf >= 0 {
-		limit = f.scan + lf
+		limit = f.lf + lf
 	}
+	f.lf = limit
 	cr := bytes.IndexByte(f.buf[f.scan:limit], '\r')
 	switch i := f.scan + cr; {
 	case cr < 0 && lf < 0:

@@ -336,6 +336,22 @@ func BenchmarkFramerAlone(b *testing.B) {
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
 }
 
+// BenchmarkFramerLineEnds is a read of short lines: those that end in CR must cost about as much as those that end in LF.
+func BenchmarkFramerLineEnds(b *testing.B) {
+	for name, line := range map[string]string{"LF": "a\n", "CR": "a\r"} {
+		b.Run(name, func(b *testing.B) {
+			read := bytes.Repeat([]byte(line), 32<<10)
+			b.SetBytes(int64(len(read)))
+			for b.Loop() {
+				f := NewFramer(0)
+				f.Feed(read)
+				for _, more := f.Next(); more; _, more = f.Next() {
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkFramerGathers is one event that comes in many reads: what a byte costs must
 // not grow with the length of the event.
 func BenchmarkFramerGathers(b *testing.B) {
