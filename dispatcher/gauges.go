@@ -26,7 +26,7 @@ var (
 		"because it drains or its engine is out.", append(rankLabels, "state"), nil)
 	descRunning = prometheus.NewDesc("evenkeel_rank_running",
 		"Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
-	descSaid = prometheus.NewDesc("evenkeel_rank_scraped_requests", "Requests on the rank by the engine's own metrics, read at every "+
+	descScraped = prometheus.NewDesc("evenkeel_rank_scraped_requests", "Requests on the rank by the engine's own metrics, read at every "+
 		"tenth health check, in its batch (running) or in its queue (waiting). If running differs from evenkeel_rank_running for minutes, other "+
 		"clients use the engine, or it goes on with requests that have ended for evenkeel. There is no series while the engine's metrics cannot "+
 		"be read.", append(rankLabels, "state"), nil)
@@ -60,13 +60,14 @@ var (
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
 
-	descUneven = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group "+
+	descBacklogImbalance = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group "+
 		"(evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.",
 		rankLabels[:1], nil)
 	descRounds = prometheus.NewDesc("evenkeel_rounds_total", "Rounds that were sent to the ranks of a group that prefills and decodes. "+
 		"Requests that go beside a round, because they lengthen no step, are no rounds.", rankLabels[:1], nil)
-	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's "+
-		"own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
+	descPrefillSteps = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by "+
+		"the proxy's own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.",
+		rankLabels[:1], nil)
 
 	descHeld = prometheus.NewDesc("evenkeel_held_entries",
 		"Requests that the policy held for a round in its last decision, although they had a slot.", rankLabels[:1], nil)
@@ -78,20 +79,20 @@ var (
 		"Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
 	descC1 = prometheus.NewDesc("evenkeel_step_model_c1_seconds",
 		"Step model: the time that one KV token of the fullest rank adds to a step.", modelLabels, nil)
-	descEach = prometheus.NewDesc("evenkeel_step_model_request_seconds", "Step model: the time that one request of the fullest rank adds "+
-		"to a step beside its KV tokens. It is 0 until the steps surely show that there is such a time.", modelLabels, nil)
-	descOwn = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a step if "+
-		"the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
-	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks "+
-		"add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels,
-		nil)
-	descAny = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank "+
-		"computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descRequest = prometheus.NewDesc("evenkeel_step_model_request_seconds", "Step model: the time that one request of the fullest "+
+		"rank adds to a step beside its KV tokens. It is 0 until the steps surely show that there is such a time.", modelLabels, nil)
+	descOwnPrefill = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a "+
+		"step if the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descSharedPrefill = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of "+
+		"all ranks add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are "+
+		"known.", modelLabels, nil)
+	descPrefillStep = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if "+
+		"any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total",
 		"Tokens of the rank's answers. evenkeel_rank_running divided by the rate of this metric is the time per token on the rank, in seconds.",
 		rankLabels, nil)
-	descWhole = prometheus.NewDesc("evenkeel_rank_answers_total", "Complete answers of the rank.", rankLabels, nil)
-	descEmpty = prometheus.NewDesc("evenkeel_rank_empty_answers_total",
+	descAnswers = prometheus.NewDesc("evenkeel_rank_answers_total", "Complete answers of the rank.", rankLabels, nil)
+	descEmpty   = prometheus.NewDesc("evenkeel_rank_empty_answers_total",
 		"Complete answers of the rank that its engine ended without any text. If only one rank has many, its weights or its GPU may be broken.",
 		rankLabels, nil)
 	descR2 = prometheus.NewDesc("evenkeel_step_model_r2_ratio",
@@ -99,7 +100,7 @@ var (
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.",
 		rankLabels[:1], nil)
 
-	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined",
+	descQuarantined = prometheus.NewDesc("evenkeel_pairs_quarantined",
 		"Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
 
 	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be "+
@@ -145,11 +146,11 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descUnsaid, descSaid, descUsage, descBeyond,
-		descBound, descBacklog, descUneven, descRounds, descPrefills,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descAnswers, descEmpty, descUnsaid, descScraped, descUsage,
+		descBeyond, descBound, descBacklog, descBacklogImbalance, descRounds, descPrefillSteps,
 		descOrphans, descKept, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError,
-		descTwinAge, descTwinSaved, descTwinLost,
+		descHeld, descStep, descLost, descC0, descC1, descRequest, descOwnPrefill, descSharedPrefill, descPrefillStep, descR2, descBudget,
+		descQuarantined, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
@@ -198,32 +199,32 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 						gauge(d, v, group, rank, what)
 					}
 				}
-				gaugeIfReported(descSaid, engine.Running, "running")
-				gaugeIfReported(descSaid, engine.Waiting, "waiting")
+				gaugeIfReported(descScraped, engine.Running, "running")
+				gaugeIfReported(descScraped, engine.Waiting, "waiting")
 				gaugeIfReported(descUsage, engine.KVShare, "scraped")
 			}
 			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
 			ch <- prometheus.MustNewConstMetric(descOutput, prometheus.CounterValue, float64(w.Output), group, rank)
-			ch <- prometheus.MustNewConstMetric(descWhole, prometheus.CounterValue, float64(w.Answers), group, rank)
+			ch <- prometheus.MustNewConstMetric(descAnswers, prometheus.CounterValue, float64(w.Answers), group, rank)
 			ch <- prometheus.MustNewConstMetric(descEmpty, prometheus.CounterValue, float64(w.Empty), group, rank)
 			ch <- prometheus.MustNewConstMetric(descUnsaid, prometheus.CounterValue, float64(w.Unsaid), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
-			if w.Mixed {
+			if w.Mixed { // it computes prompts itself, so no prefill engine writes KV into it
 				gauge(descBacklog, float64(w.Backlog), group, rank)
 			} else {
 				gauge(descOrphans, float64(w.Orphans), group, rank)
 			}
-			if w.Early {
+			if w.Early { // its requests are bound before their prefill
 				gauge(descBound, float64(w.Bound), group, rank)
 			}
-			if w.Keeps {
+			if w.Keeps { // its engine keeps the KV of answers that have ended
 				gauge(descKept, float64(w.Kept), group, rank)
 			}
 		}
 		for _, q := range m.Groups {
-			if !q.Barrier {
+			if !q.Barrier { // its ranks do not wait for each other, so it has no common steps
 				continue
 			}
 			group := names.group(m.Model, q.Name)
@@ -233,11 +234,11 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBudget, float64(q.Budget), group)
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
-			if rounds := q.Rounds; rounds != nil {
+			if rounds := q.Rounds; rounds != nil { // the group prefills and decodes
 				ch <- prometheus.MustNewConstMetric(descRounds, prometheus.CounterValue, float64(rounds.Sent), group)
-				ch <- prometheus.MustNewConstMetric(descPrefills, prometheus.CounterValue, float64(rounds.PrefillSteps), group)
+				ch <- prometheus.MustNewConstMetric(descPrefillSteps, prometheus.CounterValue, float64(rounds.PrefillSteps), group)
 				if rounds.MeanBacklog > 0 {
-					gauge(descUneven, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
+					gauge(descBacklogImbalance, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
 				}
 			}
 			if twin := q.Twin; twin != nil {
@@ -248,14 +249,14 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 					ch <- prometheus.MustNewConstMetric(descTwinLost, prometheus.CounterValue, a.LostSeconds, group, a.Policy)
 				}
 			}
-			if q.Step.Source != "" {
+			if q.Step.Source != "" { // there is a step model
 				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)
 				gauge(descC1, q.Step.C1Ms/1000, group, q.Step.Source)
-				gauge(descEach, q.Step.RequestMs/1000, group, q.Step.Source)
-				if q.Step.OwnMs+q.Step.SharedMs > 0 {
-					gauge(descOwn, q.Step.OwnMs/1000, group, q.Step.Source)
-					gauge(descShared, q.Step.SharedMs/1000, group, q.Step.Source)
-					gauge(descAny, q.Step.PrefillMs/1000, group, q.Step.Source)
+				gauge(descRequest, q.Step.RequestMs/1000, group, q.Step.Source)
+				if q.Step.OwnMs+q.Step.SharedMs > 0 { // steps with a prefill are known
+					gauge(descOwnPrefill, q.Step.OwnMs/1000, group, q.Step.Source)
+					gauge(descSharedPrefill, q.Step.SharedMs/1000, group, q.Step.Source)
+					gauge(descPrefillStep, q.Step.PrefillMs/1000, group, q.Step.Source)
 				}
 				gauge(descLost, q.Step.LostShare, group)
 			}
@@ -275,7 +276,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	gauge(descPool, float64(entries))
-	gauge(descPairs, float64(quarantined))
+	gauge(descQuarantined, float64(quarantined))
 	gauge(descPoolOldest, oldest)
 	gauge(descDriftSlots, float64(status.Drift.Slots))
 	gauge(descDriftKV, float64(status.Drift.KVTokens))

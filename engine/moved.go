@@ -18,31 +18,32 @@ type Moved struct {
 	At   time.Time `json:"at"` // when the change was seen
 }
 
-// lookup is how long looking up a name may take.
-const lookup = time.Second
+// lookupTimeout is how long it may take to look up a name.
+const lookupTimeout = time.Second
 
-// locate looks up the addresses of the engine's name, before a check over a new connection. If none of them was there
-// before, kept-alive connections lead to another host, and are closed.
+// locate looks up the addresses of the engine's name, before the engine is checked over a new connection. If the last
+// look-up gave none of these addresses, the kept-alive connections lead to a host that the name no longer means, so they
+// are closed.
 func (w *watch) locate(ctx context.Context) {
 	c, host := w.m.cfg.Client, w.in.Target.URL.Hostname()
-	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil {
+	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil { // it is an address, or names are not looked up
 		return
 	}
-	ctx, stop := context.WithTimeout(ctx, min(lookup, w.m.cfg.Timeout))
+	ctx, stop := context.WithTimeout(ctx, min(lookupTimeout, w.m.cfg.Timeout))
 	defer stop()
-	now, err := c.opts.Lookup(ctx, host)
-	if err != nil || len(now) == 0 { // if the failure lasts, new connections fail, too
+	found, err := c.opts.Lookup(ctx, host)
+	if err != nil || len(found) == 0 { // if the failure lasts, new connections fail, too
 		return
 	}
-	slices.SortFunc(now, netip.Addr.Compare)
+	slices.SortFunc(found, netip.Addr.Compare)
 	before := w.addrs
-	w.addrs = now
-	if len(before) == 0 || slices.ContainsFunc(now, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
+	w.addrs = found
+	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
 		return
 	}
-	w.unproven = true
+	w.unproven = true // until a new connection is answered
 	c.idle.drop(w.in.Target.key())
-	moved := Moved{From: list(before), To: list(now), At: time.Now()}
+	moved := Moved{From: list(before), To: list(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",
 		zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.String("from", moved.From), zap.String("to", moved.To))
 	w.m.mu.Lock()

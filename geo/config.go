@@ -155,13 +155,14 @@ func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Sel
 // Leads says whether this one decides for all.
 func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
 
-// Settings returns the policy's settings.
+// Settings returns the settings of the policy: its defaults, with those of geo.push in the config file in their place. A push.mode that is
+// no mode leaves the default mode, and checkNumbers refuses it.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
 	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.unanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
-	for m := policy.SPE; m <= policy.Blind; m++ {
-		if m.String() == c.Push.Mode {
-			s.Push = m
+	for mode := policy.SPE; mode <= policy.Blind; mode++ { // these are the first and the last mode
+		if mode.String() == c.Push.Mode {
+			s.Push = mode
 		}
 	}
 	return s

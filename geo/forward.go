@@ -69,8 +69,8 @@ var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDr
 
 var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 
-// Request is the request that is forwarded: the client's own, without what clients may not
-// send.
+// Request is a client's request as it is forwarded. Keys of its body that a client may not set (see mooncake.Reserved) are left out, and so
+// are headers that are not meant for another dispatcher.
 type Request struct {
 	Method, Target string // Target is the path with its query
 	Headers        []engine.Header

@@ -30,7 +30,7 @@ type Ownership struct {
 // group. The other dispatchers are the entries of geo.peers in our region.
 type HA struct {
 	Mode        string `yaml:"mode"`
-	Engine      string `yaml:"engine"` // kubernetes, etcd
+	Engine      string `yaml:"engine"` // what keeps the leases: kubernetes or etcd
 	lease.Waits `yaml:",inline"`
 	Members     []string `yaml:"members"` // ids of all proxies that may ever own a group; empty: any proxy of the region
 	Kubernetes  struct {

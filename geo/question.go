@@ -76,14 +76,17 @@ func (q *Question) Offered() bool {
 	return !q.ask.Stay && q.node.Offered(q.ask.Model)
 }
 
-// Queued records that the request entered the queue or left it; waiting is how many requests are in the queue now.
+// Queued records that the request entered the arrival queue of its model, or left it. waiting is how many requests are in that queue now.
+// The policies learn from this how fast the queue empties.
 func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n := q.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if s := n.model(q.ask.Model); s == nil {
+	s := n.model(q.ask.Model)
+	if s == nil { // there are so many models that nothing is kept of this one
 		return
-	} else if entered {
+	}
+	if entered {
 		s.drain.Began(n.at(now))
 	} else {
 		s.drain.Departed(n.at(now), waiting)

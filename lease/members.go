@@ -18,7 +18,7 @@ type Members struct {
 	since  map[string]time.Time
 }
 
-// NewMembers returns Members without any member.
+// NewMembers returns the view that the dispatcher self has, before it has seen any member. See Members for spread and settle.
 func NewMembers(self string, spread bool, settle time.Duration) *Members {
 	return &Members{self: self, spread: spread, settle: settle, since: map[string]time.Time{}}
 }

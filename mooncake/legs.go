@@ -1,7 +1,6 @@
 package mooncake
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -344,8 +343,8 @@ func echoes(b *Body) bool {
 }
 
 // stopTokensSafe tells whether the body's stop_token_ids may go to an engine.
-// With min_tokens above zero they index the logits unchecked, and one id beyond
-// the vocabulary ends the whole engine.
+// If min_tokens is above zero, the engine uses these ids as indices of the logits and does not check
+// them, so that one id beyond the vocabulary ends the whole engine.
 func (p *Profile) stopTokensSafe(b *Body) bool {
 	ids, ok := b.Get("stop_token_ids")
 	if !ok || string(ids) == "null" {
@@ -355,11 +354,12 @@ func (p *Profile) stopTokensSafe(b *Body) bool {
 		return false
 	}
 	limit := int64(p.VocabSize)
-	if limit <= 0 {
-		if n, ok := b.Get("min_tokens"); ok && string(n) != "null" && !bytes.Equal(n, []byte("0")) && len(ids) > len("[]") {
+	if limit <= 0 { // the size of the vocabulary is not known, so no id is known to be within it
+		minTokens, ok := b.Get("min_tokens")
+		if usedAsIndices := ok && string(minTokens) != "null" && string(minTokens) != "0"; usedAsIndices && string(ids) != "[]" {
 			return false
 		}
-		limit = math.MaxInt32
+		limit = math.MaxInt32 // where they are no indices, all ids are harmless
 	}
 	for raw := range rawjson.Elements(ids) {
 		if id, err := strconv.ParseInt(string(raw), 10, 64); err != nil || id < 0 || id >= limit {

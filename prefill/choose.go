@@ -355,8 +355,9 @@ func (r *Request) promptBytes() int {
 	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
 }
 
-// asRetry is a copy of the request, as it may be charged to another candidate after its turn: it holds its place in the
-// pool already, and stays in this region.
+// asRetry is a copy of the request for the case that, after its turn, its lease is replaced by one of another candidate
+// (see Another and Sooner). It is marked as a request that has its place in the pool already, that even a full queue
+// takes, and that stays in this region.
 func (r *Request) asRetry() *Request {
 	retry := *r
 	retry.Reserved, retry.Returned, retry.Exclude, retry.Elsewhere, retry.Holder = true, true, nil, nil, nil

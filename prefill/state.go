@@ -280,7 +280,7 @@ type Prefiller struct {
 // A Trace is what a candidate was chosen on.
 type Trace struct {
 	Reason   string       // policy, or only, canary, affinity, fallback
-	Eligible int          // candidates
+	Eligible int          // how many candidates the filters left to choose from
 	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for
 }
 

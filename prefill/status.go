@@ -128,7 +128,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Dispatched:      a.Leases[ledger.Dispatched],
 		Orphans:         a.Leases[ledger.Orphaned],
 		OwnUsage:        a.Own(),
-		ScrapedUsage:    finite(a.Told(d.now)),
+		ScrapedUsage:    finite(a.GaugeUsage(d.now)),
 		Stale:           a.Stale(),
 		missed:          a.Missed,
 		Foreign:         a.Foreign,

@@ -82,7 +82,7 @@ complete -c evenkeel -f -a '(__evenkeel_complete)'
 `,
 }
 
-// completeCmd answers the scripts.
+// completeCmd is the command that the scripts run. It prints what the unfinished word can become, one word a line.
 type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of the command line after the program's name; the last is completed."`
 }

@@ -85,7 +85,7 @@ var mayImport = map[string][]string{
 	"gateway/reload":      {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
 	"gateway/service":     {},
 	"gateway/openai":      {"mooncake", "internal/rawjson"},
-	"gateway/prompt":      {"gateway/fleet", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "mooncake"},
+	"gateway/prompt":      {"gateway/fleet", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "internal/rawjson", "mooncake"},
 	"gateway/receipt":     {},
 	"gateway/tracing":     {},
 	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling"},

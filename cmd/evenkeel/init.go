@@ -150,7 +150,9 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
 			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}
-	if c.RetryDelay == nil { // that of the example proxy is for those who replace it
+	// The config has the retry delay of vllm-ascend's example proxy, for users who replace that proxy and keep its flags. A config from
+	// --probe gets evenkeel's own default, unless --retry-delay is given.
+	if c.RetryDelay == nil {
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
 	}
 	known := map[string]bool{}

@@ -73,18 +73,18 @@ func (c *surveyCmd) runTrial(std streams) error {
 	return writesTo(c.Out, func(file *os.File) error { return c.trial(std, targets[0], file) })
 }
 
-// untilSignal is a context that ends with a signal. A second one ends the process at once, except that of a terminal that is gone: a shell
-// sends it once more to what it started.
+// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once. A
+// second SIGHUP does nothing: when a terminal is closed, the process may get one SIGHUP from the kernel and one from the shell.
 func untilSignal() (ctx context.Context, stop func()) {
-	asked, release := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(asked, release)
-	if signal.Ignored(syscall.SIGHUP) { // under nohup
-		return asked, release
+	interrupted, stopInterrupts := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(interrupted, stopInterrupts) // so that the next one of these signals ends the process
+	if signal.Ignored(syscall.SIGHUP) {            // nohup has asked for this, and NotifyContext would undo it
+		return interrupted, stopInterrupts
 	}
-	hung, forget := signal.NotifyContext(asked, syscall.SIGHUP)
-	return hung, func() {
-		forget()
-		release()
+	hungUp, stopHangups := signal.NotifyContext(interrupted, syscall.SIGHUP)
+	return hungUp, func() {
+		stopHangups()
+		stopInterrupts()
 	}
 }
 

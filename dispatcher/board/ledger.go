@@ -35,28 +35,30 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 	return slot
 }
 
-// recount corrects the prompt that a slot is charged with.
+// recount corrects the length of the prompt, in tokens, that a slot is charged with, and all sums that have it in them. The length was
+// an estimate when the slot was bound; prompt is what an engine has counted.
 func (b *board) recount(slot, prompt int32) {
 	c := &b.ledger.table[slot]
-	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
-	request := &c.rank.running[c.pos]
+	r, longer := c.rank, prompt-c.prompt // longer is below 0 if the prompt is shorter than was assumed
+	b.ledger.charged.kvTokens += int64(longer)
+	request := &r.running[c.pos]
 	before := request.Tokens()
 	if c.unread {
-		c.rank.unreadKV += int64(prompt - c.prompt)
-		if c.rank.Mixed {
-			left := max(0, c.promptLeft+prompt-c.prompt)
-			c.rank.backlog += int64(left - c.promptLeft)
+		r.unreadKV += int64(longer)
+	}
+	if r.Mixed { // the rank computes the prompt itself, so it has as many tokens more to compute
+		if c.unread { // else the answer has begun, and the whole prompt is computed
+			left := max(0, c.promptLeft+longer)
+			r.backlog += int64(left - c.promptLeft)
 			c.promptLeft = left
 		}
-	}
-	if c.rank.Mixed {
-		c.newTokens = max(1, c.newTokens+prompt-c.prompt)
+		c.newTokens = max(1, c.newTokens+longer)
 	}
 	c.prompt, request.Prompt = prompt, prompt
-	if c.strays {
-		c.rank.lend(c.rank.share(request))
+	if c.strays { // a part of the difference is on each other rank of the engine
+		r.lend(r.share(request))
 	}
-	c.rank.kv += request.Tokens() - before
+	r.kv += request.Tokens() - before // without what the other ranks have of it
 }
 
 // discharge takes the request of a slot off its rank, and frees the slot. In the lists of the rank, the last request takes its place, so

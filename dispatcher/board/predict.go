@@ -121,8 +121,9 @@ func (b *board) source(needs policy.Needs) *known {
 	return s
 }
 
-// foresee writes the predictions that the policy needs into the snapshot: the mean output, and Rhat of every running request. If the
-// policy reads only the mean, a sample of requests is predicted all the same, to score the predictor.
+// foresee writes the predictions that the policy needs into the snapshot: the mean length of an answer, and Rhat of every running request,
+// which is how many decode steps the request is predicted to have left. If the policy reads only the mean, a sample of the requests is
+// predicted nevertheless, so that the predictor can be scored.
 func (b *board) foresee(g *group, p *decider) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = 0, nil

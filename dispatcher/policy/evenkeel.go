@@ -119,10 +119,11 @@ func (p *evenkeel) add(who int32, g int) {
 	c.placed = true
 }
 
-// bind appends the placements to dst as assignments. The score of an assignment is how many KV tokens of cost the entry saves by its
-// placement: its own load, less what it raises the largest load by, times the number of ranks.
+// bind appends the placements to dst as assignments. The score of an assignment is by how many KV tokens its placement lowers the cost (see
+// Cost). The largest load counts once for each rank in the cost, so the score is the entry's own load, less the product of the number of
+// ranks and the rise of the largest load.
 func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
-	group := int64(len(s.Workers))
+	rankCount := int64(len(s.Workers))
 	for _, a := range p.placed {
 		c := &p.candidates.all[a.candidate]
 		g := int(a.rank)
@@ -132,9 +133,9 @@ func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 		if c.overdue {
 			stage = stageGuard
 		}
+		saved := c.load - rankCount*(p.loads.peak()-peakWithout) // in units of 2^-fixedBits tokens
 		dst = append(dst, Assignment{
-			Entry: s.Pool[c.entry].ID, Worker: s.Workers[g].ID, Stage: stage,
-			Score: math.Ldexp(float64(c.load-group*(p.loads.peak()-peakWithout)), -fixedBits),
+			Entry: s.Pool[c.entry].ID, Worker: s.Workers[g].ID, Stage: stage, Score: math.Ldexp(float64(saved), -fixedBits),
 		})
 	}
 	return dst

@@ -41,15 +41,18 @@ type firstCome struct {
 	eligible []int32
 }
 
-// Resume copies to p the state of another policy that was built from the same text:
-// which rank is next in turn, and the state of the random numbers. Nothing else that a policy keeps
-// matters from one round to the next.
+// Resume lets p go on where the policy from is now. Both must have been built from the same spec. Only first-come
+// policies have something that matters from one round to the next: the rank that got the last entry, and the
+// state of the random numbers.
 func Resume(p, from Policy) {
-	if old, ok := from.(*firstCome); ok {
-		next := p.(*firstCome)
-		if next.lastRank = old.lastRank; old.dice != nil {
-			*next.dice = *old.dice
-		}
+	old, ok := from.(*firstCome)
+	if !ok {
+		return
+	}
+	next := p.(*firstCome)
+	next.lastRank = old.lastRank
+	if old.dice != nil {
+		*next.dice = *old.dice
 	}
 }
 

@@ -36,7 +36,7 @@ type loads struct {
 	// growth is how many KV tokens a request counts as beyond those it holds: a rank with many short
 	// requests grows faster than a rank with a few long ones.
 	growth        int64
-	requestWeight int64 // the part of growth that is the request's weight in a step now
+	requestWeight int64 // the part of growth that a request adds to each step already now; the rest is KV that it is expected to add
 
 	mix mix
 }

@@ -48,7 +48,7 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 // since it was computed, the change can have fallen by at most the rise of the peak times the number of ranks.
 func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
-	c, group := &p.candidates.all[who], int64(len(l.load))
+	c, rankCount := &p.candidates.all[who], int64(len(l.load))
 	best = none
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
@@ -57,11 +57,11 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, 
 		}
 		known := &pairs[g]
 		if known.peakRise != peakRise {
-			if leastChange := known.change - group*(peakRise-known.peakRise); known.peakRise != never &&
+			if leastChange := known.change - rankCount*(peakRise-known.peakRise); known.peakRise != never &&
 				best != none && leastChange > least {
 				continue
 			}
-			known.change = group*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.age
+			known.change = rankCount*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.age
 			known.peakRise = peakRise
 		}
 		if best == none || known.change < least || known.change == least && l.load[g] < l.load[best] {

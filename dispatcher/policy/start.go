@@ -142,7 +142,7 @@ func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Co
 // bestFor returns the position in order of the candidate with the smallest change of cost on rank g; none: no candidate fits.
 func (p *evenkeel) bestFor(g int, order []ranked) int {
 	l := &p.loads
-	top, group := l.peak(), int64(len(l.load))
+	top, rankCount := l.peak(), int64(len(l.load))
 	best, least := none, int64(0)
 	room := p.ranks.room[g]
 	for at := range order {
@@ -154,7 +154,7 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 		if c.tokens > room {
 			continue
 		}
-		change := group*(max(top, l.load[g]+p.candidates.loadOn(l, o.who, g))-top) - o.gain
+		change := rankCount*(max(top, l.load[g]+p.candidates.loadOn(l, o.who, g))-top) - o.gain
 		if best == none || change < least || change == least && o.who < order[best].who {
 			best, least = at, change
 		}

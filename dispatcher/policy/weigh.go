@@ -26,7 +26,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	fillNaN(dst)
 	p.without(i)
 	l, m, who := &p.loads, &p.climb, p.placed[i].candidate
-	group := int64(len(s.Workers))
+	rankCount := int64(len(s.Workers))
 	peakWithout := max(m.others.largest, m.baseLoad)
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
@@ -37,7 +37,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 			}
 			peak = max(m.others.largestWithout(g), m.baseLoad, l.load[g]+p.candidates.loadOn(l, who, g))
 		}
-		dst[g] = math.Ldexp(float64(p.candidates.all[who].load-group*(peak-peakWithout)), -fixedBits)
+		dst[g] = math.Ldexp(float64(p.candidates.all[who].load-rankCount*(peak-peakWithout)), -fixedBits)
 	}
 	return false, true
 }

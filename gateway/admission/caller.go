@@ -151,8 +151,8 @@ var (
 // flows.
 const mostFlows = 256
 
-// classify takes what a trusted gateway says of a request. Its objective stands for a priority, by objectives. The requests of one flow
-// take turns with those of other flows, as if each flow were a key of its own.
+// classify reads the headers in which a trusted gateway describes a request. The objective header has a name, and objectives has the
+// priority for each name. The fairness header has the name of a flow. Flows take turns, as if each flow were a key of its own.
 func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
 	if !r.key.Trusted {
 		return

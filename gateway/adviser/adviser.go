@@ -172,13 +172,13 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	}
 }
 
-// boardOfCandidate is where a prefill rank's hand-offs are decoded, empty where
-// nowhere.
+// boardOfCandidate returns the name of the board whose decode ranks get the hand-offs of a prefill rank: that of the first of its models
+// whose board is in boards; empty: none is.
 func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model
-		if r, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
-			board = r.Board
+		if route, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
+			board = route.Board // model may be a LoRA, which shares the board of its base model
 		}
 		if board = roster.BoardIn(board, a.host.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
 			return board

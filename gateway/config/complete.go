@@ -79,7 +79,7 @@ func (c *Config) finish() {
 		}
 	}
 	if c.HA.On() && c.Geo.Self.ID == "" { // pods of one file differ in nothing else
-		c.Geo.Self.ID, _ = os.Hostname() // none is found to be no name
+		c.Geo.Self.ID, _ = os.Hostname() // if the host has no name, the ID stays empty, and the check of geo.self.id refuses it
 	}
 	c.Discovery.finish()
 	c.FleetCall.finish()

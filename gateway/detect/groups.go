@@ -135,13 +135,15 @@ func findImbalance(v *view, say say) {
 	})
 }
 
+// findStepsSlow finds groups whose steps take much longer now than they took at such loads in the last hour. The finding names the ranks
+// whose gauges differ most from those of the other ranks, because one slow rank is enough to make all of them slow.
 func findStepsSlow(v *view, say say) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
 			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs,
 				whatDiffers(g))
 			f.setSlowdown(g.running(), g.StepMs/g.UsualMs).For = seconds(g.SlowS)
-			for _, d := range g.Differ[:min(differSaid, len(g.Differ))] {
+			for _, d := range g.Differ[:min(differNamed, len(g.Differ))] {
 				f.Ranks = append(f.Ranks, d.Rank)
 			}
 		}
@@ -177,7 +179,7 @@ func (g *Group) allOn() string {
 
 const (
 	differRanks = 3 // ranks that must report a gauge before one of them can differ
-	differSaid  = 2 // ranks that the sentence names
+	differNamed = 2 // ranks that the sentence names
 )
 
 // whatDiffers says, behind a sentence about slow steps, which ranks differ by their own gauges; empty if too few
@@ -196,7 +198,7 @@ func whatDiffers(g *Group) string {
 		return fmt.Sprintf(". The metrics of the engines name none of the %d ranks that has much more to do than the others", reporting)
 	}
 	says := "."
-	for i, d := range g.Differ[:min(differSaid, len(g.Differ))] {
+	for i, d := range g.Differ[:min(differNamed, len(g.Differ))] {
 		if i > 0 {
 			says += "; rank"
 		} else {
@@ -204,7 +206,7 @@ func whatDiffers(g *Group) string {
 		}
 		says += " " + d.Rank + " says that it " + d.Says
 	}
-	if more := len(g.Differ) - differSaid; more > 0 {
+	if more := len(g.Differ) - differNamed; more > 0 {
 		says += fmt.Sprintf("; and %d more (differ in /live?once)", more)
 	}
 	return says

@@ -298,7 +298,7 @@ type Fault struct {
 	Err        error         // what failed, for the log
 	Engine     string        // the engine's id, if the monitor must learn that a call broke, or what the engine said of itself; else empty
 	RetryAfter time.Duration
-	Rooms      int // how often engines may give the request back because they have no KV memory left
+	MostLosses int // how often, in all, a lost answer may go on, and engines without KV room may give the request back
 }
 
 // ErrMoved is why a call ended whose engine was taken out of service.

@@ -118,7 +118,7 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	f.carryOut(effects)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
-	f.runs.rescue()
+	f.runs.moveDesertedProbes()
 	if wait := f.roster.Next(now); wait > 0 && f.host.Context.Err() == nil {
 		f.tick.Reset(wait)
 	} else {

@@ -28,12 +28,12 @@ const (
 
 // Run is a call to an engine. The deadline of a drain may end it. A probe also ends when its engine is declared down.
 type Run struct {
-	at     Place
-	now    func() *Published
-	call   *engine.Call
-	probe  bool
-	reason atomic.Uint32 // why it must go on elsewhere; stays: it need not
-	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
+	at        Place
+	now       func() *Published
+	call      *engine.Call
+	probe     bool
+	reason    atomic.Uint32 // why it must go on elsewhere; stays: it need not
+	abortable atomic.Bool   // it may be aborted: no pull of KV is under way
 }
 
 // Moved says whether the call must go on elsewhere because its engine was taken out of service, or was paused: a
@@ -60,7 +60,7 @@ var errDown = errors.New("the engine was declared down before it answered")
 // move ends the call because it must go on elsewhere: at once, or as soon as that leaks no KV (see Settle).
 func (r *Run) move(why uint32) {
 	r.reason.CompareAndSwap(stays, why)
-	if r.safe.Load() {
+	if r.abortable.Load() {
 		r.call.Leave(upstream.Notice)
 	}
 }
@@ -68,28 +68,28 @@ func (r *Run) move(why uint32) {
 // Settle says that the call may be aborted from now on, because no pull of KV is under way any more. A call that must go on elsewhere is
 // ended.
 func (r *Run) Settle() {
-	r.safe.Store(true)
+	r.abortable.Store(true)
 	if r.reason.Load() != stays {
 		r.call.Leave(upstream.Notice)
 	}
 }
 
 // Track keeps a call among those that may be moved, until Untrack. If the deadline of its place, or the proxy's own,
-// has passed since the place was chosen, the call is moved at once. safe says that the call may be aborted at any time.
-func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
+// has passed since the place was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
+func (a *runs) Track(at Place, call *engine.Call, abortable bool) *Run {
 	r := &Run{at: at, now: a.now, call: call}
-	r.safe.Store(safe)
+	r.abortable.Store(abortable)
 	a.track(r)
 	return r
 }
 
-// TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends
-// when its engine is declared down and another engine could prefill the prompt.
+// TrackProbe is Track for a probe: a call that has a prefill engine compute a prompt. A probe may be aborted at any time, because its
+// engine then keeps no KV. It also ends when its engine is down or halted and another engine could prefill the prompt.
 func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
-	r.safe.Store(true)
+	r.abortable.Store(true)
 	a.track(r)
-	r.rescue(a.now())
+	r.moveIfDeserted(a.now()) // the engine may have gone down since it was chosen
 	return r
 }
 
@@ -124,19 +124,19 @@ func (a *runs) Move(meant func(Place) bool) (n int) {
 	return n
 }
 
-// rescue ends the probes at engines that are down or halted, so that their prompts go to other engines.
-func (a *runs) rescue() {
+// moveDesertedProbes ends the probes at engines that are down or halted, so that their prompts go to other engines.
+func (a *runs) moveDesertedProbes() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r := range a.all {
 		if r.probe {
-			r.rescue(a.now())
+			r.moveIfDeserted(a.now())
 		}
 	}
 }
 
-// rescue ends a probe if its engine is down or halted and another engine can stand in.
-func (r *Run) rescue(now *Published) {
+// moveIfDeserted ends a probe if its engine is down or halted and another engine can stand in.
+func (r *Run) moveIfDeserted(now *Published) {
 	switch e := now.Engine(r.at.Instance); {
 	case e == nil || !e.Deserted:
 	case e.Status.Up:

@@ -14,12 +14,12 @@ type Event struct {
 	Left   bool   // the client has left
 
 	// Of Fell.
-	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more
-	Engine string   // the instance of the leg's engine
-	Faulty bool     // the engine itself says that it failed: status 500, or any 5xx within an answer
-	Breach Breach   // the engine's connection, if it broke
-	Down   []string // engines whose connections broke under the request before, and that went down since
-	Rooms  int      // how often engines may give the request back because they have no KV memory left
+	Quit       bool     // the client has left, which has ended the leg, and no engine uses the slot any more
+	Engine     string   // the instance of the leg's engine
+	Faulty     bool     // the engine itself says that it failed: status 500, or any 5xx within an answer
+	Breach     Breach   // the engine's connection, if it broke
+	Down       []string // engines whose connections broke under the request before, and that went down since
+	MostLosses int      // how often, in all, a lost answer may go on, and engines without KV room may give the request back
 
 	// Of the legs of an attempt whose decode rank was bound before its prefill.
 	Dialect Dialect   // of Turn

@@ -36,7 +36,7 @@ const (
 type blocks uint8
 
 const (
-	unknown  blocks = iota // the decode engine has not said so yet
+	unknown  blocks = iota // the decode engine has not said yet what it has
 	waiting                // blocks that wait for KV
 	needless               // all of the prompt: nothing is to be prefilled
 )
@@ -274,7 +274,9 @@ func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
 // decodeBegan handles the first event of the answer. If the connector lets an answer begin although KV is missing (Dialect.Aborts), the
 // event is held back until the prefill engine has answered.
 func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
-	if p.prefill == answered && e.Expired { // the answer may be made of another prompt's KV
+	// The prefill engine may have reused the memory of the KV before the decode engine read it. Then the answer may be made of another
+	// prompt's KV.
+	if p.prefill == answered && e.Expired {
 		dst = p.fail(e.End, dst)
 	}
 	p.decode, p.decodeCounted = begun, e.Prompt

@@ -378,10 +378,10 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 		verdict, slotHow = Verdict{Next: Over}, Cancelled
 	}
 	dst = l.owed.unbind(l.condemn(&e, verdict.Blame, dst), slotHow)
-	if verdict.Next == Over || l.tries.breaks(&e) {
+	if verdict.Next == Over || l.tries.noteFailure(&e) {
 		return append(l.conclude(dst), Effect{Do: BreakOff})
 	}
-	if verdict.Next != Room { // a rank that had no room has not failed
+	if verdict.Next != NoRoom { // a rank that had no room has not failed
 		dst = append(dst, Effect{Do: Shun})
 	}
 	return append(dst, Effect{Do: GoOn, Until: l.confirms()})

@@ -176,7 +176,7 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 		if e.Faulty = rapid.IntRange(0, 3).Draw(t, "faulty") == 0; !e.Faulty && rapid.IntRange(0, 3).Draw(t, "breach") == 0 {
 			e.Breach.Engine, e.Down = e.Engine, rapid.SliceOf(rapid.SampledFrom([]string{"decode a", "decode b"})).Draw(t, "down")
 		}
-		e.Rooms = rapid.IntRange(0, 3).Draw(t, "rooms")
+		e.MostLosses = rapid.IntRange(0, 3).Draw(t, "mostLosses")
 	}
 	return e
 }

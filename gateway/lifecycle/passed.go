@@ -80,7 +80,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 		return l.call(SendAnew, dst)
 	case verdict.Next == Anew: // the engine does not have the endpoint
 		return l.choose(append(dst, Effect{Do: Remember}, Effect{Do: Recall}))
-	case verdict.Next == Listed:
+	case verdict.Next == NoModel:
 		l.tries.unlisted++
 		return l.choose(dst)
 	case verdict.Next == Over: // the request's fault

@@ -46,7 +46,7 @@ type Loss struct {
 	Plain    bool // nothing in the request hinders that its answer becomes a part of the prompt
 	Tools    bool // it has tools, which only token ids can repeat
 
-	How      string          // a value of chat_resume, or a way of completions; empty: the answer can only begin anew
+	How      string          // a value of chat_resume, mooncake.ResumePrompt or mooncake.ResumeText; empty: the answer can only begin anew
 	IDs      json.RawMessage // of the prompt
 	Text     []byte          // of the prompt, as a JSON string, for mooncake.ResumeText
 	Alone    int             // tokens of the client's prompt, without a part of the answer

@@ -46,21 +46,21 @@ func (t *tries) restart() { t.counted, t.unreached, t.refused, t.withheld, t.unl
 // poisons says whether evenkeel takes the request for the cause of its engines' failures.
 func (t *tries) poisons() bool { return t.suspects >= poison }
 
-// retry counts an attempt that has ended, and says whether and how another one begins. next is the verdict on the attempt, and e is the
-// event that reported its end. An attempt of a kind that does not count (see mostRefused, mostHeld and mostRedials) counts like any other
-// once there were so many of them.
+// retry counts an attempt that has ended, and says on which budget and after which pause another one begins; the zero Retry: none begins.
+// next is the verdict on the attempt, and e is the event that reported its end. The first mostHeld, mostRedials and mostRefused attempts of
+// their kinds do not count. Each later one counts like Again, behind the switch.
 func (t *tries) retry(next Next, e *Event) Retry {
 	switch next {
-	case Over, Ask, Elsewhere:
+	case Over, Ask, Elsewhere: // no engine is tried here
 		return Retry{}
-	case Anew, Granted: // the budget of a Granted attempt was asked before
+	case Anew, Granted: // for Anew, nothing has failed; for Granted, the budget was asked before
 		return Retry{Budget: Freely}
-	case Room:
+	case NoRoom:
 		t.givenBack++
-		if int(t.resumed+t.givenBack) > e.Rooms {
+		if int(t.resumed+t.givenBack) > e.MostLosses {
 			return Retry{}
 		}
-		return Retry{Budget: Freely, Pause: min(int(t.givenBack), 8)}
+		return Retry{Budget: Freely, Pause: min(int(t.givenBack), 8)} // the base pause is doubled 8 times at most
 	case Held:
 		if t.withheld < mostHeld {
 			t.withheld++
@@ -68,14 +68,14 @@ func (t *tries) retry(next Next, e *Event) Retry {
 		}
 	case Redial:
 		if t.redials < mostRedials {
-			if t.breaks(e) {
+			if t.noteFailure(e) {
 				return Retry{}
 			}
 			t.redials++
 			return Retry{Budget: Freely}
 		}
-	case Listed:
-		if t.unlisted == mostUnlisted {
+	case NoModel:
+		if t.unlisted == mostUnlisted { // a mere change of engines hardly causes so many
 			return Retry{}
 		}
 		t.unlisted++
@@ -91,20 +91,20 @@ func (t *tries) retry(next Next, e *Event) Retry {
 	case Again:
 	}
 	t.counted++
-	if t.breaks(e) {
+	if t.noteFailure(e) {
 		return Retry{}
 	}
 	return Retry{Budget: Counted, N: int(t.counted), Despite: t.resumed > 0}
 }
 
-// breaks notes a failure of an engine, and says whether the request may be what breaks engines: two engines failed at it, or went down
-// under it.
-func (t *tries) breaks(e *Event) bool {
-	if e.Faulty {
+// noteFailure notes the failure that ended an attempt. It says whether the request may be what makes engines fail: two engines said that
+// they failed, or the connection of an engine broke after another engine had said so or had gone down (see secondDied).
+func (t *tries) noteFailure(e *Event) (mayPoison bool) {
+	if e.Faulty { // the engine itself said so
 		t.suspects++
 		return t.poisons()
 	}
-	return e.Breach.Engine != "" && t.secondDied(e.Breach, e.Down)
+	return e.Breach.Engine != "" && t.secondDied(e.Breach, e.Down) // else the failure is not one that a dying engine shows
 }
 
 // secondDied notes an engine whose connection broke under the request. It says whether the connection of another engine of the same role

@@ -67,9 +67,9 @@ func coupledAfter(l Lifecycle) Lifecycle {
 // How attempts count, by what they come to.
 func TestHowAttemptsCount(t *testing.T) {
 	for _, row := range []struct {
-		why   Why
-		rooms int
-		want  []Retry
+		why        Why
+		mostLosses int
+		want       []Retry
 	}{
 		{Silent, 0, []Retry{{Budget: Counted, N: 1}, {Budget: Counted, N: 2}, {Budget: Counted, N: 3}}},
 		{Unreachable, 0, []Retry{{Budget: OfUnsent, N: 1}, {Budget: OfUnsent, N: 2}}},
@@ -91,7 +91,7 @@ func TestHowAttemptsCount(t *testing.T) {
 			case row.why < Broke:
 				far = Unsent
 			}
-			got := l.Step(Event{What: Fell, Rooms: row.rooms, End: Ended{Leg: Decode, Far: far, Why: row.why}}, nil)
+			got := l.Step(Event{What: Fell, MostLosses: row.mostLosses, End: Ended{Leg: Decode, Far: far, Why: row.why}}, nil)
 			require.Equal(t, Effect{Do: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
 			l = coupledAfter(l)
 		}

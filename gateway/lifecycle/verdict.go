@@ -130,10 +130,10 @@ const (
 	Again                 // another attempt, which is counted
 	Unreached             // another attempt, counted with those that reached no engine
 	Untaken               // another attempt, counted with those of which an engine took nothing
-	Room                  // another attempt, counted with those for which an engine had no room in its KV memory
+	NoRoom                // another attempt, counted with those for which an engine had no room in its KV memory
 	Held                  // another attempt, counted with those for which an engine was not there
 	Granted               // another attempt, for which the budget was asked before
-	Listed                // another attempt, counted with those of which an engine did not have the model
+	NoModel               // another attempt, counted with those of which an engine did not have the model
 	Anew                  // another attempt, not counted: nothing failed
 	Redial                // another attempt over new connections, not counted: the one before had a connection that had ended unseen
 	Ask                   // its decode group's owner is asked
@@ -196,7 +196,7 @@ var prefills = [whys]row{
 	Unable:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Nobody},
 	Odd:       {[...]How{unsaid, unsaid, Refuse, unsaid}, Elsewhere, Nobody},
 	Withheld:  {[...]How{unsaid, unsaid, Free, unsaid}, Held, Nobody},
-	Unlisted:  {[...]How{unsaid, unsaid, Free, unsaid}, Listed, Nobody},
+	Unlisted:  {[...]How{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
 // decodes is what follows the end of a decode leg.
@@ -235,9 +235,9 @@ var decodes = [whys]row{
 	Erred:     {[...]How{unsaid, unsaid, Doubt, Free}, Again, Engine},
 	Unable:    {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Nobody},
 	Odd:       {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
-	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, Room, Nobody},
+	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, NoRoom, Nobody},
 	Withheld:  {[...]How{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // its bytes were written, so no second engine may have the hand-off
-	Unlisted:  {[...]How{unsaid, unsaid, Doubt, Free}, Listed, Nobody},
+	Unlisted:  {[...]How{unsaid, unsaid, Doubt, Free}, NoModel, Nobody},
 }
 
 // Ended is what is known of a leg that has ended without what it was for.
@@ -270,7 +270,9 @@ func (e Ended) Verdict() Verdict {
 	}
 	v := Verdict{KV: r.kv[e.Far], Next: r.next, Blame: r.whom}
 	switch {
-	case v.KV == unsaid && e.Leg == Prefill: // a bug: the table has no entry. Orphan is safe
+	case v.KV == unsaid && e.Leg == Prefill:
+		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
+		// has it frees it at its hold timeout.
 		v.KV = Orphan
 	case v.KV == unsaid:
 		v.KV = DoubtOn
@@ -318,7 +320,7 @@ func (e Ended) sole() Verdict {
 	case e.Why == Withheld:
 		v.Next, v.Blame = Again, Nobody
 	case e.Why == Unlisted:
-		v.Next, v.Blame = Listed, Nobody
+		v.Next, v.Blame = NoModel, Nobody
 	case e.Far == Unsent || e.Why == Throttled || e.Why == Busy:
 		v.Next = Again
 	case e.Why == Lacks:

@@ -58,7 +58,7 @@ func TestWhatAnEngineMayHoldIsNeverCalledFree(t *testing.T) {
 func TestNobodyIsBlamedForWhatDidNotFail(t *testing.T) {
 	ends(func(e Ended, _ How) {
 		if v := e.Verdict(); v.Next == Over && e.Why != Unusable || // half of it is out, and it is the engine's all the same
-			v.Next == Anew || v.Next == Room || v.Next == Ask {
+			v.Next == Anew || v.Next == NoRoom || v.Next == Ask {
 			require.Equal(t, Nobody, v.Blame, "%+v", e)
 		}
 		if e.Why < Unreachable || e.Moved {
@@ -98,15 +98,15 @@ func TestVerdicts(t *testing.T) {
 		{"it says so in an event of an answer that it has begun", Ended{Decode, Headed, Rejected, false, true, false, true}, Verdict{DoubtOn, Over, Nobody}},
 		{"its rank drains at that moment, which changes nothing", Ended{Decode, Headed, Rejected, false, true, true, false}, Verdict{Free, Over, Nobody}},
 		{"a drain ends a decode before its first event", Ended{Decode, Sent, HungUp, false, false, true, false}, Verdict{DoubtOn, Anew, Nobody}},
-		{"a decode engine is out of KV memory", Ended{Decode, Headed, GivenBack, false, false, false, false}, Verdict{Doubt, Room, Nobody}},
+		{"a decode engine is out of KV memory", Ended{Decode, Headed, GivenBack, false, false, false, false}, Verdict{Doubt, NoRoom, Nobody}},
 		{"a group re-forms, so that nobody frees the KV", Ended{Decode, Headed, Withheld, false, true, false, false}, Verdict{Doubt, Held, Nobody}},
 		{"that of a prefill engine does, which has read nothing", Ended{Prefill, Headed, Withheld, true, false, false, false}, Verdict{Free, Held, Nobody}},
 		{"what a prefill engine was to fetch is gone", Ended{Prefill, Headed, Expired, true, false, false, false}, Verdict{Free, Anew, Nobody}},
 		{"that of an engine that serves a request alone does", Ended{Sole, Headed, Withheld, false, false, false, false}, Verdict{Free, Again, Nobody}},
-		{"a prefill engine does not have the model any more", Ended{Prefill, Headed, Unlisted, true, false, false, false}, Verdict{Free, Listed, Nobody}},
-		{"a decode engine does not", Ended{Decode, Headed, Unlisted, false, false, false, false}, Verdict{Doubt, Listed, Nobody}},
-		{"it does not, and has the KV freed", Ended{Decode, Headed, Unlisted, false, true, false, false}, Verdict{Free, Listed, Nobody}},
-		{"an engine that serves a request alone does not", Ended{Sole, Headed, Unlisted, false, false, false, false}, Verdict{Free, Listed, Nobody}},
+		{"a prefill engine does not have the model any more", Ended{Prefill, Headed, Unlisted, true, false, false, false}, Verdict{Free, NoModel, Nobody}},
+		{"a decode engine does not", Ended{Decode, Headed, Unlisted, false, false, false, false}, Verdict{Doubt, NoModel, Nobody}},
+		{"it does not, and has the KV freed", Ended{Decode, Headed, Unlisted, false, true, false, false}, Verdict{Free, NoModel, Nobody}},
+		{"an engine that serves a request alone does not", Ended{Sole, Headed, Unlisted, false, false, false, false}, Verdict{Free, NoModel, Nobody}},
 		{"the KV was perhaps another prompt's", Ended{Decode, Through, Disbelieved, false, false, false, false}, Verdict{Free, Again, Nobody}},
 		{"the slot came too late", Ended{Decode, Unsent, Expired, false, false, false, false}, Verdict{Orphan, Again, Nobody}},
 		{"a reset after the 200 and before an event", Ended{Decode, Headed, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},

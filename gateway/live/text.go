@@ -25,7 +25,7 @@ const (
 	incidentsInFull   = 3
 	incidentsNamed    = 10
 	incidentsOver     = 3
-	mostListed        = 8 // prefill engines, engines that are not up, peers, scopes
+	mostListed        = 8 // of each of: prefill engines, engines that are not well, peers, scopes
 	decisionsListed   = 5
 	replaysOfAGroup   = 4
 	ranksWithTheirBar = 16

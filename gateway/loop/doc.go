@@ -15,8 +15,8 @@ import "time"
 
 // A Handler is called on its loop's goroutine. It must not block.
 type Handler interface {
-	// Ready is called when the watched socket can be read or written. ended says that the other
-	// side has ended, or the connection has failed: nothing comes behind the bytes in the socket.
+	// Ready is called when the watched socket can be read or written. ended says that the other side sends no more, or that the connection
+	// has failed: the bytes that can be read now are the last ones.
 	Ready(w *Watch, ended bool, now time.Time)
 	// Expired is called when the time set by Wake has come.
 	Expired(w *Watch, now time.Time)

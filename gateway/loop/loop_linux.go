@@ -172,7 +172,7 @@ func (l *Loop) poll(uintptr) bool {
 		panic("loop: epoll_wait: " + errno.Error()) // no one else uses the descriptor: a bug
 	}
 	if errno != 0 {
-		return true // it is asked again
+		return true // a signal interrupted the call (EINTR), so poll is called again
 	}
 	n, now := int(ready), time.Now()
 	l.turn, l.again = l.again, l.turn[:0]

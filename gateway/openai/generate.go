@@ -18,7 +18,7 @@ var generateRules = map[string]rule{
 	"stream":           rules["stream"],
 	"priority":         rules["priority"],
 	"return_logprob":   flag(func(p *parser, on bool) { p.logprobs = on }),
-	"top_logprobs_num": integers(0, math.MaxInt32, func(p *parser, n int) { p.req.Likeliest = n }),
+	"top_logprobs_num": integers(0, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n }),
 	"logprob_start_len": integers(-1, math.MaxInt32, func(p *parser, n int) {
 		p.promptLogprobs, p.rowsInStream = n >= 0, true
 	}),

@@ -30,7 +30,7 @@ func unbounded(limit int) int {
 	return limit
 }
 
-// AllTokens as Likeliest means all tokens that the model knows, as in vLLM.
+// AllTokens as TopLogprobs means all tokens that the model knows, as in vLLM.
 const AllTokens = -1
 
 // Request is a client's request that was checked and may go to the engines.
@@ -46,7 +46,7 @@ type Request struct {
 
 	N int // answers for each prompt, 1 or more
 	// how many likeliest tokens, with their probabilities, are asked for at each token of the answer; AllTokens: all that the model knows
-	Likeliest    int
+	TopLogprobs  int
 	Prompts      []json.RawMessage // the prompts of a list; nil: there is one prompt, in the body
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
@@ -148,7 +148,8 @@ func (p *parser) checkTogether() *Error {
 	if p.streamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
 		return badRequest(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	if req.Likeliest != 0 && !p.logprobs && req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate {
+	// Responses and Generate have no key "logprobs".
+	if req.TopLogprobs != 0 && !p.logprobs && req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
 	req.MaxTokens, req.MaxTokensKey = p.maxTokens, d.length
@@ -192,9 +193,10 @@ func (p *parser) checkTogether() *Error {
 		}
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
+	// Of all these, a stream of the engine would have less than its answer in one piece, or have it in another form.
 	req.Passthrough = !req.Stream && (req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() || HasTools(&req.Body) ||
 		asksBeside(&req.Body))
 	tools, _ := req.Body.Get("tools")
-	req.PromptBytes += len(tools) - p.mediaBytes
+	req.PromptBytes += len(tools) - p.mediaBytes // engines write the tools into the prompt, but inline media are no text of it
 	return nil
 }

@@ -30,7 +30,7 @@ var responsesRules = map[string]rule{
 	"truncation":              refuse("both engines would cut the prompt, each in its own way", `"disabled"`),
 
 	"max_output_tokens":    integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
-	"top_logprobs":         likeliest,
+	"top_logprobs":         topLogprobs,
 	"seed":                 integers(math.MinInt64, math.MaxInt64, nil),
 	"stop":                 rules["stop"],
 	"stop_token_ids":       rules["stop_token_ids"],

@@ -32,7 +32,7 @@ var rules = map[string]rule{
 	"min_tokens":            integers(0, math.MaxInt32, func(p *parser, n int) { p.minTokens = n }),
 	"seed":                  integers(math.MinInt64, math.MaxInt64, nil),
 	"logprobs":              logprobs,
-	"top_logprobs":          likeliest,
+	"top_logprobs":          topLogprobs,
 
 	"stop":                  stopStrings(true),
 	"bad_words":             stringList(nil, false), // engines limit their tokens themselves (vLLM's VLLM_MAX_NUM_BAD_WORDS)
@@ -313,8 +313,8 @@ func answers(p *parser, key string, v json.RawMessage) *Error {
 	return integers(1, int64(unbounded(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
 
-// likeliest notes for how many tokens, at each token, the answer has probabilities. Engines limit it themselves (vLLM's --max-logprobs).
-var likeliest = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.Likeliest = n })
+// topLogprobs notes for how many tokens, at each token, the answer has probabilities. Engines limit it themselves (vLLM's --max-logprobs).
+var topLogprobs = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n })
 
 // logprobs is a switch in chat and a count in completions.
 var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
@@ -322,7 +322,7 @@ var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 		return flag(func(p *parser, on bool) { p.logprobs = on })(p, key, v)
 	}
 	p.logprobs = true
-	return likeliest(p, key, v)
+	return topLogprobs(p, key, v)
 })
 
 // logitBias checks logit_bias: at most 1024 token ids of the model, each with a number from -100 to 100.

@@ -18,13 +18,13 @@ var sglang = map[string]string{
 	"stop_regex":             "an expression can keep the engine's scheduler busy for all; use stop",
 }
 
-// sglangLikeliest is how many likeliest tokens a request may ask engines of SGLang for if the size of the vocabulary is unknown.
-const sglangLikeliest = 20
+// sglangTopLogprobs is how many likeliest tokens a request may ask engines of SGLang for if the size of the vocabulary is unknown.
+const sglangTopLogprobs = 20
 
 // ForSGLang refuses requests that must not go to engines of SGLang. vocabulary is how many tokens the model has; 0: unknown.
 func (r *Request) ForSGLang(vocabulary int) *Error {
 	// SGLang's scheduler does not check this number, and would crash (0.5.23, layers/sampler.py)
-	if most := cmp.Or(vocabulary, sglangLikeliest); r.Likeliest < 0 || r.Likeliest > most {
+	if most := cmp.Or(vocabulary, sglangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {
 		key := "top_logprobs"
 		switch r.Endpoint {
 		case mooncake.Completions:
@@ -34,7 +34,7 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens:
 		}
 		return badRequest(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d",
-			r.Likeliest, most)
+			r.TopLogprobs, most)
 	}
 	for key, v := range r.Body.All() {
 		if why, ok := sglang[key]; ok && !isNull(v) {

@@ -33,7 +33,7 @@ type Scope struct {
 	sending    atomic.Int64  // requests that were admitted and are not written yet
 	yielding   atomic.Bool   // the scope is about to go to another proxy: no new request is begun for it
 	home       bool          // a region: it is this proxy's own, by the config
-	share      float64       // the share of slots that we use while we are cautious
+	share      float64       // above 0, up to 1: the part of a rank's slots that we use at most while cautious is true (see Set.Room)
 	hold       time.Duration // others' requests may run there for so long after a takeover
 
 	mu          sync.Mutex
@@ -41,7 +41,7 @@ type Scope struct {
 	others      map[string]geo.Resident // requests of others, by rank, while we are cautious
 	othersNamed bool                    // the owner before has named all of them
 	handedBack  bool                    // the scope was handed back, and requests of ours may still run there
-	adopted     time.Time               // when the scope last became ours; zero: it is not ours
+	adopted     time.Time               // since, while the scope is ours; zero: it is not ours
 	epoch       int64                   // the epoch with which it became ours
 	since       time.Time               // when it first became ours with that epoch
 	ownerHeard  time.Time               // when its last other owner was heard of
@@ -115,22 +115,23 @@ func (s *Set) changed(a *Scope, v lease.View) {
 	}
 }
 
-// adopt notes that a scope is ours. It counts as a takeover only with a new epoch: a scope that comes back with the
-// same epoch, after the store was away, belonged to no other proxy meanwhile. after is the time since another owner was
-// last heard of; 0: there was none, or it is no takeover. It is called with a.mu held.
+// adopt notes that a scope has become ours. This is a takeover if the epoch is new: a scope that comes back with the epoch that it had,
+// once the store of the leases can be reached again, belonged to no other proxy meanwhile. A scope without a claim has no epochs, so each
+// time is a takeover. after is the time since another owner was last heard of; 0: there was none, or this is no takeover. The caller holds
+// a.mu.
 func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) {
 	a.handedBack = false
 	if a.claim == nil || epoch != a.epoch {
 		a.epoch, a.since = epoch, now
 		if a.hold > 0 {
-			a.hold = s.host.Hold() // another than when the scope was made, if the config changed
+			a.hold = s.host.Hold() // a reload may have changed it since the scope was made
 		}
 		if !a.ownerHeard.IsZero() {
 			after = now.Sub(a.ownerHeard)
 		}
 		s.metrics.countTakeover(a.Name, after, !a.ownerHeard.IsZero())
 	}
-	a.adopted = a.since
+	a.adopted = a.since // not now: if this is no takeover, the caution that began at the last takeover does not begin again
 	return after
 }
 

@@ -128,7 +128,7 @@ func (l *leaving) stop() {
 // fell makes the event that reports the end of a leg to the request's lifecycle. The event says whether the engine itself is at fault, and
 // which engines went down after their connections broke under this request.
 func (j *job) fell(fault *failure.Fault) lifecycle.Event {
-	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, Rooms: fault.Rooms}
+	event := lifecycle.Event{What: lifecycle.Fell, End: fault.Ended, MostLosses: fault.MostLosses}
 	switch arrived := !errors.Is(fault.Err, failure.ErrUndelivered); {
 	case fault.Status == http.StatusInternalServerError:
 		event.Faulty = arrived && !fault.Moved

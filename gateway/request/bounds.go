@@ -85,7 +85,7 @@ func (s *source) limits(first time.Duration) sse.Limits {
 	if s.muffled {
 		gap = max(gap, l.ProbeTimeout)
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(s.job.maxEchoed()+s.maxTokens, s.job.req.Likeliest, l.EventBytes),
+	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(s.job.maxEchoed()+s.maxTokens, s.job.req.TopLogprobs, l.EventBytes),
 		First: max(1, first), Gap: gap}
 }
 

@@ -53,7 +53,9 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Li
 	j.client.OnGone(s.from.partner.clientLeft)
 	if fault = s.openBeside(); fault != nil {
 		s.from.takePrefillAnswer()
-		if quit = fault.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
+		// After NotOurs, the rank was sent nothing, so it has no blocks for the request. Else the prefill leg may still write to its blocks
+		// although the client has left, so that leg is waited for.
+		if quit = fault.Why != lifecycle.NotOurs && j.client.Left(); quit {
 			s.from.stranded = s.from.partner.outlived() || s.from.stranded
 		}
 		return fault, quit
@@ -202,7 +204,7 @@ func (s *stream) openBeside() *failure.Fault {
 	if err := s.firstBeside(); err != nil {
 		fault := s.decodeFault(err)
 		how := lifecycle.Died
-		if next := fault.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.Room) {
+		if next := fault.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.NoRoom) {
 			how = lifecycle.Declined
 		}
 		return s.from.lostBeside(how, fault)

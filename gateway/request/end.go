@@ -95,7 +95,7 @@ func (s *stream) finish(fail *openai.Error) {
 		return
 	}
 	if fail != nil && s.job.client.Left() {
-		fail = s.job.leftError()
+		fail = leftError(s.job)
 	}
 	if s.stage, s.broken = ended, fail; fail != nil {
 		s.from.answer.out = s.from.answer.Unend(s.from.answer.out)
@@ -198,7 +198,8 @@ func reconcile(s *stream) {
 	}
 }
 
-// collect reads the answer to its end and returns it in one piece, for a request that is not streamed. It settles the request.
+// collect reads the answer to its end and returns it as one body, for a client that has not asked for a stream. It settles the request,
+// with an answer or with an error.
 func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.Close()
 	for s.stage < ended {
@@ -209,7 +210,9 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	switch {
 	case s.broken != nil:
 		return nil, s.broken
-	case s.from.whole: // as readWhole framed it
+	case s.from.whole:
+		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close gives
+		// the buffer to other requests.
 		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.from.answer.out), []byte("data:"))), nil
 	}
 	body, err := s.from.answer.Assembler.JSON(nil)

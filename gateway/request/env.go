@@ -90,7 +90,7 @@ type Fleet interface {
 	GaveBack(decode string)
 	Exchange(candidate prefill.Candidate) (*mooncake.Exchange, error)
 	Made(b fleet.Birth, candidate prefill.Candidate, id string) fleet.Birth
-	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run
+	Track(at fleet.Place, call *engine.Call, abortable bool) *fleet.Run
 }
 
 // Dispatcher gives slots on decode ranks.

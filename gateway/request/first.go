@@ -132,7 +132,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("engine %s: %w: %s", s.from.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	fault.Err, fault.Rooms = failure.Undelivered(err, s.from.answer.Mirror.Failure().Message), recomputeMax(s.from.rank.Profile)
+	fault.Err, fault.MostLosses = failure.Undelivered(err, s.from.answer.Mirror.Failure().Message), recomputeMax(s.from.rank.Profile)
 	switch {
 	case fault.Answer.Status/100 == 4:
 	case fault.Why == lifecycle.Silent:

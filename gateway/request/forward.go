@@ -213,7 +213,7 @@ func (f *forwarded) mayRelay() int64 {
 	if j.changes == nil { // several answers
 		answers = j.srv.Settings().Limits.Answers
 	}
-	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.Likeliest, j.srv.Settings().Limits.EventBytes)
+	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)
 	if each > math.MaxInt64/int64(answers) {
 		return math.MaxInt64
 	}

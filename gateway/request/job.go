@@ -249,7 +249,7 @@ func (j *job) freed() {
 }
 
 // leftError is the end of an answer whose client has left. A client that has ended the request by its name still reads.
-func (j *job) leftError() *openai.Error {
+func leftError(j *job) *openai.Error {
 	if j.abort.endedByClient() {
 		return errNotAborted
 	}

@@ -212,8 +212,8 @@ func (f *engines) Around(worker int32, list []int32) (around []int32, others boo
 	return nil, false
 }
 
-func (f *engines) Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run {
-	return f.calls.Track(at, call, safe)
+func (f *engines) Track(at fleet.Place, call *engine.Call, abortable bool) *fleet.Run {
+	return f.calls.Track(at, call, abortable)
 }
 
 func (f *engines) TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run {

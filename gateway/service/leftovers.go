@@ -47,7 +47,7 @@ func (l *Leftovers) Close() (over <-chan struct{}) {
 	return done
 }
 
-// Reasons for which nothing begins.
+// Run returns one of these errors if it does not run the function.
 var (
 	ErrClosed  = errors.New("the proxy is shutting down")
 	ErrCrowded = errors.New("too many run already")

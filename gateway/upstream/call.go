@@ -60,7 +60,7 @@ func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Pro
 type Call struct {
 	*engine.Call
 	Leg    lifecycle.Leg
-	Engine string       // the monitor's id
+	Engine string       // the id of the engine in engine.Monitor
 	Scope  *owner.Scope // the request is sent only while the scope is ours; nil: no other proxy sends to the engine
 	Run    Run          // knows whether the call was ended because the engine is down; nil: it is never ended for that
 	Path   string

@@ -34,7 +34,7 @@ func (s Socket) Exists() bool { return s.raw != nil }
 // A turn is one use of a socket: what is to be done, and what came of it.
 type turn struct {
 	what what
-	// These are step, made once: a closure for each turn would be garbage.
+	// Both functions call step. They are kept when the turn is used again, because new ones for each use would be garbage.
 	try  func(fd uintptr) bool
 	look func(fd uintptr)
 

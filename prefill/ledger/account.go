@@ -311,7 +311,7 @@ func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 
 // UpdateGate must be called after every change of something that the gate depends on.
 func (a *Account) UpdateGate(now time.Time) {
-	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.gaugeCountsUntil()},
+	a.update(kvState{own: a.Own(), scraped: a.GaugeUsage(now), live: a.Live() + a.Shared.Unanswered, until: a.gaugeCountsUntil()},
 		a.ledger.cfg.KVThreshold, now)
 }
 
@@ -348,8 +348,8 @@ func (a *Account) gaugeCountsUntil() time.Time {
 	return a.Sampled.Add((staleAfter + 1) * max(a.ledger.cfg.Interval, a.goodScrapeTook))
 }
 
-// Told is the KV usage by the engine's gauge; NaN if the gauge is too old or stale.
-func (a *Account) Told(now time.Time) float64 {
+// GaugeUsage is the share of the KV cache in use by the engine's gauge; NaN if the gauge is unknown, too old or stale.
+func (a *Account) GaugeUsage(now time.Time) float64 {
 	until := a.gaugeCountsUntil()
 	if a.Stale() || !until.IsZero() && !now.Before(until) {
 		return math.NaN()
@@ -454,20 +454,22 @@ func (a *Account) settleOne() {
 	}
 }
 
-// Room predicts when the KV cache has room, by the pace at which it was freed lately; false: its capacity or its pace
-// is not known. The pace is that of our own prompts, because what others free, others use.
+// Room predicts when the KV cache has room for more prompts, from the pace at which it was freed lately. known is false
+// if the capacity or the pace is not known. The pace counts only the KV of our own prompts, because the room that other
+// dispatchers' prompts leave is taken by their next prompts.
 func (a *Account) Room(now time.Time) (r Room, known bool) {
 	capacity, pace := float64(a.Capacity()), a.freed.perMs(now)
 	if capacity == 0 || pace == 0 {
 		return r, false
 	}
 	ownTokens := float64(a.KVTokens())
-	usedTokens, gaugeTokens := ownTokens+float64(a.Shared.KVTokens), a.Told(now)*capacity
+	usedTokens, gaugeTokens := ownTokens+float64(a.Shared.KVTokens), a.GaugeUsage(now)*capacity
 	if a.Live() > 0 && !math.IsNaN(gaugeTokens) { // else the gauge is frozen, or there is none
-		usedTokens = max(usedTokens, gaugeTokens+ownTokens-a.sampledTokens)
+		chargedSinceScrape := ownTokens - a.sampledTokens
+		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
 	}
 	limit := capacity
-	if a.Closed(now) {
+	if a.Closed(now) { // the gate keeps new probes back until the usage is below this limit
 		limit *= a.ledger.cfg.KVThreshold - Hysteresis
 	}
 	r = Room{InMs: (usedTokens - limit) / pace, TokenMs: 1 / pace}

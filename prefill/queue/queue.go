@@ -164,7 +164,7 @@ func (q *Queue[T]) Next() (first *Entry[T]) {
 // NoPlaces says that the pool has no place left in this round: only retries may pass.
 func (q *Queue[T]) NoPlaces() { q.places = false }
 
-// Hold lets the requests behind this one pass in this round.
+// Hold says that this request cannot pass in this round. Requests behind it still can.
 func (e *Entry[T]) Hold() {
 	l, round := e.line, e.line.queue.round
 	if l.heldIn != round {

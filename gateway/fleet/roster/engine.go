@@ -142,8 +142,8 @@ func (e *Engine) base() string {
 	return ""
 }
 
-// decodesFor says whether the engine decodes on a board for requests for a model, and some proxy may own the engine's scope (so that fence
-// is not nil). An empty model stands for any model.
+// decodesFor says whether the engine decodes requests for a model and its ranks are on a board. An empty model stands for any model.
+// It is false for an engine without a fence: no proxy owns such an engine, but a nil fence would admit requests to it.
 func (e *Engine) decodesFor(board, model string) bool {
 	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.homeBoard() == board) &&
 		(model == "" || e.has(model))

@@ -27,7 +27,7 @@ func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
 // What is a kind of effect.
 type What uint8
 
-// Effects.
+// The kinds. Each says what the runner must do.
 const (
 	Restarted        What = iota // report that a prefill engine has another process, and forget what was learned of the process before
 	MayHaveRestarted             // report that a prefill engine may have another process, and forget the same

@@ -36,15 +36,16 @@ func (p *Published) Models() []Route {
 	return list
 }
 
-// Sole is the base model that all engines have, also those that are down; empty: there are several, or none is known.
-func (p *Published) Sole() (name string) {
+// Sole is the name of the only base model that the engines serve, counting those that are down; empty: they serve several base
+// models, or no engine has named its models yet.
+func (p *Published) Sole() (baseModel string) {
 	for _, r := range p.routes {
-		if name != "" && r.Board != name {
+		if baseModel != "" && r.Board != baseModel {
 			return ""
 		}
-		name = r.Board
+		baseModel = r.Board // the board of a route has the name of its base model
 	}
-	return name
+	return baseModel
 }
 
 // Rank finds the rank of a worker. Assignments name only workers that the fleet has published.
@@ -192,7 +193,7 @@ func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
 
 // Whole is an engine that may serve a request for a model alone.
 type Whole struct {
-	Instance string // the monitor's id
+	Instance string // the id of the engine in engine.Monitor
 	ID       string // host:port
 	Group    string // its group of ranks that prefill and decode; empty: it has none
 	Target   *engine.Target
