@@ -492,3 +492,18 @@ func TestAVersionAtAnotherPath(t *testing.T) {
 		time.Sleep(time.Hour) // as in watched
 	})
 }
+
+// An operator corrects first_rank: canaries go to the ranks that there are from now on.
+func TestCanariesFollowTheFirstRank(t *testing.T) {
+	m := NewMonitor(MonitorConfig{Client: NewClient(Options{})})
+	from := func(first int) []Instance {
+		base := target(t, "http://p0:8000")
+		base.First = first
+		one := *base
+		one.Rank = 0
+		return []Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{&one}}}
+	}
+	m.Set(from(0))
+	m.Set(from(4))
+	require.Equal(t, 4, m.watches["d0"].in.Canaries[0].First)
+}

@@ -208,8 +208,9 @@ func unreachable(err error) bool {
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
 	return in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready && in.Version == other.Version &&
-		len(in.Canaries) == len(other.Canaries) && (a == b ||
-		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
+		slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First }) &&
+		(a == b ||
+			a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 
 // text is the text of an error; empty for nil.
