@@ -339,12 +339,11 @@ func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool)
 // Outlived says whether the process that made a hand-off is gone, or may be; sure says which. If it is gone, a decode
 // engine would ask the process at its address for blocks that this process never made.
 func (p *Published) Outlived(b Birth) (gone, sure bool) {
-	if _, dead := p.dead[b.Incarnation]; dead && b.Incarnation != "" {
-		return true, true
-	}
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation {
-		return false, false
+		_, dead := p.dead[b.Incarnation]
+		dead = dead && b.Incarnation != ""
+		return dead, dead
 	}
 	fate := e.processes.Fate(b.Process)
 	return fate != Known, fate == Gone

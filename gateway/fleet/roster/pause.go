@@ -182,7 +182,10 @@ func (v Emptied) apply(r *Roster, _ *applying) {
 // that decode.
 func (p *Published) Caches(keys []string) (candidates []string, workers []int32) {
 	for _, key := range keys {
-		e := p.at(key)
+		e := p.engines[key]
+		if e == nil { // it has left meanwhile
+			continue
+		}
 		for _, rank := range e.Ranks() {
 			if e.Decodes() {
 				workers = append(workers, p.workers[e.At(rank).ID])

@@ -128,3 +128,11 @@ func TestNothingIsLeftOfAnEngineThatWasEmptied(t *testing.T) {
 	require.False(t, gone)
 	require.Equal(t, "up", s.status("p1").State)
 }
+
+// An engine that leaves while it empties its cache has none any more.
+func TestAnEngineThatHasLeftHasNoCache(t *testing.T) {
+	s := begin(t, "")
+	candidates, workers := s.Caches([]string{"prefill gone:80"})
+	require.Empty(t, candidates)
+	require.Empty(t, workers)
+}

@@ -148,3 +148,26 @@ func TestAHandOffOfAKnownProcessAllocatesNothing(t *testing.T) {
 		}
 	}))
 }
+
+// A pod leaves the list of its source for a moment, and comes back with its UID. What it makes from then on is good.
+func TestAnIncarnationThatComesBackIsNotDead(t *testing.T) {
+	for _, address := range []string{"p1", "p2"} { // the same address, or another one after a restart of the node
+		s := begin(t, "")
+		pod := described("p1")
+		pod.Incarnation = "u1"
+		s.tell(Entered{Engine: pod})
+		old := s.Born(pod.Key())
+		s.tell(Left{pod.Key(), "u1"})
+		back := described(address)
+		back.Incarnation = "u1"
+		s.tell(Entered{Engine: back})
+		gone, sure := s.Outlived(old)
+		require.True(t, gone && sure, "what it made before is gone")
+		gone, _ = s.Outlived(s.Born(back.Key()))
+		require.False(t, gone, "what it makes now is good")
+		s.now = s.now.Add(24 * time.Hour)
+		s.tell()
+		gone, _ = s.Outlived(s.Born(back.Key()))
+		require.False(t, gone, "and a day later")
+	}
+}

@@ -145,6 +145,10 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	} else {
 		r.engineCount++
 		e.number, e.processes, e.healthy, e.state = r.engineCount, &Processes{}, Down, Down
+		// What an engine made before it left stays gone when it comes back, so its processes get numbers that none of those before had.
+		if _, back := r.dead[e.Incarnation]; back && e.Incarnation != "" {
+			e.processes = &Processes{first: r.engineCount << 20}
+		}
 	}
 	r.engines[e.Key()] = e
 	if e.Decodes() {
