@@ -22,7 +22,6 @@ type Turn struct {
 	Until  time.Time // it is offered until then
 
 	hash uint64
-	gone bool // it was taken or given up, and is still in Turns.order
 }
 
 // bytes is what a turn takes of memory.
@@ -33,7 +32,7 @@ type Turns struct {
 	mu      sync.Mutex
 	byHash  map[uint64][]*Turn
 	lengths map[int]int // by number of tokens, how many turns have that many
-	order   []*Turn     // as they came, the oldest first; also those that are gone, until all before them are
+	order   []*Turn     // as they came, the oldest first
 	bytes   int         // of memory that all turns take
 }
 
@@ -82,6 +81,7 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 	}
 	if best != nil {
 		k.forget(best)
+		k.order = slices.DeleteFunc(k.order, func(t *Turn) bool { return t == best })
 	}
 	return best
 }
@@ -96,20 +96,17 @@ func (k *Turns) Len() (n int) {
 	return n
 }
 
-// drop forgets the oldest turns, up to the first one that mayGo does not give up. Turns that are gone only leave the order.
+// drop forgets the oldest turns, up to the first one that mayGo does not give up.
 func (k *Turns) drop(mayGo func(*Turn) bool) {
 	n := 0
-	for ; n < len(k.order) && (k.order[n].gone || mayGo(k.order[n])); n++ {
-		if !k.order[n].gone {
-			k.forget(k.order[n])
-		}
+	for ; n < len(k.order) && mayGo(k.order[n]); n++ {
+		k.forget(k.order[n])
 	}
 	k.order = slices.Delete(k.order, 0, n)
 }
 
 // forget takes a turn out of everything but the order.
 func (k *Turns) forget(turn *Turn) {
-	turn.gone = true
 	k.bytes -= turn.bytes()
 	if k.lengths[len(turn.IDs)]--; k.lengths[len(turn.IDs)] == 0 {
 		delete(k.lengths, len(turn.IDs))

@@ -1,6 +1,7 @@
 package handback
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -81,4 +82,19 @@ func TestWhatIsOfNoUseIsNotTaken(t *testing.T) {
 	require.Equal(t, []int32{1}, got.IDs)
 	require.Equal(t, 1, turns.Len())
 	require.Nil(t, turns.Take("", []int32{1, 2}, now, all), "the engine has to compute one token")
+}
+
+// One conversation does not go on, and all that come after it do. Turns that were taken take no memory while it waits.
+func TestTurnsThatWereTakenTakeNoMemory(t *testing.T) {
+	k, now := &Turns{}, time.Now()
+	turn := func(i int) *Turn {
+		return &Turn{Scope: "s", IDs: []int32{int32(i), 1, 2}, Params: json.RawMessage(`{}`), Came: now, Until: now.Add(time.Minute)}
+	}
+	k.Keep(turn(-1), now, 1<<20)
+	for i := range 1000 {
+		k.Keep(turn(i), now, 1<<20)
+		require.NotNil(t, k.Take("s", []int32{int32(i), 1, 2, 3}, now, func(*Turn) bool { return true }))
+	}
+	require.Equal(t, 1, k.Len())
+	require.Len(t, k.order, 1)
 }
