@@ -83,7 +83,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 		ca: map[string]digest{},
 	}
 	for _, p := range cfg.Profiles {
-		s.ca[p.CAFile] = digestOf(p.CAFile)
+		s.ca[ofEngines+p.CAFile] = digestOf(p.CAFile)
 	}
 	var err error
 	if s.keys, err = keys.Load(cfg.KeysFile); err != nil {
@@ -98,7 +98,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS}
 	if cfg.Geo.On() {
 		pairs = append(pairs, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
-		s.seen[cfg.Geo.TLS.CA], s.seen[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
+		s.ca[cfg.Geo.TLS.CA], s.ca[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
 	}
 	for i, t := range pairs {
 		if !t.On() {

@@ -77,7 +77,9 @@ func (r *Reloader) watchedFiles() []watched {
 		{keyGeoTLS, func() (bool, error) { return r.reloadPair(Peers) }},
 		{keyGeoCA, r.reloadGeoCA},
 		{keyGeoKeys, r.reloadGeoKeys},
-		{keyAuthority, func() (bool, error) { return r.host.ReloadTrust(r.changed) }},
+		{keyAuthority, func() (bool, error) {
+			return r.host.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) })
+		}},
 		{keyPredictor, r.reloadFit},
 		{keyPromptKey, r.reloadPromptKey},
 	}
@@ -86,12 +88,19 @@ func (r *Reloader) watchedFiles() []watched {
 // changed reports whether a file differs from the one that was read last. A file that
 // could not be used counts as read, so that its error is logged once. A file that is gone
 // is between two versions, or its reader reports that.
-func (r *Reloader) changed(file string) bool {
+func (r *Reloader) changed(file string) bool { return r.changedFor("", file) }
+
+// ofEngines stands before the name of a file that the fleet reads, in seen and in secrets.ca: the listener for other proxies may read the
+// same file, and both must learn of a change.
+const ofEngines = "ca_file "
+
+// changedFor is changed for a file that several parts of the proxy read, each of which has a prefix.
+func (r *Reloader) changedFor(reader, file string) bool {
 	now := digestOf(file)
-	if file == "" || now == r.seen[file] {
+	if file == "" || now == r.seen[reader+file] {
 		return false
 	}
-	r.seen[file] = now
+	r.seen[reader+file] = now
 	return true
 }
 
