@@ -75,6 +75,10 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 // leastSecret is 128 bits.
 const leastSecret = 16
 
+// ofEngines stands before the name of a file that the fleet reads, in seen and in secrets.ca: the listener for other proxies may read the
+// same file, and both must learn of a change.
+const ofEngines = "ca_file "
+
 // readSecrets reads every secret a config names.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // digests first, so that no change falls between

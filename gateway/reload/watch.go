@@ -90,10 +90,6 @@ func (r *Reloader) watchedFiles() []watched {
 // is between two versions, or its reader reports that.
 func (r *Reloader) changed(file string) bool { return r.changedFor("", file) }
 
-// ofEngines stands before the name of a file that the fleet reads, in seen and in secrets.ca: the listener for other proxies may read the
-// same file, and both must learn of a change.
-const ofEngines = "ca_file "
-
 // changedFor is changed for a file that several parts of the proxy read, each of which has a prefix.
 func (r *Reloader) changedFor(reader, file string) bool {
 	now := digestOf(file)
