@@ -28,6 +28,7 @@ type Queue[T any] struct {
 
 	round  uint64
 	places bool // the pool has room in this round
+	holds  int  // requests that were held in this round
 }
 
 // Entry is one request that waits. Its owner sets the exported fields before Add, and does not change them any more.
@@ -139,19 +140,20 @@ func (l *Line[T]) Waits(places bool) bool { return l.next(places) != nil }
 // StartRound begins another round of looking at the requests that wait.
 func (q *Queue[T]) StartRound() {
 	q.round++
-	q.places = true
+	q.places, q.holds = true, 0
 }
 
 // Round is the number of the present round.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// roundDepth is how many held requests of a line one round looks past.
-const roundDepth = 64
+// A round looks past roundDepth held requests, and past lineDepth of each line all the same: a model whose requests are all held must not
+// keep another model from engines that are free.
+const roundDepth, lineDepth = 64, 4
 
 // Next is the first request that was not held in this round; nil: the round is over.
 func (q *Queue[T]) Next() (first *Entry[T]) {
 	for _, l := range q.lines {
-		if l.shutIn == q.round || l.heldIn == q.round && l.holds >= roundDepth {
+		if l.shutIn == q.round || q.holds >= roundDepth && l.heldIn == q.round && l.holds >= lineDepth {
 			continue
 		}
 		if e := l.nextBut(q.round, q.places && l.settledIn != q.round); e != nil && (first == nil || e.before(first)) {
@@ -172,6 +174,7 @@ func (e *Entry[T]) Hold() {
 	}
 	e.heldIn = round
 	l.holds++
+	l.queue.holds++
 }
 
 // Settle says that no first attempt of the line can pass in this round.

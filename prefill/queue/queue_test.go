@@ -340,3 +340,30 @@ func BenchmarkTheQueueOfManyKeys(b *testing.B) {
 		})
 	}
 }
+
+// A round in which every request is held ends, however many there are, and looks at some requests of each model.
+func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
+	q, lines := New[string](), []*line{}
+	for _, model := range []string{"a", "b", "c"} {
+		l := &line{q.Line(model)}
+		for i := range 200 {
+			l.enter(entry{Of: model, Key: "k", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		}
+		lines = append(lines, l)
+	}
+	q.StartRound()
+	looks := map[string]int{}
+	for e := q.Next(); e != nil; e = q.Next() {
+		looks[e.Of]++
+		e.Hold()
+	}
+	sum := 0
+	for _, l := range lines {
+		sum += l.holds
+	}
+	require.LessOrEqual(t, sum, roundDepth+len(lines)*lineDepth)
+	for model, n := range looks {
+		require.GreaterOrEqual(t, n, lineDepth, model)
+	}
+	require.Len(t, looks, len(lines))
+}
