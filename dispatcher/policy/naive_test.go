@@ -128,10 +128,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 			if !reserved {
 				var most *rank
 				for g := range ranks {
-					could := func(r *rank) bool {
-						return r.w.Capacity == 0 || int64(e.Prompt) <= int64(float64(r.w.Capacity)*(1-p.watermark))
-					}
-					if r := &ranks[g]; r.w.Up && (most == nil || could(r) && !could(most) || could(r) == could(most) && r.room > most.room) {
+					if r := &ranks[g]; r.w.Up && (most == nil || r.room > most.room) {
 						most = r
 					}
 				}

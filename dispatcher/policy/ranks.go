@@ -20,6 +20,7 @@ type ranks struct {
 	withSlots []int32 // ranks that had slots when the round began, ascending: often few, so that a round need not look at all
 
 	watermark float64 // share of a rank's capacity that is kept empty
+	anyRank   bool    // a reservation takes the rank with the most room, even if that rank could never hold the entry
 
 	reserved    int // the one rank kept for an overdue entry, or none
 	reservedFor int // that entry's index in the pool
@@ -106,7 +107,7 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 		if !s.Workers[g].Up {
 			continue
 		}
-		could := tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
+		could := !r.anyRank && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
 		if r.reserved == none || could && !holds || could == holds && r.room[g] > r.room[r.reserved] {
 			r.reserved, r.reservedFor, holds = g, entry, could
 		}

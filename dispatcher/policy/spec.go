@@ -83,6 +83,7 @@ func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longest: v.longest,
 		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
+		ranks: ranks{anyRank: true}, // as the golden vectors of BR-0 have it
 	}
 }
 

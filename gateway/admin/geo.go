@@ -21,8 +21,8 @@ func (h *handler) node(w http.ResponseWriter) *geo.Node {
 	return n
 }
 
-// geoAnswer is the answer to GET /geo: the peers of this proxy, and for which regions and decode groups it holds the lease.
-type geoAnswer struct {
+// regions is the answer to GET /geo: the peers of this proxy, and for which regions and decode groups it holds the lease.
+type regions struct {
 	geo.Status
 	Owners []owner.RegionStatus `json:"owners,omitempty"`
 	HA     *owner.HAStatus      `json:"ha,omitempty"`
@@ -30,7 +30,7 @@ type geoAnswer struct {
 
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 	if n := h.node(w); n != nil {
-		reply(w, geoAnswer{n.Status(), h.g.Owners(), h.g.HA()})
+		reply(w, regions{n.Status(), h.g.Owners(), h.g.HA()})
 	}
 }
 

@@ -36,7 +36,7 @@ func TestOpenAPISchemasAreThoseOfTheTypes(t *testing.T) {
 		reflect.TypeFor[gateway.Status](), reflect.TypeFor[reload.Reload](), reflect.TypeFor[live.Document](), reflect.TypeFor[live.History](),
 		reflect.TypeFor[live.Strip](),
 		reflect.TypeFor[prefill.Overview](), reflect.TypeFor[prefill.Scored](), reflect.TypeFor[prefill.HotspotClass](),
-		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[geoAnswer](),
+		reflect.TypeFor[receipt.Receipt](), reflect.TypeFor[regions](),
 		reflect.TypeFor[fleetcall.Result](), reflect.TypeFor[geo.Status](),
 		reflect.TypeFor[geo.Receipt](),
 	}
