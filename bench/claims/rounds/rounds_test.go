@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/sim/mixed"
+	"evenkeel/internal/race"
 )
 
 func TestTheSameLoadGivesTheSame(t *testing.T) {
@@ -27,7 +28,11 @@ func TestWrongFlags(t *testing.T) {
 
 func TestTablesJudge(t *testing.T) {
 	t.Parallel()
-	all, err := try(t.Context(), 1, 3, io.Discard) // the loads of other seeds take several times as long
+	loads := 3
+	if race.Enabled { // one load alone takes minutes under the race detector
+		loads = 1
+	}
+	all, err := try(t.Context(), 1, loads, io.Discard) // the loads of other seeds take several times as long
 	require.NoError(t, err)
 	o := options{}
 	text := o.tables([]*trials{all})
