@@ -12,6 +12,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/detect"
+	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
@@ -41,7 +42,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare:      share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
 		},
-		Advice: s.Advice, Sources: s.sources, Twin: len(conf.Dispatch.Twin) > 0,
+		Advice: s.Advice, Sources: discovery.Facts(s.Discovery), Twin: len(conf.Dispatch.Twin) > 0,
 	}
 	if s.Config.Last != nil {
 		f.Proxy.ConfigError = s.Config.Last.Error

@@ -55,7 +55,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.Move(func(fleet.Place) bool { return true }) },
 	})
-	reloader, fit, err := reload.New(cfg, g.reloadHost(func() { g.discovery.Look() }))
+	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
 		return nil, err
 	}

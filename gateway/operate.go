@@ -16,8 +16,6 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/detect"
-	"evenkeel/gateway/discovery"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/fleetcall"
@@ -51,7 +49,6 @@ type Status struct {
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Pauses     []fleet.Pause             `json:"pauses"` // of groups, or of all engines
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
-	sources    []detect.Source           // of Discovery, as Facts has them
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Batch      prefill.BatchStatus       `json:"batch"`
 	Dispatch   board.Status              `json:"dispatch"`
@@ -79,7 +76,6 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	tellStates(&s.Dispatch, engines)
 	s.Pauses = engines.Pauses()
 	s.Drains, s.Discovery = engines.DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
-	s.sources = discovery.Facts(s.Discovery)
 	return s
 }
 

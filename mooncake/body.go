@@ -96,6 +96,15 @@ func (b *Body) Set(key string, value []byte) {
 	b.set = append(b.set, Member{key, value})
 }
 
+// Salt returns the cache_salt of the client as JSON. ok is false if there is none; null is none to engines, too.
+func (b *Body) Salt() (salt json.RawMessage, ok bool) {
+	salt, ok = b.Get("cache_salt")
+	if !ok || rawjson.IsNull(salt) {
+		return nil, false
+	}
+	return salt, true
+}
+
 // Raw is the text the body was scanned from.
 func (b *Body) Raw() []byte { return b.raw }
 

@@ -211,7 +211,7 @@ func salted(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
 	}
-	if own, ok := b.Get("cache_salt"); ok && !rawjson.IsNull(own) {
+	if own, ok := b.Salt(); ok {
 		if len(own) <= 2 || own[0] != '"' {
 			return members // every engine refuses such a salt, and so the request
 		}

@@ -95,9 +95,9 @@ func (r *ranks) close(g int) {
 	r.free[g] = 0
 }
 
-// reserve closes the rank with the most room, of those that could ever hold the entry, with or without a free slot, for an overdue entry
-// that fits no rank: its room then grows from round to round until the entry fits.
-// There is one reservation in a round.
+// reserve closes a rank, with or without a free slot, for an overdue entry that fits no rank: its room then grows from round to round until
+// the entry fits. It takes the rank with the most room of those that could hold the entry if they were idle; if there is none, or with
+// anyRank, of all. There is one reservation in a round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return

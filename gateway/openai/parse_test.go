@@ -598,19 +598,6 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// A number is written as an integer, and then dropped from a stream: what was set last counts, however the client wrote it.
-func TestPromptLogprobsOfAStreamReachNoDecodeEngine(t *testing.T) {
-	for _, v := range []string{"1", "1.0", "1e0"} {
-		raw := []byte(`{"model":"m","token_ids":[1,2,3],"stream":true,"sampling_params":{"prompt_logprobs":` + v + `,"max_tokens":5}}`)
-		r, fail := Parse(mooncake.Tokens, raw, Limits{VocabSize: 100})
-		require.Nil(t, fail)
-		require.Nil(t, r.Split(false))
-		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-		body := bytes.Join(p.DecodeBody(&r.Body, mooncake.Tokens, nil, []byte(`{"x":1}`), "", true, nil), nil)
-		require.NotContains(t, string(body), `"prompt_logprobs":1`, v)
-	}
-}
-
 // A packed body of 1 KB may hold a name of megabytes. Errors and the request log repeat only the beginning of it.
 func TestAnErrorRepeatsLittleOfWhatAClientWrote(t *testing.T) {
 	long := strings.Repeat("<", 1<<20)

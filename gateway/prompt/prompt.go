@@ -102,7 +102,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	if p.Model.Name != p.Model.Board {
 		scope.LoRA = p.Model.Name
 	}
-	if salt, ok := body.Get("cache_salt"); ok {
+	if salt, ok := body.Salt(); ok {
 		scope.Salt = string(salt)
 		r.mu.Lock()
 		shared := r.salts.Shared(scope.Salt)

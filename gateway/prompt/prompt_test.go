@@ -141,6 +141,10 @@ func TestAPromptWithASaltOfItsOwnHasNoKeys(t *testing.T) {
 	require.True(t, shared.Salted)
 	require.Equal(t, prefill.Prompt{}, with("b"))
 	require.NotContains(t, with("b").Keys, shared.Keys[0], "another salt is another scope")
+	unsalted := r.Recognize(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q}`, long)))
+	null := r.Recognize(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q,"cache_salt":null}`, long)))
+	require.NotEmpty(t, unsalted.Keys)
+	require.Equal(t, unsalted, null, "null is no salt")
 }
 
 func TestTokenIDsAreCountedAndHashedAsTheyAre(t *testing.T) {

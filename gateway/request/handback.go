@@ -29,7 +29,7 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	if prompt == nil || truncated != nil || j.req.PromptRows || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
 		return "", nil, false
 	}
-	salt, _ := j.body.Get("cache_salt")
+	salt, _ := j.body.Salt()
 	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 

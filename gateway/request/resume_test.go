@@ -490,7 +490,8 @@ func TestTheRestOfALostAnswerIsTooLarge(t *testing.T) {
 				_, _ = w.Write(all.Body.Bytes())
 			},
 		})
-		require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5, Count: 1}))
+		lost := refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 5, Count: 1}
+		require.NoError(t, b.d[0].SetFaults(lost))
 		r := b.post(mooncake.Completions.Path(), completion("one two three", `"max_tokens":9,`))
 		answered[most] = r.status
 		if r.status == http.StatusOK {

@@ -154,7 +154,7 @@ func (c *Calibration) fit() {
 		}
 	}
 	if !(cost < (1-fitR2)*whole) {
-		if !c.fitted && c.n >= fitRestart { // no outlier is dropped before the first fit, and one could hide the line for thousands of samples
+		if !c.fitted && c.n >= fitRestart { // no outlier is dropped before the first fit, and one could hide the line for long
 			c.sums, c.n, c.inHalf = moments{}, 0, 0
 		}
 		return
