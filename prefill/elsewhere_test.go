@@ -3,6 +3,8 @@ package prefill
 import (
 	"context"
 	"math"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,16 +17,30 @@ type region struct {
 	offers bool
 	where  func(*Here) Where
 	stays  bool
-	moves  []int // requests in the queue, after each that came or went
+
+	mu    sync.Mutex
+	moves []int // requests in the queue, after each that came or went
 }
 
-func (r *region) Offered() bool                           { return r.offers }
-func (r *region) Where(h *Here) Where                     { return r.where(h) }
-func (r *region) Queued(_ time.Time, _ bool, waiting int) { r.moves = append(r.moves, waiting) }
-func (r *region) Stay()                                   { r.stays = true }
-func (r *region) Takes(p *Prefiller) bool                 { return p.Unanswered+p.Foreign < 8 }
-func always(w Where) func(*Here) Where                    { return func(*Here) Where { return w } }
-func (r *region) ask(n int) Request                       { q := request(n); q.Model, q.Elsewhere = testModel, r; return q }
+func (r *region) Offered() bool           { return r.offers }
+func (r *region) Where(h *Here) Where     { return r.where(h) }
+func (r *region) Stay()                   { r.stays = true }
+func (r *region) Takes(p *Prefiller) bool { return p.Unanswered+p.Foreign < 8 }
+func always(w Where) func(*Here) Where    { return func(*Here) Where { return w } }
+func (r *region) ask(n int) Request       { q := request(n); q.Model, q.Elsewhere = testModel, r; return q }
+
+func (r *region) Queued(_ time.Time, _ bool, waiting int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.moves = append(r.moves, waiting)
+}
+
+// moved says how many requests were in the queue after each that came or went.
+func (r *region) moved() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.moves)
+}
 
 // untilWaiting waits until so many requests are in the queue.
 func untilWaiting(t *testing.T, tier *Tier, n int) {
@@ -98,7 +114,7 @@ func TestAFullRegionForwardsWhoMayGoPastWhoMayNot(t *testing.T) {
 	tier.Wake()
 	require.NoError(t, <-held)
 	require.True(t, full, "a pool without room is no place to go")
-	require.Equal(t, []int{1, 0}, stay.moves[:2])
+	require.Equal(t, []int{1, 0}, stay.moved()[:2])
 }
 
 func TestAnotherRegionIsToldWhenAClosedGateOpens(t *testing.T) {
@@ -217,10 +233,10 @@ func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
 				got := start(ctx, tier, r.ask(0))
-				require.Equal(t, []int{1}, r.moves)
+				require.Equal(t, []int{1}, r.moved())
 				leave(t, tier, stop)
 				require.Error(t, (<-got).err)
-				require.Equal(t, []int{1, 0}, r.moves)
+				require.Equal(t, []int{1, 0}, r.moved())
 			})
 		})
 	}
