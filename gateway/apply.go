@@ -13,8 +13,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// conf are the settings in force. A caller that needs two of them that belong together
-// asks once.
+// conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
 func (g *Gateway) reloadHost() reload.Host {
@@ -27,8 +26,8 @@ func (g *Gateway) reloadHost() reload.Host {
 	}
 }
 
-// prepare asks every part that may refuse another config. An operator's policy may come in
-// before the config is applied, so the dispatcher, which may still refuse, is told first.
+// prepare asks every part that may refuse a new config. The function that it returns applies the config. An operator may set
+// another policy between the two, so that the dispatcher may still refuse; apply asks it first, before anything has changed.
 func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
 	plan, err := g.fleet.Plan(old.Settings, next.Settings)
 	if err != nil {
@@ -40,7 +39,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	}
 	tier := g.prefillConfig(next)
 	if tier.Policy == g.prefillConfig(old).Policy {
-		tier.Policy = g.tier.Policy() // an operator may have set another since
+		tier.Policy = g.tier.Policy() // the file did not change it, and an operator may have set another one since the start
 	}
 	if err := tier.Validate(); err != nil {
 		return nil, err
@@ -50,7 +49,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		BindAhead: d.BindAhead, Predictor: next.Predictor}
 	decide.Predictor.Fit = fit
 	if next.Dispatch.Policy == old.Dispatch.Policy {
-		decide.Policy = "" // as above
+		decide.Policy = "" // the file did not change it, so the policy in force stays
 	}
 	return func(commit func()) error {
 		if err := g.dispatcher.Configure(decide); err != nil {

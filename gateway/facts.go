@@ -20,10 +20,10 @@ import (
 	"evenkeel/prefill"
 )
 
-// observer looks at a proxy for those who judge it.
+// observer collects the facts about a proxy from which package detect finds incidents.
 type observer struct{ *Gateway }
 
-// Facts asks all parts of the proxy how they are.
+// Facts asks all parts of the proxy for their status.
 func (g observer) Facts(ctx context.Context) detect.Facts {
 	s, tier, now := g.Status(ctx), g.tier.Overview(), time.Now()
 	recent, conf := g.Recent(), g.Config()
@@ -80,18 +80,19 @@ func moved(m *engine.Moved, now time.Time) *detect.Moved {
 	return &detect.Moved{From: m.From, To: m.To, AgoS: age(now, m.At)}
 }
 
-// callers fills in what is known of requests and their keys.
+// callers fills in which API keys have requests that wait, and which key sends the most prompt tokens.
 func (g observer) callers(f *detect.Facts, now time.Time) {
-	waits := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
-	if waits || slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool { return e.State == "closed" }) {
+	requestsWait := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
+	engineIsFull := slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool { return e.State == "closed" })
+	if requestsWait || engineIsFull {
 		loads := g.Receipts().Loads()
 		f.Prefill.Heaviest = heaviest(loads)
-		if waits {
+		if requestsWait {
 			f.Waiting = waitingOf(loads)
 		}
 	}
-	if host, most, all := g.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) &&
-		elsewhere(f.Engines, host) {
+	host, failedThere, failed := g.Receipts().FailedOn(now)
+	if failed >= failedLeast && float64(failedThere) >= failedShare*float64(failed) && replaceable(f.Engines, host) {
 		f.Traffic.FailedOn = host
 	}
 	for i := range f.Advice {
@@ -107,15 +108,15 @@ func (g observer) callers(f *detect.Facts, now time.Time) {
 	}
 }
 
-// mostKeys is how many keys of callers are named.
+// mostKeys is how many API keys are named. The requests of all other keys are added up.
 const mostKeys = 5
 
-// waitingOf sorts who waits.
+// waitingOf lists the keys that have requests waiting, those with the most first.
 func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	list := make([]detect.Waiting, 0, len(keys))
-	for key, l := range keys {
-		if l.Waiting > 0 {
-			list = append(list, detect.Waiting{Key: key, Requests: l.Waiting})
+	for key, load := range keys {
+		if load.Waiting > 0 {
+			list = append(list, detect.Waiting{Key: key, Requests: load.Waiting})
 		}
 	}
 	slices.SortFunc(list, func(a, b detect.Waiting) int {
@@ -131,22 +132,22 @@ func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	return list
 }
 
-// heaviest is the key with the most prompt tokens; nil: none has any.
+// heaviest returns the key with the most prompt tokens; nil: no key has any.
 func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
-	all, most, name := 0, receipt.Load{}, ""
-	for key, l := range keys {
-		all += l.Tokens
-		if l.Tokens > most.Tokens || l.Tokens == most.Tokens && key < name {
-			most, name = l, key
+	tokens, most, keyWithMost := 0, receipt.Load{}, ""
+	for key, load := range keys {
+		tokens += load.Tokens
+		if load.Tokens > most.Tokens || load.Tokens == most.Tokens && key < keyWithMost {
+			most, keyWithMost = load, key
 		}
 	}
-	if most.Prompts == 0 || all == 0 {
+	if most.Prompts == 0 || tokens == 0 {
 		return nil
 	}
-	return &detect.Heaviest{Key: name, Share: float64(most.Tokens) / float64(all), Mean: most.Tokens / most.Prompts}
+	return &detect.Heaviest{Key: keyWithMost, Share: float64(most.Tokens) / float64(tokens), Mean: most.Tokens / most.Prompts}
 }
 
-// regionFacts fills in other regions, and whose engines are ours.
+// regionFacts fills in the peers in other regions, and which regions and decode groups this proxy owns.
 func (g observer) regionFacts(f *detect.Facts) {
 	if n := g.Geo(); n != nil {
 		s := n.Status()
@@ -173,7 +174,7 @@ func (g observer) regionFacts(f *detect.Facts) {
 // mostNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
 const mostNamed = 16
 
-// named are the first of an engine's models, which begin with the base model, and "other" for the rest.
+// named returns the first of an engine's models, the base model first, and "other" in place of the rest.
 func named(models []string) []string {
 	if len(models) <= mostNamed {
 		return models
@@ -213,7 +214,7 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	return out
 }
 
-// gaugesOf is what engines say of ranks.
+// gaugesOf returns what the metrics of the engines say of each rank; nil: not known.
 func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	list := make([]*detect.Gauges, len(ranks))
 	for i := range ranks {
@@ -225,7 +226,7 @@ func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	return list
 }
 
-// shown is a rank's state as the page has it, which tells fewer of them apart.
+// shown returns the state of a rank as the live page shows it. The page has fewer states than the roster.
 func shown(state string) string {
 	switch state {
 	case roster.Up.String():
@@ -260,7 +261,7 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	return p
 }
 
-// reloaded is since when the config is in force; 0: since the start.
+// reloaded returns since when the config is in force, in Unix milliseconds; 0: since the start.
 func reloaded(since, started time.Time) int64 {
 	if !since.After(started) {
 		return 0
@@ -291,21 +292,26 @@ func hostname() string {
 }
 
 const (
-	failedLeast = 5   // requests that failed in the last minute, for a host to be named
-	failedShare = 0.9 // of them had an attempt on the host that failed
+	failedLeast = 5   // so many requests must have failed in the last minute before a host is named as the cause
+	failedShare = 0.9 // so large a share of them must have had a failed attempt on that host
 )
 
-// elsewhere says that engines of other hosts may take over what those of a host do.
-func elsewhere(engines []detect.Engine, host string) bool {
-	at := func(e *detect.Engine) string {
+// replaceable says whether each engine of a host has a healthy engine of the same role on another host, which can take its requests. It
+// is false for a host without engines.
+func replaceable(engines []detect.Engine, host string) bool {
+	hostOf := func(e *detect.Engine) string {
 		h, _, _ := net.SplitHostPort(e.ID)
 		return h
 	}
 	known := false
 	for i := range engines {
 		e := &engines[i]
-		if known = known || at(e) == host; at(e) == host && !slices.ContainsFunc(engines, func(o detect.Engine) bool {
-			return at(&o) != host && o.Role == e.Role && o.State == "up" && !o.Draining
+		if hostOf(e) != host {
+			continue
+		}
+		known = true
+		if !slices.ContainsFunc(engines, func(other detect.Engine) bool {
+			return hostOf(&other) != host && other.Role == e.Role && other.State == "up" && !other.Draining
 		}) {
 			return false
 		}
@@ -313,7 +319,7 @@ func elsewhere(engines []detect.Engine, host string) bool {
 	return known
 }
 
-// Sample is the little that is worth keeping of every second; ok is false when ctx ends first.
+// Sample returns the figures that are kept for each second. ok is false if ctx ends first.
 func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 	loads, ok := g.dispatcher.Loads(ctx)
 	if !ok {

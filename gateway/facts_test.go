@@ -41,7 +41,7 @@ func TestAHostThatFailsIsNamedIfOthersMayTakeOver(t *testing.T) {
 		"one other is down and another one is not":    {[]detect.Engine{d, other("b:8000", "decode", "down", false), other("c:8000", "decode", "up", false)}, true},
 		"the others of the same host are down anyway": {[]detect.Engine{d, other("a:8001", "decode", "down", false), other("b:8000", "decode", "up", false)}, true},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, elsewhere(tt.engines, "a")) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, replaceable(tt.engines, "a")) })
 	}
 }
 

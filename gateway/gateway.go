@@ -1,6 +1,6 @@
-// Package gateway wires the parts of the proxy: it starts them, has them take up another
-// config, shuts them down, and says how they are. A request comes in by package admission, and
-// what becomes of it then is in package request.
+// Package gateway wires the parts of the proxy: it starts them, gives them a new config,
+// shuts them down, and reports their status. Package admission receives requests, and
+// package request serves them.
 package gateway
 
 import (
@@ -117,7 +117,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.calls = fleetcall.New(fleetcall.Host{
 		Context: g.ctx, Go: g.background.Go, Log: log, Client: g.client, Settings: g.Config, Fleet: g.fleet, Forget: g.forget,
 	})
-	if g.peers, err = peerserver.New(g.abroadHost()); err != nil {
+	if g.peers, err = peerserver.New(g.peersHost()); err != nil {
 		return nil, err
 	}
 	g.requests = request.New(g.env())
@@ -141,14 +141,14 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{
 		Handler: g.door.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
-		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
+		Concurrency: cfg.Limits.Connections + 1, // so that the listener's own limit, which does not block accept, is reached first
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
 		Stranger: g.door.Stranger, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused, Answer: g.door.TurnAway,
 	})
 	return g, beginTraces()
 }
 
-// env is what requests need of this proxy.
+// env returns the parts of this proxy that package request uses.
 func (g *Gateway) env() request.Env {
 	return request.Env{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
@@ -166,7 +166,7 @@ func (g *Gateway) discoveryHost() *discovery.Host {
 	}
 }
 
-// Callbacks is where decode engines call back; nil: none does.
+// Callbacks is the server that decode engines call back; nil: no decode engine calls back.
 func (g *Gateway) Callbacks() *metaserver.Server { return g.meta }
 
 func (g *Gateway) metaserver() *metaserver.Server {
@@ -186,7 +186,7 @@ func (g *Gateway) metaserver() *metaserver.Server {
 	})
 }
 
-// publish tells all that binds requests which engines there are.
+// publish tells the prefill tier, the prefix index of decode ranks and the dispatcher which engines there are.
 func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
 	g.tier.SetCandidates(candidates)
 	g.locals.Set(locals)
@@ -253,7 +253,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 			g.log.Error("the public listener has failed", zap.Error(err))
 		}
 	})
-	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // handshakes that fail, mostly scanners'
+	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // TLS handshakes that fail, mostly those of port scanners
 	if err != nil {
 		return err
 	}
@@ -288,13 +288,12 @@ func (g *Gateway) Addr() string { return g.listener.Addr().String() }
 // AdminAddr is where operators connect.
 func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 
-// CutTime is how long Shutdown may take once it waits for no stream any more.
+// CutTime bounds how long Shutdown may still take after it has stopped waiting for streams.
 const CutTime = 15 * time.Second
 
-// Shutdown takes no new requests and waits for streams and for hand-offs that
-// are being released. What runs at ctx's deadline ends with an error event; when
-// ctx is cancelled before, its connections are cut. Either is an error, and then
-// every goroutine is stopped.
+// Shutdown takes no new requests, and waits for streams and for hand-offs that are being released. Streams that still
+// run at ctx's deadline end with an error event. If ctx is cancelled before its deadline, their connections are cut.
+// Shutdown returns an error in both cases. All goroutines have ended when it returns.
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.HandOver(ctx)
 	g.service.Refuse()
@@ -312,7 +311,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		time.AfterFunc(endGrace, cancel)
 	})
 	err := edge.Drain(cut, g.server, g.listener)
-	_ = g.listener.Close() // a server that is stopped before it accepts anything does not
+	_ = g.listener.Close() // a server that has not accepted any connection yet does not close its listener
 	if g.peers != nil {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
@@ -331,7 +330,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.service.Close()
 	g.fleet.StopTimers()
 	wait()
-	g.meta.Close() // requests that are over may still have waited for a callback
+	g.meta.Close() // not earlier: until here, requests may wait for callbacks of decode engines
 	g.background.Wait()
 	g.loops.Close()
 	err = errors.Join(err, g.journal.Close())
@@ -340,11 +339,11 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// endGrace is how long clients have to read the event that ends their answer.
+// endGrace is how long clients have to read the error event that ends their answer.
 const endGrace = 5 * time.Second
 
-// Check does what a start does, up to the first socket, and returns the errors that
-// would end the start and the warnings that it would log.
+// Check does what a start does before it opens the first socket. It returns the error that
+// would end the start, and the warnings that the start would log.
 func Check(cfg *config.Config) ([]reload.Warning, error) {
 	return reload.Check(cfg, func(cfg *config.Config, log *zap.Logger) error {
 		g, err := New(cfg, log)
@@ -356,14 +355,14 @@ func Check(cfg *config.Config) ([]reload.Warning, error) {
 	})
 }
 
-// abandon ends what New began for a proxy that is never started.
+// abandon ends the goroutines and closes the files of a proxy that was made by New and is never started.
 func (g *Gateway) abandon() {
 	g.stop()
 	if g.peers != nil {
 		g.peers.Node().Close()
 	}
 	g.background.Wait()
-	_ = g.journal.Close() // it has no request log
+	_ = g.journal.Close() // nothing was written to the request log, so nothing is lost
 	g.owner.Close()
 	g.client.Close()
 }

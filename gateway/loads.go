@@ -9,13 +9,13 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// modelLoads is how busy the engines are with each model, as far as the proxy knows: a model's boards are added up, and the KV of ranks
-// whose capacity is not known does not count.
+// modelLoads returns how busy the engines are with each model, as far as this proxy knows. It adds up all boards of a model. Ranks whose
+// KV capacity is not known do not count for the share of KV in use.
 func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 	queued, prefills, boards := g.tier.Backlogs(), g.tier.Status(), g.dispatcher.Status(ctx).Models
 	for _, route := range g.fleet.Now().Models() {
 		if route.Name != route.Board {
-			continue // an adapter of another model
+			continue // an adapter, which counts as its base model
 		}
 		l, kv, capacity := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}, int64(0), int64(0)
 		for i := range prefills {

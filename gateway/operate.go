@@ -31,13 +31,12 @@ import (
 	"evenkeel/prefill"
 )
 
-// What operators may ask and change while the proxy runs; gateway/admin puts it
-// on HTTP.
+// This file has what operators may ask and change while the proxy runs. Package admin serves it over HTTP.
 
-// Status is the whole proxy at one instant.
+// Status describes the whole proxy at one instant.
 type Status struct {
 	Ready      bool                      `json:"ready"`
-	Why        string                    `json:"why,omitempty"` // not ready
+	Why        string                    `json:"why,omitempty"` // why it is not ready
 	Started    time.Time                 `json:"started"`
 	Open       int64                     `json:"open_requests"`
 	PoolPlaces int                       `json:"pool_places"`
@@ -46,26 +45,26 @@ type Status struct {
 	Drain      *service.DrainState       `json:"drain,omitempty"` // of the proxy itself
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
-	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
-	Pauses     []fleet.Pause             `json:"pauses"` // of groups, or of all engines
+	Drains     []DrainStatus             `json:"drains"` // engines and ranks that drain
+	Pauses     []fleet.Pause             `json:"pauses"` // groups of engines that are paused, or all engines
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Batch      prefill.BatchStatus       `json:"batch"`
 	Dispatch   board.Status              `json:"dispatch"`
-	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
+	Advice     []advice.Advice           `json:"advice,omitempty"` // how many ranks each model needs; empty: the advice is off, or there is none yet
 }
 
-// EngineStatus says of one engine whether it answers, which state it is in and why, and what it serves.
+// EngineStatus describes one engine: whether it answers, its state and the reason, and its models.
 type EngineStatus = fleet.EngineStatus
 
-// DrainStatus is what is left on an engine or rank that drains.
+// DrainStatus lists the requests that still run on an engine or rank that drains.
 type DrainStatus = fleet.DrainStatus
 
-// Status copies what all parts know.
+// Status asks all parts of the proxy for their status.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	dispatch := g.dispatcher.Status(ctx)
-	engines := g.fleet.Now() // it knows all ranks that the dispatcher has
+	engines := g.fleet.Now() // read after the dispatcher, so that it knows all ranks that the dispatcher names
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(),
 		Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
@@ -79,8 +78,8 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	return s
 }
 
-// readClocks fills in how long ranks wait for each other by what their engines count, which boards do not know. It writes to copies,
-// because the status of a dispatcher that has ended belongs to everybody who asks.
+// readClocks fills in how long ranks wait for each other, which the engines count and the boards do not know. It changes copies only,
+// because a dispatcher that has ended returns the same status to all callers.
 func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
@@ -96,7 +95,7 @@ func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 	}
 }
 
-// tellStates fills in which ranks take nothing, and why, into copies, too.
+// tellStates fills in the state of each rank and its reason. It changes copies only, for the same reason as readClocks.
 func tellStates(s *board.Status, engines *fleet.Published) {
 	for i := range s.Models {
 		m := &s.Models[i]
@@ -111,7 +110,7 @@ func tellStates(s *board.Status, engines *fleet.Published) {
 	}
 }
 
-// waited is how long ranks of a barrier group wait in the mean; not told: no engine counts it.
+// waited returns how long the ranks of a barrier group wait for each other, as a mean in ms. told is false if no engine counts it.
 func waited(ranks []board.WorkerStatus, group string, of func(rank int32) (Gauges, bool)) (ms float64, told bool) {
 	sum, n := 0.0, 0
 	for i := range ranks {
@@ -126,20 +125,19 @@ func waited(ranks []board.WorkerStatus, group string, of func(rank int32) (Gauge
 	return sum / float64(max(1, n)), n > 0
 }
 
-// Receipts are those of the last requests, and of all that run; nil: none are
-// kept.
+// Receipts returns the receipts of all requests that run and of the last ones that ended; nil: no receipts are kept.
 func (g *Gateway) Receipts() *receipt.Ring { return g.journal.Receipts }
 
-// Recent tells what clients got over the last minute.
+// Recent returns how long the requests of the last minute took, and how many failed.
 func (g *Gateway) Recent() journal.Recent { return g.journal.Recent() }
 
-// Watch is what looks at this proxy.
+// Watch returns the watch, which samples this proxy each second and finds incidents.
 func (g *Gateway) Watch() *watch.Watch { return g.watch }
 
-// Gauges are what an engine says of one of its ranks.
+// Gauges are the metrics that an engine exports for one of its ranks.
 type Gauges = engine.Gauges
 
-// Gauges is what an engine said of a decode rank when its metrics were last read; ok is false where it is not known lately.
+// Gauges returns what the metrics of an engine said of a decode rank when they were last read. ok is false if they could not be read lately.
 func (g *Gateway) Gauges(worker int32) (said Gauges, ok bool) {
 	r := g.fleet.Now().Rank(worker)
 	if r == nil {
@@ -148,49 +146,46 @@ func (g *Gateway) Gauges(worker int32) (said Gauges, ok bool) {
 	return g.monitor.Gauges(r.Instance, r.Target.Rank)
 }
 
-// Config is what is in force.
+// Config returns the config in force.
 func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
-// Reloader has the config in force and what the files hold that it names.
+// Reloader returns the reloader, which has the config in force and the contents of the files that the config names.
 func (g *Gateway) Reloader() *reload.Reloader { return g.config }
 
-// Geo is this proxy among others, for operators; nil without others.
+// Geo returns what this proxy knows of proxies in other regions; nil: there are none.
 func (g *Gateway) Geo() *geo.Node { return g.peers.Node() }
 
-// GeoAddr is where other dispatchers connect; empty without others.
+// GeoAddr is the address to which proxies in other regions connect; empty: there are none.
 func (g *Gateway) GeoAddr() string { return g.peers.Addr() }
 
-// BindAddr is where decode engines call back; empty: none does.
+// BindAddr is the address that decode engines call back; empty: no decode engine calls back.
 func (g *Gateway) BindAddr() string { return g.meta.Addr() }
 
-// Owners lists the regions whose engines this proxy may serve; none without
-// ownership.
+// Owners lists the regions whose engines this proxy may serve. It is empty if the config has no ownership of regions.
 func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus() }
 
-// HA says which decode groups this proxy owns; nil: it is alone.
+// HA says which decode groups this proxy owns; nil: no other proxy shares them.
 func (g *Gateway) HA() *owner.HAStatus { return g.owner.GroupsStatus() }
 
 // Routes lists what the public listener serves, as GET /path.
 func (g *Gateway) Routes() []string { return g.door.Routes() }
 
-// Service is whether this proxy is in service.
+// Service returns the part that knows whether this proxy drains.
 func (g *Gateway) Service() *service.Service { return g.service }
 
 // Registry holds every metric of the proxy.
 func (g *Gateway) Registry() *prometheus.Registry { return g.reg }
 
-// Policy is the decode policy in force; SetPolicy replaces it from the next
-// tick on.
+// Policy is the decode policy in force.
 func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
 
-// SetPolicy changes the decode policy; an unknown one changes nothing.
+// SetPolicy changes the decode policy from the next tick on. An unknown policy is an error and changes nothing.
 func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(spec) }
 
-// Prefill is the prefill tier, for operators.
+// Prefill returns the prefill tier, whose policy operators may change.
 func (g *Gateway) Prefill() *prefill.Tier { return g.tier }
 
-// ScorePrefill asks every prefill policy where the request of a body would go,
-// without sending it.
+// ScorePrefill asks every prefill policy to which engine it would send the request with this body. Nothing is sent.
 func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	var is struct {
 		Messages json.RawMessage `json:"messages"`
@@ -211,11 +206,11 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	return g.requests.Score(req, m)
 }
 
-// ErrNoSuchEngine is what Remove and DrainEngine answer for an unknown id.
+// ErrNoSuchEngine is the error of Remove and DrainEngine for an unknown id.
 var ErrNoSuchEngine = fleet.ErrNoSuchEngine
 
-// Add registers an engine of a role, "prefill", "decode" or "aggregated". An engine whose
-// host:port is known is described anew, keeps its load and drains no more.
+// Add registers an engine of a role: "prefill", "decode" or "aggregated". If an engine with the same host:port is registered already,
+// Add replaces its settings, keeps its requests, and ends its drain.
 func (g *Gateway) Add(role string, e config.Engine) error {
 	if !slices.Contains(config.Roles, role) {
 		return fmt.Errorf("%q is not a role; write prefill, decode or aggregated", role)
@@ -227,24 +222,22 @@ func (g *Gateway) Add(role string, e config.Engine) error {
 	return g.fleet.Add(role, e)
 }
 
-// Remove takes an engine out by host:port. What runs on it finishes.
+// Remove removes an engine by its host:port. Requests that run on it finish.
 func (g *Gateway) Remove(role, id string) error { return g.fleet.Remove(role, id) }
 
-// DrainEngine stops new work for an engine, host:port, or for one of its ranks,
-// host:port/rank. With a limit above 0 what still runs then goes on elsewhere
-// where it can, and ends with an error event where it cannot; finished prefills
-// are decoded all the same. A second call sets another limit. When it returns
-// nothing is bound there any more; what was is among the requests of its status.
+// DrainEngine sends no new requests to an engine (host:port), or to one of its ranks (host:port/rank). If limit is above 0, requests that
+// still run after that time move to another engine, or end with an error event where they cannot. Prefills that have finished are
+// decoded all the same. A second call sets another limit. Once DrainEngine has returned, no further request is bound to the engine, and
+// its status counts all that were bound before.
 func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
 	return g.fleet.Drain(role, id, limit)
 }
 
-// UndrainEngine has an engine or rank take work again.
+// UndrainEngine ends the drain of an engine or rank, which then takes requests again.
 func (g *Gateway) UndrainEngine(role, id string) error { return g.fleet.Undrain(role, id) }
 
-// ForgetPrefixes drops what is known of the prefix cache of a prefill candidate,
-// or of all engines for an empty id. It reports whether there is such a
-// candidate.
+// ForgetPrefixes drops what is known of the prefix cache of a prefill engine, or of all engines if id is empty. It returns whether there
+// is such an engine.
 func (g *Gateway) ForgetPrefixes(id string) bool {
 	if id == "" {
 		g.locals.Forget(g.locals.IDs())
@@ -252,7 +245,7 @@ func (g *Gateway) ForgetPrefixes(id string) bool {
 	return g.tier.ForgetPrefixes(id)
 }
 
-// forget drops what is known of prefix caches: of candidates, and of ranks that decode.
+// forget drops what is known of the prefix caches of these prefill engines and these decode ranks.
 func (g *Gateway) forget(candidates []string, workers []int32) {
 	for _, id := range candidates {
 		g.tier.ForgetPrefixes(id)
@@ -260,11 +253,10 @@ func (g *Gateway) forget(candidates []string, workers []int32) {
 	g.locals.Forget(workers)
 }
 
-// Calls calls engines.
+// Calls returns the caller for calls to all engines of the fleet, such as a change of weights.
 func (g *Gateway) Calls() *fleetcall.Caller { return g.calls }
 
-// IDOf turns what operators write, host:port or a URL, into an engine's id and
-// URL.
+// IDOf turns an address, host:port or a URL, into the id and the URL of an engine.
 func IDOf(address string) (id, url string, err error) {
 	if id, err = config.InstanceID(address); err == nil {
 		return id, address, nil

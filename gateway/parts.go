@@ -48,16 +48,16 @@ type Gateway struct {
 	locals     *local.Ranks
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
-	owner      *owner.Set         // nil: everything is ours
-	peers      *peerserver.Peers  // nil: there are no others
+	owner      *owner.Set         // nil: all engines are served by this proxy alone
+	peers      *peerserver.Peers  // nil: there are no other proxies
 	meta       *metaserver.Server // nil: no decode engine calls back
 	journal    *journal.Journal
-	loops      loop.Set // that carry streamed answers
+	loops      loop.Set // event loops that carry streamed answers
 	requests   *request.Server
 	advice     *adviser.Adviser
 	calls      *fleetcall.Caller
 	watch      *watch.Watch
-	seats      atomic.Uint64 // how many were asked for; their ids have the highest bit, and no request's id has it
+	seats      atomic.Uint64 // slots that the self-test asked for: a part of their ids, which have the highest bit set, as no request's id has
 
 	door     *admission.Handler
 	bodies   *edge.Account
@@ -65,7 +65,7 @@ type Gateway struct {
 	listener *edge.Listener
 	admin    net.Listener
 
-	ctx        context.Context // ends when the last stream has
+	ctx        context.Context // ends after the last stream
 	stop       context.CancelFunc
-	background sync.WaitGroup // loops that end with ctx
+	background sync.WaitGroup // goroutines that end with ctx
 }

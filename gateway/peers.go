@@ -11,7 +11,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-func (g *Gateway) abroadHost() peerserver.Host {
+func (g *Gateway) peersHost() peerserver.Host {
 	return peerserver.Host{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,
 		Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
@@ -22,14 +22,14 @@ func (g *Gateway) abroadHost() peerserver.Host {
 	}
 }
 
-// publishPatience bounds the wait until the dispatcher has taken up who owns what.
+// publishPatience bounds how long publishOwners waits for the dispatcher.
 const publishPatience = time.Second
 
-// publishOwners has all that binds requests take up who admits to what.
+// publishOwners tells the fleet, the dispatcher and the prefill tier which engines this proxy owns now.
 func (g *Gateway) publishOwners(ctx context.Context) {
 	g.fleet.Publish()
 	ctx, cancel := context.WithTimeout(ctx, publishPatience)
 	defer cancel()
-	g.peers.Look(ctx) // the dispatcher has taken the news up once it answers
+	g.peers.Look(ctx) // the dispatcher answers only after it has read what was published before
 	g.tier.Wake()
 }

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	readyEvery = time.Second      // the proxy looks whether it is ready
-	readyAgain = 10 * time.Minute // and says again why it is not
+	readyEvery = time.Second      // between two checks whether the proxy is ready
+	readyAgain = 10 * time.Minute // between two logs of the same reason why it is not
 )
 
 // Ready says whether a request could be served now, and if not why.
@@ -24,7 +24,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, unowned
 	case !g.meta.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
-	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
+	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // other regions serve its requests
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
 		return false, "no healthy " + engines.Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
@@ -34,11 +34,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	return true, ""
 }
 
-// Pauses are those of groups, or of all engines. Requests wait meanwhile, so that the proxy is ready for them.
+// Pauses lists the groups of engines that operators have paused. A pause does not make the proxy unready, because requests wait meanwhile.
 func (g *Gateway) Pauses() []fleet.Pause { return g.fleet.Now().Pauses() }
 
-// Missing has a line for each engine that takes no requests, with the reason, while no engine of
-// some role takes any.
+// Missing returns a line for each engine that takes no requests, with the reason. It returns nothing while at least one prefill and one
+// decode engine take requests.
 func (g *Gateway) Missing() []string {
 	engines := g.fleet.Now()
 	if p, d := engines.Up(); p > 0 && d > 0 {
@@ -47,15 +47,14 @@ func (g *Gateway) Missing() []string {
 	return engines.Missing()
 }
 
-// passesOnly says whether prefill engines are not wanted: requests are passed through to one engine each, as those
+// passesOnly says whether this proxy has decode engines only, as intended: each request is then passed through to one engine, as requests
 // for embeddings are.
 func (g *Gateway) passesOnly() bool {
 	known, _ := g.fleet.Now().Count()
 	return known == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }
 
-// tellReadiness logs why the proxy is not ready: when that begins, when the
-// reason changes, and seldom while it lasts.
+// tellReadiness logs why the proxy is not ready: at once, when the reason changes, and every readyAgain while it stays the same.
 func (g *Gateway) tellReadiness(ctx context.Context) {
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()

@@ -12,14 +12,14 @@ import (
 	"evenkeel/pool"
 )
 
-// seatPatience is how long a test waits for a slot of a rank.
+// seatPatience is how long the self-test waits for a slot of a rank.
 const seatPatience = 10 * time.Second
 
 // seatLook is the time between two checks whether a rank has a free slot.
 const seatLook = 100 * time.Millisecond
 
-// Seat takes a slot of a decode rank for a request of the self-test, as clients' requests have one: it is charged, counted
-// and sent with the epoch of our ownership. If another proxy sends requests to the rank, the error is selftest.ErrNotOurs.
+// Seat takes a slot of a decode rank for a request of the self-test. The slot is charged and counted like that of a client's
+// request, and the request carries the epoch of our ownership. If another proxy owns the rank, the error is selftest.ErrNotOurs.
 func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
 	look := time.NewTicker(seatLook)
 	defer look.Stop()
@@ -36,7 +36,7 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 		switch {
 		case got.Err == nil:
 			return selftest.Seat{Scope: rank.Scope, Leave: func() {
-				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // nothing is learned from it
+				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // so that the predictor does not learn from a test
 			}}, nil
 		case !errors.Is(got.Err, board.ErrNotLocal):
 			return selftest.Seat{}, got.Err
