@@ -2,192 +2,193 @@ package lifecycle
 
 import "time"
 
-// An Event is what has happened, and what is known at that moment. A field "of X" only counts in the event X.
+// An Event is what has happened to a request. A field whose comment begins with "of X" is only set in the event X.
 type Event struct {
 	What   What
-	End    Ended  // of Fell
-	Script Script // of Turn, and of Begun if it is Passed
-	Open   bool   // of NoTurn: no engine was available here, but another region may have some
-	Named  bool   // of HandedOver: a decode request must have the probe's id
-	Copied bool   // of LocalBound, Bound and First: bytes of the request stay in memory so that a lost answer can go on
-	Whole  bool   // of LocalBound and Bound: the answer comes in one piece, so that nothing shows before its end how far it is
+	End    Ended  // of Fell: how the call ended
+	Script Script // of Turn; of Begun only if the request is passed through
+	Open   bool   // of NoTurn: no engine was available here, but another region may have one
+	Named  bool   // of HandedOver: the decode request must carry the probe's request id
+	Copied bool   // of LocalBound, Bound and First: the proxy keeps bytes of the request in memory, so that a lost answer can go on
+	Whole  bool   // of LocalBound and Bound: the answer comes in one piece, so no event before its end shows its progress
 	Left   bool   // the client has left
 
-	// Of Fell.
-	Quit       bool     // the client has left, which has ended the leg, and no engine uses the slot any more
-	Engine     string   // the instance of the leg's engine
+	// The fields of Fell.
+	Quit       bool     // the call ended because the client left, and no engine uses the slot any more
+	Engine     string   // the instance of the call's engine
 	Faulty     bool     // the engine itself says that it failed: status 500, or any 5xx within an answer
-	Breach     Breach   // the engine's connection, if it broke
-	Down       []string // engines whose connections broke under the request before, and that went down since
-	MostLosses int      // how often, in all, a lost answer may go on, and engines without KV room may give the request back
+	Breach     Breach   // the broken connection to the engine, if the call ended with one
+	Down       []string // engines that have gone down since their connection broke under this request
+	MostLosses int      // limit on how often lost answers go on, plus how often engines without KV room give the request back
 
-	// Of the legs of an attempt whose decode rank was bound before its prefill.
-	Dialect Dialect   // of Turn
-	Idle    bool      // of Panicked: neither leg of the last pair was begun
-	Deaf    bool      // of Bound: the decode engine may not heed an abort, and notices only after a while that we have left
-	Pair    int       // of CalledBack and the events behind it: the number of the request's pair, from 1
-	Prompt  int       // tokens of the prompt, as an engine has counted them; 0: it did not say so
-	Expired bool      // of Began: the prefill engine may have given the KV's memory away before the first event
-	Again   bool      // of PrefillFell: one more prefill engine may be asked
-	Reason  EndReason // of DecodeFell
+	// The fields of a pair: the two concurrent calls of an attempt that binds its decode rank before the prefill.
+	Dialect Dialect   // of Turn: how the connector of the engines works
+	Idle    bool      // of Panicked: neither call of the last pair had begun
+	Deaf    bool      // of Bound: the decode engine may ignore an abort, and notices a closed connection late
+	Pair    int       // of CalledBack and every event declared after it: which of the request's pairs is meant, from 1
+	Prompt  int       // prompt tokens as the engine counted them; 0: the engine reported no count
+	Expired bool      // of Began: the prefill engine may have reused the KV's memory before the first event came
+	Again   bool      // of PrefillFell: one more prefill engine may be tried
+	Reason  EndReason // of DecodeFell: why the call ended
 }
 
-// What has happened.
+// What is the kind of an event.
 type What uint8
 
-// What may happen.
+// The kinds of events.
 const (
 	Begun          What = iota // a client sends a request, or a lost answer goes on
-	LocalBound                 // a decode rank computes the prompt alone, and has a slot
-	NoLocal                    // no decode rank does
-	Turn                       // its turn at a prefill engine came
-	NoTurn                     // its turn did not come
-	Directed                   // another dispatcher should have it
+	LocalBound                 // a decode rank that computes the prompt itself has given the request a slot
+	NoLocal                    // no decode rank computes the prompt itself
+	Turn                       // the request has its turn at a prefill engine
+	NoTurn                     // the request gets no turn at a prefill engine
+	Directed                   // another dispatcher should serve the request
 	PeerAnswers                // the other dispatcher answers
-	PeerRefuses                // the client gets the other dispatcher's refusal, or the request cannot be sent on again
-	RegionReturns              // a proxy of another region gave it back
-	SiblingReturns             // a proxy of this region gave it back
-	HandedOver                 // the prefill engine has the KV, and a hand-off was made of it
-	Bound                      // a decode rank has a slot for it
-	First                      // the first event of its answer came
-	Ends                       // its last event came: the answer is whole
-	Believed                   // the KV of the answer was complete
-	Fell                       // a leg ended without its result
-	Retried                    // it is tried again, and the pause is over
-	GivenUp                    // it is not tried again, or a lost answer cannot go on
-	Offered                    // another dispatcher may have it
-	NotOffered                 // no other dispatcher may have it
+	PeerRefuses                // the other dispatcher refuses, or the request cannot be sent on again
+	RegionReturns              // a proxy of another region gave the request back
+	SiblingReturns             // a proxy of this region gave the request back
+	HandedOver                 // the prefill engine has computed the KV and returned a hand-off for it
+	Bound                      // a decode rank has given the request a slot
+	First                      // the first event of the answer came
+	Ends                       // the last event of the answer came: the answer is whole
+	Believed                   // the prefill engine confirmed that the KV of the answer was complete
+	Fell                       // a call to an engine (a leg) ended without its result
+	Retried                    // the pause before another attempt is over
+	GivenUp                    // no other attempt is made, or a lost answer cannot go on
+	Offered                    // another dispatcher may serve the request
+	NotOffered                 // no other dispatcher may serve the request
 	Panicked                   // the code that carries out effects panicked
 
-	// Events of a request that is passed through. If its call ends without an answer, that is Fell. Its answer is First, also if it comes in
-	// one piece.
-	Chosen   // there is an engine for it
-	NoneLeft // no engine is left that takes it
+	// Events of a request that is passed through to one engine. Such a request also has the events First (its answer has come, or the first
+	// event of it) and Fell (its call ended without an answer).
+	Chosen   // an engine was chosen
+	NoneLeft // every engine that may serve the request was tried
 	NoRoute  // no engine has the endpoint
 
-	// Events of a pair: two legs that are under way at once. Any goroutine may report these, at any time.
+	// Events of a pair: two calls that are under way at once. Any goroutine may report these, at any time.
 	CalledBack   // the decode engine says where the KV goes
 	NeedsNothing // the decode engine has the whole prompt already
-	Miscalled    // the decode engine called back, but named no place where KV may go
+	Miscalled    // the decode engine called back without a valid address for the KV
 	Overdue      // the decode engine did not call back in time
-	CalledLate   // the decode engine says where the KV goes, for a request that is over
-	Uncallable   // no callback that names a place came for a request that is over
-	ProbeDue     // the prefill leg is about to be sent
-	PrefillFell  // the prefill leg ended without an answer
-	Found        // another prefill engine takes the place of one that took nothing
-	NotFound     // no other prefill engine does
-	PrefillDone  // the prefill engine has answered well
+	CalledLate   // the decode engine says where the KV goes, but the request has ended already
+	Uncallable   // the request has ended, and no callback with a valid address came
+	ProbeDue     // the prefill call is about to be sent
+	PrefillFell  // the prefill call ended without an answer
+	Found        // another prefill engine replaces one that did not take the request
+	NotFound     // no other prefill engine was found
+	PrefillDone  // the prefill engine has answered without an error
 	Began        // the first event of the answer came
-	Confirmed    // the wait for the prefill engine's answer is over, after the first event or after the last
-	Quiet        // the time for the first event is over
-	DecodeFell   // the decode leg ended without a first event
-	DecodeOver   // the decode leg ended after its first event
+	Confirmed    // the wait for the prefill engine's answer, after the first or the last event, is over
+	Quiet        // the time limit for the first event has passed
+	DecodeFell   // the decode call ended without a first event
+	DecodeOver   // the decode call ended after its first event
 	ClientGone   // the client left
-	ClientWaited // the client left some time ago, and its decode leg may be ended now
-	NotSent      // neither leg was sent
-	Unwanted     // the answer has ended, or was given up, and the proxy no longer waits for the prefill engine to confirm its KV
+	ClientWaited // the wait after the client left is over, so the decode call may be ended
+	NotSent      // neither call was sent
+	Unwanted     // the answer ended or was given up, and the proxy stops waiting for the prefill engine to confirm the KV
 )
 
-// Script is the order in which an attempt goes through its legs, or Passed: the request is not split into legs.
+// Script is the order of prefill and decode in an attempt, or Passed: the request is not split into the two.
 type Script uint8
 
 // The scripts.
 const (
 	Late   Script = iota // the prompt is prefilled, then its decode rank is bound
-	Early                // the decode rank is bound before the prefill, and both legs are under way at once
-	Mixed                // the rank that is bound prefills and decodes: the attempt has a lease, and no KV is handed over
-	Passed               // the request goes to one engine as it came, and is not split into prefill and decode: see passed.go
+	Early                // the decode rank is bound before the prefill, and both calls are under way at once
+	Mixed                // one rank prefills and decodes, so no KV is handed over
+	Passed               // the request goes to one engine as it came: see passed.go
 )
 
-// Do is what an effect has to do.
+// Do is the kind of an effect.
 type Do uint8
 
-// The effects. Each effect from TryLocal on is waited for: the next event says how it ended. These have the order of the states.
+// The effects. From TryLocal on, the request waits for the effect, and its next event says how the effect ended. Those effects stand in
+// the order of the states, because Step computes the state from the effect.
 const (
-	Question Do = iota // with its next turn, evenkeel asks whether another dispatcher should have the request
+	Question Do = iota // while the request waits for its turn, evenkeel asks whether another dispatcher should serve it
 	Attempt            // an attempt begins
-	Settle             // a thing that the request holds is given back or passed on
-	Restart            // engines that failed before may be tried again
-	Drop               // the request is not sent to the other dispatcher that was chosen
-	Shun               // the next attempts avoid the decode rank
-	// The failure counts against its engine. A prefill engine's failure is counted when its lease is settled, so for a prefill engine this
-	// only notes a 500 until its cause is known.
+	Settle             // something that the request holds (a Thing) is given back or passed on
+	Restart            // the next attempts may use all engines again
+	Drop               // the request will not be sent to the other dispatcher that was chosen
+	Shun               // the next attempts avoid this decode rank
+	// Condemn counts a failure against the engine of a call. A prefill engine's failures are counted when its lease is settled, so for a
+	// prefill engine Condemn only notes a 500 until its cause is known.
 	Condemn
 	Acclaim      // the decode engine served the request
 	Find         // the cause of earlier 500s is known, or will stay unknown
 	Remember     // the engine does not have the endpoint, and is not asked for it for a while
-	Recall       // the last failure does not count: the one before it does
-	Complain     // the log tells of an engine that did not answer
-	EndDecode    // the call of the decode leg is ended
+	Recall       // the client's error becomes that of the failure before the last one
+	Complain     // a log line reports the engine that did not answer
+	EndDecode    // the decode call is ended
 	AbortDecode  // the decode engine is told to abort the request
 	AbortPrefill // the prefill engine is told to abort the request
-	HangUp       // the call of the prefill leg is ended, if there is one
-	SendBeside   // the prefill leg is sent, beside the decode leg
+	HangUp       // the prefill call is ended, if there is one
+	SendBeside   // the prefill call is sent, beside the decode call
 	Seek         // another prefill engine is looked for
-	AwaitFirst   // the time for the first event begins
-	AwaitPrefill // the goroutine that reported the event waits for the end of the prefill leg before it goes on
-	StopWaiting  // the time for the first event need not be watched any more
+	AwaitFirst   // the time limit for the first event begins
+	AwaitPrefill // the goroutine that reported the event waits for the end of the prefill call before it goes on
+	StopWaiting  // the time limit for the first event ends
 	Forget       // no callback is expected any more
-	DrainBeside  // a prefill is run only because its end frees blocks of the decode engine
-	CountLoss    // the rank was lost before the first event
+	DrainBeside  // a prefill runs only because its end frees blocks of the decode engine
+	CountLoss    // metrics count a decode call that was lost before its first event
 	Strand       // the decode engine may keep blocks for ever
-	WaitGone     // the event ClientWaited is due after the limit in Until
-	TryLocal     // TryingLocal
-	Queue        // Queued
-	Forward      // Forwarded
-	SendProbe    // Probing
-	Enqueue      // Pooled
-	SendDecode   // Opening
-	SendBoth     // Coupled
-	Pause        // Pausing
-	Offer        // Offering
-	AnswerIt     // Answering: the client gets the answer
-	Confirm      // Confirming
-	GoOn         // Lost
-	Choose       // Choosing
-	SendOver     // Calling
-	SendAnew     // Redialing
+	WaitGone     // after the limit in Until, the event ClientWaited is reported
+	TryLocal     // begins TryingLocal: the dispatcher looks for a decode rank that computes the prompt itself
+	Queue        // begins Queued: the request waits for its turn at a prefill engine
+	Forward      // begins Forwarded: the request is sent to another dispatcher
+	SendProbe    // begins Probing: the prefill engine gets the prompt
+	Enqueue      // begins Pooled: the request waits in the pool for a slot on a decode rank
+	SendDecode   // begins Opening: the decode engine gets the request
+	SendBoth     // begins Coupled: the decode call begins, and the prefill call beside it
+	Pause        // begins Pausing: the pause before another attempt
+	Offer        // begins Offering: evenkeel asks whether another dispatcher should serve the request
+	AnswerIt     // begins Answering: the client gets the answer
+	Confirm      // begins Confirming: the end of the answer waits until the prefill engine confirms the KV
+	GoOn         // begins Lost: the lost answer is to go on
+	Choose       // begins Choosing: an engine is chosen for a request that is passed through
+	SendOver     // begins Calling: the chosen engine gets the request
+	SendAnew     // begins Redialing: the same engine gets the request over a new connection
 	Fail         // the client gets an error
 	EndWhole     // the client gets the end of its answer
-	BreakOff     // its answer ends with an error
+	BreakOff     // the answer ends with an error
 )
 
-// An Effect is something to do.
+// An Effect is something that the code which serves the request has to do.
 type Effect struct {
 	Do      Do
-	Thing   Thing // of Settle
-	How     How
-	Blame   Blame   // of Condemn
-	Leg     Leg     // of Condemn: which leg's engine
-	Finding Finding // of Find
-	Retry   Retry   // of Pause
-	Script  Script  // of Enqueue
-	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
-	Group   bool    // of Offer: true if its decode group is another proxy's now, false if every attempt here failed
-	Error   Error   // of Fail
-	Until   Limit   // how long the wait that the effect begins may last
-	Pair    int     // of SendBoth, and of each effect that a pair's event has: the number of the pair; 0: the effect is not of a pair
+	Thing   Thing   // of Settle: what is given back or passed on
+	How     How     // of Settle
+	Blame   Blame   // of Condemn: whether the engine alone may be at fault
+	Leg     Leg     // of Condemn: which call's engine is at fault
+	Finding Finding // of Find: the cause
+	Retry   Retry   // of Pause: how the next attempt begins
+	Script  Script  // of Enqueue: of the present attempt
+	Place   bool    // of Enqueue: the pool must reserve a place, because the request has none
+	Group   bool    // of Offer: true: another proxy owns the decode group now; false: every attempt here failed
+	Error   Error   // of Fail: which error the client gets
+	Until   Limit   // the limit of the wait that the effect begins
+	Pair    int     // the number of the pair that the effect belongs to; 0: none
 }
 
-// A Limit is how long a wait may last, where the code that carries out effects bounds it. The arrival queue, the pool, other dispatchers
-// and the client's connection have bounds of their own.
+// A Limit names the time limit of a wait, for waits that the code which carries out effects has to bound. The arrival queue, the pool,
+// other dispatchers and the client's connection bound their waits themselves.
 type Limit uint8
 
 // The limits.
 const (
 	NotHere      Limit = iota // another component bounds the wait
-	ByProbe                   // an engine computes a prompt
-	ByFirstEvent              // an engine has a prompt, and is to begin its answer
-	ByHold                    // as ByFirstEvent, but only while the prefill engine certainly keeps the KV
-	ByWhole                   // an engine makes an answer in one piece: as ByProbe, and then for as long as its rank gives signs of life
-	ByCallback                // a decode engine says where the KV goes
-	ByGrace                   // an engine says how a leg went that is not needed any more, or whose answer is here
-	ByConfirm                 // a first event is held back until the prefill engine has answered
-	ByAbort                   // an engine ends what it was told to abort
+	ByProbe                   // the wait while an engine computes a prompt
+	ByFirstEvent              // the wait for the first event from an engine that has the prompt
+	ByHold                    // as ByFirstEvent, but no longer than the prefill engine certainly keeps the KV
+	ByWhole                   // the wait for an answer in one piece: as ByProbe, then while its rank gives signs of life
+	ByCallback                // the wait for the callback in which a decode engine says where the KV goes
+	ByGrace                   // the wait for the outcome of a call whose result is not needed any more
+	ByConfirm                 // how long a first event is held back until the prefill engine has answered
+	ByAbort                   // the wait until an engine has ended a request that it was told to abort
 	limits
 )
 
-// limitKeys are, as in the docs, the config keys that set the limits. A limit that no key sets stands there as its value.
+// limitKeys holds, as text for the docs, the config key that sets each limit, or the value of a limit that no key sets.
 var limitKeys = [limits]string{
 	ByProbe: "`limits.probe_timeout`", ByFirstEvent: "`first_event_timeout`", ByHold: "`first_event_timeout`, but only until the lease ends",
 	ByWhole: "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for " +
@@ -197,51 +198,51 @@ var limitKeys = [limits]string{
 
 func (l Limit) String() string { return limitKeys[l] }
 
-// Error is which error the client gets.
+// Error says which error the client gets.
 type Error uint8
 
 // The errors.
 const (
 	OfAttempt Error = iota // the error of the last attempt, or of the wait for a turn
 	OfClient               // the client has left
-	OfRanks                // no rank computes the prompt alone, or no engine was found for a request that is passed through
-	OfOwner                // another dispatcher should have it, and it cannot go there
+	OfRanks                // no decode rank computes the prompt itself, or no engine was found to pass the request through to
+	OfOwner                // another dispatcher should serve the request, but it cannot be sent there
 	OfPeer                 // the error of the other dispatcher
 )
 
-// A Thing is what a request may hold.
+// A Thing is something that a request may hold and must give back or pass on exactly once.
 type Thing uint8
 
 // The things.
 const (
-	Place   Thing = iota // a place that is reserved in the pool and belongs to no entry there yet
-	Lease                // of a prompt: on a prefill engine that has not handed its KV over, or on a group whose ranks prefill and decode
+	Place   Thing = iota // a reserved place in the pool; once the request has an entry there, the entry owns it
+	Lease                // a prompt charged to a prefill engine that has not handed its KV over, or to a group of mixed ranks
 	KV                   // a hand-off that may be sent to a decode engine
-	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
+	Doubted              // a hand-off that an engine may have read, so that no other decode engine may get it
 	Slot                 // a slot on a decode rank
-	Holder               // what the audit of leases knows the request by
-	Copy                 // the bytes that are kept, on an account, so that a lost answer can go on
-	Seat                 // a seat among the requests that are passed through at once
-	Body                 // the body of such a request; if the request gets an error, the code that answers with the error settles the body
-	// A call to an engine, which counts there with the tokens to compute, and which a drain may end. A call to a decode rank is settled as
-	// its slot is, and that of a request that is passed through as Free or Spent.
+	Holder               // the name under which the audit of leases knows the request
+	Copy                 // the bytes kept in memory, and counted, so that a lost answer can go on
+	Seat                 // one of the limited number of requests that are passed through at once
+	Body                 // the body of a passed-through request; on an error, the code that answers with the error settles it
+	// Call is a call to an engine. It counts the tokens to compute against the engine, and a drain may end it. A call to a decode rank is
+	// settled like its slot. The call of a passed-through request is settled as Free or Spent.
 	Call
-	Memory // memory for an answer in one piece, until the answer is written
+	Memory // memory set aside for an answer in one piece, until the answer is written
 	things
 )
 
-// More ways to settle a thing, beside those of verdict.go.
+// Ways to settle a thing that no verdict in verdict.go uses.
 const (
 	Back How = Spent + 1 + iota // the thing is given back
-	// Another owner settles the thing from now on: the pool's entry a place, the hand-off or the legs of an early attempt a lease, the
-	// answer its memory.
+	// Pass gives the thing a new owner, which settles it later: a place goes to the pool's entry, a lease to the hand-off or to the pair of
+	// an early attempt, memory to the answer.
 	Pass
-	Failing   // the slot of an answer that its engine did not begin, or broke
+	Failing   // the slot of an answer that its engine did not begin, or broke off
 	Cancelled // the slot of an answer that is not wanted any more, or that was never sent
 	Finish    // the slot of an answer that is whole
 )
 
-// A Breach is a connection that broke under a request in the way in which the connection of a dying engine does.
+// A Breach is a broken connection that looks as if the engine died while it had the request.
 type Breach struct {
 	Engine string // "role address"; empty: none broke
 	At     time.Time
@@ -253,53 +254,53 @@ type Budget uint8
 // The budgets.
 const (
 	NoMore   Budget = iota // there is no other attempt
-	Freely                 // no budget is asked for the attempt
+	Freely                 // the attempt uses no budget
 	OfUnsent               // the budget of attempts that reached no engine
 	Counted                // the budget of all other attempts
 )
 
-// A Retry is whether and how another attempt begins.
+// A Retry says whether and how another attempt begins.
 type Retry struct {
 	Budget  Budget
-	N       int  // which attempt of its kind it is
-	Pause   int  // the upper bound of the random pause is the base pause, doubled so often; 0: as the budget says, or none
-	Despite bool // the client has a part of the answer, so an empty budget does not end the request if no engine answered this attempt
+	N       int  // the attempt's number among those of its kind
+	Pause   int  // how often the base pause doubles to give the random pause's upper bound; 0: as the budget says, or none
+	Despite bool // the client has a part of the answer: if no engine answered this attempt, an empty budget does not end the request
 }
 
-// Finding is what caused a 500.
+// Finding says what caused a 500.
 type Finding uint8
 
 // The findings.
 const (
-	Unclear  Finding = iota // unknown: no other engine had the request
-	Guilty                  // the engine: another engine answered the request
-	Innocent                // the request: another engine failed at it, too
+	Unclear  Finding = iota // unknown: no other engine tried the request
+	Guilty                  // the engine is: another engine answered the request
+	Innocent                // the request is: another engine failed at it, too
 )
 
-// Dialect is what the connectors differ in that bind a decode rank before the prefill.
+// Dialect describes how the connectors that bind a decode rank before the prefill differ.
 type Dialect struct {
-	CallsBack bool // the decode engine says where the KV goes, and before that there is nothing to prefill
-	// Aborts: engines can be told to abort a request by its id, and then give its blocks away at once. And the KV may be incomplete although
-	// both legs answer well.
+	CallsBack bool // the decode engine calls back to say where the KV goes, and the prefill waits for this
+	// Aborts: engines can be told to abort a request by its id, and then reuse its blocks at once. The KV may be incomplete although both
+	// calls end without an error.
 	Aborts bool
 	Keeps  bool // the prefill engine keeps the KV until the decode engine has it, or until the lease on it ends
-	// Strands: the decode engine keeps blocks for a prefill that never comes, and nobody can free them. vLLM's watchdog for
+	// Strands: the decode engine keeps blocks for a prefill that never comes, and no call can free them. vLLM's watchdog for
 	// registrations only writes a log line (nixl/push_scheduler.py, vLLM issue 46283). A request of vllm-ascend that was aborted
 	// while it waited keeps its blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a
 	// failed prefill waits for ever is inferred from mooncake_layerwise_connector.py and vLLM pull request 50984.
 	Strands bool
-	// Retries: a prefill engine that has not taken the request may be replaced by another. If it has taken the request, a
+	// Retries: another prefill engine may replace one that has not taken the request. If the first one has taken the request, a
 	// layerwise decode engine would count the ends of both prefills together, and begin too early (vllm-ascend 182b75ea,
 	// mooncake_layerwise_connector.py).
 	Retries bool
 }
 
-// EndReason is why a decode leg ends without a first event.
+// EndReason is why a decode call ends without a first event.
 type EndReason uint8
 
 // The reasons.
 const (
-	Refused  EndReason = iota // its engine took nothing
-	Declined                  // its engine refused the request for the request's own fault
-	Died                      // the call failed otherwise, and it is not known what its engine does with the request
+	Refused  EndReason = iota // the decode engine did not take the request
+	Declined                  // the decode engine refused the request, and the request is at fault
+	Died                      // the call failed otherwise, so the engine may still have the request
 )

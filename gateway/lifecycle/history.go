@@ -1,8 +1,8 @@
 package lifecycle
 
-// history is what a request has behind it, as far as that decides where it may still
-// be served. It is in one state at a time, and these are its legal moves; where the
-// table has no entry, the request ends with what it has:
+// history is what has happened to a request, as far as it decides where the request may
+// still be served. These are the moves from one state to the next; where the table has no
+// entry, the move is not allowed, and the request ends with the error that it has:
 //
 //	from \ by    gotTurn       gaveBack    askAgain   lostRanks    lostGroup  failed
 //	arrived      servedHere   returned    unowned    -            -          -
@@ -14,29 +14,29 @@ package lifecycle
 //	strandedLast strandedLast -           -          -            unowned    -
 //
 // In the states arrived, triedHere and unowned, evenkeel asks whether another dispatcher
-// should have the request. Once it has got its turn here it stays: a retry does not
-// leave. Only a request whose client has nothing yet moves at all; a lost answer goes on
-// through this proxy, or ends.
+// should serve the request. Once the request has had its turn here, its retries stay
+// here. Only a request whose client has no part of the answer moves at all: a lost
+// answer stays with this proxy, and goes on there or ends.
 type history uint8
 
 const (
-	arrived      history = iota // nothing: it has just come
-	servedHere                  // it got its turn here, and its retries stay
-	stranded                    // its hand-off was in a region that has no rank for it any more
-	triedHere                   // every attempt here failed, by no fault of its own
-	unowned                     // another proxy of this region admits to its decode group, or had it and gave it back
-	returned                    // another dispatcher gave it back, or it was asked about twice: it stays for good
-	strandedLast                // it stayed for good, and then its hand-off's region had no rank any more
+	arrived      history = iota // the request has just come
+	servedHere                  // the request got its turn here, so its retries stay here
+	stranded                    // the region of its hand-off has no rank for it any more
+	triedHere                   // every attempt here failed, and the request was not at fault
+	unowned                     // another proxy of this region owns its decode group, or owned it and gave the request back
+	returned                    // another dispatcher gave it back, or evenkeel asked twice where it should go: it stays here for good
+	strandedLast                // as returned, and the region of its hand-off has no rank any more
 )
 
 type move uint8
 
 const (
-	gotTurn   move = iota // its turn came here: a prefill engine, or a rank that computes the prompt
-	gaveBack              // a proxy of another region gave it back
-	askAgain              // a proxy of this region gave it back
-	lostRanks             // the region of its hand-off has no rank any more, or is another proxy's
-	lostGroup             // its decode group became another proxy's before a rank had it
+	gotTurn   move = iota // a prefill engine here, or a rank that computes the prompt, takes the request
+	gaveBack              // a proxy of another region gave the request back
+	askAgain              // a proxy of this region gave the request back
+	lostRanks             // the region of its hand-off has no rank any more, or another proxy owns the region
+	lostGroup             // another proxy took over its decode group before a rank had the request
 	failed                // every attempt here failed
 )
 
@@ -50,7 +50,7 @@ var moves = map[history]map[move]history{
 	strandedLast: {gotTurn: strandedLast, lostGroup: unowned},
 }
 
-// moves makes a move and says whether it is legal. A move that is not legal changes nothing.
+// moves makes a move, and says whether the table allows it. A move that is not allowed changes nothing.
 func (h *history) moves(m move) (ok bool) {
 	next, ok := moves[*h][m]
 	if ok {
@@ -59,14 +59,14 @@ func (h *history) moves(m move) (ok bool) {
 	return ok
 }
 
-// Open says whether another dispatcher may still get the request.
+// Open says whether evenkeel may still ask if another dispatcher should serve the request.
 func (h history) Open() bool { return h == arrived || h == triedHere || h == unowned }
 
-// Waited says whether the request has its old place in the arrival queue.
+// Waited says whether the request has waited in the arrival queue before, and so returns to its old place there.
 func (h history) Waited() bool { return h != arrived && h != servedHere }
 
 // Tried says whether every attempt here has failed.
 func (h history) Tried() bool { return h == triedHere }
 
-// Stays says that the request stays here for good.
+// Stays says whether the request stays here for good.
 func (h history) Stays() bool { return h == returned }

@@ -6,28 +6,28 @@ type State uint8
 
 // The states.
 const (
-	Fresh       State = iota // nothing: an attempt may begin
-	TryingLocal              // the dispatcher says whether a decode rank computes the prompt alone
-	Queued                   // its turn at a prefill engine
+	Fresh       State = iota // nothing yet: an attempt may begin
+	TryingLocal              // the dispatcher's word whether a decode rank computes the prompt itself
+	Queued                   // a turn at a prefill engine
 	Forwarded                // the answer of another dispatcher
 	Probing                  // the prefill engine's answer
 	Pooled                   // a slot on a decode rank
 	Opening                  // the decode engine's first event
-	Coupled                  // the same, of a request that was bound before its prefill: both of its legs are under way
+	Coupled                  // as Opening, but prefill and decode are both under way, because the rank was bound before the prefill
 	Pausing                  // the pause before another attempt
-	Offering                 // the answer whether another dispatcher should have it now
-	Answering                // the end of its answer, or its loss
+	Offering                 // the answer whether another dispatcher should serve it now
+	Answering                // the end of the answer, or its loss
 	Confirming               // the prefill engine's answer, which says whether the KV was complete
-	Lost                     // the client's reading of what came of a lost answer, and then whether the answer goes on
-	Choosing                 // the choice of an engine that was not tried yet, for a request that is passed through
-	Calling                  // that engine's answer, or the first event of it
-	Redialing                // the same, over a new connection
+	Lost                     // the client to have all that came of a lost answer, and then the decision whether the answer goes on
+	Choosing                 // the choice of an engine that was not tried yet; only if the request is passed through
+	Calling                  // the chosen engine's answer, or its first event
+	Redialing                // as Calling, once more over a new connection
 	Done
 	states
 )
 
-// A Lifecycle is how far a request has come, what it holds, and where it may still be served. Step takes what happened, and returns
-// what must be done. One goroutine at a time serves the request, but other goroutines may report events of a pair's legs. So
+// A Lifecycle is the state of a request: how far it has come, what it holds, and where it may still be served. Step takes what happened,
+// and returns what must be done. One goroutine at a time serves the request, but other goroutines may report events of a pair's calls. So
 // every caller of Step holds a lock.
 //
 //	TryingLocal → Queued → Probing → Pooled → Opening → Answering → Done
@@ -38,32 +38,34 @@ const (
 //
 // A request that is passed through has states of its own: see pass.
 //
-// With limits.keep_alive, a client that has waited for long already has the status 200 and comments of the stream. That changes nothing
-// here: a request without an answer is tried again as before, and the code that carries out Fail sends the error as an event.
+// With limits.keep_alive, a client that has waited for long has already got the status 200 and comments in the stream. The Lifecycle treats
+// its request like any other: a request without an answer is tried again as before, and the code that carries out Fail sends the error as
+// an event.
 //
-// While an answer flows, the Lifecycle has nothing to do: when the answer ends, its stream reports how.
+// While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
-	Bound     bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
-	OnlyLocal bool // only a rank that computes the prompt may serve it
+	Bound     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
+	OnlyLocal bool // only a decode rank that computes the prompt itself may serve the request
 
 	history
 	state   State
 	script  Script
-	dialect Dialect // of the engines of an early attempt
-	last    Next    // what the verdict on the last attempt says that follows
+	dialect Dialect // how the connector of an early attempt works
+	last    Next    // what follows the last attempt, by its verdict
 	tries   tries
 	blame   blame
 	owed    owed
-	pairs   []Pair // one for each attempt whose decode rank was bound before its prefill; the last one is that of the latest such attempt
+	pairs   []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
 }
 
-// Resumed says whether its answer was lost and goes on elsewhere.
+// Resumed says whether the answer was lost and goes on elsewhere.
 func (l *Lifecycle) Resumed() bool { return l.tries.resumed > 0 }
 
-// Dials says whether all calls of the request open new connections, because a connection that had been kept alive had ended unseen.
+// Dials says whether all calls of the request open new connections, because the engine had already closed a kept-alive connection.
 func (l *Lifecycle) Dials() bool { return l.tries.redials > 0 }
 
-// Losses is how often the answer was lost and went on, or an engine without KV room gave the request back before its first event.
+// Losses counts how often the answer was lost and went on, plus how often an engine without KV room gave the request back before its first
+// event.
 func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.givenBack) }
 
 // Breaches are the connections that broke under the request.
@@ -81,11 +83,11 @@ func (l *Lifecycle) CameBack(by What) {
 	}
 }
 
-// Moved gives l, which is one part of a request of several prompts or answers, the history of the whole request.
+// Moved copies the history of the whole request to l, which is one part of a request with several prompts or answers.
 func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 
-// Step takes an event and appends to dst the effects to carry out, in this order. At most one of them is waited for (those from TryLocal
-// on). It comes last, and it sets the state that the request is in until the event that says how it ended.
+// Step takes an event and appends to dst the effects to carry out, in this order. Only the last effect may be one that the request waits
+// for (TryLocal or a later one). That effect sets the state of the request, until an event reports how the effect ended.
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	switch {
@@ -104,9 +106,8 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// step handles what the state of the request waits for, if the request is split into prefill and decode. Step has already handled a panic
-// and the events of pairs. A state may handle Fell itself and return; in all others Fell goes to fell, below the switch. A state ignores
-// every other event.
+// step handles an event of a request that is split into prefill and decode. Step has already handled a panic and the events of pairs. A
+// state that does not handle Fell itself leaves it to fell, below the switch. A state ignores every event that it does not wait for.
 func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
@@ -120,7 +121,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.owed.bind()
 			l.keepCopy(&e)
 			return l.sendDecode(&e, dst)
-		case l.OnlyLocal: // no rank computes the prompt, and no prefill engine may have the request
+		case l.OnlyLocal: // no decode rank computes the prompt, and prefill engines must not
 			return l.fail(e, OfRanks, dst)
 		}
 		l.owed.take(Holder) // the request goes to a prefill engine, so it will have leases
@@ -136,10 +137,10 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.CameBack(e.What)
 			return l.begin(dst)
 		}
-		return l.fail(e, OfPeer, dst) // the other dispatcher refused it, or its leg fell
+		return l.fail(e, OfPeer, dst) // the other dispatcher refused the request, or the call to it failed
 	case Probing:
 		switch e.What {
-		case First: // the prefill engine has given the whole answer itself, and there is no KV to hand over
+		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
 			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
@@ -152,26 +153,15 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		}
 	case Pooled:
 		if e.What == Bound {
-			l.owed.bind()
-			l.keepCopy(&e)
-			if l.script == Early {
-				l.owed.has[Lease] = false // from now on the pair settles the lease
-				l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
-				until := NotHere
-				if l.dialect.CallsBack { // the callback comes before anything is prefilled
-					until = ByCallback
-				}
-				return append(dst, Effect{Do: SendBoth, Until: until, Pair: len(l.pairs)})
-			}
-			return l.sendDecode(&e, dst)
+			return l.bound(&e, dst)
 		}
 	case Opening, Coupled:
 		switch e.What {
-		case Ends: // the whole answer came at once. The slot is free, whatever the prefill engine reports
+		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports
 			return l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
 		case First:
 			l.keepCopy(&e)
-			dst = l.owed.settle(dst, KV, Free)    // the prefill engine has its blocks back
+			dst = l.owed.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 			dst = l.owed.settle(dst, Lease, Free) // only a mixed attempt still holds its lease in these states
 			dst = l.owed.conclude(dst, l.tries.poisons())
 			// This engine serves the request, so an engine that answered it with a 500 before was itself the cause.
@@ -199,7 +189,23 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// Pair returns the n-th pair of the request. The first one is 1.
+// bound sends the request to the decode rank that has given it a slot. In an early attempt, the prefill call begins beside the decode call.
+func (l *Lifecycle) bound(e *Event, dst []Effect) []Effect {
+	l.owed.bind()
+	l.keepCopy(e)
+	if l.script != Early {
+		return l.sendDecode(e, dst)
+	}
+	l.owed.has[Lease] = false // from now on the pair settles the lease
+	l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
+	until := NotHere
+	if l.dialect.CallsBack { // the decode engine calls back before the prefill begins
+		until = ByCallback
+	}
+	return append(dst, Effect{Do: SendBoth, Until: until, Pair: len(l.pairs)})
+}
+
+// Pair returns the n-th pair of the request. The first pair has the number 1.
 func (l *Lifecycle) Pair(n int) *Pair { return &l.pairs[n-1] }
 
 // stepPair passes an event to its pair, and marks the pair's effects with its number. It changes nothing else of the Lifecycle, because
@@ -213,8 +219,8 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// begin begins an attempt. If a hand-off is left from the attempt before, only a decode rank is looked for; else the attempt begins with
-// the question whether a decode rank computes the prompt alone.
+// begin begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks whether a
+// decode rank computes the prompt itself.
 func (l *Lifecycle) begin(dst []Effect) []Effect {
 	l.script = Late
 	if !l.Bound && l.Open() {
@@ -233,14 +239,14 @@ func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	switch {
 	case e.Whole:
 		until = ByWhole
-	case l.script == Mixed: // the rank computes the prompt first, and other prompts may be before it
+	case l.script == Mixed: // the rank first computes the prompt, and other prompts may be ahead of it
 		until = ByProbe
 	}
 	return append(dst, Effect{Do: SendDecode, Until: until})
 }
 
 // confirms is how long the proxy waits, once the answer has ended or was lost, for the prefill engine to confirm that the KV of the answer
-// was complete. Only an early attempt has such a wait: in the others the prefill engine has answered before.
+// was complete. Only early attempts have such a wait: in all other attempts the prefill engine has answered before the decode engine.
 func (l *Lifecycle) confirms() Limit {
 	if l.script != Early {
 		return NotHere
@@ -248,32 +254,33 @@ func (l *Lifecycle) confirms() Limit {
 	return l.Pair(len(l.pairs)).Confirms()
 }
 
-// keepCopy notes that bytes of the request stay in memory, so that they are given back when they are not needed any more.
+// keepCopy notes that bytes of the request stay in memory, so that conclude or fell releases them.
 func (l *Lifecycle) keepCopy(e *Event) {
 	if e.Copied {
 		l.owed.take(Copy)
 	}
 }
 
-// enqueue has the pool find a rank. From then on the request's place belongs to its entry in the pool.
+// enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	enqueue := Effect{Do: Enqueue, Script: l.script, Place: !l.owed.has[Place]}
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
 }
 
-// queued handles an event in the state Queued: the request's turn came, another dispatcher should have the request, or no turn came.
+// queued handles an event in the state Queued: the request got its turn, another dispatcher should serve it, or it got no turn.
 func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	switch e.What {
 	case Turn:
 		l.history.moves(gotTurn) // from now on the request's retries stay here
 		l.owed.take(Place)
 		l.owed.take(Lease)
-		if l.script, l.dialect = e.Script, e.Dialect; l.script != Late {
-			return l.enqueue(dst) // a rank is bound before anything is prefilled
+		l.script, l.dialect = e.Script, e.Dialect
+		if l.script != Late {
+			return l.enqueue(dst) // the rank is bound before the prefill, or is the one that prefills
 		}
 		return append(dst, Effect{Do: SendProbe, Until: ByProbe})
 	case Directed:
-		if l.Bound { // where it is served was settled before
+		if l.Bound { // the request must be served here
 			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
 		}
 		return append(dst, Effect{Do: Forward})
@@ -285,20 +292,20 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// fell handles the end of a leg without its result: it settles what the leg held, holds the failure against the engine that is at fault,
-// and says whether the request is tried again.
+// fell handles the end of a call (a leg) without its result. It settles what the call held, holds the failure against the engine at fault,
+// and says whether another attempt follows.
 func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	if e.End.Why == RanksLost && !l.history.moves(lostRanks) {
 		e.End.Why = NoRank
 	}
 	verdict := e.End.Verdict()
-	if l.script == Mixed && verdict.Next == Again && e.End.Refused() { // the rank computed nothing, so no KV was lost
+	if l.script == Mixed && verdict.Next == Again && e.End.Refused() { // the rank has too many requests and computed nothing
 		verdict.Next = Untaken
 	}
 	dst = l.condemn(&e, verdict.Blame, dst)
-	returns := e.End.Why == Withheld && l.tries.withheld < mostHeld // the engine is expected back in a moment
+	returns := e.End.Why == Withheld && l.tries.withheld < mostHeld // the engine should be back in a moment
 	if e.End.Why == Withheld && e.End.Leg == Prefill && !returns {
-		verdict.KV = Refuse // it was expected back, and is not: that counts as its failure
+		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
 	switch {
 	case l.script == Mixed && (verdict.Blame == Nobody || e.End.Why == Busy):
@@ -307,18 +314,18 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	case l.script == Mixed:
 		dst = l.owed.settle(dst, Lease, Refuse)
 	case verdict.KV != Keep:
-		dst = l.owed.settle(dst, Lease, verdict.KV) // of a prefill leg
-		dst = l.owed.settle(dst, KV, verdict.KV)    // of a decode leg
+		dst = l.owed.settle(dst, Lease, verdict.KV) // of a prefill call
+		dst = l.owed.settle(dst, KV, verdict.KV)    // of a decode call
 	}
 	slotHow, nothingSent := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving
 	if nothingSent || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
 		slotHow = Cancelled
 	}
 	dst = l.owed.unbind(dst, slotHow)
-	if !l.Resumed() { // else the kept bytes belong to the whole answer, not to this attempt
+	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
 		dst = l.owed.settle(dst, Copy, Back)
 	}
-	// The next attempt may have the same rank if the rank was sent nothing, or did not fail.
+	// The next attempt may use the same rank again if nothing was sent to it, or if it did not fail.
 	if e.End.Leg == Decode && !nothingSent && e.End.Why != GivenBack && e.End.Why != Stale && !returns {
 		dst = append(dst, Effect{Do: Shun})
 	}
@@ -329,11 +336,11 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 	return append(dst, Effect{Do: Pause, Retry: l.tries.retry(verdict.Next, &e)})
 }
 
-// condemn holds the failure of a leg against its engine, unless nobody is at fault. A prefill engine's failures are counted when its lease
-// is settled, so of these only a 500 is noted here. Whether the engine or the request is the cause of a 500 (Disputed), the next engine
-// shows; until then the engine is only accused.
+// condemn holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when its
+// lease is settled, so condemn only notes its 500s. The cause of a 500 may be the engine or the request (Disputed). The next engine's
+// answer shows which, and until then the engine is only accused.
 func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
-	if whom == Disputed && !e.Faulty { // e.g. the KV did not arrive, which is not the request's fault
+	if whom == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive, so the request is not at fault
 		whom = Engine
 	}
 	if whom == Nobody || e.End.Leg == Prefill && whom != Disputed {
@@ -350,18 +357,18 @@ func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
 // end nor go on elsewhere is broken off.
 func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	switch {
-	case e.What == Begun && l.state == Lost: // the lost answer goes on, with an attempt as of a new request
+	case e.What == Begun && l.state == Lost: // the lost answer goes on, with attempts counted as for a new request
 		l.tries.restart()
 		l.tries.resumed++
 		return l.begin(dst)
 	case e.What == Ends && l.state == Answering:
-		if l.owed.has[Slot] { // else the answer ended with its first event, and the prefill engine's answer was already waited for
+		if l.owed.has[Slot] { // no slot: the answer ended with its first event, and the wait for the prefill engine is over
 			dst = l.owed.unbind(append(dst, Effect{Do: Acclaim}), Finish)
 			if l.script == Early { // the prefill engine may still report that the KV was not complete
 				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
 			}
 		}
-		fallthrough // nothing is left to wait for: the answer has ended
+		fallthrough // the answer has ended, and there is nothing to wait for
 	case e.What == Ends, e.What == Believed:
 		return append(l.conclude(dst), Effect{Do: EndWhole})
 	case e.What == Fell && l.state == Answering:
@@ -370,8 +377,8 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 	return append(l.conclude(dst), Effect{Do: BreakOff})
 }
 
-// answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), unless the client has left, no engine would
-// answer otherwise, or two engines have failed at the request: then it goes to no third one, and the answer is broken off.
+// answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the client
+// has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
 func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 	verdict, slotHow := e.End.Verdict(), Failing
 	if e.Left || e.End.Why == Left {
@@ -387,10 +394,10 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 	return append(dst, Effect{Do: GoOn, Until: l.confirms()})
 }
 
-// giveUp ends the attempts here. Another dispatcher is offered the request, if it may have it and the failure is not the request's;
-// else the client gets an error.
+// giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
+// failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
-	dst = l.owed.settle(dst, KV, Doubt) // no engine was sent the hand-off, and no answer needs its KV any more
+	dst = l.owed.settle(dst, KV, Doubt) // no decode engine will get the hand-off any more
 	switch {
 	case e.Left:
 		return l.fail(e, OfClient, dst)
@@ -400,7 +407,7 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	return l.fail(e, OfAttempt, dst)
 }
 
-// offer says whether evenkeel may ask again if another dispatcher should have the request, and if so records the reason in the history.
+// offer says whether evenkeel may ask again which dispatcher should serve the request. If so, it records the reason in the history.
 func (l *Lifecycle) offer(why move) bool {
 	return !l.Bound && l.history.moves(why)
 }
@@ -420,8 +427,8 @@ func (l *Lifecycle) conclude(dst []Effect) []Effect {
 	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
-// panicked ends the request after the code that carries out effects has panicked. It settles everything that the request holds in the way
-// that is safe if any engine may still be at work for it: KV is left to the engine's hold timeout, and nothing is discarded.
+// panicked ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so no
+// hand-off is discarded: the engine frees the KV at its hold timeout.
 func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	l.state = Done
 	dst = l.owed.unbind(dst, Failing)
@@ -430,7 +437,7 @@ func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
 		case p.Closed():
-		case e.Idle: // neither leg of the last pair was begun
+		case e.Idle: // neither call of the last pair was begun
 			dst = l.stepPair(Event{What: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)

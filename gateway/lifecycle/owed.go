@@ -1,15 +1,15 @@
 package lifecycle
 
-// doubt is a hand-off that an engine may have read.
+// doubt is a hand-off that an engine may have read, so no other engine may get it.
 type doubt struct {
-	mayRun     bool // the engine has not said that it is done with the request
-	hasProbeID bool // a second request for it would have the id of the first
+	mayRun     bool // the engine may still be working on the request
+	hasProbeID bool // a second request with the hand-off would have the same request id as the first
 }
 
-// owed is what a request holds. Each thing is settled once: by an effect, in a way that is its own.
+// owed is what a request holds and must give back or pass on (settle). Each thing is settled exactly once, by an effect.
 type owed struct {
-	has          [things]bool // Doubted is in doubts
-	kvHasProbeID bool         // of the KV: a decode request must have the probe's id
+	has          [things]bool // true while the request holds the thing; hand-offs in doubt are in doubts
+	kvHasProbeID bool         // the decode request must carry the probe's request id
 	doubts       []doubt
 }
 
@@ -26,7 +26,7 @@ func (o *owed) unbind(dst []Effect, how How) []Effect {
 	return o.settle(o.settle(dst, Slot, how), Call, how)
 }
 
-// settle ends the hold of a thing. It does nothing if the request does not hold that thing.
+// settle gives a thing back or passes it on, as how says. It does nothing if the request does not hold the thing.
 func (o *owed) settle(dst []Effect, t Thing, how How) []Effect {
 	if !o.has[t] {
 		return dst
@@ -38,9 +38,9 @@ func (o *owed) settle(dst []Effect, t Thing, how How) []Effect {
 	return append(dst, Effect{Do: Settle, Thing: t, How: how})
 }
 
-// conclude settles what is left when the attempts are over. A hand-off that was doubted is discarded, so that its engine has
-// the memory back. It is left to the engine's hold timeout if the request may be what breaks engines, or if the discard would have the id
-// of a request that an engine may still run.
+// conclude settles what is left when the attempts are over. It discards each hand-off in doubt, so that the prefill engine can free the
+// memory. It leaves the hand-off to the engine's hold timeout (Orphan) if the request may be what breaks engines, or if the discard would
+// have the id of a request that an engine may still run.
 func (o *owed) conclude(dst []Effect, breaksEngines bool) []Effect {
 	for _, doubt := range o.doubts {
 		how := Discard

@@ -1,11 +1,11 @@
 package lifecycle
 
 const (
-	mostFailed = 3 // so many engines may fail a request before its client gets an error
-	mostAsked  = 8 // so many engines are asked at most, also counting those without its endpoint. The next request asks others
+	mostFailed = 3 // engines that may fail at a request before its client gets the error
+	mostAsked  = 8 // engines that one request tries, including those that turn out not to have its endpoint or its model
 )
 
-// pass is Step of a request that goes to one engine as it came:
+// pass handles an event of a request that is passed through to one engine as it came:
 //
 //	Choosing → Calling → Answering → Done
 //	   ↑        ↓    ↓      ↑
@@ -46,7 +46,8 @@ func (l *Lifecycle) choose(dst []Effect) []Effect {
 	return append(dst, Effect{Do: Choose})
 }
 
-// noneLeft ends a request for which no engine is left. The client gets the error of the last engine that failed at it, if one did.
+// noneLeft ends a request for which no engine is left. If an engine failed at the request, the client gets the error of the last such
+// engine.
 func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
 	clientError := OfRanks
 	if l.tries.counted > 0 || l.tries.unlisted > 0 {
@@ -55,8 +56,8 @@ func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
 	return l.turnAway(clientError, dst)
 }
 
-// call sends the request to the chosen engine, with the effect SendOver, or with SendAnew for a second time. The call counts at the engine,
-// and memory is set aside for the answer.
+// call sends the request to the chosen engine, with the effect SendOver, or SendAnew for the second try at the same
+// engine. The call counts against the engine, and memory is set aside for the answer.
 func (l *Lifecycle) call(effect Do, dst []Effect) []Effect {
 	l.owed.take(Call)
 	l.owed.take(Memory)
@@ -64,7 +65,7 @@ func (l *Lifecycle) call(effect Do, dst []Effect) []Effect {
 }
 
 // callFell handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is asked, unless the
-// request itself may be why.
+// request itself may be the cause.
 func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	dst = l.owed.settle(dst, Memory, Back)
@@ -72,7 +73,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Left:
 		return l.turnAway(OfClient, dst)
-	// the engine may have died of the request, over the first connection or over the second
+	// two connections ended without an answer, so the request may have killed the engine: no other engine is risked
 	case l.state == Redialing && e.End.Far < Headed && !e.End.Moved:
 		verdict.Next = Elsewhere
 		dst = append(dst, Effect{Do: Recall})
@@ -83,7 +84,7 @@ func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
 	case verdict.Next == NoModel:
 		l.tries.unlisted++
 		return l.choose(dst)
-	case verdict.Next == Over: // the request's fault
+	case verdict.Next == Over: // the request is at fault
 		return l.turnAway(OfAttempt, dst)
 	}
 	l.tries.counted++
@@ -99,7 +100,7 @@ func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
 	return append(l.letGo(Pass, Back, dst), Effect{Do: Fail, Error: clientError})
 }
 
-// letGo settles what a request that is passed through holds, as far as it holds that. body and memory are how those two things are settled.
+// letGo settles everything that a passed-through request still holds. body and memory say how those two things are settled.
 func (l *Lifecycle) letGo(body, memory How, dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Body, body)
 	dst = l.owed.settle(dst, Memory, memory)

@@ -8,96 +8,99 @@ import (
 	"evenkeel/sse"
 )
 
-// A Tier says how an answer goes on that was lost in the middle, with a fresh prefill of the prompt and of what the client has. It
-// labels metrics.
+// A Tier says how an answer that was lost in the middle goes on: another engine prefills the prompt and the part that the client has. It is
+// a label of metrics.
 type Tier = string
 
 // The tiers.
 const (
-	Repeated   Tier = "0"        // nothing of the answer is out: the same request again
-	ByPrompt   Tier = "1"        // a completion: its token ids become the prompt
-	ByIDs      Tier = "2"        // a chat: its token ids are sent beside the hand-off
-	ByText     Tier = "3"        // the text so far: of a chat as a last message, of a completion behind the prompt. Not exact to the token
-	Broken     Tier = "4"        // it ends with an error
-	Concluding Tier = "finished" // only its end was missing, or it may have no more tokens: the proxy writes the end
+	Repeated   Tier = "0"        // the client has nothing of the answer: the same request is sent again
+	ByPrompt   Tier = "1"        // of a completion: the ids of its prompt and answer tokens become the prompt
+	ByIDs      Tier = "2"        // of a chat: the token ids are sent beside the hand-off
+	ByText     Tier = "3"        // the text so far: of a chat as the last message, of a completion behind the prompt. Not exact to the token
+	Broken     Tier = "4"        // the answer cannot go on, and ends with an error
+	Concluding Tier = "finished" // only the end is missing, or no more tokens are allowed: the proxy writes the end
 )
 
-// Tiers are all of them.
+// Tiers lists all tiers.
 var Tiers = []Tier{Repeated, ByPrompt, ByIDs, ByText, Broken, Concluding}
 
-// Keeping says what of a request stays in memory while its answer runs.
+// Keeping says which parts of a request stay in memory while its answer runs.
 type Keeping uint8
 
-// What may be kept.
+// Each level includes the one before it.
 const (
 	KeepNothing Keeping = iota
-	KeepStart           // the body until the first token: until then the request may begin anew
-	KeepAll             // body, the prompt's token ids and the answer's
+	KeepStart           // the body, until the first token: until then the same request may be sent again
+	KeepAll             // the body, and the token ids of prompt and answer
 )
 
 // A Loss has the facts about a lost answer that decide how it goes on.
 type Loss struct {
-	Said     *sse.Trail // what came of it
-	Finished bool       // only its end is missing
-	May      bool       // it has not been lost too often, and its endpoint has answers that go on
+	Said     *sse.Trail // the part of the answer that came
+	Finished bool       // only the end of the answer is missing
+	May      bool       // the answer may go on: it was not lost too often, and its endpoint supports going on
 	Keeping  Keeping
 	Streamed bool
-	Seen     bool // the client gets more of a token than its text, e.g. its id or logprobs, so that no token it has may be made anew
-	Plain    bool // nothing in the request hinders that its answer becomes a part of the prompt
-	Tools    bool // it has tools, which only token ids can repeat
+	Seen     bool // the client gets more of a token than its text, e.g. id or logprobs: no token that it has may be generated again
+	Plain    bool // nothing in the request forbids that the answer becomes a part of the prompt
+	Tools    bool // the request has tools, which only token ids can repeat
 
-	How      string          // a value of chat_resume, mooncake.ResumePrompt or mooncake.ResumeText; empty: the answer can only begin anew
-	IDs      json.RawMessage // of the prompt
-	Text     []byte          // of the prompt, as a JSON string, for mooncake.ResumeText
-	Alone    int             // tokens of the client's prompt, without a part of the answer
-	Most     int             // tokens that the whole answer may have
-	Limit    int             // tokens that the client allows; 0: any number
+	How      string          // a value of chat_resume, mooncake.ResumePrompt or mooncake.ResumeText; empty: the answer can only start again
+	IDs      json.RawMessage // token ids of the prompt
+	Text     []byte          // text of the prompt, as a JSON string, for mooncake.ResumeText
+	Alone    int             // number of tokens of the client's own prompt, without any part of the answer
+	Most     int             // largest number of tokens of the whole answer
+	Limit    int             // the client's own limit of answer tokens; 0: none
 	LimitKey string
 }
 
-// A Plan is how a lost answer goes on.
+// A Plan says how a lost answer goes on.
 type Plan struct {
 	Tier   Tier
-	Said   *sse.Trail       // the answer so far, behind which it goes on
-	Resume *mooncake.Resume // what of it becomes a part of the prompt; nil: nothing
-	Unseen bool             // the client has seen nothing of it, so that the answer is put together from the beginning
-	Seam   *sse.Seam        // where the next part is joined
-	AtP    int              // prompt tokens that the prefill engine has to count now; 0: any number
-	AtD    int              // the same of the decode engine
+	Said   *sse.Trail       // the part of the answer so far, after which it goes on
+	Resume *mooncake.Resume // the part of the answer that becomes a part of the prompt; nil: none
+	Unseen bool             // the client has nothing of the answer yet, so that the answer is put together from its start
+	Seam   *sse.Seam        // where the next part is joined to the answer so far; nil: nothing was sent
+	AtP    int              // prompt tokens that the prefill engine must count; 0: any number
+	AtD    int              // prompt tokens that the decode engine must count; 0: any number
 }
 
-// Plan says how the answer goes on: it is concluded if only its end is missing, begun anew if the client can see no difference, continued
-// behind the part that the client has, or broken off. It does not change l.Said.
+// Plan decides how the answer goes on. The proxy writes its end if only the end is missing. It begins again if the client can see no
+// difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change l.Said.
 func (l *Loss) Plan() Plan {
 	said := *l.Said
-	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt} // for an answer that begins anew: none of it is there yet
+	nothing := &sse.Trail{Head: said.Head, Prompt: said.Prompt} // for an answer that begins again, of which nothing is there yet
 	switch {
 	case l.Finished && said.Head.ID != nil:
 		return Plan{Tier: Concluding, Said: &said}
-	case l.Keeping == KeepNothing || !l.May: // the request is not in memory any more, or never was, or may not go on again
+	case l.Keeping == KeepNothing || !l.May: // the request is not in memory, or its answer may not go on again
 		return Plan{Tier: Broken}
-	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen):
+	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen): // the client has nothing that a new answer could contradict
 		return l.behind(nothing, Repeated, nil)
 	case l.Keeping == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
-		// the answer goes on behind what the client has: see below
-	case l.Keeping == KeepAll && !l.Streamed:
+		return l.goOn(&said)
+	case l.Keeping == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
 		nothing.Head = sse.Head{}
 		p := l.behind(nothing, Repeated, nil)
 		p.Unseen = true
 		return p
-	default:
-		return Plan{Tier: Broken}
 	}
+	return Plan{Tier: Broken}
+}
+
+// goOn is the plan in which the answer goes on behind the part that the client has. It changes said.
+func (l *Loss) goOn(said *sse.Trail) Plan {
 	if !l.Seen && !mooncake.ByText(l.How) {
 		said.Cut()
 	}
-	// This count is a guess. The engine would have ended an answer that has no token left, so at least one is left. Where all ids are known,
-	// the count is exact.
+	// Completed is a guess here, because not all token ids are known. The engine would have ended an answer that may have no more tokens,
+	// so at least one token is left.
 	if said.Guessed && mooncake.ByText(l.How) {
 		said.Completed = min(said.Completed, max(0, l.Most-1))
 	}
 	if said.Completed >= l.Most {
-		return l.behind(&said, Concluding, nil)
+		return l.behind(said, Concluding, nil)
 	}
 	resume := &mooncake.Resume{How: l.How, Tokens: said.Completed}
 	if l.Limit > 0 {
@@ -111,15 +114,15 @@ func (l *Loss) Plan() Plan {
 		resume.Text = slices.Concat(l.Text[:len(l.Text)-1], said.Text, []byte{'"'})
 	default:
 		resume.IDs = mooncake.JoinIDs(l.IDs, said.IDs)
-		if tier = ByIDs; l.How == mooncake.ResumePrompt {
+		tier = ByIDs
+		if l.How == mooncake.ResumePrompt {
 			tier = ByPrompt
 		}
 	}
-	return l.behind(&said, tier, resume)
+	return l.behind(said, tier, resume)
 }
 
-// behind is the plan in which the answer goes on behind said, with resume as a part of the prompt. resume is nil if no part of the answer
-// becomes a part of the prompt.
+// behind is the plan in which the answer goes on after said, its part so far. resume is what becomes a part of the prompt; nil: nothing.
 func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, Said: said, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.How) {
@@ -137,22 +140,21 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 	return p
 }
 
-// whole says whether what goes on behind the answer so far joins it without a break within a character: it ends at the end of a character,
-// or can be cut there, or goes on by its text. If a token ends within a character, its
-// text comes with the next token, and if a prompt ends like that, vLLM 0.32 writes all the text into the answer. A client that already
-// has such a token must not get it again.
+// whole says whether the answer can go on without a break within a character: the part so far ends at the end of a character, or can be cut
+// there, or goes on by its text. If a token ends within a character, its text comes with the next token. If a prompt ends with such a
+// token, vLLM 0.32 writes all the text of the token into the answer, but a client that has the token already must not get it again.
 func (l *Loss) whole(said *sse.Trail) bool {
 	return !l.Seen || mooncake.ByText(l.How) || said.Shown == len(said.IDs)
 }
 
-// resumable tells whether the answer so far can become part of the prompt.
+// resumable says whether the answer so far can become a part of the prompt.
 func (l *Loss) resumable(said *sse.Trail) bool {
 	switch {
-	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.Most): // its last event ends an answer of /generate
+	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.Most): // an answer of /generate that is at its end
 		return false
 	case l.How == "", said.Head.ID == nil, said.MoreThan, said.Unread, !l.Plain:
 		return false
-	case mooncake.ByText(l.How): // then tokens that the client has may be made anew, and tools cannot be repeated
+	case mooncake.ByText(l.How): // tokens that the client has may then be generated again, and tools cannot be repeated
 		return !l.Seen && !l.Tools
 	}
 	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.IDs))

@@ -5,62 +5,64 @@ import (
 	"strings"
 )
 
-// tries is what is remembered of a request's failed attempts: how many there were, and whether the engines or the request itself
-// are why they failed.
+// tries counts a request's failed attempts, and remembers what shows whether the engines or the request itself made them fail.
 type tries struct {
-	counted, unreached int32 // attempts that count, and attempts that reached no engine; both since restart was last called
+	counted, unreached int32 // attempts that count as tries, and attempts that reached no engine; both since the last restart
 	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
-	givenBack          int32 // how often an engine without KV room gave the request back before its first event
-	withheld           int32 // attempts that ended as Withheld, because the engine was not there; they do not count
-	redials            int32 // attempts over connections that had ended unseen, since the request came; they do not count
+	givenBack          int32 // how often an engine without KV room gave the request back before the first event
+	withheld           int32 // attempts that ended as Withheld, because the engine was away for a moment; they do not count
+	redials            int32 // attempts over kept-alive connections that the engine had already closed; they do not count
 	unlisted           int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on
-	suspects           int32 // engines that the request may have broken
-	asked              int32 // engines that were asked, for a request that is passed through
+	suspects           int32 // engines that reported a failure at the request
+	asked              int32 // engines that were tried, if the request is passed through
 	breaches           []Breach
 }
 
-// mostRefused is how many refusals of engines that were to compute the prompt do not count as attempts, because the engines ran nothing.
-// If engines refuse a fifth of their probes, three attempts alone would fail one request in a hundred.
+// mostRefused is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a fifth
+// of their probes, three attempts without this allowance would fail one request in a hundred.
 const mostRefused = 3
 
 // mostHeld is how many attempts that ended as Withheld do not count. After the first, evenkeel sends nothing to that engine until it is
-// back, and the request waits for that in a queue. So a second one only comes from an engine that came back and went again, or of
-// whose absence evenkeel learned too late.
+// back, and the request waits in a queue until then. So a second attempt only ends as Withheld if the engine came back and went away again,
+// or if evenkeel learned too late that the engine was away.
 const mostHeld = 2
 
-// mostRedials is how many attempts over a kept-alive connection that had ended do not count. All later calls of the request open new
-// connections, so no second call meets an ended one.
+// mostRedials is how many attempts over a kept-alive connection that the engine had already closed do not count. All later calls of the
+// request open new connections, so this cannot happen to them.
 const mostRedials = 1
+
+// mostDoublings is how often the base pause is doubled at most while engines have no KV room: to 256 times its length.
+const mostDoublings = 8
 
 // mostUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
 // again at once, so several such attempts only happen if several engines change at the same time.
 const mostUnlisted = 3
 
-// poison is how many engines a request may have broken before it is stopped.
+// poison is how many engines a request may break: then it gets no more attempts.
 const poison = 2
 
-// restart forgets the earlier attempts, as far as they would count against the next ones.
+// restart sets the counts to zero that would limit the next attempts.
 func (t *tries) restart() { t.counted, t.unreached, t.refused, t.withheld, t.unlisted = 0, 0, 0, 0, 0 }
 
-// poisons says whether evenkeel takes the request for the cause of its engines' failures.
+// poisons says whether evenkeel considers the request the cause of the engines' failures.
 func (t *tries) poisons() bool { return t.suspects >= poison }
 
-// retry counts an attempt that has ended, and says on which budget and after which pause another one begins; the zero Retry: none begins.
+// retry counts an attempt that has ended, and says on which budget and after which pause another attempt begins; the zero Retry: none does.
 // next is the verdict on the attempt, and e is the event that reported its end. The first mostHeld, mostRedials and mostRefused attempts of
-// their kinds do not count. Each later one counts like Again, behind the switch.
+// their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
 func (t *tries) retry(next Next, e *Event) Retry {
 	switch next {
-	case Over, Ask, Elsewhere: // no engine is tried here
+	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
 		return Retry{}
-	case Anew, Granted: // for Anew, nothing has failed; for Granted, the budget was asked before
+	case Anew, Granted: // Anew: nothing has failed; Granted: the budget was already asked
 		return Retry{Budget: Freely}
 	case NoRoom:
 		t.givenBack++
 		if int(t.resumed+t.givenBack) > e.MostLosses {
 			return Retry{}
 		}
-		return Retry{Budget: Freely, Pause: min(int(t.givenBack), 8)} // the base pause is doubled 8 times at most
+		return Retry{Budget: Freely, Pause: min(int(t.givenBack), mostDoublings)}
 	case Held:
 		if t.withheld < mostHeld {
 			t.withheld++
@@ -75,7 +77,7 @@ func (t *tries) retry(next Next, e *Event) Retry {
 			return Retry{Budget: Freely}
 		}
 	case NoModel:
-		if t.unlisted == mostUnlisted { // a mere change of engines hardly causes so many
+		if t.unlisted == mostUnlisted { // more than a mere change of the engines' models would cause
 			return Retry{}
 		}
 		t.unlisted++
@@ -97,19 +99,20 @@ func (t *tries) retry(next Next, e *Event) Retry {
 	return Retry{Budget: Counted, N: int(t.counted), Despite: t.resumed > 0}
 }
 
-// noteFailure notes the failure that ended an attempt. It says whether the request may be what makes engines fail: two engines said that
-// they failed, or the connection of an engine broke after another engine had said so or had gone down (see secondDied).
+// noteFailure notes the failure that ended an attempt. It says whether the request may be what makes engines fail: two engines reported a
+// failure, or an engine's connection broke after another engine had reported a failure or gone down (see secondDied).
 func (t *tries) noteFailure(e *Event) (mayPoison bool) {
-	if e.Faulty { // the engine itself said so
+	if e.Faulty { // the engine itself reported a failure
 		t.suspects++
 		return t.poisons()
 	}
-	return e.Breach.Engine != "" && t.secondDied(e.Breach, e.Down) // else the failure is not one that a dying engine shows
+	return e.Breach.Engine != "" && t.secondDied(e.Breach, e.Down) // an empty Breach: not the failure of a dying engine
 }
 
-// secondDied notes an engine whose connection broke under the request. It says whether the connection of another engine of the same role
-// broke before and that engine went down then, or an engine failed at the request before. down are the engines of t.breaches that went
-// down. A broken connection whose engine still runs is no sign, and a cluster may lose one prefill and one decode engine at once.
+// secondDied notes that an engine's connection broke under the request. It says whether this engine is the second one that the request may
+// have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has the
+// engines of t.breaches that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of one
+// prefill and one decode engine, which a cluster may lose together.
 func (t *tries) secondDied(b Breach, down []string) bool {
 	role, _, _ := strings.Cut(b.Engine, " ")
 	for _, other := range t.breaches {
@@ -118,18 +121,19 @@ func (t *tries) secondDied(b Breach, down []string) bool {
 		}
 	}
 	t.breaches = append(t.breaches, b)
-	return t.suspects+1 >= poison // an engine said before that it failed at the request
+	return t.suspects+1 >= poison // an engine reported a failure at the request before
 }
 
-// blame is an engine's 500 whose cause is open: old vLLM answers so to prompts that are too long, and every engine would.
+// blame is an engine's 500 whose cause is not known yet. The request may be the cause: old vLLM answers prompts that are too long with 500.
 type blame struct {
 	accused string // the engine that answered 500; empty: none did, or the cause is known
 	cleared bool   // two engines answered 500, which clears both: the request is the cause
 }
 
-// accuse takes note of an engine that answered 500. If another engine did before, the request is the cause.
+// accuse notes an engine that answered 500. If another engine answered 500 before, the request is the cause.
 func (b *blame) accuse(engine string, dst []Effect) []Effect {
-	if b.cleared = b.cleared || b.accused != "" && b.accused != engine; b.cleared {
+	b.cleared = b.cleared || b.accused != "" && b.accused != engine
+	if b.cleared {
 		b.accused = ""
 		return append(dst, Effect{Do: Find, Finding: Innocent})
 	}
@@ -137,7 +141,7 @@ func (b *blame) accuse(engine string, dst []Effect) []Effect {
 	return dst
 }
 
-// find settles a 500 that no other engine confirmed, with the cause f. It does nothing if no engine is accused.
+// find reports f as the cause of the 500 of the accused engine. It does nothing if no engine is accused.
 func (b *blame) find(f Finding, dst []Effect) []Effect {
 	if b.accused == "" {
 		return dst

@@ -1,88 +1,88 @@
-// Package lifecycle is the life of a request as a value: how far it has come, what it holds, what becomes of that when an attempt
-// to serve it fails, whether it is tried again, and whose fault the failure is. It knows no clock, socket or engine; gateway/request
-// tells it what happens and carries out what it says. lifecycle.go is the place to start reading.
+// Package lifecycle decides what happens to a request: how far it has come, what it holds, whether another attempt follows a failed one,
+// and whose fault the failure was. It knows no clock, socket or engine: gateway/request reports events to it and carries out the effects
+// that it returns. lifecycle.go is the place to start reading.
 package lifecycle
 
-// A Leg is one half of an attempt to serve a request, or all of it.
+// A Leg is the kind of a call to an engine: it serves the prefill, the decode, or all of a request.
 type Leg uint8
 
 // The legs.
 const (
 	Prefill Leg = iota // from the request's turn to the hand-off of its KV
-	Decode             // from the hand-off to the first event of the answer. It is the only leg of a request that has no hand-off
-	Sole               // of a request that one engine serves alone, and that is not counted on a decode rank
+	Decode             // from the hand-off to the first event of the answer; the only leg if the decode rank computes the prompt
+	Sole               // all of a request that one engine serves alone, without a slot on a decode rank
 )
 
-// Far is how far a leg had come when it ended.
+// Far says how far a leg had come when it ended.
 type Far uint8
 
-// How far.
+// The stages of a leg, in this order.
 const (
 	Unsent  Far = iota // no byte of the request was written to the engine
 	Sent               // the engine may have the request
-	Headed             // the engine's answer has begun
-	Through            // the KV is where it belongs: the prefill engine has handed it over, or the decode engine has read it
+	Headed             // the first bytes of the engine's answer have come
+	Through            // a prefill engine has returned the hand-off, or a decode engine has read the KV
 )
 
-// Why is why a leg ended without its result.
+// Why says why a leg ended without its result.
 type Why uint8
 
-// The reasons. Those before Stale do not count as a failure of the leg's engine (see OfEngine).
+// The reasons. The ones before Stale do not count as a failure of the leg's engine (see OfEngine).
 const (
 	Left        Why = iota // the client left
-	Leaving                // the proxy has no time for it any more
-	Unready                // the proxy does not listen where engines would call it
-	Moved                  // its engine was taken out of service
-	HungUp                 // we ended the call, for another reason
-	NotOurs                // another proxy admits to the engine now
-	Unowned                // another proxy admits to the whole decode group now
-	NoRank                 // the pool had no rank for it in time, or will have none
-	RanksLost              // the region of its hand-off has no rank any more
-	Unlearned              // it is not known at which address decode engines reach the prefill engine
-	Outlived               // the prefill engine's process is another one, and its KV is gone
-	MayOutlive             // the prefill engine's process may be another one
-	Expired                // its slot came when the hand-off was too old to be sent, or the KV that a prefill engine was to fetch is gone
-	Disbelieved            // its KV may have been another prompt's when it was read
-	Ignored                // the engine did not go on from the answer so far
+	Leaving                // the proxy shuts down, or the request's time is over
+	Unready                // the proxy cannot receive callbacks of engines
+	Moved                  // the leg's engine was taken out of service
+	HungUp                 // the proxy ended the call for another reason
+	NotOurs                // another proxy owns the engine now
+	Unowned                // another proxy owns the whole decode group now
+	NoRank                 // the pool had no rank for the request in time, or will have none
+	RanksLost              // the region of the hand-off has no rank any more
+	Unlearned              // the address at which decode engines reach the prefill engine is unknown
+	Outlived               // the prefill engine has restarted, so the KV is gone
+	MayOutlive             // the prefill engine may have restarted
+	Expired                // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
+	Disbelieved            // the decode engine may have read another prompt's KV, because it read too late
+	Ignored                // the engine did not continue the answer so far
 	TooLong                // the engine counted more tokens than its model takes
 
-	// In the reasons from here on, the leg's engine is why the leg ended.
-	Stale       // a connection that had been kept alive ended before it brought one byte of the answer
+	// In the following reasons, the leg's engine is why the leg ended.
+	Stale       // a kept-alive connection ended before it brought one byte of the answer
 	Unreachable // no connection could be made
 	Broke       // the connection broke, or the engine was declared down while a probe was under way
 	Silent      // the engine said nothing for too long
-	Garbled     // what it said cannot be used
-	TooLarge    // its answer is larger than it may be
-	Unnamed     // its bootstrap server does not say under which name it has the KV
-	Bare        // its answer has no hand-off
+	Garbled     // the engine's answer cannot be parsed or used
+	TooLarge    // the engine's answer is larger than allowed
+	Unnamed     // the engine's bootstrap server does not name the engine id under which the KV is held
+	Bare        // the prefill engine's answer has no hand-off
 	Empty       // as Bare, because the first token is the end of the answer
-	Restarted   // its process is not the one whose address the decode engine has
-	Uncalled    // it did not say in time where the KV goes
-	Misplaced   // it named a place that KV may not go to
-	Unbegun     // the prompt was prefilled, and it did not begin its answer
-	Stuck       // the rank also computes the prompt, took many times as long as predicted, and gave no sign of life
-	Unusable    // no answer can be made of what it said, or the answer is too large
-	Unconfirmed // it did not say in time whether the KV is complete
-	Incomplete  // it broke off while it handed the KV over
+	Restarted   // the prefill engine restarted after the decode engine had been given its address
+	Uncalled    // the decode engine did not say in time where the KV goes
+	Misplaced   // the decode engine named an address to which KV may not be sent
+	Unbegun     // the prompt was prefilled, but the decode engine did not begin its answer
+	Stuck       // a rank that also computes the prompt gave no sign of life for many times the predicted time
+	Unusable    // no answer for the client can be made of the engine's answer, or it is too large
+	Unconfirmed // the prefill engine did not confirm in time that the KV is complete
+	Incomplete  // the prefill engine broke off while it handed the KV over
 
-	// These are statuses of its answer, or of an event that says that it failed.
-	Lacks     // 404 or 405 of its router: it does not have the endpoint
+	// HTTP statuses of the engine's answer, or of an event in which the engine reports a failure.
+	Lacks     // 404 or 405 of the engine's router: the engine does not have the endpoint
 	Rejected  // 4xx: the request is refused
-	Throttled // 429
-	Busy      // 503
+	Throttled // 429: too many requests
+	Busy      // 503: the engine is overloaded or not ready
 	Failed    // 500, which is the engine's fault or the request's
 	Erred     // 502, 504, or an event that has no status
-	Unable    // 501
+	Unable    // 501: the engine cannot do it
 	Odd       // any other status
 	GivenBack // the engine ran out of KV memory and gave the request back
-	Withheld  // the engine takes no requests while its group re-forms, or none for this rank any more: it read nothing of the request
-	// 404, because the engine does not have the model that the request names, though its list had it: it read nothing else of the request
+	Withheld  // the engine takes no requests while its group re-forms, or none for this rank any more; it read nothing
+	// Unlisted is a 404: the engine's list had the model of the request, but the engine does not serve it. It read nothing else.
 	Unlisted
 
-	whys // how many there are
+	whys // number of reasons
 )
 
-// ByStatus is the reason for a status of an engine's answer. status 0: an event reports a failure without a status.
+// ByStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a status.
 func ByStatus(status int) Why {
 	switch {
 	case status == 429:
@@ -103,83 +103,83 @@ func ByStatus(status int) Why {
 	return Odd
 }
 
-// How is what becomes of the KV that a prefill engine has, or may have, for a request.
+// How says what becomes of the KV that a prefill engine has, or may have, for a request.
 type How uint8
 
 // The ways.
 const (
-	unsaid  How = iota // it cannot be: the table has no entry
-	Keep               // it is offered to the next engine: no byte of a request that names it was written to an engine
+	unsaid  How = iota // the table has no entry, because the case cannot happen
+	Keep               // the next decode engine may have it: no byte that names the KV was written to an engine
 	Free               // the prefill engine has no KV, or has freed it
-	Refuse             // as Free, and the engine has failed
+	Refuse             // as Free, but the engine has failed
 	Lose               // the engine has failed, and may hold the KV until its hold timeout
-	Orphan             // no engine will fetch it: the prefill engine frees it at its hold timeout
-	Discard            // a decode engine fetches it and throws it away
-	Doubt              // an engine may have read it. It is discarded once it is clear that the request is not what breaks engines
-	DoubtOn            // as Doubt, and the engine has not said that it is done with the request
-	Spent              // only of a Sole leg, which has no KV: the engine may have computed the request's tokens
+	Orphan             // no engine will fetch the KV: the prefill engine frees it at its hold timeout
+	Discard            // a decode engine is made to fetch the KV and throw it away
+	Doubt              // an engine may have read it; it is discarded later, unless the request seems to break engines
+	DoubtOn            // as Doubt, but the engine may still be working on the request
+	Spent              // only of a Sole leg, which hands no KV over: the engine may have computed the request's tokens
 )
 
-// Next is what becomes of the request.
+// Next says what the request does next.
 type Next uint8
 
-// What may follow.
+// The next steps. Each kind of attempt has a limit of its own (see tries.retry).
 const (
 	Over      Next = iota // no other attempt: no engine would answer otherwise
 	Elsewhere             // no other attempt here, but an engine of another region may answer otherwise
 	Again                 // another attempt, which is counted
 	Unreached             // another attempt, counted with those that reached no engine
-	Untaken               // another attempt, counted with those of which an engine took nothing
+	Untaken               // another attempt, counted with those that an engine refused
 	NoRoom                // another attempt, counted with those for which an engine had no room in its KV memory
-	Held                  // another attempt, counted with those for which an engine was not there
+	Held                  // another attempt, counted with those for which an engine was away
 	Granted               // another attempt, for which the budget was asked before
-	NoModel               // another attempt, counted with those of which an engine did not have the model
+	NoModel               // another attempt, counted with those for which an engine did not have the model
 	Anew                  // another attempt, not counted: nothing failed
-	Redial                // another attempt over new connections, not counted: the one before had a connection that had ended unseen
-	Ask                   // its decode group's owner is asked
-	Same                  // the same engine gets it once more, over a new connection
+	Redial                // another attempt over new connections, not counted: the engine had already closed the old connection
+	Ask                   // the proxy that owns the decode group now is asked to serve the request
+	Same                  // the same engine gets the request once more, over a new connection
 )
 
-// Blame is which component a failure is held against.
+// Blame says which component a failure is held against.
 type Blame uint8
 
-// Whose fault it is.
+// The components.
 const (
 	Nobody   Blame = iota // the request, the client or the proxy is at fault, or the failure is already counted elsewhere
-	Engine                // the engine's
-	Wedged                // the engine's, which may stand still
-	Disputed              // the engine's or the request's: the next engine shows it
+	Engine                // the engine is at fault
+	Wedged                // the engine is at fault, and may hang
+	Disputed              // the engine or the request is at fault: the next engine's answer shows which
 )
 
-// A row of the tables: what becomes of the KV by how far the leg had come, and what follows.
+// row is a row of the tables prefills and decodes. kv is indexed by Far, how far the leg had come.
 type row struct {
 	kv   [Through + 1]How
 	next Next
 	whom Blame
 }
 
-// prefills is what follows the end of a prefill leg. A prefill engine's failures are counted when the lease of the prompt is settled, so
+// prefills says what follows the end of a prefill leg. A prefill engine's failures are counted when the lease of the prompt is settled, so
 // whom only matters for a 500.
 var prefills = [whys]row{
 	//              Unsent  Sent    Headed  Through
-	// the engine stops a prefill when its connection ends, and keeps the KV of a prefill that it answers
+	// a prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered
 	Left:    {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
 	Leaving: {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
 	Moved:   {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
 	HungUp:  {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
-	// the KV that it was to fetch, of the turn before, is gone; the next attempt computes the prompt
+	// the engine was to fetch the KV of the conversation's last turn, which is gone; the next attempt computes the prompt
 	Expired:   {[...]How{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
-	Unowned:   {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // the pool's answers come before an early prefill, and after a late one
+	Unowned:   {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // early attempts ask the pool before the prefill, late ones after it
 	NoRank:    {[...]How{Free, unsaid, unsaid, Discard}, Over, Nobody},
-	RanksLost: {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch it
+	RanksLost: {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV
 	Ignored:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
-	TooLong:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would refuse it after it had read the KV
+	TooLong:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would read the KV and then refuse
 
-	Stale:       {[...]How{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the prompt all the same
+	Stale:       {[...]How{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may still have read the prompt
 	Unreachable: {[...]How{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
 	Broke:       {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody},
 	Silent:      {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody}, // silence may hide a finished prefill and its KV
-	Garbled:     {[...]How{unsaid, Lose, Lose, unsaid}, Again, Nobody}, // KV that cannot be named may be held
+	Garbled:     {[...]How{unsaid, Lose, Lose, unsaid}, Again, Nobody}, // the engine may hold KV that the proxy cannot name
 	TooLarge:    {[...]How{unsaid, Lose, Lose, unsaid}, Again, Nobody},
 	Unnamed:     {[...]How{Refuse, unsaid, unsaid, unsaid}, Again, Nobody},
 	Bare:        {[...]How{unsaid, unsaid, Refuse, unsaid}, Again, Nobody}, // without a hand-off the engine keeps nothing
@@ -199,7 +199,7 @@ var prefills = [whys]row{
 	Unlisted:  {[...]How{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
-// decodes is what follows the end of a decode leg.
+// decodes says what follows the end of a decode leg.
 var decodes = [whys]row{
 	//              Unsent  Sent     Headed   Through
 	Left:        {[...]How{Keep, DoubtOn, DoubtOn, Free}, Over, Nobody},
@@ -215,13 +215,13 @@ var decodes = [whys]row{
 	Disbelieved: {[...]How{unsaid, unsaid, unsaid, Free}, Again, Nobody},
 	Ignored:     {[...]How{unsaid, unsaid, unsaid, Free}, Over, Nobody},
 
-	Stale:       {[...]How{Keep, DoubtOn, unsaid, unsaid}, Redial, Nobody}, // it does not prove that the KV was not read
+	Stale:       {[...]How{Keep, DoubtOn, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the KV all the same
 	Unreachable: {[...]How{Keep, unsaid, unsaid, unsaid}, Unreached, Engine},
-	Broke:       {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Engine}, // a connection that breaks does not prove that the KV was not read
+	Broke:       {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Engine}, // the engine may have read the KV before the connection broke
 	Silent:      {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Wedged},
 	Garbled:     {[...]How{unsaid, DoubtOn, DoubtOn, Free}, Again, Engine},
 	TooLarge:    {[...]How{unsaid, DoubtOn, DoubtOn, Free}, Over, Nobody},
-	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // nothing is prefilled before the callback
+	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // the prefill only begins after the callback
 	Misplaced:   {[...]How{unsaid, Free, unsaid, unsaid}, Over, Nobody},
 	Unbegun:     {[...]How{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
 	Stuck:       {[...]How{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
@@ -236,29 +236,29 @@ var decodes = [whys]row{
 	Unable:    {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Nobody},
 	Odd:       {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
 	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, NoRoom, Nobody},
-	Withheld:  {[...]How{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // its bytes were written, so no second engine may have the hand-off
+	Withheld:  {[...]How{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // the hand-off was sent, so no second engine may have it
 	Unlisted:  {[...]How{unsaid, unsaid, Doubt, Free}, NoModel, Nobody},
 }
 
-// Ended is what is known of a leg that has ended without what it was for.
+// Ended describes a leg that has ended without its result.
 type Ended struct {
 	Leg   Leg
 	Far   Far
 	Why   Why
-	Kept  bool // the prefill engine keeps KV until a decode engine fetches it, and names it in its answer
-	Frees bool // a decode engine that refuses a request has the prefill engine free its KV
-	Moved bool // the engine was taken out of service meanwhile
-	Open  bool // the engine's answer has begun with status 200, so that it may still work on the request, or has done so
+	Kept  bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
+	Frees bool // a decode engine that refuses a request also makes the prefill engine free the KV
+	Moved bool // the engine was taken out of service while the leg ran
+	Open  bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
 }
 
-// Verdict is what becomes of a request whose leg has ended.
+// Verdict says what follows for a request from the end of one of its legs.
 type Verdict struct {
 	KV    How
 	Next  Next
 	Blame Blame
 }
 
-// Verdict looks up what follows the end of the leg: what becomes of the KV, what the request does next, and who is to blame.
+// Verdict looks up what becomes of the KV, what the request does next, and which component is to blame.
 func (e Ended) Verdict() Verdict {
 	r := &prefills[e.Why]
 	switch e.Leg {
@@ -281,7 +281,7 @@ func (e Ended) Verdict() Verdict {
 	case v.KV == Doubt && e.Frees && e.Why != Withheld: // with Withheld, the part of the engine that would free the KV never saw the request
 		v.KV = Free
 	}
-	if e.Leg == Prefill && !e.Kept { // the engine keeps no KV that would have to be fetched or to run out
+	if e.Leg == Prefill && !e.Kept { // such an engine keeps no KV for a decode engine, so there is none to free
 		switch v.KV {
 		case Lose:
 			v.KV = Refuse
@@ -290,23 +290,24 @@ func (e Ended) Verdict() Verdict {
 		}
 	}
 	if e.Moved { // an engine that was taken out of service is not to blame
-		if v.Blame = Nobody; v.Next != Over {
+		v.Blame = Nobody
+		if v.Next != Over {
 			v.Next = Anew
 		}
 	}
 	return v
 }
 
-// Unheard says, of a leg that ended without a first event, whether its engine took the request and is to blame that no event came.
+// Unheard says whether the leg's engine took the request and is to blame that no first event came.
 func (e Ended) Unheard() bool {
 	return e.Why == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
-// OfEngine says whether the leg's engine is why the leg has ended: its answer says so, or its connection or answer failed.
+// OfEngine says whether the leg's engine is the reason that the leg ended: by its answer, or because its connection or answer failed.
 func (e Ended) OfEngine() bool { return e.Why >= Stale && !e.Moved }
 
-// sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can compute it. But a request that may
-// have killed its engine goes to no other one. A request of which no byte was sent always goes to another one.
+// sole is the verdict on a Sole leg. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
+// killed its engine goes to no other engine. A request of which no byte was sent always goes to another engine.
 func (e Ended) sole() Verdict {
 	v := Verdict{KV: Spent, Next: Elsewhere, Blame: Engine}
 	if e.Far == Unsent || e.Why == Stale || e.Why >= Lacks && !e.Open {
@@ -315,7 +316,7 @@ func (e Ended) sole() Verdict {
 	switch {
 	case e.Moved:
 		v.Next = Again
-	case e.Why == Stale: // most likely the connection ended before the engine saw the request
+	case e.Why == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same
 	case e.Why == Withheld:
 		v.Next, v.Blame = Again, Nobody
@@ -331,12 +332,12 @@ func (e Ended) sole() Verdict {
 	return v
 }
 
-// Refused says whether the engine of a decode leg has too many requests: it refused this one, and read nothing of it.
+// Refused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
 func (e Ended) Refused() bool {
 	return e.Leg == Decode && (e.Why == Busy || e.Why == Throttled)
 }
 
-// Untaken says whether the engine of a leg took nothing of the request, so that another engine may take its place.
+// Untaken says whether the engine of a leg did not take the request, so that another engine may replace it.
 func (e Ended) Untaken() bool {
 	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld ||
 		e.Why == Unlisted
