@@ -17,7 +17,7 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Derive returns the picture that follows from the roster after its last Tick.
+// Derive returns what the rest of the proxy sees of the roster. It must be called after a Tick.
 func Derive(r *Roster) *Published {
 	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
@@ -51,15 +51,14 @@ func Derive(r *Roster) *Published {
 	return p
 }
 
-// deriving is a picture under construction.
+// deriving is a Published under construction.
 type deriving struct {
 	r               *Roster
 	p               *Published
-	regions, groups map[string]*reach // by region: what ranks that decode list; by group: what ranks that do both list
+	regions, groups map[string]*reach // models listed by decode-only ranks, by region; models listed by ranks that also prefill, by group
 }
 
-// addDecodeRank adds a rank of an engine that decodes to the picture. The rank gets a worker, to which requests can be bound, once its
-// engine has named its models.
+// addDecodeRank adds a rank that decodes. Requests can be bound to the rank (it is a worker) once its engine has named its models.
 func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
 	id := d.r.workerIDs[e.nameOf(rank)]
@@ -91,8 +90,8 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	}
 }
 
-// addToGroup adds a rank that prefills and decodes to the candidate that its group is, and makes that candidate if this is its first rank.
-// The candidate is live if one of the ranks takes requests, and late if requests wait for one of them.
+// addToGroup adds a rank that prefills and decodes to its group, which is one candidate of the prefill tier. The candidate is live if one
+// of the ranks takes requests, and late if requests wait for one of the ranks.
 func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	id := e.groupID()
 	index := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
@@ -112,8 +111,7 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	}
 }
 
-// candidate returns a rank of a prefill engine as a candidate of the prefill tier. The candidate has a board once its engine has named its
-// models.
+// candidate describes a rank of a prefill engine for the prefill tier. The candidate has a board once its engine has named its models.
 func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: e.ID + "/" + strconv.Itoa(max(0, rank)), Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
@@ -132,7 +130,7 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 	return c
 }
 
-// rank returns a rank of an engine as a place where a decode leg can be sent. id is its worker id.
+// rank describes a rank to which decode calls can be sent. id is its worker id.
 func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	t := e.At(rank)
 	out := &Rank{
@@ -147,7 +145,7 @@ func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	return out
 }
 
-// worker returns a rank as the dispatcher knows it. r is the number of the rank in its engine, -1 for an only rank without a number.
+// worker describes a rank for the dispatcher. r is the number of the rank in its engine; -1: the only rank, which has no number.
 func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
@@ -164,16 +162,17 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	} else if e.Profile.Renews() {
 		w.Beyond = d.r.terms.Beyond
 	}
-	// Where requests of another proxy run on the rank, too, this proxy may use only a part of its slots.
+	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
 	room := d.r.owners.Rooms[w.Name]
-	if w.Others = room.Others; room.Limit > 0 && (w.Limit == 0 || room.Limit < w.Limit) {
+	w.Others = room.Others
+	if room.Limit > 0 && (w.Limit == 0 || room.Limit < w.Limit) {
 		w.Limit = room.Limit
 	}
 	return w
 }
 
-// Slots is how many requests a rank may run. With enable_balance_scheduling, all ranks of vllm-ascend stop admitting
-// requests while one has no free slot, so one slot is left out.
+// Slots is how many requests a rank may run. With enable_balance_scheduling, all ranks of vllm-ascend stop admitting requests while one
+// rank has no free slot, so evenkeel leaves one slot of each rank free.
 func (e *Engine) Slots() int {
 	if e.Role == Aggregated && e.Profile.Ascend() && e.Conf.Slots > 1 {
 		return e.Conf.Slots - 1
@@ -181,7 +180,7 @@ func (e *Engine) Slots() int {
 	return e.Conf.Slots
 }
 
-// eventsOf is where a rank publishes what its prefix cache holds; empty if KV events are not enabled.
+// eventsOf says where a rank publishes the contents of its prefix cache; empty: KV events are not enabled.
 func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
 	config := d.r.terms.KVEvents
 	if !config.Enabled {
@@ -194,8 +193,8 @@ func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
 	return source
 }
 
-// EventsOf is where a rank publishes what its prefix cache holds, by the config. An engine without ports of its own
-// has the ports that all engines have.
+// EventsOf says where, according to the config, a rank publishes the contents of its prefix cache. An engine without ports of its own has
+// the ports that the config gives all engines.
 func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	host, rank := e.Target.URL.Hostname(), max(0, rank)
 	place := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
@@ -205,8 +204,8 @@ func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	return place
 }
 
-// addRoutes adds an engine to the routes of the models that it lists. Mixed and PromptLogprobs of a route hold only if they hold for every
-// such engine, and each other flag holds if it holds for one. up says that the engine is in service, or that requests wait for it.
+// addRoutes adds an engine to the routes of the models that it lists. A route has Mixed and PromptLogprobs only if they are true of every
+// engine that lists the model, and each other flag if it is true of one such engine. up: the engine is in service, or requests wait for it.
 func (d *deriving) addRoutes(e *Engine, up bool) {
 	for _, m := range e.Status.Models {
 		r, ok := d.p.routes[m.ID]
@@ -218,19 +217,19 @@ func (d *deriving) addRoutes(e *Engine, up bool) {
 			r.NoHandOff[ep] = r.NoHandOff[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // an engine that is down now may be up when the request gets there
+		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // also if it is down now: it may be up when a request gets there
 		if e.Role == Decode {
 			r.PromptLogprobs = r.PromptLogprobs && e.computesRows()
 		} else {
-			r.listed[0] = true // the sides are numbered as in halves: 0 prefills, 1 decodes
+			r.listed[prefillSide] = true
 			r.Prefill = r.Prefill || up
 		}
 		if e.Decodes() {
-			r.listed[1] = true
+			r.listed[decodeSide] = true
 			r.Decode = r.Decode || up
-			r.Board = e.base() // the request decodes there, so this engine decides, and not a prefill engine
-			if n := e.maxLen(m); n > 0 && (r.MaxLen == 0 || n < r.MaxLen) {
-				r.MaxLen = n // the shortest context, because any of the engines may get the request
+			r.Board = e.base() // the board is where the request decodes, so a decode engine overrides a prefill engine
+			if length := e.maxLen(m); length > 0 && (r.MaxLen == 0 || length < r.MaxLen) {
+				r.MaxLen = length // the shortest context, because any of the engines may get the request
 			}
 			r.Clamps = r.Clamps || e.clamps()
 		}
@@ -238,9 +237,9 @@ func (d *deriving) addRoutes(e *Engine, up bool) {
 	}
 }
 
-// onlyWhereDecoded takes the prefill engines of other regions out of service if nothing decodes in their region: their KV
-// could go nowhere. If requests only wait for the decode ranks of a candidate (Worker.Awaited), prompts wait for the candidate, too, before
-// their prefill, because KV is not held for so long.
+// onlyWhereDecoded takes the prefill engines of another region out of service if no rank of that region decodes, because no engine could
+// fetch their KV. If all decode ranks for a candidate only have waiting requests (Worker.Awaited), prompts wait for the candidate, too:
+// engines do not hold the KV of finished prefills for so long.
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -262,9 +261,9 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	}
 }
 
-// prefer decides which candidates come second if a model has engines of both kinds: those that prefill and decode, and those that do one of
-// both. kind is the kind that comes first. Prefill engines whose KV no rank would fetch always come second. If no engine prefills and
-// decodes, nothing is decided.
+// prefer marks the candidates that come second if a model has two kinds of engines: aggregated ones, which prefill and decode, and split
+// ones, which do only one of the two. kind is the preferred kind. Prefill engines whose KV no rank would fetch always come second. Without
+// an aggregated engine, prefer does nothing.
 func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
 	mixed := func(c prefill.Candidate) bool { return c.Mixed }
 	if !slices.ContainsFunc(candidates, mixed) {
@@ -288,10 +287,10 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 	}
 }
 
-// markDeserted marks the prefill engines that are down or halted while another engine serves one of their models. The probes that run there
-// are ended, so that the prompts go to the other engine.
+// markDeserted marks the prefill engines that are down or halted while another engine serves one of their models. The fleet then ends the
+// probes on them, so that the prompts go to the other engine.
 func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
-	live := map[string]bool{}
+	live := map[string]bool{} // by model
 	for i := range candidates {
 		for _, m := range candidates[i].Models {
 			live[m] = live[m] || candidates[i].Live
@@ -303,7 +302,7 @@ func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
 	}
 }
 
-// count counts the engines for which counts is true, by role. One that prefills and decodes counts for both roles.
+// count counts the engines for which counts is true, by role. An engine that prefills and decodes counts for both roles.
 func count(engines []*Engine, counts func(*Engine) bool) (t tally) {
 	for _, e := range engines {
 		if !counts(e) {

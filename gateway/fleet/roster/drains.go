@@ -14,8 +14,8 @@ import (
 // ErrNoSuchEngine is the error if an operator names an unknown engine or rank.
 var ErrNoSuchEngine = errors.New("no such engine")
 
-// Stop makes a drain of the engine or rank that an id names, as operators write it: host:port, or host:port/rank. role may be empty: then
-// it is the first of decode, prefill and aggregated in which there is an engine with that address.
+// Stop makes a drain of the engine or rank that an id names: host:port, or host:port/rank. An empty role means the first of decode, prefill
+// and aggregated that has an engine with that address.
 func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 	engine, number, ofRank := strings.Cut(id, "/")
 	if role == "" {
@@ -35,17 +35,17 @@ func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
 		return s, nil
 	}
 	ranks := e.Ranks()
-	at := slices.IndexFunc(ranks, func(r int) bool { return fmt.Sprint(max(0, r)) == number })
-	if at < 0 {
+	index := slices.IndexFunc(ranks, func(r int) bool { return fmt.Sprint(max(0, r)) == number })
+	if index < 0 {
 		return Stop{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
-	if len(ranks) > 1 { // the only rank is the engine itself
-		s.ID, s.At.Rank = id, at
+	if len(ranks) > 1 { // a drain of the only rank is a drain of the engine
+		s.ID, s.At.Rank = id, index
 	}
 	return s, nil
 }
 
-// Drains says whether there is a drain of that key.
+// Drains says whether there is a drain with that key (Stop.Key).
 func (p *Published) Drains(key string) bool { return p.stops[key] != nil }
 
 // Overdue says whether the deadline of a drain that covers a place has passed.
@@ -58,16 +58,16 @@ func (p *Published) Overdue(at Place) bool {
 	return false
 }
 
-// DrainStatus is what is left on an engine or rank that drains.
+// DrainStatus says how much work is left on an engine or rank that drains.
 type DrainStatus struct {
 	ID       string     `json:"id"` // host:port, or host:port/rank
 	Role     string     `json:"role"`
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	State    string     `json:"state"`     // draining; done; deadline: the deadline has passed, and requests are left all the same
-	Requests int        `json:"requests"`  // that it still works on
-	KVTokens int64      `json:"kv_tokens"` // KV tokens that these hold
-	Handoffs int        `json:"handoffs"`  // finished prefills that wait here for decode
+	State    string     `json:"state"`     // draining; done; deadline: the deadline has passed, but some requests are left
+	Requests int        `json:"requests"`  // requests that the engine or rank still works on
+	KVTokens int64      `json:"kv_tokens"` // KV tokens that these requests hold
+	Handoffs int        `json:"handoffs"`  // finished prefills whose KV still waits there for a decode engine
 }
 
 // States of a drain.

@@ -15,53 +15,53 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Engine is an engine's API server. A published Engine does not change any more.
+// Engine is the API server of an engine, which may have several ranks behind it. A published Engine does not change any more.
 type Engine struct {
 	ID      string // host:port
 	Role    string
-	Target  *engine.Target // its API server, without a rank
+	Target  *engine.Target // the API server, without a rank number
 	Conf    config.Engine
 	Profile *mooncake.Profile
-	Hosts   []string // hosts that its hand-offs or callbacks may name; never changed
+	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; never changed
 	Found
-	Own     bool                           // it is in the config, so that discovery leaves it alone
-	Traffic *engine.Traffic                `json:"-"` // reports of its streams
-	Finder  func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes what its cache holds; nil: only the config says
+	Own     bool                           // the config lists the engine, so discovery must not change it
+	Traffic *engine.Traffic                `json:"-"` // what the streams of the engine have shown
+	Finder  func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes the contents of its prefix cache; nil: as the config says
 
 	Status   engine.Status
-	Scope    string // its decode group or its region; the owner of this scope admits to it
-	Deserted bool   // it is down or halted while another engine serves one of its models: probes leave it
+	Scope    string // its decode group or its region: the unit that one proxy owns
+	Deserted bool   // it is down or halted while another engine serves one of its models, so probes leave it
 	standing
-	pausedBy     *Pause         // nil: it is not paused
-	otherRegion  string         // its region, if that is not ours; else empty
-	fence        *owner.Scope   // which proxy admits to it; nil: this proxy, which is alone
-	board        string         // board of its models, as last known; empty: never known
-	lists        *board.Names   // the models in its status; nil: not known
+	pausedBy     *Pause         // the pause that keeps requests away; nil: none
+	otherRegion  string         // its region; empty: the proxy's own region
+	fence        *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
+	board        string         // board of its models; empty: it has never named its models
+	lists        *board.Names   // names of the models in its status; nil: not known
 	listedModels []engine.Model // the models from which lists was made
-	number       int            // number in the order of arrival
+	number       int            // number of the engine, in the order in which engines were added
 	processes    *Processes     // processes that were seen at its address
-	gaveBack     *float64       // start of the process that gave an answer back against its profile; 0: not known; nil: none did
+	gaveBack     *float64       // start time of the process that gave a request back against its profile; 0: not known; nil: none did
 }
 
-// Found is what discovery says of an engine; its zero value: discovery did not find it.
+// Found is what discovery says about an engine; the zero value: discovery did not find the engine.
 type Found struct {
 	Source      string
-	Incarnation string // empty: only host:port identifies the engine
-	Away        string // why it gets no new work: not ready, leaving; empty: it gets work
+	Incarnation string // identifies one of several engines at the same host:port; empty: only host:port does
+	Away        string // why the engine gets no new work: not ready, leaving; empty: it gets work
 }
 
 // Roles of an engine.
 const (
 	Prefill    = "prefill"
 	Decode     = "decode"
-	Aggregated = "aggregated" // it prefills and decodes
+	Aggregated = "aggregated" // each rank prefills and decodes
 )
 
-// RegionMark stands between a board and its region, if that is not ours.
+// RegionMark stands between the name of a board and its region, if that is not the proxy's own region.
 const RegionMark = "@"
 
-// BoardIn is the board of the ranks of another region while this proxy owns them. KV does not cross regions, so what
-// was prefilled there is decoded there.
+// BoardIn returns the name of a board in a region; empty: the proxy's own. KV does not cross regions, so each region has boards of its own
+// for the ranks that this proxy owns there.
 func BoardIn(board, region string) string {
 	if region == "" {
 		return board
@@ -69,17 +69,17 @@ func BoardIn(board, region string) string {
 	return board + RegionMark + region
 }
 
-// AggregatedMark follows the model in the name of the board of its ranks that prefill and decode. From its turn on, a
-// request is on ranks of one kind only, so each kind has a board.
+// AggregatedMark follows the model's name in the name of the board for aggregated ranks, which prefill and decode. Once a request has its
+// turn, it stays on ranks of one kind, so the aggregated ranks have a board of their own.
 const AggregatedMark = "+aggregated"
 
 // Key is the engine's role and address. The monitor knows the engine by it.
 func (e *Engine) Key() string { return e.Role + " " + e.ID }
 
-// rankKey is a rank's role and name, by which drains know it.
+// rankKey is the key of a drain of the rank: its role and name.
 func (e *Engine) rankKey(rank int) string { return e.Key() + "/" + strconv.Itoa(max(0, rank)) }
 
-// At returns the target of one rank of the engine; -1: of the engine itself.
+// At returns the target for one rank of the engine; rank -1: for the engine itself.
 func (e *Engine) At(rank int) *engine.Target {
 	t := *e.Target
 	if rank >= 0 {
@@ -88,10 +88,10 @@ func (e *Engine) At(rank int) *engine.Target {
 	return &t
 }
 
-// Decodes says whether requests have slots on the engine's ranks.
+// Decodes says whether the engine decodes, so that requests have slots on its ranks.
 func (e *Engine) Decodes() bool { return e.Role != Prefill }
 
-// Ranks are the numbers of its ranks; -1 stands for the only rank of an engine that does not number it.
+// Ranks returns the numbers of the engine's ranks; -1 stands for an only rank without a number.
 func (e *Engine) Ranks() []int {
 	if e.Conf.Ranks == 0 {
 		if e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake {
@@ -106,8 +106,8 @@ func (e *Engine) Ranks() []int {
 	return ranks
 }
 
-// Capacity is how many KV tokens the memory of a rank holds, as the engine reports it; 0: it does not. r is -1 for the only rank of an
-// engine that does not number it. Then the engine's only series counts, whatever its label.
+// Capacity is how many KV tokens the memory of a rank can hold, as the engine reports it; 0: not reported. r is -1 for an only rank without
+// a number: then the engine's only metric series counts, whatever its label.
 func (e *Engine) Capacity(r int) int64 {
 	if n, ok := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
 		return n
@@ -120,7 +120,7 @@ func (e *Engine) Capacity(r int) int64 {
 	return 0
 }
 
-// kind is equal for engines that can stand in for each other.
+// kind is the same for engines that can do each other's work.
 func (e *Engine) kind() string {
 	if len(e.Status.Models) == 0 {
 		return e.Role
@@ -128,8 +128,7 @@ func (e *Engine) kind() string {
 	return e.Role + " " + e.base()
 }
 
-// base is the base model that the engine serves; its LoRAs share the ranks. Empty: the engine has not named its
-// models.
+// base is the base model that the engine serves, beside LoRA adapters of it; empty: the engine has not named its models.
 func (e *Engine) base() string {
 	for _, m := range e.Status.Models {
 		if m.Parent == "" {
@@ -142,8 +141,8 @@ func (e *Engine) base() string {
 	return ""
 }
 
-// decodesFor says whether the engine decodes requests for a model and its ranks are on a board. An empty model stands for any model.
-// It is false for an engine without a fence: no proxy owns such an engine, but a nil fence would admit requests to it.
+// decodesFor says whether the engine decodes requests for a model and its ranks are on the board. An empty model stands for any model. It
+// is false for an engine without a fence: no proxy owns such an engine, but a nil *owner.Scope would allow requests to it.
 func (e *Engine) decodesFor(board, model string) bool {
 	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.homeBoard() == board) &&
 		(model == "" || e.has(model))
@@ -152,8 +151,8 @@ func (e *Engine) decodesFor(board, model string) bool {
 // Serves says whether the engine takes requests now, or is about to.
 func (e *Engine) Serves() bool { return e.state.serves() }
 
-// Learns says whether a start time shows something new about the engine's processes. It was asked for at the time
-// asked, and read just now.
+// Learns says whether a start time, just read from the engine's metrics, shows something new about the engine's processes. asked is when
+// the proxy sent the question.
 func (e *Engine) Learns(start float64, asked time.Time) bool {
 	next, _ := e.processes.Lives(start, asked)
 	return e.Role == Prefill && next != e.processes
@@ -164,7 +163,7 @@ func (e *Engine) has(model string) bool {
 	return slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return m.ID == model })
 }
 
-// homeBoard is the board of its model in its own region: without the mark of another region.
+// homeBoard is the name of the engine's board without the mark of a region.
 func (e *Engine) homeBoard() string {
 	if e.Role == Aggregated {
 		return e.base() + AggregatedMark
@@ -172,11 +171,11 @@ func (e *Engine) homeBoard() string {
 	return e.base()
 }
 
-// groupID is the ID of the candidate that its group is.
+// groupID is the ID of the prefill candidate that stands for the engine's group.
 func (e *Engine) groupID() string { return e.Conf.Group + " of " + e.board }
 
-// barrierGroup names the group whose ranks step together, with a barrier, for an engine that prefills and decodes; empty: its ranks step
-// alone, or it is of another role.
+// barrierGroup names the engine's group, if the engine is aggregated and the ranks of the group step together (a barrier); otherwise it is
+// empty.
 func (e *Engine) barrierGroup() string {
 	if e.Role != Aggregated || e.Conf.Barrier != config.BarrierDP {
 		return ""
@@ -184,7 +183,7 @@ func (e *Engine) barrierGroup() string {
 	return e.Conf.Region + "/" + e.Conf.Group
 }
 
-// CallsBack says whether a decode engine calls back to say where the KV of a request goes.
+// CallsBack says whether the engine is a decode engine that calls the proxy back to say where the KV of a request goes.
 func (e *Engine) CallsBack() bool {
 	return e.Role == Decode && e.Profile.Connector == mooncake.AscendLayerwise
 }
@@ -201,19 +200,18 @@ func (e *Engine) reaches(minor int, unread bool) bool {
 	return major > 0 || number >= minor
 }
 
-// readsRoomsEverywhere says whether an engine of SGLang also reads the bootstrap room in a request for a response or a message. It is false
-// if the version cannot be read.
+// readsRoomsEverywhere says whether an SGLang engine reads the bootstrap room at every endpoint, also in requests for responses and
+// messages. It is false if the version cannot be read.
 func (e *Engine) readsRoomsEverywhere() bool {
 	var v [3]int
 	n, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
 	return n >= 2 && slices.Compare(v[:], firstRooms[:]) >= 0
 }
 
-// computesRows says whether a decode engine itself computes a prompt whose logprobs are asked for, although the
-// request has a hand-off. From 0.31 on the scheduler of vLLM loads nothing for such a request
-// (v1/core/sched/scheduler.py, skip_reading_prefix_cache). Before, an engine ended with an OverflowError there (vLLM
-// issue 50792, of 0.23). vllm-ascend has schedulers of its own, and a decode engine of SGLang returns no logprobs of
-// a prompt (0.5.23, disaggregation/utils.py).
+// computesRows says whether a decode engine computes the prompt of a request for prompt logprobs itself, although the request has a
+// hand-off. From 0.31 on the scheduler of vLLM loads no KV for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache).
+// Before, an engine ended with an OverflowError (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and decode engines of
+// SGLang return no prompt logprobs (0.5.23, disaggregation/utils.py).
 func (e *Engine) computesRows() bool {
 	switch e.Profile.Connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
@@ -222,11 +220,11 @@ func (e *Engine) computesRows() bool {
 	return false
 }
 
-// rowsMinor is the first 0.x of vLLM whose decode engines compute such prompts.
+// rowsMinor is the first 0.x of vLLM for which computesRows is true.
 const rowsMinor = 31
 
-// clamps says whether a decode engine cuts max_tokens to what fits. It is true if its version cannot be read: then
-// the engine decides.
+// clamps says whether a decode engine cuts max_tokens to what fits into the context. If the version cannot be read it is true, so that the
+// proxy leaves the decision to the engine.
 func (e *Engine) clamps() bool {
 	if byProfile := e.Profile.ClampsMaxTokens; byProfile != nil {
 		return *byProfile
@@ -234,8 +232,8 @@ func (e *Engine) clamps() bool {
 	return e.reaches(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. Early connectors and nixl-push need one more thing: an engine that
-// pushes KV finds where the KV goes by the X-Request-Id. vLLM does not name a response by it, so a response has no hand-off there.
+// takesHandOff says whether an engine takes hand-offs at an endpoint. With early connectors and nixl-push, an engine that pushes KV finds
+// the destination by the X-Request-Id. vLLM does not give a response this id, so with these connectors a response has no hand-off.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if e.Profile.Connector == mooncake.SGLang {
 		return ep.Common() || ep == mooncake.Generate || e.readsRoomsEverywhere()
@@ -244,20 +242,20 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 		e.reaches(handOffMinor[ep], false)
 }
 
-// mayGiveBack says whether a decode engine may give an answer back before its end, for want of KV memory: by its profile, or because its
-// process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
+// mayGiveBack says whether a decode engine that lacks KV memory may give a request back before the end of its answer: by its profile, or
+// because its process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
 	didGiveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
 	return e.Role == Decode && (e.Profile.MayGiveBack() || didGiveBack)
 }
 
-// MustNotGiveBack says whether it would be news that the decode engine gives an answer back: its connector has engines that do so, but its
-// profile says that this one does not, and it has not done so yet.
+// MustNotGiveBack says whether the decode engine is expected never to give a request back: engines of its connector may, but its profile
+// says that this one does not, and it has not done so yet.
 func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }
 
-// context is the longest context of its models, in tokens; 0 if that of a base model is unknown.
+// context is the longest context of the engine's models, in tokens; 0: the context of a base model is unknown.
 func (e *Engine) context() (longest int) {
 	for _, m := range e.Status.Models {
 		n := e.maxLen(m)
@@ -269,7 +267,7 @@ func (e *Engine) context() (longest int) {
 	return longest
 }
 
-// maxLen is the context length of a model in tokens: that of the profile if it has one.
+// maxLen is the context length of a model in tokens: the profile's, or else as the engine reports it.
 func (e *Engine) maxLen(m engine.Model) int {
 	if e.Profile.MaxModelLen > 0 {
 		return e.Profile.MaxModelLen
@@ -277,29 +275,27 @@ func (e *Engine) maxLen(m engine.Model) int {
 	return m.MaxModelLen
 }
 
-// pinsMinor is the first 0.x of vLLM that runs a response on the rank that it names
+// pinsMinor is the first 0.x of vLLM that runs a request for a response on the rank that the request names
 // (entrypoints/openai/responses/serving.py).
 const pinsMinor = 33
 
-// clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
-// leaves of the context; 0.31 answers 400.
+// clampsMinor is the first 0.x of vLLM that cuts max_tokens to the rest of the context behind the prompt. 0.31 answers 400 instead.
 const clampsMinor = 32
 
 // firstRooms is the first version of SGLang that is known to read rooms at every endpoint: PDRoutingFields in its
-// entrypoints/openai/protocol.py. An earlier version may drop them, and refuse the request because it has no room.
+// entrypoints/openai/protocol.py. An earlier version may drop the room, and then refuse the request.
 var firstRooms = [3]int{0, 5, 23}
 
-// handOffMinor is the first 0.x of vLLM that is known to take hand-offs at an endpoint, for endpoints where not every
-// version does. An earlier version would drop them without an error. Responses have them since PR 37424, of March
-// 2026. Messages have them since PR 37535, of the same month, but cache_salt, by which a discard keeps its KV apart,
-// since PR 49498, of July 2026: it is in 0.27.0 and not in 0.26.0 (AnthropicMessagesRequest in
-// entrypoints/anthropic/protocol.py). Token ids were read and run with 0.32.0.
+// handOffMinor is, for endpoints where not every version takes hand-offs, the first 0.x of vLLM that is known to take them. An earlier
+// version would drop a hand-off without an error. Responses take them since PR 37424 (March 2026). Messages take them since PR 37535 (March
+// 2026), but the cache_salt that keeps the KV of a discard apart only since PR 49498 (July 2026): it is in 0.27.0 and not in 0.26.0
+// (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py). For token ids, 0.32.0 was read and tried.
 var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 27, mooncake.Tokens: 32}
 
-// rejectReleasesMinor is the first 0.x of vLLM that notifies the prefiller of a
-// rejected decode request (vLLM PR 41269, May 2026).
+// rejectReleasesMinor is the first 0.x of vLLM whose decode engines tell the prefill engine when they reject a request (vLLM PR 41269, May
+// 2026).
 const rejectReleasesMinor = 25
 
-// requestIDsMinor is the first 0.x of vllm-ascend whose hand-offs have a remote_request_id. vllm-ascend reports the
-// version of vLLM that it is made for.
+// requestIDsMinor is the first 0.x of vllm-ascend whose hand-offs have a remote_request_id. As its version, vllm-ascend reports that of the
+// vLLM for which it is made.
 const requestIDsMinor = 14

@@ -6,7 +6,7 @@ import (
 	"evenkeel/engine"
 )
 
-// Event is something that happens to engines, or around them.
+// Event is something that happens to engines, or a change of settings or owners.
 type Event interface{ apply(r *Roster, a *applying) }
 
 // applying collects the effects of one event.
@@ -17,26 +17,26 @@ type applying struct {
 
 func (a *applying) add(e Effect) { a.do = append(a.do, e) }
 
-// Apply changes the roster by one event and appends to dst what must be done now.
+// Apply changes the roster by one event and appends to dst the effects that the runner must carry out.
 func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
 	a := applying{now, dst}
 	e.apply(r, &a)
 	return a.do
 }
 
-// What is a kind of effect.
+// What is the kind of an effect.
 type What uint8
 
 // The kinds. Each says what the runner must do.
 const (
-	Restarted        What = iota // report that a prefill engine has another process, and forget what was learned of the process before
-	MayHaveRestarted             // report that a prefill engine may have another process, and forget the same
-	Forgotten                    // forget the same without a report, because the engine has left, or its process was never seen before
+	Restarted        What = iota // report that a prefill engine has restarted, and forget what was learned of the old process
+	MayHaveRestarted             // report that a prefill engine may have restarted, and forget what was learned of the old process
+	Forgotten                    // as Restarted, but without a report: the engine has left, or its process is the first one seen
 	Watched                      // make the monitor watch the present engines
 	StartsSlowly                 // report that an engine's share of the load grows step by step
 	GroupBroke                   // report that the ranks of a group get no requests because an engine of the group is down
 	Refused                      // report that an engine is refused because of its connector
-	GaveBackAnyway               // report that an engine gave an answer back although its profile says that it never does
+	GaveBackAnyway               // report that an engine gave a request back although its profile says that it never does
 	DrainOverdue                 // end the calls that a drain covers, because its deadline has passed
 )
 
@@ -46,20 +46,19 @@ func (w What) String() string {
 	}[w]
 }
 
-// Effect is what the runner must do.
+// Effect is something that the runner must do.
 type Effect struct {
 	What   What
 	Engine *Engine
-	Text   string // the sign of another process, or why an engine is refused
-	Beside string // the engine beside which it cannot serve
+	Text   string // what shows that the engine has restarted, or why it is refused
+	Beside string // key of the engine beside which the refused engine cannot serve
 	Stop   *Stop
 }
 
 func (t Terms) apply(r *Roster, _ *applying)  { r.terms = t }
 func (o Owners) apply(r *Roster, _ *applying) { r.owners = o }
 
-// Entered says that an engine comes in, or replaces the engine with its key. Anew: an operator added it, so that its
-// drains end.
+// Entered says that an engine is added, or replaces the engine with the same key. Anew: an operator added it, so its drains end.
 type Entered struct {
 	Engine *Engine
 	Anew   bool
@@ -68,7 +67,7 @@ type Entered struct {
 func (v Entered) apply(r *Roster, a *applying) {
 	key := v.Engine.Key()
 	if known := r.engines[key] != nil; !known || v.Anew {
-		r.endDrains(func(s *Stop) bool { return s.At.Instance == key }) // a drain before this does not hold for it
+		r.endDrains(func(s *Stop) bool { return s.At.Instance == key }) // drains of an engine that was there before do not apply
 		if !known {
 			r.order = append(r.order, key)
 		}
@@ -77,7 +76,7 @@ func (v Entered) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// Removed says that an operator takes an engine out: its requests finish, and it gets no new ones.
+// Removed says that an operator removes an engine: its requests finish, and it gets no new ones.
 type Removed struct{ Key string }
 
 func (v Removed) apply(r *Roster, a *applying) {
@@ -87,8 +86,8 @@ func (v Removed) apply(r *Roster, a *applying) {
 	}
 }
 
-// Left says that an engine is not there any more, by a source of discovery. If another engine has its place by now,
-// that one stays.
+// Left says that a source of discovery does not find an engine any more. If a newer engine (another incarnation) has the address by now,
+// the newer engine stays.
 type Left struct{ Key, Incarnation string }
 
 func (v Left) apply(r *Roster, a *applying) {
@@ -99,7 +98,7 @@ func (v Left) apply(r *Roster, a *applying) {
 	}
 }
 
-// Turned says that a source has changed whether an engine gets new work.
+// Turned says that a source of discovery has changed whether an engine gets new work.
 type Turned struct {
 	Key string
 	Found
@@ -111,7 +110,7 @@ func (v Turned) apply(r *Roster, _ *applying) {
 	}
 }
 
-// Health is the state of an engine by its checks. IsRefused: the last connection to it was refused.
+// Health is an engine's state according to its health checks. IsRefused: the last connection to the engine was refused.
 type Health struct {
 	Key       string
 	Status    engine.Status
@@ -132,7 +131,8 @@ func (v Health) apply(r *Roster, a *applying) {
 	e.Status = v.Status
 }
 
-// Lived is a start time of a prefill engine's process. It was asked for at the time Asked, and read just now.
+// Lived reports the start time of a prefill engine's process, in Unix seconds. The proxy asked for it at the time Asked, and has just read
+// it.
 type Lived struct {
 	Key   string
 	Start float64
@@ -146,7 +146,7 @@ func (v Lived) apply(r *Roster, a *applying) {
 	}
 }
 
-// Handed is a hand-off: the engine id in it, and the process that was the newest when its probe was sent.
+// Handed reports a hand-off, with its engine id and the newest process that was known when its probe was sent.
 type Handed struct {
 	Birth
 	Candidate, ID string
@@ -159,20 +159,20 @@ func (v Handed) apply(r *Roster, a *applying) {
 	}
 }
 
-// learn stores what is known of an engine's processes. If sign is not empty, there is a new process, or may be. It reports no restart of
-// an engine whose process was never seen.
+// learn stores what is known of an engine's processes. A sign that is not empty says why there is, or may be, a new process. learn reports
+// no restart of an engine whose process was never seen before.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
-	if !e.processes.seen() && len(e.Status.Models) == 0 { // an engine of SGLang tells neither a start nor an id, but models
+	if !e.processes.seen() && len(e.Status.Models) == 0 { // SGLang reports neither a start time nor an id, but models
 		what = Forgotten
 	}
-	if e.processes = next; sign != "" {
+	e.processes = next
+	if sign != "" {
 		a.add(Effect{What: what, Engine: e, Text: sign})
 	}
 }
 
-// GaveBack says that a decode engine gave an answer back. If its profile says that it never does, responses and
-// messages that it gave back before were taken for complete. It gets none of these any more until it restarts, which
-// its metrics show.
+// GaveBack says that a decode engine gave a request back. If its profile says that it never does, clients may have received incomplete
+// responses and messages as complete. The engine gets no more of these until its metrics show that it has restarted.
 type GaveBack struct{ Key string }
 
 func (v GaveBack) apply(r *Roster, a *applying) {

@@ -12,8 +12,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// Lookup finds a model's route. known is false while no engine has named its models: then an unknown name proves
-// nothing. For a model that no engine has named, the route only says which kinds of engines there are.
+// Lookup finds the route of a model. ok is false if no engine lists the model; then the route only says which kinds of engines there are.
+// known is false while no engine has named its models, so that the model may still turn up.
 func (p *Published) Lookup(model string) (r Route, ok, known bool) {
 	if r, ok = p.routes[model]; !ok {
 		r.Mixed = len(p.order) > 0
@@ -24,7 +24,7 @@ func (p *Published) Lookup(model string) (r Route, ok, known bool) {
 	return r, ok, len(p.routes) > 0
 }
 
-// Models returns the routes of the models that some healthy engine serves.
+// Models returns the routes of the models that some engine in service lists and that requests can use.
 func (p *Published) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
@@ -36,8 +36,8 @@ func (p *Published) Models() []Route {
 	return list
 }
 
-// Sole is the name of the only base model that the engines serve, counting those that are down; empty: they serve several base
-// models, or no engine has named its models yet.
+// Sole is the only base model that the engines serve, including engines that are down; empty: they serve several base models, or no engine
+// has named its models yet.
 func (p *Published) Sole() (baseModel string) {
 	for _, r := range p.routes {
 		if baseModel != "" && r.Board != baseModel {
@@ -48,10 +48,10 @@ func (p *Published) Sole() (baseModel string) {
 	return baseModel
 }
 
-// Rank finds the rank of a worker. Assignments name only workers that the fleet has published.
+// Rank finds the rank of a worker; nil: the fleet has not published such a worker, or its engine left long ago.
 func (p *Published) Rank(worker int32) *Rank { return p.ranks[worker] }
 
-// Named finds a decode rank by its name, and the board that it serves; nil: no such rank serves a board.
+// Named finds a decode rank by its name, with its board; nil: there is no such rank, or it is on no board.
 func (p *Published) Named(name string) (r *Rank, board string) {
 	id, ok := p.workers[name]
 	if r = p.ranks[id]; !ok || r == nil {
@@ -64,7 +64,7 @@ func (p *Published) Named(name string) (r *Rank, board string) {
 	return r, e.board
 }
 
-// RankOf finds the decode rank of that name. ok is false if there is none, or if it does not serve the board or list the model.
+// RankOf finds a decode rank by its name. ok is false if there is no such rank, or if it is not on the board or does not list the model.
 func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 	r, _ := p.Named(name)
 	if r == nil {
@@ -74,19 +74,19 @@ func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 	return r.Worker, e.has(model) && e.base() == board
 }
 
-// Beside adds to list the workers that may fail together with a worker, itself included: those behind the same API
-// server. If host is true, it also adds those on the same host, as long as another host has a rank of the same board that takes requests
-// and is not in list. A host with a broken driver or disk has many ranks, and all of them are free because they fail at once.
+// Beside adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If host is true, it
+// also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in list: a
+// host with a broken driver or disk has many ranks, which look free because every request there fails at once.
 func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
-	one := p.ranks[worker]
-	if one == nil { // the worker is gone, and no request is sent there
+	failed := p.ranks[worker]
+	if failed == nil { // the worker is gone, so no request is sent there
 		return list
 	}
-	added := func(r *Rank) bool { return r.Instance == one.Instance }
-	if hostName := one.host(); host && hostName != "" {
-		onSameHost := func(r *Rank) bool { return r.Instance == one.Instance || r.host() == hostName }
+	added := func(r *Rank) bool { return r.Instance == failed.Instance }
+	if hostName := failed.host(); host && hostName != "" {
+		onSameHost := func(r *Rank) bool { return r.Instance == failed.Instance || r.host() == hostName }
 		for id, r := range p.ranks {
-			if r.State == Up && r.Board == one.Board && !onSameHost(r) && !slices.Contains(list, id) {
+			if r.State == Up && r.Board == failed.Board && !onSameHost(r) && !slices.Contains(list, id) {
 				added = onSameHost
 				break
 			}
@@ -100,24 +100,24 @@ func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 	return list
 }
 
-// Around returns the ranks that may refuse requests when a worker does, because one limit or one proxy is in front of
-// all of them: the ranks of its group, or, if no rank of another group takes requests, those of its engine. It
-// returns none if no other rank than these takes requests. Only ranks of the same board count. others says that a rank takes requests
-// which is neither among these nor in list.
+// Around returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of them. These
+// are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none if no rank besides
+// these takes requests. Only ranks of the worker's board count. others says whether a rank takes requests that is neither returned nor in
+// list.
 func (p *Published) Around(worker int32, list []int32) (around []int32, others bool) {
-	one := p.ranks[worker]
-	if one == nil { // the worker is gone, and no request is sent there
+	refusing := p.ranks[worker]
+	if refusing == nil { // the worker is gone, so no request is sent there
 		return nil, false
 	}
 	for _, isAround := range [...]func(*Rank) bool{
-		func(r *Rank) bool { return r.Group == one.Group },
-		func(r *Rank) bool { return r.Instance == one.Instance },
+		func(r *Rank) bool { return r.Group == refusing.Group },
+		func(r *Rank) bool { return r.Instance == refusing.Instance },
 	} {
 		elsewhere := false
 		around = around[:0]
 		for id, r := range p.ranks {
 			switch {
-			case r.Board != one.Board:
+			case r.Board != refusing.Board:
 			case isAround(r):
 				around = append(around, id)
 			case r.State == Up:
@@ -131,7 +131,7 @@ func (p *Published) Around(worker int32, list []int32) (around []int32, others b
 	return nil, false
 }
 
-// host is the host name or address of the rank's engine; empty: it is not known.
+// host is the host name or address of the rank's engine; empty: not known.
 func (r *Rank) host() string {
 	if r.Target == nil || r.Target.URL == nil {
 		return ""
@@ -139,8 +139,8 @@ func (r *Rank) host() string {
 	return r.Target.URL.Hostname()
 }
 
-// RejectionFrees says whether a decode engine that answers a request with an error status is known to make the
-// prefill engine free the KV of the hand-off: by its profile, else by its version.
+// RejectionFrees says whether a decode engine that rejects a request also makes the prefill engine free the KV of the hand-off. The profile
+// decides, or else the engine's version.
 func (p *Published) RejectionFrees(r *Rank) bool {
 	if byProfile := r.Profile.RejectReleases; byProfile != nil {
 		return *byProfile
@@ -148,13 +148,13 @@ func (p *Published) RejectionFrees(r *Rank) bool {
 	return p.at(r.Instance).reaches(rejectReleasesMinor, false)
 }
 
-// NamesRequests says whether hand-offs of an engine's version name the request that made them. A hand-off of such a
-// version without the name is faulty: a decode engine would wait for its KV for ever.
+// NamesRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the name is
+// faulty then, because a decode engine would wait for its KV for ever.
 func (p *Published) NamesRequests(c prefill.Candidate) bool {
 	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.at(c.Instance).reaches(requestIDsMinor, false)
 }
 
-// Up counts the engines that take requests now and that the tier and the dispatcher know.
+// Up counts the engines that are in service and that the prefill tier and the dispatcher know.
 func (p *Published) Up() (prefills, decodes int) { return p.ready.prefills, p.ready.decodes }
 
 // Count counts all engines.
@@ -163,8 +163,8 @@ func (p *Published) Count() (prefills, decodes int) {
 	return t.prefills, t.decodes
 }
 
-// Kind is how messages about missing engines name the engines of a role. If there are engines that prefill and decode (Aggregated), they
-// can stand in for the role: they are named, too, or alone if there are no others.
+// Kind is how messages about missing engines name the engines of a role. Aggregated engines can do the work of either role, so the message
+// names them, too; if there are no other engines, it names only them.
 func (p *Published) Kind(role string) string {
 	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
@@ -179,8 +179,8 @@ func (p *Published) Kind(role string) string {
 	return role + " or " + Aggregated
 }
 
-// AnyPrefill is an engine that prefills and serves a model; nil: none is up. turn is any number: with other turns, other engines are
-// returned.
+// AnyPrefill returns an engine that prefills and lists the model; nil: no such engine is up. turn is any number, and callers change it from
+// call to call to get other engines.
 func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
 	for i := range p.order {
 		e := p.order[(i+turn)%len(p.order)]
@@ -191,18 +191,18 @@ func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
 	return nil
 }
 
-// Whole is an engine that may serve a request for a model alone.
+// Whole is an engine that may serve a whole request alone, without another engine.
 type Whole struct {
 	Instance string // the id of the engine in engine.Monitor
 	ID       string // host:port
-	Group    string // its group of ranks that prefill and decode; empty: it has none
+	Group    string // groupID of an aggregated engine; empty: the engine is not aggregated
 	Target   *engine.Target
 	Traffic  *engine.Traffic
 }
 
-// Wholes returns the engines of this region, of any role, that may serve a request for a model alone, and serve the model now. computes
-// says that the model runs for the request. paired says that all engines of the model work only in pairs, so that no engine may serve such
-// a request, now or later.
+// Wholes returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the engine has
+// to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that no engine
+// can ever serve the request alone.
 func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bool) {
 	known, mayServe := false, false
 	for _, e := range p.order {
@@ -225,9 +225,9 @@ func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bo
 	return list, known && !mayServe
 }
 
-// computesAlone says whether an engine may compute a request for a model without another engine. An engine that is
-// half of a pair may not, unless its profile says so: it was started for its half, and some wait for their
-// counterpart. An engine of SGLang never may: its server ends when its DP controller gets a request without a room.
+// computesAlone says whether an engine may compute a request for a model without another engine. An engine that prefills or decodes for
+// others may not, unless its profile allows it, because it may wait for its counterpart. An engine of SGLang never may: its server ends
+// when its DP controller gets a request without a bootstrap room.
 func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	switch {
 	case e.Role == Aggregated:
@@ -242,11 +242,11 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	return !slices.ContainsFunc(engines, func(other *Engine) bool { return other.Role == Prefill && other.has(model) })
 }
 
-// Scopes counts, for every scope, its engines and those of them that are up.
+// Scopes returns, for every scope, how many engines it has and how many of them are up.
 func (p *Published) Scopes() map[string]owner.Reach {
 	all := map[string]owner.Reach{}
 	for _, e := range p.order {
-		if !e.Decodes() && p.owners.Kind != owner.Regions { // a decode group has only engines that decode; a region has all of its engines
+		if !e.Decodes() && p.owners.Kind != owner.Regions { // only regions contain engines that do not decode
 			continue
 		}
 		r := all[e.Scope]
@@ -271,14 +271,13 @@ func (p *Published) BoardsOf(name string) (boards []string) {
 	return boards
 }
 
-// Owned says whether this proxy owns a decode group with ranks of a board that list a model.
+// Owned says whether this proxy owns a decode group with ranks of the board that list the model.
 func (p *Published) Owned(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
 }
 
-// Begins says whether this proxy may begin requests for a model that ranks of a board will decode; an empty model
-// stands for any model.
+// Begins says whether this proxy may begin requests for a model that ranks of the board will decode. An empty model stands for any model.
 func (p *Published) Begins(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
@@ -290,17 +289,16 @@ func (p *Published) Admits(worker int32) bool {
 	return r == nil || p.owners.Kind != owner.Regions || r.Scope.Admits()
 }
 
-// RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: ours.
+// RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: the proxy's own.
 func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).otherRegion }
 
-// Context is the longest context of an engine's models in tokens, by the engine's key; 0 if that of a base model is
-// unknown.
+// Context is the longest context of an engine's models, in tokens; 0: the context of a base model is unknown.
 func (p *Published) Context(key string) int { return p.at(key).context() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
 func (p *Published) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
 
-// nowhere stands for an engine that does not exist.
+// nowhere is returned for an engine that does not exist, so that callers need no check for nil.
 var nowhere = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
 
 // at finds an engine by its key; nowhere if there is none.
@@ -323,9 +321,9 @@ func (p *Published) Born(key string) Birth {
 	return Birth{e.Incarnation, key, e.processes.Newest()}
 }
 
-// Made is the birth of a hand-off that names that engine id, from a candidate whose birth was b when its probe was
-// sent. known is false if the hand-off shows something that the roster does not know. The caller must then apply
-// Handed, and ask again.
+// Made returns which engine process made a hand-off. id is the engine id in the hand-off, and b was the candidate's process when the probe
+// was sent. known is false if the hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call
+// Made again.
 func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation || id == "" {
@@ -336,8 +334,8 @@ func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool)
 	return b, next == e.processes
 }
 
-// Outlived says whether the process that made a hand-off is gone, or may be; sure says which. If it is gone, a decode
-// engine would ask the process at its address for blocks that this process never made.
+// Outlived says whether the process that made a hand-off is gone or may be gone; sure: it is. A decode engine would ask the new process at
+// the same address for KV blocks that the new process never made.
 func (p *Published) Outlived(b Birth) (gone, sure bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation {
@@ -349,20 +347,19 @@ func (p *Published) Outlived(b Birth) (gone, sure bool) {
 	return fate != Known, fate == Gone
 }
 
-// HostsOf returns a function that says whether a host is one of an engine's: the engine's callback may name no other
-// host.
+// HostsOf returns a function that says whether a host belongs to an engine. A callback of the engine may name no other host.
 func (p *Published) HostsOf(key string) func(host string) bool {
 	hosts := p.at(key).Hosts
 	return func(host string) bool { return slices.Contains(hosts, host) }
 }
 
-// CallsBack says whether an address is that of a decode engine that calls back.
+// CallsBack says whether an address belongs to a decode engine that calls the proxy back.
 func (p *Published) CallsBack(a netip.Addr) bool {
 	address := a.Unmap().WithZone("").String()
 	return slices.ContainsFunc(p.order, func(e *Engine) bool { return e.CallsBack() && slices.Contains(e.Hosts, address) })
 }
 
-// KnownHost says whether a hand-off may point decode engines at a host.
+// KnownHost says whether hand-offs may tell decode engines to fetch KV from a host.
 func (p *Published) KnownHost(host string, now time.Time) bool {
 	trusted := p.hosts[host]
 	return trusted.engines > 0 || now.Before(trusted.until)

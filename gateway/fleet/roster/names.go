@@ -8,18 +8,17 @@ import (
 	"evenkeel/prefill"
 )
 
-// Names of models. An engine lists its base model, perhaps by several names, and the LoRA adapters that it has
-// loaded. Adapters are loaded engine by engine, so lists that differ are a normal state. A request goes only to
-// engines that list the name that it asks for. This file decides which engines these are: for boards, for the prefill
-// tier, and for requests that one engine serves alone.
+// An engine lists the names of its base model and of the LoRA adapters that it has loaded. Adapters are loaded engine by engine, so engines
+// of one model may list different names. A request goes only to engines that list the name in the request. This file finds these engines:
+// for boards, for the prefill tier, and for requests that one engine serves alone.
 
-// reach is what the ranks list to which requests can go from a candidate.
+// reach holds the models listed by the decode ranks that can take a candidate's requests.
 type reach struct {
-	all, open []*board.Names // open: the lists of ranks that take requests, or that requests wait for
+	all, open []*board.Names // lists of all ranks; lists of the ranks that take requests, or for which requests wait
 	unknown   bool           // an engine has not named its models yet
 }
 
-// reachIn returns the reach of a key, and makes it if there is none.
+// reachIn returns the reach with that key, and creates it if there is none.
 func reachIn(all map[string]*reach, key string) *reach {
 	if all[key] == nil {
 		all[key] = &reach{}
@@ -27,7 +26,7 @@ func reachIn(all map[string]*reach, key string) *reach {
 	return all[key]
 }
 
-// add adds the models that a rank lists. open says that the rank takes requests, or that requests wait for it.
+// add adds the models that a rank lists. open: the rank takes requests, or requests wait for it.
 func (r *reach) add(n *board.Names, open bool) {
 	if !slices.Contains(r.all, n) {
 		r.all = append(r.all, n)
@@ -42,9 +41,9 @@ func listed(by []*board.Names, name string) bool {
 	return slices.ContainsFunc(by, func(n *board.Names) bool { return n.Has(name) })
 }
 
-// onlyWhereListed leaves a candidate only the models that reachable ranks list, too: ranks in the candidate's region,
-// or in the group that the candidate is. The candidate comes second for models that are listed only by ranks that
-// take no requests now.
+// onlyWhereListed removes the models from a candidate that no reachable decode rank lists. Reachable are the ranks in the candidate's
+// region, or the ranks of the group if the candidate is a group. For models that only ranks list which take no requests now, the candidate
+// comes second (Behind).
 func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]*reach) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -59,7 +58,7 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reachable(m) })
 		}
 		if len(r.open) == 0 {
-			continue // all ranks are down, so no model is behind the others
+			continue // no rank takes requests, so no model is better off than the others
 		}
 		for _, m := range c.Models {
 			if !listed(r.open, m) {
@@ -69,22 +68,30 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 	}
 }
 
-// halves marks the routes of models that only engines of one side (prefill or decode) list, if the other side has engines of their base
-// model and all of its engines have named their models: no request for such a model can be completed. A model whose base model the other
-// side does not have, such as one for embeddings, is not marked: one engine alone may serve it.
+// The two sides: indexes of arrays with one value per side.
+const (
+	prefillSide = iota
+	decodeSide
+)
+
+// halves marks the routes (Half) of models that only engines of one side, prefill or decode, list: no request for such a model can be
+// completed. It needs engines of the same base model on the other side, all of which have named their models. A model whose base model the
+// other side does not have, e.g. one for embeddings, is not marked, because one engine alone may serve it.
 func halves(routes map[string]Route, engines []*Engine) {
-	hasBase := map[string][2]bool{} // by base model: whether engines that prefill have it, and whether engines that decode do
-	var unknown [2]bool
+	hasBase := map[string][2]bool{} // by base model: for each side, whether an engine has it
+	var unknown [2]bool             // for each side, whether an engine has not named its models yet
 	for _, e := range engines {
-		for side, isOfSide := range [2]bool{e.Role != Decode, e.Decodes()} {
+		for side, isOfSide := range [2]bool{prefillSide: e.Role != Decode, decodeSide: e.Decodes()} {
 			if !isOfSide {
 				continue
 			}
-			if unknown[side] = unknown[side] || len(e.Status.Models) == 0; len(e.Status.Models) > 0 {
-				sides := hasBase[e.base()]
-				sides[side] = true
-				hasBase[e.base()] = sides
+			if len(e.Status.Models) == 0 {
+				unknown[side] = true
+				continue
 			}
+			sides := hasBase[e.base()]
+			sides[side] = true
+			hasBase[e.base()] = sides
 		}
 	}
 	for name, r := range routes {
@@ -95,10 +102,10 @@ func halves(routes map[string]Route, engines []*Engine) {
 	}
 }
 
-// BoardFor is the board whose ranks decode, for a model, what a prefill engine of a region computed: the board of the
-// engine's own base model, if ranks of that board list the model.
+// BoardFor returns the board whose ranks decode a request for a model after the prefill engine c: the board of c's base model if ranks of
+// that board list the model, or another board of the region whose ranks list the model.
 func (p *Published) BoardFor(c prefill.Candidate, model, region string) string {
-	if c.Mixed { // the candidate is the ranks themselves
+	if c.Mixed { // the candidate is a group of ranks that also decode
 		return c.Board
 	}
 	found := ""

@@ -12,14 +12,14 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause stops new requests to the engines of a group, because a call to all of them has paused them. Requests wait
-// for these engines. A Pause is not changed any more once it is in force.
+// Pause stops new requests to the engines of a group after an operator's call has paused these engines. Requests wait until the pause ends.
+// A Pause that is in force never changes: it is replaced.
 type Pause struct {
-	Group string             `json:"group"` // group of engines that decode; empty: all engines
-	Path  string             `json:"path"`  // path of the call that began it
+	Group string             `json:"group"` // decode group; empty: all engines
+	Path  string             `json:"path"`  // path of the call that began the pause
 	Since time.Time          `json:"since"`
-	Began map[string]float64 `json:"-"` // start times of the processes at that time, by engine
-	Left  map[string]float64 `json:"-"` // engines that did not resume with their group, with start times; nil: the group has not resumed
+	Began map[string]float64 `json:"-"` // start times of the processes when the pause began, by the engines' keys
+	Left  map[string]float64 `json:"-"` // start times of engines that did not resume with their group, by key; nil: it has not resumed
 }
 
 // Restarted says whether a paused engine has a process that began after the pause, as far as start times show.
@@ -31,7 +31,7 @@ func (p *Pause) Restarted(e *Engine) bool {
 	return e.Status.Up && (!there || e.Status.StartTime != began)
 }
 
-// Covers says whether an engine is paused by it.
+// Covers says whether the pause applies to an engine.
 func (p *Pause) Covers(e *Engine) bool {
 	if p.Left != nil {
 		_, left := p.Left[e.Key()]
@@ -46,7 +46,7 @@ func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group
 // Foreign says whether another proxy owns the engine's region, so that a call to all engines does not include it.
 func (e *Engine) Foreign() bool { return e.kept == Unowned }
 
-// Text says that something is paused, by which call and since when.
+// Text says for people by which call the engines are paused, and since when.
 func (p *Pause) Text() string {
 	what := "paused"
 	if p.Left != nil {
@@ -55,7 +55,7 @@ func (p *Pause) Text() string {
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
 }
 
-// String is Text, with what is paused before it.
+// String is Text, with the name of the group before it.
 func (p *Pause) String() string {
 	if p.Group == "" {
 		return "all engines: " + p.Text()
@@ -63,8 +63,8 @@ func (p *Pause) String() string {
 	return "group " + p.Group + ": " + p.Text()
 }
 
-// PauseBegun says that a group is paused. If the group is paused already, or some of its engines did not resume, the
-// pause keeps the path and the time with which it began.
+// PauseBegun says that a group is paused. If the group is already paused, or some of its engines did not resume, the pause keeps the path
+// and the time with which it began.
 type PauseBegun struct{ Group, Path string }
 
 func (v PauseBegun) apply(r *Roster, a *applying) {
@@ -79,8 +79,8 @@ func (v PauseBegun) apply(r *Roster, a *applying) {
 	a.add(Effect{What: Watched})
 }
 
-// PauseEnded ends the pause of a group, or of all groups if it names none, except for the engines that did not
-// resume. Engines that did not resume with all engines may do so with their group.
+// PauseEnded ends the pause of a group (empty: of all groups), except for the engines in Left. Engines that did not resume in a call to all
+// engines can resume later in a call to their group.
 type PauseEnded struct {
 	Group string
 	Left  []string // keys of the engines that did not resume
@@ -89,25 +89,27 @@ type PauseEnded struct {
 func (v PauseEnded) apply(r *Roster, a *applying) {
 	for group, p := range r.pauses {
 		ends := v.Group == "" || v.Group == group
-		if !ends && p.Left == nil {
+		if !ends && p.Left == nil { // a pause of another group, none of whose engines has resumed
 			continue
 		}
 		next := *p
 		next.Left = map[string]float64{}
 		for key, e := range r.engines {
-			if p.Covers(e) && (slices.Contains(v.Left, key) || !ends && !e.InGroup(v.Group)) {
+			staysPaused := slices.Contains(v.Left, key) || !ends && !e.InGroup(v.Group)
+			if staysPaused && p.Covers(e) {
 				next.Left[key] = e.Status.StartTime
 			}
 		}
-		if r.pauses[group] = &next; len(next.Left) == 0 {
+		r.pauses[group] = &next
+		if len(next.Left) == 0 {
 			delete(r.pauses, group)
 		}
 	}
 	a.add(Effect{What: Watched})
 }
 
-// forgetUnresumed takes those engines out of the pauses that did not resume with their group and are gone, or whose paused process is
-// gone. If an engine has no start time, its process counts as gone while the engine is down. A pause of no engine ends.
+// forgetUnresumed removes engines from the Left lists of pauses if the engine, or the process that was paused, is gone. The process of an
+// engine without a start time counts as gone while the engine is down. A pause whose Left list is empty ends.
 func (r *Roster) forgetUnresumed(a *applying) {
 	for group, p := range r.pauses {
 		next := *p
@@ -119,14 +121,15 @@ func (r *Roster) forgetUnresumed(a *applying) {
 		if len(next.Left) == len(p.Left) {
 			continue
 		}
-		if r.pauses[group] = &next; len(next.Left) == 0 {
+		r.pauses[group] = &next
+		if len(next.Left) == 0 {
 			delete(r.pauses, group)
 		}
 		a.add(Effect{What: Watched})
 	}
 }
 
-// pause makes an engine halted while it is paused. If several pauses cover it, the oldest one counts. A halt for another reason stays.
+// pause marks an engine as halted while a pause covers it. Of several pauses the oldest counts. A halt for another reason stays.
 func (r *Roster) pause(e *Engine) {
 	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) {
 		e.Status.Halt = nil
@@ -142,7 +145,7 @@ func (r *Roster) pause(e *Engine) {
 	}
 }
 
-// Held is why nothing is sent to the engine although it is alive; nil: it gets requests.
+// Held says which pause keeps requests from the engine; nil: none does.
 func (e *Engine) Held() *engine.Held {
 	if e.pausedBy == nil {
 		return nil
@@ -166,8 +169,7 @@ func (p *Published) Paused(instance string) bool {
 	return e != nil && e.pausedBy != nil
 }
 
-// Emptied says that engines have dropped their prefix caches, or compute with other weights: what their processes
-// made before is worth nothing any more.
+// Emptied says that engines have dropped their prefix caches or have loaded other weights, so that no KV from before may be used any more.
 type Emptied struct{ Keys []string }
 
 func (v Emptied) apply(r *Roster, _ *applying) {
@@ -178,12 +180,12 @@ func (v Emptied) apply(r *Roster, _ *applying) {
 	}
 }
 
-// Caches returns the names of the prefix caches of engines: candidates for those that prefill, and workers for those
-// that decode.
+// Caches returns the prefix caches of engines, one per rank: a candidate's ID for a prefill engine, and a worker id for an engine that
+// decodes.
 func (p *Published) Caches(keys []string) (candidates []string, workers []int32) {
 	for _, key := range keys {
 		e := p.engines[key]
-		if e == nil { // it has left meanwhile
+		if e == nil { // the engine has left in the meantime
 			continue
 		}
 		for _, rank := range e.Ranks() {

@@ -10,8 +10,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A reload decides only about the engines whose entry or profile it changes. What an operator added, described anew,
-// removed or drained since stays so. The last word about an engine counts, whoever said it.
+// A reload only touches the engines whose entry or profile it changes. Everything else that operators have done since the last reload
+// stays: engines that they added, changed, removed or drained.
 
 // Listed is an engine as a config lists it.
 type Listed struct {
@@ -19,35 +19,34 @@ type Listed struct {
 	Conf config.Engine
 }
 
-// Changes is what a reload changes about the present engines.
+// Changes are the changes that a reload makes to the engines.
 type Changes struct {
 	Listed  []Listed  // entries that are new or have changed
 	Again   []*Engine // engines whose entry is the same, but whose profile has changed
 	Removed []string  // keys of engines that are not listed any more
 }
 
-// Compare finds what a reload changes. before and after have the engines of the two configs, by key. order is the
-// keys of the next config in its order, and profile returns the profile that the next config has for an engine; nil:
-// none.
+// Compare finds what a reload changes. before and after have the engines of the old and the new config, by key. order has the keys of the
+// new config in its order. profile returns the profile that the new config has for an engine; nil: none.
 func (p *Published) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
 	err error) {
-	spoken := map[string]bool{}
+	decided := map[string]bool{} // keys of the engines whose entry changes
 	for _, key := range order {
-		was, known := before[key]
-		if now := after[key]; !known || !reflect.DeepEqual(was, now) {
-			spoken[key] = true
+		old, known := before[key]
+		if now := after[key]; !known || !reflect.DeepEqual(old, now) {
+			decided[key] = true
 			c.Listed = append(c.Listed, now)
 		}
 	}
 	for key := range before {
 		if _, ok := after[key]; !ok {
-			spoken[key] = true
+			decided[key] = true
 			c.Removed = append(c.Removed, key)
 		}
 	}
 	for _, e := range p.order {
 		switch next := profile(e); {
-		case spoken[e.Key()]:
+		case decided[e.Key()]:
 		case next == nil:
 			err = errors.Join(err, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; "+
 				"remove the engine first, or keep the profile", e.Conf.Profile, e.Role, e.ID))
@@ -58,14 +57,14 @@ func (p *Published) Compare(before, after map[string]Listed, order []string, pro
 	return c, err
 }
 
-// Planned says what a reload does.
+// Planned carries out a reload.
 type Planned struct {
 	Set    []*Engine
 	Remove []string // keys of the engines to remove
 	Order  []string // keys of the engines in the order of the file
 }
 
-// apply takes the engines out and in, and puts all engines in the order of the file. Those that are not in the file follow, in the order in
+// apply removes and adds engines, and sorts all engines in the order of the file. Engines that are not in the file follow, in the order in
 // which they came.
 func (v Planned) apply(r *Roster, a *applying) {
 	for _, key := range v.Remove {

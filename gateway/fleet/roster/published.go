@@ -11,7 +11,7 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Published is what follows from the roster at one moment: one consistent picture, which never changes.
+// Published is a consistent picture of the roster at one moment. It never changes: a new one replaces it.
 type Published struct {
 	Candidates []prefill.Candidate
 	Locals     []local.Rank
@@ -20,29 +20,29 @@ type Published struct {
 	owners  Owners
 	engines map[string]*Engine
 	order   []*Engine
-	ranks   map[int32]*Rank  // also those of engines that left a short time ago
+	ranks   map[int32]*Rank  // by worker id; also ranks of engines that left less than rankMemory ago
 	workers map[string]int32 // worker ids of ranks that decode, by name
 	stops   map[string]*Stop
 	pauses  map[string]*Pause
 	hosts   map[string]trust
 	dead    map[string]time.Time
 	routes  map[string]Route // by the name of a model or LoRA
-	ready   tally            // engines that take requests and that the tier and the dispatcher know
+	ready   tally            // numbers of engines that are in service and known to the prefill tier and the dispatcher
 }
 
-// tally is how many engines there are of each role.
+// tally counts engines by role.
 type tally struct{ prefills, decodes int }
 
-// WithRoutes returns this picture with the routes of the picture before it. Routes decide which requests are
-// admitted. The result is in force until the tier and the dispatcher know this picture, so that an admitted request
-// finds there what it was admitted for.
+// WithRoutes returns this picture with the routes of the picture before it. Routes decide which requests are admitted. The result is
+// published until the prefill tier and the dispatcher know the new engines, so that no request is admitted for engines that they do not
+// know yet.
 func (p *Published) WithRoutes(before *Published) *Published {
 	next := *p
 	next.routes, next.ready = before.routes, before.ready
 	return &next
 }
 
-// Rank is a rank to which a decode leg can be sent.
+// Rank is a rank to which a decode call can be sent.
 type Rank struct {
 	Worker   int32
 	Instance string // key of its engine, by which the monitor knows it
@@ -50,33 +50,34 @@ type Rank struct {
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
 	Signs    *engine.Signs // signs of life of the rank's core
-	Region   string        // its region; empty: ours
-	Board    string        // the board that it is on
-	Group    string        // ID of the candidate that its group is, if it prefills and decodes; empty: it only decodes
-	Context  int           // largest context of its models, prompt and answer together, in tokens; 0: unknown
-	Pins     bool          // its engine runs a response on the rank that the request names
-	Scope    *owner.Scope  // which proxy admits to it; nil: this proxy, which is alone
+	Region   string        // its region; empty: the proxy's own
+	Board    string        // the dispatcher's board for the rank's model
+	Group    string        // groupID of a rank that prefills and decodes; empty: it only decodes
+	Context  int           // longest context of its models, prompt and answer together, in tokens; 0: unknown
+	Pins     bool          // its engine runs a request for a response on the rank that the request names
+	Scope    *owner.Scope  // says whether this proxy owns it; nil: ranks have no owners
 
 	State RankState
 }
 
-// Heeds says whether a request at an endpoint runs on the rank that it names. Before 0.33, vLLM ignores the named
-// rank at /v1/responses if it has several ranks behind one address.
+// Heeds says whether a request at an endpoint runs on the rank that the request names. Before 0.33, vLLM ignores the named rank at
+// /v1/responses if several ranks share one address.
 func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
 }
 
-// Vouch takes an arrival with tokens as a sign that the engine core of the rank is alive; an arrival without tokens may come from the API
-// server alone. The sign counts from the arrival before, if that left nothing to read. With TLS this is not known, because the TLS layer
-// may keep received bytes back, so no arrival counts.
+// Vouch takes an arrival with tokens as a sign that the rank's engine core is alive. An arrival without tokens does not count, because the
+// API server may have sent it alone. The sign is dated to the
+// arrival before, after which the tokens were made, if that arrival left no bytes unread. With TLS this cannot be known, because the TLS
+// layer may hold received bytes back, so no arrival counts.
 func (r *Rank) Vouch(a *engine.Arrival, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
 	if made, ok := a.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
 		r.Signs.Seen(made)
 	}
 }
 
-// Lost says that KV may have been read too late. If the rank is not known, no rank of the engine is trusted any more
-// to have right KV in its cache.
+// Lost says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the prefix cache of
+// no rank of the engine is trusted any more.
 func (r *Rank) Lost(ep mooncake.Endpoint) {
 	if !r.Heeds(ep) {
 		r.Traffic.Lose()
@@ -86,18 +87,18 @@ func (r *Rank) Lost(ep mooncake.Endpoint) {
 // Route says where a model's requests go.
 type Route struct {
 	Name            string // the name in the request: a base model or a LoRA
-	Board           string // the board of the base model, whose ranks they share
-	MaxLen          int    // context length, 0 = unknown
+	Board           string // the board of its base model, whose ranks LoRAs share
+	MaxLen          int    // context length in tokens; 0: unknown
 	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
-	Prefill         bool   // some prefill engine that is up lists it
-	Decode          bool   // some decode rank that is up lists it
-	Mixed           bool   // all engines that list it, also those that are down, prefill and decode
+	Prefill         bool   // some engine that prefills, and is in service or awaited, lists the model
+	Decode          bool   // some engine that decodes, and is in service or awaited, lists the model
+	Mixed           bool   // all engines that list the model, even if down, prefill and decode
 	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
 	SGLang          bool   // some engine accepts keys that only SGLang knows
-	Half            bool   // only engines that prefill list it, or only engines that decode, so that no request for it can be completed
-	GivesBackUnseen bool   // some engine could give an answer back without a sign of it, on an endpoint that is not common
+	Half            bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed
+	GivesBackUnseen bool   // some engine may give a request back at an endpoint whose answers do not show it
 
-	NoHandOff [mooncake.Endpoints]bool // some engine that is up takes no hand-off at the endpoint
+	NoHandOff [mooncake.Endpoints]bool // some engine in service takes no hand-offs at the endpoint
 
-	listed [2]bool // whether engines that prefill list it, and engines that decode, up or not
+	listed [2]bool // by side (prefillSide, decodeSide): whether engines of the side list the model, up or not
 }

@@ -1,6 +1,5 @@
-// Package roster is the fleet as a value: which engines, ranks and models there are, and which of them take requests.
-// It has no clock, no lock and no log. The runner in gateway/fleet applies an Event for each thing that happens, then
-// a Tick, and publishes what Derive returns.
+// Package roster is the fleet as a value: which engines, ranks and models exist, and which of them take requests. It has no clock, lock or
+// log. The runner in gateway/fleet applies an Event for each thing that happens and then a Tick, and publishes what Derive returns.
 package roster
 
 import (
@@ -14,51 +13,50 @@ import (
 	"evenkeel/prefill"
 )
 
-// A Roster has the engines: their identities, models and ranks, and whether they are up. Identities outlive health: a
-// rank that comes back finds its load. Events change the roster, and after a Tick Derive returns the picture that
-// follows.
+// A Roster holds the engines: their identities, models and ranks, and whether they are up. A rank keeps its identity while it is down, so
+// that it has the same load when it comes back. Events change the roster, and Derive returns what follows for the rest of the proxy.
 type Roster struct {
 	terms        Terms
 	owners       Owners
-	engines      map[string]*Engine   // by role and host:port
+	engines      map[string]*Engine   // by key: role and host:port
 	order        []string             // keys in the order of the config, then of arrival
 	drains       map[string]*Stop     // drains of engines and ranks, by role and id
 	pauses       map[string]*Pause    // by group
-	broken       map[string]bool      // groups of ranks that prefill and decode in which an engine is down
-	hosts        map[string]trust     // hosts from which a prefiller's KV may be pulled
-	workerIDs    map[string]int32     // worker id by a rank's role and name (two roles may share an address); never reused
-	nextWorkerID int32                // how many worker ids were given out
+	broken       map[string]bool      // groups of ranks that prefill and decode, in which an engine is down
+	hosts        map[string]trust     // hosts from which decode engines may fetch a prefill engine's KV
+	workerIDs    map[string]int32     // worker ids, by a rank's role and name, because two roles may share an address; never reused
+	nextWorkerID int32                // the worker id that the next new rank gets
 	returnable   map[string]bygone    // worker ids of ranks whose engine may come back, by incarnation and name
-	leftRanks    map[int32]leftRank   // ranks of engines that left a short time ago, because assignments may still name them
-	dead         map[string]time.Time // incarnations that will not come back, with the time until which a hand-off of theirs may turn up
-	engineCount  int                  // how many engines there have been
+	leftRanks    map[int32]leftRank   // ranks of engines that left less than rankMemory ago, by worker id: assignments may still name them
+	dead         map[string]time.Time // incarnations that have ended, with the latest time at which their hand-offs may still turn up
+	engineCount  int                  // how many engines have been added so far
 }
 
 // Terms are the settings on which the roster depends.
 type Terms struct {
-	Region       string // our own region
+	Region       string // the proxy's own region
 	Started      time.Time
 	SlowStart    time.Duration
 	ProbeTimeout time.Duration
 	KVEvents     prefill.KVEventsConfig
-	Beyond       int    // see board.Worker
-	Prefer       string // which kind of engine is preferred if a model has both
+	Beyond       int    // value of board.Worker.Beyond
+	Prefer       string // the preferred kind of engine if a model has aggregated and split ones
 }
 
-// Owners says which proxy may admit requests to scopes of engines.
+// Owners says whether this proxy may send requests to each scope: a region or a decode group.
 type Owners struct {
-	Kind   owner.Kind       // kind of the scopes; empty: this proxy is alone
+	Kind   owner.Kind       // kind of the scopes; empty: scopes have no owners, so this proxy may use all engines
 	Scopes map[string]Owned // by name
-	Rooms  map[string]Room  // room on ranks where requests of another proxy may run, by the rank's name
+	Rooms  map[string]Room  // ranks on which requests of another proxy may run, by name
 }
 
-// Room is what this proxy may use of a rank.
+// Room says how much of a rank this proxy may use.
 type Room struct {
 	Limit  int   // slots that this proxy may use; 0: all
 	Others int64 // KV tokens that requests of other proxies hold on the rank
 }
 
-// Owned is a region or a decode group with its owner.
+// Owned says whether this proxy owns a region or a decode group.
 type Owned struct {
 	Admits bool
 	Fence  *owner.Scope `json:"-"`
@@ -66,7 +64,7 @@ type Owned struct {
 
 func (o *Owners) admits(scope string) bool { return o.Kind == "" || o.Scopes[scope].Admits }
 
-// Place is where a call to an engine runs: the engine's key, and the rank, -1 if it names none.
+// Place is where a call to an engine runs: the engine's key and the rank; rank -1: the call names no rank.
 type Place struct {
 	Instance string
 	Rank     int
@@ -78,38 +76,38 @@ type Stop struct {
 	At       Place  // rank -1: the whole engine
 	Since    time.Time
 	Deadline time.Time // zero: requests that run may take any time
-	Passed   bool      // the deadline has passed; requests that come later go on elsewhere at once
+	Passed   bool      // the deadline has passed, so that calls which start after it are moved elsewhere at once
 }
 
-// Key is the role and the id.
+// Key identifies the drain: the role and the id.
 func (s *Stop) Key() string { return s.Role + " " + s.ID }
 
-// Covers says whether a call at a place runs on the engine or rank that drains.
+// Covers says whether a place is on the engine or rank that drains.
 func (s *Stop) Covers(at Place) bool {
 	return s.At.Instance == at.Instance && (s.At.Rank < 0 || s.At.Rank == max(0, at.Rank))
 }
 
-// trust is why a hand-off may point decode engines at a host.
+// trust says why decode engines may fetch KV from a host that a hand-off names.
 type trust struct {
 	engines int       // number of prefill engines with this host
-	until   time.Time // after the last of these has left, the host is trusted until then
+	until   time.Time // if these engines have left, the host is trusted until this time
 }
 
-// bygone is the worker id of a rank whose engine may come back.
+// bygone is the worker id of a rank whose engine left at a time, and may come back.
 type bygone struct {
 	id int32
 	at time.Time
 }
 
-// leftRank is a rank of an engine that has left.
+// leftRank is a rank of an engine that left at a time.
 type leftRank struct {
 	of   *Engine
 	rank int
 	at   time.Time
 }
 
-// rankMemory is how long a rank is remembered after its engine has left: far longer than an assignment takes to
-// become a call. Calls hold the rank themselves.
+// rankMemory is how long a rank is remembered after its engine has left. It is far longer than the time from an assignment to the call, and
+// calls that run hold the rank themselves.
 const rankMemory = 10 * time.Minute
 
 // New returns a roster without engines.
@@ -121,8 +119,7 @@ func New() *Roster {
 	}
 }
 
-// put takes an engine in. It replaces the engine with the same key, if there is one, and takes over its state and what is known of its
-// processes.
+// put adds an engine. If there is an engine with the same key, put replaces it, and the new one keeps its state and its known processes.
 func (r *Roster) put(e *Engine, now time.Time) {
 	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
@@ -136,7 +133,7 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		e.Status, e.standing, e.number = old.Status, old.standing, old.number
 		e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 		e.processes, e.gaveBack = old.processes, old.gaveBack
-		if e.Found == (Found{}) && !e.Own { // an operator describes the engine anew
+		if e.Found == (Found{}) && !e.Own { // an operator has changed the engine's description
 			e.Found = old.Found
 		}
 		r.distrust(old, false, now)
@@ -145,20 +142,20 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	} else {
 		r.engineCount++
 		e.number, e.processes, e.healthy, e.state = r.engineCount, &Processes{}, Down, Down
-		// What an engine made before it left stays gone when it comes back, so its processes get numbers that none of those before had.
+		// The KV of an engine that left is gone, even if the engine comes back. So its processes get numbers far above those used before.
 		if _, back := r.dead[e.Incarnation]; back && e.Incarnation != "" {
 			e.processes = &Processes{first: r.engineCount << 20}
 		}
 	}
 	r.engines[e.Key()] = e
 	if e.Decodes() {
-		for _, rank := range e.Ranks() { // numbered in the order of the config, not in that in which they come up
+		for _, rank := range e.Ranks() { // worker ids follow the order of the config, not the order in which engines come up
 			delete(r.leftRanks, r.workerID(e, rank))
 		}
 	}
 }
 
-// fitDrains changes the drains of an engine's ranks to fit the ranks that it has now. A drain of a rank that it no longer has ends. If it
+// fitDrains changes the drains of an engine's ranks to fit its present ranks. A drain of a rank that no longer exists ends. If the engine
 // has only one rank now, a drain of rank 0 becomes a drain of the engine.
 func (r *Roster) fitDrains(e *Engine) {
 	ranks := len(e.Ranks())
@@ -166,7 +163,8 @@ func (r *Roster) fitDrains(e *Engine) {
 		if s.At.Instance != e.Key() || s.At.Rank < 0 || ranks > 1 && s.At.Rank < ranks {
 			continue
 		}
-		if delete(r.drains, key); s.At.Rank == 0 {
+		delete(r.drains, key)
+		if s.At.Rank == 0 {
 			ofEngine := *s
 			ofEngine.ID, ofEngine.At.Rank = e.ID, -1
 			r.drains[ofEngine.Key()] = &ofEngine
@@ -174,12 +172,11 @@ func (r *Roster) fitDrains(e *Engine) {
 	}
 }
 
-// An engine is identified by its host:port, and a process that comes back there is the same engine: its ranks keep
-// their numbers and find their load. Only a source that knows more, as Kubernetes does, can tell two engines apart
-// that had one address one after the other: by their incarnation. Then nothing of the first belongs to the second,
-// and above all not its KV.
+// An engine is identified by its host:port. A new process at the address is still the same engine, whose ranks keep their numbers and their
+// load. Only some sources of discovery, such as Kubernetes, can distinguish two engines that had the same address one after the other, by
+// their incarnation. Then the second engine takes over nothing from the first, above all not its KV.
 
-// drop takes an engine out; its requests finish. dead says that the engine does not exist any more, and neither does its KV.
+// drop removes an engine; its requests finish. dead says that the engine and its KV do not exist any more.
 func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	delete(r.engines, e.Key())
 	r.order = slices.DeleteFunc(r.order, func(key string) bool { return key == e.Key() })
@@ -209,15 +206,16 @@ func (r *Roster) rememberRanks(e *Engine, now time.Time) {
 	}
 }
 
-// workerID is the id by which the board knows a rank as a worker. A rank that has none gets the one that it had before its engine left, if
-// the engine is back, else a new one.
+// workerID is the id of a rank as a worker of the dispatcher. A rank without an id gets its old id back if its engine had left and came
+// back, and otherwise a new id.
 func (r *Roster) workerID(e *Engine, rank int) int32 {
 	name := e.nameOf(rank)
 	id, ok := r.workerIDs[name]
 	if !ok {
 		key := e.Incarnation + " " + name
 		before, returns := r.returnable[key]
-		if id = before.id; !returns {
+		id = before.id
+		if !returns {
 			id = r.nextWorkerID
 			r.nextWorkerID++
 		}
@@ -227,10 +225,10 @@ func (r *Roster) workerID(e *Engine, rank int) int32 {
 	return id
 }
 
-// nameOf is a rank's role and name.
+// nameOf is a rank's key in workerIDs: its role and name.
 func (e *Engine) nameOf(rank int) string { return e.Role + " " + e.At(rank).ID }
 
-// kvHosts are the hosts from which decode engines may pull KV because of an engine. An engine that decodes adds none.
+// kvHosts returns the hosts from which decode engines may fetch KV of this engine; none if the engine decodes.
 func (e *Engine) kvHosts() []string {
 	if e.Decodes() {
 		return nil
@@ -238,8 +236,8 @@ func (e *Engine) kvHosts() []string {
 	return e.Hosts
 }
 
-// distrust forgets the hosts from which KV could be pulled only because of this engine: at once if the engine does not exist any more
-// (dead), else once its last probe must have been answered.
+// distrust withdraws an engine's trust in its hosts. A host that no other engine has is forgotten at once if the engine does not exist any
+// more (dead), and otherwise after ProbeTimeout, when its last probe has been answered.
 func (r *Roster) distrust(e *Engine, dead bool, now time.Time) {
 	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
@@ -252,7 +250,7 @@ func (r *Roster) distrust(e *Engine, dead bool, now time.Time) {
 	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.until) })
 }
 
-// scopeOf is the scope whose owner admits to an engine: its decode group, or its region.
+// scopeOf returns an engine's scope: its decode group or its region, as one proxy owns it.
 func (r *Roster) scopeOf(e *Engine, kind owner.Kind) string {
 	if kind == owner.Groups {
 		return e.Conf.Group
@@ -260,7 +258,7 @@ func (r *Roster) scopeOf(e *Engine, kind owner.Kind) string {
 	return cmp.Or(e.Conf.Region, r.terms.Region)
 }
 
-// Scopes calls f with the scope of each engine, and with the engine. kind is the kind of the scopes.
+// Scopes calls f for each engine, with its scope of that kind.
 func (r *Roster) Scopes(kind owner.Kind, f func(scope string, e *Engine)) {
 	for _, e := range r.engines {
 		f(r.scopeOf(e, kind), e)
@@ -272,17 +270,17 @@ func (r *Roster) allRanksDrain(e *Engine) bool {
 	return len(r.drains) > 0 && !slices.ContainsFunc(e.Ranks(), func(rank int) bool { return rank < 0 || r.drains[e.rankKey(rank)] == nil })
 }
 
-// endDrains forgets the drains for which meant is true.
-func (r *Roster) endDrains(meant func(*Stop) bool) {
+// endDrains ends the drains for which ends is true.
+func (r *Roster) endDrains(ends func(*Stop) bool) {
 	for key, s := range r.drains {
-		if meant(s) {
+		if ends(s) {
 			delete(r.drains, key)
 		}
 	}
 }
 
-// dropDrains forgets the drains of an engine that is gone. It keeps drains whose deadline is still to come and will end requests that run
-// there.
+// dropDrains ends the drains of an engine that is gone. It keeps a drain with a future deadline, because the deadline still has to end the
+// requests that run on the engine.
 func (r *Roster) dropDrains(key string) {
 	r.endDrains(func(s *Stop) bool { return s.At.Instance == key && (s.Deadline.IsZero() || s.Passed) })
 }

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// RankState says whether a rank takes requests, and if not, the one reason that counts. An engine has a state, too:
-// the state that holds for all of its ranks, whichever proxy admits to their group.
+// RankState says whether a rank takes requests, and if not, the most important reason. An engine has a RankState, too: the state of all its
+// ranks as far as it does not depend on a single rank or its group.
 type RankState uint8
 
-// States. Where several reasons hold, the one further down in this list counts, but no reason of a single rank or of its group counts
-// for an engine that takes nothing anyway.
+// States. If several reasons apply, the one furthest down in this list counts. But if an engine takes no requests at all, the reasons of
+// single ranks and groups do not count.
 //
-// Legal moves in one Tick (TestOnlyLegalMoves); "any" is any state but Absent. What is Odd may show one Tick later, because it depends on
-// what served at the last one:
+// Legal moves in one Tick (TestOnlyLegalMoves); "any" is any state but Absent. Odd may appear one Tick late, because it depends on which
+// engines served at the last Tick:
 //
 //	what happens           its own ranks                                  ranks of other engines
 //	an engine comes in     Absent -> Down                                 as after a health check
@@ -28,21 +28,21 @@ type RankState uint8
 //	this proxy admits      Unowned -> any but Draining, Odd, Down         the same
 const (
 	Absent   RankState = iota // its engine is not there any more
-	Late                      // its engine's answers do not come just now; requests wait for it
+	Late                      // its engine's health checks get no answer for the moment; requests wait for it
 	Out                       // its engine answers, but requests failed there, and other engines serve its model
 	Starting                  // its engine has not named its models yet
 	Up                        // it takes requests
-	Paused                    // requests failed there, and whether that is its engine's fault is open; another engine serves meanwhile
-	Halted                    // it is paused, or its group re-forms or waits for its recovery; requests wait for it
-	Unowned                   // another proxy admits to it, as its owner
-	Broken                    // an engine of its group is down, and its ranks step together
-	Lost                      // it is out of its group, by its engine's own answer
+	Paused                    // requests failed there, perhaps not by its engine's fault; another engine serves until this is known
+	Halted                    // its engine is paused, or its group re-forms or waits for its recovery; requests wait for it
+	Unowned                   // another proxy owns it
+	Broken                    // an engine of its group is down, and the ranks of the group step together
+	Lost                      // its engine reports that the rank is out of its group
 	Draining                  // an operator or a source of discovery stopped new requests to it
 	Odd                       // its engine has another connector than the others of its model
 	Down                      // its engine does not answer
 )
 
-// states has the name of each state, and why a rank in it takes no requests.
+// states has the name of each state, and the reason why a rank in this state takes no requests.
 var states = [...]struct{ name, why string }{
 	Absent:   {"absent", "its engine is not there any more"},
 	Late:     {"late", "its engine's answers do not come just now, and requests wait for it"},
@@ -61,10 +61,10 @@ var states = [...]struct{ name, why string }{
 
 func (s RankState) String() string { return states[s].name }
 
-// Why says why a rank in that state takes no requests; empty: it takes them.
+// Why says why a rank in this state takes no requests; empty: it takes requests.
 func (s RankState) Why() string { return states[s].why }
 
-// in says whether the state is one of these.
+// in says whether the state is one of all.
 func (s RankState) in(all ...RankState) bool { return slices.Contains(all, s) }
 
 // serves says whether an engine in that state is in service, although it may get no new requests at this moment.
@@ -73,20 +73,19 @@ func (s RankState) serves() bool { return s.in(Starting, Up, Paused, Halted) }
 // awaited says whether requests wait for a rank in that state.
 func (s RankState) awaited() bool { return s.in(Late, Halted) }
 
-// standing is an engine's place in the service. Requests that run on it, and what is charged for them, do not depend
-// on it.
+// standing says whether an engine gets new requests, and how many. It has no effect on requests that already run on the engine.
 type standing struct {
-	healthy RankState // its state by its answers
-	kept    RankState // Draining or Unowned if one of these keeps new requests from it; else Up
-	state   RankState // the state that follows from both
-	served  bool      // it was in service before
-	start   float64   // start time of the process that serves
-	fresh   time.Time // when it came into service, while its share grows; zero: its share does not grow
-	share   float64   // share of its slots that may be used now; below 1 while it is fresh
+	healthy RankState // its state by its own answers
+	kept    RankState // Draining or Unowned if that keeps new requests away; else Up
+	state   RankState // the state that follows from healthy and kept
+	served  bool      // the engine has been in service before
+	start   float64   // start time of the process that served last, in Unix seconds
+	fresh   time.Time // when its slow start began; zero: it is not in a slow start
+	share   float64   // share of its slots that may be used now; below 1 during a slow start
 	odd     string    // why it cannot serve beside the other engines of its model; empty: it can
 }
 
-// limit is how many of n the engine may use now; 0: all.
+// limit is how many of n slots or probes may be used now; 0: all.
 func (s *standing) limit(n int) int {
 	if s.share >= 1 {
 		return 0
@@ -94,13 +93,14 @@ func (s *standing) limit(n int) int {
 	return max(1, int(math.Ceil(s.share*float64(n))))
 }
 
-// shareAt is the share of an engine that has been in service for a time of age.
+// shareAt is the share of its slots that an engine may use in a slow start. age is how long it has been in service, slow how long a start
+// takes.
 func shareAt(age, slow time.Duration) float64 {
 	return min(1, firstShare+(1-firstShare)*max(0, age.Seconds())/slow.Seconds())
 }
 
 const (
-	firstShare = 0.1 // the share of its slots that an engine gets at once
-	slowSteps  = 30  // steps of a slow start
+	firstShare = 0.1 // share of its slots that an engine may use when its slow start begins
+	slowSteps  = 30  // number of steps in which the share grows
 	slowProbes = 8   // unanswered probes that a prefill engine may have at the end of a slow start
 )

@@ -11,27 +11,27 @@ import (
 	"evenkeel/engine"
 )
 
-// mostWhy is how many engines that take no requests Missing names; of the others it gives the number.
+// mostWhy is how many engines Missing names; it only counts the rest.
 const mostWhy = 8
 
-// EngineStatus says of one engine whether it answers, which state it is in and why, and what it serves.
+// EngineStatus says whether an engine answers, which state it is in and why, and which models it serves.
 type EngineStatus struct {
 	ID       string        `json:"id"` // host:port
 	Role     string        `json:"role"`
 	URL      string        `json:"url"`
 	Group    string        `json:"group,omitempty"`
 	Profile  string        `json:"profile"`
-	Up       bool          `json:"up"`    // it answers its health check
+	Up       bool          `json:"up"`    // the engine answers its health check
 	State    string        `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (it is paused, or its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
-	Share    float64       `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
+	Share    float64       `json:"share"` // share of its slots that may be used now; below 1 during a slow start
 	Draining bool          `json:"draining"`
-	Source   string        `json:"source,omitempty"` // the source that discovered it
-	Away     string        `json:"away,omitempty"`   // why it gets no new work, by its source: not ready, leaving
+	Source   string        `json:"source,omitempty"` // the source of discovery that found the engine
+	Away     string        `json:"away,omitempty"`   // why it gets no new work, as its source says: not ready, leaving
 	Since    time.Time     `json:"since"`
 	Error    string        `json:"error,omitempty"`
-	Paused   bool          `json:"paused,omitempty"` // by POST /admin/fleet/call; error says since when
-	Hangs    bool          `json:"hangs,omitempty"`  // its port takes connections, but its last health check got no answer
-	Moved    *engine.Moved `json:"moved,omitempty"`  // its name has other addresses than before
+	Paused   bool          `json:"paused,omitempty"` // paused by POST /admin/fleet/call; error says since when
+	Hangs    bool          `json:"hangs,omitempty"`  // the port accepts connections, but the last health check got no answer
+	Moved    *engine.Moved `json:"moved,omitempty"`  // the host name of the engine has new addresses
 	Models   []string      `json:"models"`
 	Version  string        `json:"version,omitempty"`
 	Ranks    int           `json:"ranks"`
@@ -62,13 +62,13 @@ func (p *Published) Statuses() []EngineStatus {
 	return list
 }
 
-// why is the reason of an engine's state, if there is more to say than the state; empty: there is not.
+// why is the reason of an engine's state, in more detail than RankState.Why; empty: there are no details.
 func (e *Engine) why() string {
 	if e.odd != "" && e.Status.Up {
 		return e.odd
 	}
 	why := cmp.Or(e.Status.Halt, e.Status.Out, e.Status.Accused, e.Status.LostRanks(), e.Status.Err)
-	if !e.Status.Up || e.Status.Hangs { // that it cannot be reached says more than the failures that follow from that
+	if !e.Status.Up || e.Status.Hangs { // the engine cannot be reached, which explains its other failures
 		why = cmp.Or(e.Status.Err, why)
 	}
 	if why == nil {
@@ -77,7 +77,7 @@ func (e *Engine) why() string {
 	return why.Error()
 }
 
-// Missing lists the engines that take no requests, each in a sentence with its reason, and mostWhy of them at most.
+// Missing lists the engines that take no requests, at most mostWhy of them, each in a sentence with the reason.
 func (p *Published) Missing() []string {
 	var all []string
 	for _, e := range p.order {
@@ -99,8 +99,8 @@ func (p *Published) Missing() []string {
 	return all
 }
 
-// Lack names the states of the engines of one side that list a model; if none lists it, of all engines of that side. decodes says that it
-// is the side that decodes, else it is the side that prefills.
+// Lack names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If no
+// engine of the side lists the model, it names the states of all engines of the side.
 func (p *Published) Lack(model string, decodes bool) string {
 	listed, all := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Text writes the published lists, with a line for each prefill candidate, rank that decodes, local rank and model.
+// Text describes the published lists in lines: one per prefill candidate, decode rank, local rank and model. Tests and recordings use it.
 func (p *Published) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
@@ -37,9 +37,9 @@ func words(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), " ")
 }
 
-// is returns the word if so is true, else nothing.
-func is(word string, so bool) string {
-	if !so {
+// is returns word if the condition is true, and otherwise an empty string.
+func is(word string, condition bool) string {
+	if !condition {
 		return ""
 	}
 	return word

@@ -14,11 +14,11 @@ import (
 	"evenkeel/gateway/owner"
 )
 
-// Tick must be applied after the events of a moment, and whenever the time of Next is over. It decides the state of
-// each engine.
+// Tick decides the state of each engine. It must be applied after all events of a moment, and when the time that Next returned has passed.
 type Tick struct{}
 
-// apply decides, in this order, what follows from pauses, connectors, health and groups, and reports the drains whose deadline has passed.
+// apply decides the engines' states from pauses, connectors, health and groups, in this order. It also reports drains whose deadline has
+// passed.
 func (Tick) apply(r *Roster, a *applying) {
 	r.forgetUnresumed(a)
 	for _, key := range r.order {
@@ -32,7 +32,8 @@ func (Tick) apply(r *Roster, a *applying) {
 		if !s.Passed && !s.Deadline.IsZero() && !a.now.Before(s.Deadline) {
 			overdue := *s
 			overdue.Passed = true
-			if r.drains[s.Key()] = &overdue; r.engines[s.At.Instance] == nil {
+			r.drains[s.Key()] = &overdue
+			if r.engines[s.At.Instance] == nil {
 				delete(r.drains, s.Key())
 			}
 			a.add(Effect{What: DrainOverdue, Stop: &overdue})
@@ -41,8 +42,8 @@ func (Tick) apply(r *Roster, a *applying) {
 	maps.DeleteFunc(r.leftRanks, func(_ int32, l leftRank) bool { return a.now.Sub(l.at) > rankMemory })
 }
 
-// Next is the time until the next deadline of a drain or step of a slow start, when a Tick is due although nothing happens; 0: there is
-// none.
+// Next returns how long to wait for the next Tick if no event comes before: until the deadline of a drain or the next step of a slow start;
+// 0: neither is due.
 func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	for _, e := range r.engines {
 		if e.share < 1 && !e.fresh.IsZero() {
@@ -59,14 +60,14 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// place stores the region, scope and board of an engine, and the models that it lists. Engines that list the same
-// models share one value of lists.
+// place updates the region, scope, board and listed models of an engine. Engines that list the same models share one value of lists.
 func (r *Roster) place(e *Engine) {
 	e.otherRegion, e.Scope = e.Conf.Region, r.scopeOf(e, r.owners.Kind)
 	if e.otherRegion == r.terms.Region {
 		e.otherRegion = ""
 	}
-	if e.fence = r.owners.Scopes[e.Scope].Fence; len(e.Status.Models) > 0 {
+	e.fence = r.owners.Scopes[e.Scope].Fence
+	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
 	}
 	if slices.Equal(e.listedModels, e.Status.Models) {
@@ -89,11 +90,11 @@ func (r *Roster) place(e *Engine) {
 	}
 }
 
-// refuseOdd marks engines whose connector differs from that of the other engines of their model, and reports each once: no KV could get
-// from one to the other, or the decode rank would be chosen too late. The connector of a model is that of an engine that
-// serves already, else that of the first engine that is up.
+// refuseOdd marks engines whose connector differs from that of the other engines of their model, and reports each engine once. Engines with
+// different connectors cannot hand KV over to each other, or need the decode rank at different times. The first engine that already serves
+// decides the connector of its model, or else the first engine that is up.
 func (r *Roster) refuseOdd(a *applying) {
-	first := map[string]*Engine{} // by board
+	first := map[string]*Engine{} // the engine that decides the connector, by board
 	chooseFirst := func(eligible func(*Engine) bool) {
 		for _, k := range r.order {
 			if e := r.engines[k]; e.Status.Up && len(e.Status.Models) > 0 && eligible(e) {
@@ -120,26 +121,29 @@ func (r *Roster) refuseOdd(a *applying) {
 
 // appraise decides the state of every engine, and the share of its slots that it may use.
 func (r *Roster) appraise(a *applying) {
-	others := map[string]int{} // engines in full service, by role and model
+	inService := map[string]int{} // numbers of engines in full service, by kind (role and model)
 	for _, e := range r.engines {
-		if e.odd == "" && e.Status.Up && e.Status.Out == nil && e.Status.Accused == nil && !e.Status.Halted() && len(e.Status.Models) > 0 {
-			others[e.kind()]++
+		s := &e.Status
+		if e.odd == "" && s.Up && s.Out == nil && s.Accused == nil && !s.Halted() && len(s.Models) > 0 {
+			inService[e.kind()]++
 		}
 	}
 	slow := r.terms.SlowStart
 	for _, k := range r.order {
 		e := r.engines[k]
 		standing := &e.standing
-		healthy := e.health(others[e.kind()])
+		healthy := e.health(inService[e.kind()])
 		serving := healthy.serves()
 		newInService := serving && (!standing.healthy.serves() || standing.start != 0 && e.Status.StartTime != standing.start)
 		standing.healthy, standing.kept, standing.share = healthy, r.keptState(e), 1
-		if standing.state = healthy; standing.kept != Up {
+		standing.state = healthy
+		if standing.kept != Up {
 			standing.state = max(healthy, standing.kept)
 		}
 		switch {
 		case !serving || slow == 0:
 			standing.fresh = time.Time{}
+		// right after the start of the proxy all engines are new, so only an engine that served before starts slowly then
 		case newInService && (standing.served || a.now.Sub(r.terms.Started) > slow) && r.hasStandIn(e):
 			standing.fresh = a.now
 			a.add(Effect{What: StartsSlowly, Engine: e})
@@ -148,7 +152,8 @@ func (r *Roster) appraise(a *applying) {
 			standing.served, standing.start = true, e.Status.StartTime
 		}
 		if !standing.fresh.IsZero() {
-			if standing.share = shareAt(a.now.Sub(standing.fresh), slow); standing.share == 1 {
+			standing.share = shareAt(a.now.Sub(standing.fresh), slow)
+			if standing.share == 1 {
 				standing.fresh = time.Time{}
 			}
 		}
@@ -166,33 +171,34 @@ func (r *Roster) hasStandIn(e *Engine) bool {
 	return false
 }
 
-// breakGroups finds the groups in which an engine has served and is down or wedged now. The other engines of such a
-// group report that they are well, but their ranks wait in vain for the ranks of that engine. They do not wait for an
-// engine that was taken out of the group.
+// breakGroups finds the groups in which an engine has served and is down or wedged now. The other engines of such a group report that they
+// are well, but their ranks wait in vain for the ranks of the failed engine. They do not wait for an engine that was taken out of the
+// group.
 func (r *Roster) breakGroups(a *applying) {
 	broken := map[string]bool{}
 	for _, k := range r.order {
 		e := r.engines[k]
-		if errors.Is(e.Status.Err, engine.ErrRetired) { // the other ranks do not wait for it, even once its process has ended
+		if errors.Is(e.Status.Err, engine.ErrRetired) { // the engine was taken out of the group, so the other ranks do not wait for it
 			e.served = false
 		}
 		group := e.barrierGroup()
 		if group == "" || !e.served || e.Status.Up && (e.Status.Halted() || !e.Status.Wedged) {
 			continue
 		}
-		if broken[group] = true; !r.broken[group] {
+		broken[group] = true
+		if !r.broken[group] {
 			a.add(Effect{What: GroupBroke, Engine: e})
 		}
 	}
 	r.broken = broken
 }
 
-// health is the state of an engine as far as it follows from its answers. others is how many engines are in full
-// service for its model and role.
+// health is the state of an engine as far as it follows from its answers. others is how many engines are in full service for its model and
+// role.
 //
-// An engine that is out only because requests failed there stays in service if no other engine serves its model: a
-// request that may fail is better than one that must, and the canary will show which it is. A halted engine is in
-// service, and gets nothing until it goes on.
+// An engine at which requests failed stays in service if no other engine serves its model: requests that may fail are better than requests
+// that must fail, and the canary request will show whether the engine works. A halted engine is in service, but gets no requests until it
+// resumes.
 func (e *Engine) health(others int) RankState {
 	s := &e.Status
 	switch {
@@ -214,8 +220,7 @@ func (e *Engine) health(others int) RankState {
 	return Up
 }
 
-// keptState is what, other than its health, keeps new requests from an engine: Draining or Unowned; Up if nothing
-// does.
+// keptState is the reason, other than its health, that keeps new requests from an engine: Draining or Unowned; Up: there is none.
 func (r *Roster) keptState(e *Engine) RankState {
 	switch {
 	case e.Away != "" || r.drains[e.Key()] != nil || r.allRanksDrain(e):
@@ -226,8 +231,8 @@ func (r *Roster) keptState(e *Engine) RankState {
 	return Up
 }
 
-// stateOfRank is the state of one rank of an engine; rank is -1 for an only rank without a number. It is the engine's state, unless a
-// reason of the rank or of its group keeps requests from it.
+// stateOfRank is the state of one rank of an engine; rank -1: the only rank, which has no number. It is the engine's state, unless the rank
+// or its group has a reason of its own not to take requests.
 func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
 	switch {
 	case !e.state.serves() && e.state != Late:
