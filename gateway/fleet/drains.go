@@ -7,10 +7,9 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// Drain stops new work for an engine, host:port, or for one of its ranks, host:port/rank. If limit is above 0,
-// requests that still run after that time go on elsewhere if they can, and end with an error event if they cannot;
-// finished prefills are decoded all the same. A second call sets another limit. When Drain returns, no more requests
-// are bound there; those bound before count in the status of the drain.
+// Drain stops new work for an engine (id is host:port) or for one of its ranks (host:port/rank). A limit above 0 bounds how long running
+// requests may stay: after it they go on elsewhere if they can, and otherwise end with an error event. Prefills that have finished are
+// still decoded. A second call sets another limit. Once Drain has returned, no new request is bound there.
 func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	now := time.Now()
 	s, err := f.Now().Stop(role, id, now)
@@ -24,7 +23,7 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	return nil
 }
 
-// Undrain lets an engine or rank take work again.
+// Undrain ends a drain, so that the engine or rank takes new work again.
 func (f *Fleet) Undrain(role, id string) error {
 	engines := f.Now()
 	s, err := engines.Stop(role, id, time.Now())
@@ -38,5 +37,5 @@ func (f *Fleet) Undrain(role, id string) error {
 	return nil
 }
 
-// StopTimers stops the timer for deadlines when the proxy itself ends.
+// StopTimers stops the timer of drains and pauses. The proxy calls it when it ends.
 func (f *Fleet) StopTimers() { f.tick.Stop() }

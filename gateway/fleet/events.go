@@ -14,31 +14,32 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// publisherPatience bounds how long to wait for an engine's answer to the question where it publishes.
+// publisherPatience bounds the wait for an engine to say at which addresses it publishes KV events.
 const publisherPatience = 2 * time.Second
 
 // Places returns where the rank may publish its KV events, the likeliest place first. It asks the engine, because the engine may have been
-// restarted with other ports. If the config gives this engine a port of its own, that port comes before the engine's answer, because an
-// engine does not know how its ports are mapped. A port that the config gives all engines comes after the answer.
+// restarted with other ports. A port that the config sets for this engine alone comes before the engine's answer, because an engine
+// does not know how its ports are mapped. A port that the config sets for all engines comes after the answer.
 func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	in := p.fleet.Now().Engine(p.key)
 	if in == nil {
 		return nil, fmt.Errorf("engine %s is gone", p.key)
 	}
-	configured, own := roster.EventsOf(in, p.rank, p.fleet.host.Settings().Prefill.KVEvents), in.Conf.KVEventsPort != 0
+	configured := roster.EventsOf(in, p.rank, p.fleet.host.Settings().Prefill.KVEvents)
+	hasOwnPort := in.Conf.KVEventsPort != 0
 	target, ranks, hosts := in.At(-1), max(1, in.Conf.Ranks), append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
 	ctx, stop := context.WithTimeout(ctx, publisherPatience)
 	defer stop()
 	places := []kvevents.Place{configured}
-	all, err := engine.Publishers(ctx, p.fleet.host.Client, target)
-	if err != nil || len(all) == 0 {
+	publishers, err := engine.Publishers(ctx, p.fleet.host.Client, target)
+	if err != nil || len(publishers) == 0 {
 		return places, err
 	}
-	answered, err := placeOf(ctx, all, p.rank, ranks, hosts)
+	answered, err := placeOf(ctx, publishers, p.rank, ranks, hosts)
 	switch {
 	case err != nil:
 		return places, fmt.Errorf("engine %s: %w", p.key, err)
-	case own && answered != configured:
+	case hasOwnPort && answered != configured:
 		return append(places, answered), nil
 	case answered != configured:
 		return []kvevents.Place{answered, configured}, nil
@@ -46,19 +47,19 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	return places, nil
 }
 
-// placeOf is where a rank publishes. The engine numbers its ranks as the whole deployment does, so the first number
-// may be above 0. hosts are the hosts of the engine, the host of its URL first.
+// placeOf returns the addresses at which a rank publishes, from the engine's answer (all). The engine numbers its ranks as the whole
+// deployment does, so its first number may be above 0. hosts are the hosts of the engine, the host of its URL first.
 func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
 	if len(all) < ranks || rank >= len(all) || all[rank].Rank != all[0].Rank+rank {
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
 	}
-	var at kvevents.Place
+	var place kvevents.Place
 	for _, socket := range []struct {
 		engine.HostPort
 		into *string
-	}{{all[rank].Events, &at.Events}, {all[rank].Replay, &at.Replay}} {
+	}{{all[rank].Events, &place.Events}, {all[rank].Replay, &place.Replay}} {
 		switch {
-		case socket.Port == 0: // the rank replays nothing
+		case socket.Port == 0: // the rank has no such socket, e.g. because it replays no events
 			continue
 		case socket.Host == "":
 			socket.Host = hosts[0]
@@ -68,10 +69,10 @@ func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts
 		}
 		*socket.into = net.JoinHostPort(socket.Host, strconv.Itoa(socket.Port))
 	}
-	return at, nil
+	return place, nil
 }
 
-// isOneOf says whether a host is one of hosts, by its name or by an address to which a name of hosts resolves.
+// isOneOf says whether host is in hosts, as a name or as an address to which one of the names resolves.
 func isOneOf(ctx context.Context, host string, hosts []string) bool {
 	if slices.Contains(hosts, host) {
 		return true

@@ -1,6 +1,6 @@
-// Package fleet runs the roster. It knows which engines, ranks and models there are, and which of them take requests:
-// from the config, from operators and from discovery, from the engines' health, and from who owns them. It passes
-// this on to the parts that bind requests, and drains engines and ranks.
+// Package fleet runs the roster: it knows which engines, ranks and models exist, and which of them take requests. It learns this from the
+// config, operators, discovery, the engines' health and the owners of the engines. It passes the result on to the components that bind
+// requests, and drains engines and ranks.
 package fleet
 
 import (
@@ -15,10 +15,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// defaultSlots is the slots of a rank whose max_num_seqs is not configured. Engines cannot be asked for it.
+// defaultSlots is how many slots a rank gets if the config does not say. Engines do not report how many requests they can run.
 const defaultSlots = 32
 
-// Load makes the engines of the config, all of them or none. They are in the fleet once enter was called.
+// Load builds the engines of the config, and fails if one of them is invalid. The caller puts them into the fleet by calling enter.
 func (f *Fleet) Load() (enter func(), err error) {
 	var all []roster.Event
 	set := f.host.Settings()
@@ -30,7 +30,7 @@ func (f *Fleet) Load() (enter func(), err error) {
 	return func() { f.enter(all...) }, err
 }
 
-// Add registers an engine, and ends its drains. An engine that is known keeps its state.
+// Add registers an engine on the order of an operator, and ends its drains. An engine that is already known keeps its state.
 func (f *Fleet) Add(role string, e config.Engine) error {
 	in, err := f.host.build(role, e, f.host.Settings())
 	if err == nil {
@@ -39,7 +39,7 @@ func (f *Fleet) Add(role string, e config.Engine) error {
 	return err
 }
 
-// Remove takes an engine out: its requests finish, and it gets no new ones.
+// Remove removes an engine on the order of an operator. Its requests finish, and it gets no new ones.
 func (f *Fleet) Remove(role, id string) error {
 	key := role + " " + id
 	if f.Now().Engine(key) == nil {
@@ -49,7 +49,7 @@ func (f *Fleet) Remove(role, id string) error {
 	return nil
 }
 
-// Put takes in an engine that was found, or a new description of it.
+// Put adds an engine that discovery has found, or updates its description.
 func (f *Fleet) Put(role string, e config.Engine, found roster.Found) error {
 	set := f.host.Settings()
 	e, err := set.CompleteFound(role, e)
@@ -64,15 +64,16 @@ func (f *Fleet) Put(role string, e config.Engine, found roster.Found) error {
 	return err
 }
 
-// Turn starts or stops new work for an engine that was found. What an operator decided about it stays, also that it is removed.
+// Turn starts or stops new work for an engine that discovery has found. Decisions of operators about the engine stay in force, even that it
+// is removed.
 func (f *Fleet) Turn(key string, found roster.Found) { f.apply(roster.Turned{Key: key, Found: found}) }
 
-// Leave takes out an engine that was found and is not there any more, unless another engine has its place by now.
+// Leave removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
 func (f *Fleet) Leave(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }
 
-// build makes an engine from its entry in the config.
+// build returns the engine for an entry of the config, with its target and profile.
 func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
@@ -102,7 +103,7 @@ func (h *Host) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	return in, nil
 }
 
-// profileOf is the profile as an engine of that role uses it.
+// profileOf returns the profile as an engine of the role uses it: an aggregated engine hands no KV over.
 func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	if role != Aggregated {
 		return p
@@ -118,7 +119,7 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// AnyPrefill is a prefill engine that serves a model; each call returns another one; nil: none is up.
+// AnyPrefill returns a prefill engine that serves the model. Calls take turns among the engines. nil: no such engine is up.
 func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	return f.Now().AnyPrefill(model, int(f.asked.Add(1)))
 }

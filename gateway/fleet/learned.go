@@ -13,40 +13,40 @@ import (
 	"evenkeel/prefill"
 )
 
-// learned is how decode engines reach prefill engines, as the prefill engines have reported it.
+// learned holds how decode engines reach prefill engines, as the prefill engines have reported it.
 type learned struct {
 	host        *Host
 	now         func() *Published
-	coordinates sync.Map // placed values, by candidate
-	exchanges   sync.Map // exchange values, by candidate: the answers of the bootstrap servers of vllm-mooncake prefillers
+	coordinates sync.Map // placed values, by the candidate's ID
+	exchanges   sync.Map // exchange values, by the candidate's ID: answers of the bootstrap servers of vllm-mooncake prefill engines
 }
 
-// placed is where decode engines reach a candidate, and the process for which that holds.
+// placed holds the coordinates at which decode engines reach a candidate, and the engine process that reported them.
 type placed struct {
 	born Birth
 	at   *mooncake.Coordinates
 }
 
-// exchange is what a bootstrap server answered, and when.
+// exchange is an answer of a bootstrap server, with its time.
 type exchange struct {
 	answer mooncake.Exchange
 	at     time.Time
 }
 
-// Coordinates are where decode engines reach a prefill engine that writes KV to them; nil: this is not known yet, or
-// another process runs there now.
+// Coordinates says where decode engines reach a prefill engine that writes KV to them; nil: not known yet, or another process has replaced
+// the one that reported its coordinates.
 func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	stored, _ := l.coordinates.Load(c.ID)
 	engines := l.now()
 	if p, ok := stored.(placed); ok && p.born == engines.Born(c.Instance) {
 		return p.at
-	} else if e := engines.Engine(c.Instance); e != nil && !ok { // the configured coordinates hold for the first process that is seen
+	} else if e := engines.Engine(c.Instance); e != nil && !ok { // none reported yet: the configured coordinates count
 		return e.Conf.Coordinates()
 	}
 	return nil
 }
 
-// Learn stores the coordinates that a candidate has reported, and that its process was b.
+// Learn stores the coordinates that a candidate has reported. b is the engine process that reported them.
 func (l *learned) Learn(c prefill.Candidate, b Birth, at *mooncake.Coordinates) {
 	l.coordinates.Store(c.ID, placed{b, at})
 }
@@ -60,12 +60,12 @@ func (l *learned) forget(engine string) {
 	}
 }
 
-// exchangeLife bounds how long a restarted engine is called by its old engine id.
+// exchangeLife bounds how long requests to a restarted engine may still name its old engine id.
 const exchangeLife = 5 * time.Second
 
-// Exchange is what the proxy itself must add to a probe, as the engine's bootstrap server tells it; nil for connectors whose prefill engine
-// answers with the hand-off. An answer of the server is used for exchangeLife, also a second time if the server is slow. The caller gives
-// the result a new TransferID.
+// Exchange returns what the proxy must add to a probe by itself, as the engine's bootstrap server reports it; nil: the connector's prefill
+// engines answer with the hand-off. An answer of the server is used for exchangeLife. If the server is slow then, the old answer is used
+// for exchangeLife once more. The caller gives the result a new TransferID.
 func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil
@@ -81,7 +81,7 @@ func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 			known.answer = x
 		case !ok || ctx.Err() == nil:
 			return nil, err
-		default: // the server is slow: its last answer is used for the same time again
+		default: // the server is slow, so its last answer is used for another exchangeLife
 			l.host.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),
 				zap.Error(err))
 		}

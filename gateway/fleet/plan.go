@@ -8,10 +8,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Plan is what a reload will do to the fleet, once it is known to be possible.
+// Plan says what a reload will do to the fleet, after a check that it is possible.
 type Plan = roster.Planned
 
-// Plan compares two configs, and builds the engines that are new or changed in the second. The plan may only be applied if err is nil.
+// Plan compares the old and the next config, and builds the engines that are new or have changed. The plan may only be applied if err is
+// nil.
 func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	before, _ := enginesOf(old)
 	after, order := enginesOf(next)
@@ -38,12 +39,11 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	return p, err
 }
 
-// Apply carries out a plan. Engines that are gone finish their requests; engines that stay keep their state, load and
-// drains.
+// Apply carries out a plan. Removed engines finish their requests. Engines that stay keep their state, load and drains.
 func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 
-// ReloadTrust takes up each ca_file that has changed: the engines whose profiles have one are built anew. hasChanged says whether a file
-// has changed since it was asked last, and is asked once for each file.
+// ReloadTrust takes up changed ca_files: if one has changed, it builds every engine whose profile has a ca_file again. hasChanged says
+// whether a file has changed since the last call for it, so ReloadTrust calls it once per file.
 func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, err error) {
 	set := f.host.Settings()
 	p := &Plan{}

@@ -13,11 +13,11 @@ import (
 	"evenkeel/geo"
 )
 
-// askPatience bounds the wait for the answer of an engine about what runs there.
+// askPatience bounds the wait for engines to report how many requests and KV tokens they hold.
 const askPatience = time.Second
 
-// LoadOf returns what this proxy's own requests hold of a scope's decode ranks, and if ask is true, what the requests of all proxies hold
-// there, by the engines' own gauges. silent are the ranks whose engine does not say.
+// LoadOf returns how many requests and KV tokens this proxy has on the decode ranks of a scope (ours). If ask is true, it also returns
+// those of all proxies (all), from the engines' own gauges. silent lists the ranks whose engines do not report them.
 func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
 	for _, m := range f.host.Dispatch(ctx).Models {
@@ -39,9 +39,9 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all [
 	return ours, all, silent
 }
 
-// residents returns what runs on decode ranks by the engines' own gauges; silent are the ranks whose engine does not
-// say. All engines are asked at the same time, for askPatience at most: the caller has claims to look after, and must
-// not wait for an engine that hangs.
+// residents returns the requests and KV tokens on decode ranks, from the engines' own gauges. silent lists the ranks whose engines do not
+// report them. All engines are asked at the same time, for askPatience at most: the caller has to renew claims on engines, so it must not
+// wait for an engine that hangs.
 func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
@@ -76,10 +76,10 @@ func (h *Host) residents(ctx context.Context, engines []*roster.Engine) (found [
 	return found, silent
 }
 
-// OnSample passes on how many KV tokens are in use on decode ranks. They may keep blocks of answers, or blocks for requests
-// whose KV never came: the engine's gauges show when these are freed. The gauges of a core that stands still are
-// those of its last step, so they hold only for the time of its last sign of life. asked is when the sample was asked for: a sign that came
-// while the sample was on its way says nothing of it.
+// OnSample passes on how many KV tokens are in use on decode ranks. An engine may keep blocks of ended answers, or blocks for requests
+// whose KV never came, and only its gauges show when it frees them. An engine core that hangs still reports the gauges of its last step, so
+// a sample is only valid for the time of the rank's last sign of life. asked is when the sample was requested: the sample is never valid
+// for a later time, because it may have been taken before signs of life that came after the question.
 func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	now := f.Now()
 	in := now.Engine(key)
@@ -89,13 +89,13 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	for _, r := range in.Ranks() {
 		usage, reported := s.KVUsage(max(0, r))
 		capacity := cmp.Or(in.Conf.KV, in.Capacity(r))
-		at := in.At(r)
-		if rank, _ := now.Named(at.ID); rank != nil && reported && capacity > 0 {
-			holds := in.Traffic.Signs(at.Rank).Last()
-			if asked.Before(holds) {
-				holds = asked
+		target := in.At(r)
+		if rank, _ := now.Named(target.ID); rank != nil && reported && capacity > 0 {
+			validAt := in.Traffic.Signs(target.Rank).Last()
+			if asked.Before(validAt) {
+				validAt = asked
 			}
-			f.host.Gauged(rank.Worker, int64(usage*float64(capacity)), holds)
+			f.host.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
 		}
 	}
 }

@@ -23,28 +23,28 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// A Fleet keeps the roster. It applies events to the roster, and publishes what follows from them. Requests call Now
-// for what they need to know of engines.
+// A Fleet owns the roster. It applies events to the roster, and publishes lists of engines and ranks that follow from it. Requests call Now
+// to look up engines.
 type Fleet struct {
 	host      *Host
-	Admission *owner.Set // which proxy admits to scopes of engines (regions or decode groups); set before the first engine enters
+	Admission *owner.Set // says which proxy sends requests to a region or decode group; set before the first engine enters
 
-	mu      sync.Mutex // held until all parts that bind requests have the lists, so that the lists published last are the newest
+	mu      sync.Mutex // serialises applyUnless up to the end of Publish, so that the lists published last are the newest
 	roster  *roster.Roster
-	tick    *time.Timer // applies a Tick when time alone changes something
+	tick    *time.Timer // calls Publish when a deadline or a step of a slow start is due
 	tape    recording.Roster
 	current atomic.Pointer[Published]
 
-	asked atomic.Int64 // how often a prefill engine was asked for token ids
-	pages sync.Map     // of *page: the last metric page of each prefill engine, by instance
+	asked atomic.Int64 // number of calls of AnyPrefill, so that engines take turns
+	pages sync.Map     // *page values: the last metric page of each prefill engine, by instance
 	learned
 	runs
 }
 
-// Host is the proxy as its fleet uses it.
+// Host is what a Fleet needs of the proxy.
 type Host struct {
 	Context    context.Context        // ends with the proxy
-	Serving    func() context.Context // ends when requests without an answer must end
+	Serving    func() context.Context // ends when requests that have no answer yet must end
 	Started    time.Time
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
@@ -52,13 +52,12 @@ type Host struct {
 	Client     *engine.Client
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
-	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all parts that bind requests
-	// Gauged is called with the KV tokens in use on a decode rank, and the time for which they hold.
-	// It must not block.
+	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all components that bind requests
+	// Gauged receives the KV tokens in use on a decode rank, and the time for which the number is valid. It must not block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)
 }
 
-// New returns a fleet without engines.
+// New returns a Fleet without engines.
 func New(h Host) *Fleet {
 	f := &Fleet{host: &h, roster: roster.New()}
 	f.learned.host, f.learned.now = &h, f.Now
@@ -69,26 +68,26 @@ func New(h Host) *Fleet {
 	return f
 }
 
-// Now is the current picture. If one step asks several questions, it must ask them of the same picture, because
-// answers of two pictures need not fit each other.
+// Now returns the current picture of the fleet. A step that asks several questions must ask them of one picture, because the answers of two
+// pictures may contradict each other.
 func (f *Fleet) Now() *Published { return f.current.Load() }
 
-// Publish takes up changes around the roster: of settings, owners, and the time.
+// Publish updates the roster after changes of the settings or the owners, or because time has passed.
 func (f *Fleet) Publish() { f.apply() }
 
-// OnStatus is the monitor's callback.
+// OnStatus is the callback of the monitor for an engine whose health has changed.
 func (f *Fleet) OnStatus(key string, s engine.Status) {
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
 }
 
-// apply applies events, and publishes what follows. The prefill tier and the dispatcher receive it first: so a
-// request that the API admits finds the engines there for which it was admitted.
+// apply applies events to the roster, and publishes the result. The prefill tier and the dispatcher receive it before Now returns it, so
+// that a request which the API admits finds its engines there.
 func (f *Fleet) apply(events ...roster.Event) {
 	f.applyUnless(func() bool { return false }, events...)
 }
 
-// applyUnless is apply, unless stale reports that the events are not new any more. It asks stale once it holds the lock, because many
-// requests may have found the same at once.
+// applyUnless is apply, unless stale reports that the roster already knows the events. It calls stale under the lock, because many requests
+// may report the same thing at once.
 func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,7 +110,7 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), effects, next)
-	f.current.Store(next.WithRoutes(f.Now())) // new routes come into force last: see WithRoutes
+	f.current.Store(next.WithRoutes(f.Now())) // the new routes are published last: see WithRoutes
 	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.Watched }) {
 		f.host.Monitor.Set(watched(next.Engines()))
 	}
@@ -134,7 +133,7 @@ func termsOf(s *Settings, started time.Time) roster.Terms {
 	}
 }
 
-// ownersOf says which proxy may admit to which engines now, by a, for the engines of the roster. The Kind is empty if this proxy is alone.
+// ownersOf returns which proxy may send requests to which engines now, according to a. The Kind is empty if this proxy shares no engine.
 func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	switch {
 	case a.Has(owner.Regions):
@@ -162,27 +161,29 @@ func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	return o
 }
 
-// enter applies events that bring engines in, once the names and addresses of the hosts of these engines are known.
+// enter looks up the host names of the engines that events bring in, and then applies the events.
 func (f *Fleet) enter(events ...roster.Event) {
 	var lookups sync.WaitGroup
 	for _, e := range events {
 		for _, in := range enters(e) {
-			lookups.Go(func() { f.host.learnHosts(in) }) // before hand-offs name these hosts
+			lookups.Go(func() { f.host.learnHosts(in) }) // before the first hand-off can name these hosts
 		}
 	}
 	lookups.Wait()
 	f.apply(events...)
 }
 
-// learnHosts finds the names and addresses to which the hand-offs of a prefill engine may point decode engines. They are trusted while the
-// engine is in the fleet, and any other host in a hand-off is refused. For a decode engine that calls back, it finds the names and
-// addresses that the callback may name. Other engines have none.
+// lookupPatience bounds all DNS lookups for one engine together.
+const lookupPatience = 2 * time.Second
+
+// learnHosts finds the host names and addresses that the hand-offs of a prefill engine, or the callbacks of a decode engine, may contain.
+// They are trusted while the engine is in the fleet. A hand-off or callback with any other host is refused.
 func (h *Host) learnHosts(in *roster.Engine) {
 	if in.Decodes() && !in.CallsBack() {
 		return
 	}
 	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
-	ctx, cancel := context.WithTimeout(h.Context, 2*time.Second)
+	ctx, cancel := context.WithTimeout(h.Context, lookupPatience)
 	defer cancel()
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
@@ -203,7 +204,7 @@ type publisher struct {
 	rank  int
 }
 
-// enters returns the engines that come in with an event.
+// enters returns the engines that an event brings into the fleet.
 func enters(e roster.Event) []*roster.Engine {
 	switch e := e.(type) {
 	case roster.Entered:
@@ -217,7 +218,7 @@ func enters(e roster.Event) []*roster.Engine {
 // carryOut carries out the effects of the roster. It is called with f.mu held.
 func (f *Fleet) carryOut(effects []roster.Effect) {
 	for _, e := range effects {
-		log, in := f.host.Log, e.Engine
+		log, in := f.host.Log, e.Engine // in is nil for effects that concern no single engine
 		switch e.What {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
@@ -245,9 +246,9 @@ func (f *Fleet) carryOut(effects []roster.Effect) {
 				"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
 				zap.String("decode", in.ID))
 		case roster.DrainOverdue:
-			n := f.Move(e.Stop.Covers)
+			moved := f.Move(e.Stop.Covers)
 			log.Info("the drain's deadline has passed; answers that still run go on elsewhere, or end",
-				zap.String("engine", e.Stop.ID), zap.String("role", e.Stop.Role), zap.Int("calls", n))
+				zap.String("engine", e.Stop.ID), zap.String("role", e.Stop.Role), zap.Int("calls", moved))
 		}
 	}
 }
@@ -259,7 +260,7 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
 			Held: in.Held(),
 		}
-		if in.Decodes() { // only decode engines need a canary: the prefill tier tries prefill engines with clients' requests
+		if in.Decodes() { // only decode engines need a canary request: the prefill tier tests prefill engines with clients' requests
 			instance.Slots = in.Conf.Slots
 			instance.Canary = in.Profile.Canary()
 			for _, r := range in.Ranks() {
@@ -271,8 +272,8 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// Made is the birth of a hand-off that names the engine id, from a candidate whose birth was b when its probe was sent. If the id shows
-// something new about the processes of the engine, the roster learns that first.
+// Made returns the engine process that made a hand-off: the hand-off names the engine id, and b was the candidate's process when the probe
+// was sent. If the id shows that the engine's process has changed, Made first records this in the roster.
 func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	made, known := f.Now().Made(b, c.ID, id)
 	if !known {
@@ -285,18 +286,18 @@ func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	return made
 }
 
-// DownSince reports whether an engine is down, or was down after the time at.
+// DownSince reports whether an engine is down now, or has been down since the time at.
 func (f *Fleet) DownSince(key string, at time.Time) bool {
 	s := f.host.Monitor.Status(key)
 	return !s.Up || s.Since.After(at)
 }
 
-// GaveBack records that a decode engine gave an answer back, if its profile says that it never does. decode is the engine's key.
+// GaveBack records that a decode engine gave a request back although its profile says that it never does. decode is the engine's key.
 func (f *Fleet) GaveBack(decode string) {
 	if e := f.Now().Engine(decode); e != nil && e.MustNotGiveBack() {
 		f.apply(roster.GaveBack{Key: decode})
 	}
 }
 
-// KnownHost says whether a hand-off may point decode engines at a host.
+// KnownHost says whether hand-offs may tell decode engines to fetch KV from a host.
 func (f *Fleet) KnownHost(host string) bool { return f.Now().KnownHost(host, time.Now()) }

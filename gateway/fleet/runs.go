@@ -11,40 +11,40 @@ import (
 	"evenkeel/prefill"
 )
 
-// runs are the calls under way.
+// runs has the calls to engines that are under way.
 type runs struct {
 	now     func() *Published
-	serving func() context.Context // ends when requests without an answer must end
+	serving func() context.Context // ends when requests that have no answer yet must end
 	mu      sync.Mutex
 	all     map[*Run]struct{}
 }
 
-// Reasons why a call must go on elsewhere.
+// Reasons why a call must go on elsewhere (Run.reason).
 const (
-	stays   uint32 = iota
-	drained        // its engine was taken out of service, or is halted while another one can stand in
-	died           // its engine was declared down while another one can stand in
+	stays   uint32 = iota // the call need not go on elsewhere
+	drained               // its engine was taken out of service, or takes no requests while another engine can do the work
+	died                  // its engine was declared down while another engine can do the work
 )
 
-// Run is a call to an engine. The deadline of a drain may end it. A probe also ends when its engine is declared down.
+// Run is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
 type Run struct {
 	at        Place
 	now       func() *Published
 	call      *engine.Call
 	probe     bool
-	reason    atomic.Uint32 // why it must go on elsewhere; stays: it need not
-	abortable atomic.Bool   // it may be aborted: no pull of KV is under way
+	reason    atomic.Uint32 // drained or died: why the call must go on elsewhere; stays: it need not
+	abortable atomic.Bool   // the call may be aborted, because no engine is fetching KV for it
 }
 
-// Moved says whether the call must go on elsewhere because its engine was taken out of service, or was paused: a
-// pause ends what runs there.
+// Moved says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that run
+// on the engine.
 func (r *Run) Moved() bool {
 	return r.reason.Load() == drained || r.now != nil && r.now().Paused(r.at.Instance)
 }
 
-// Cause is why the call failed with err. If the call was ended because its engine was declared down, it counts as a
-// connection that broke: the failure counts against the engine, and as an attempt of the request, because the request
-// may be what the engine died of.
+// Cause returns why the call failed, given its error. A call that was ended because its engine was declared down counts as a broken
+// connection: the failure counts against the engine. It also counts as an attempt of the request, because the request may have killed the
+// engine.
 func (r *Run) Cause(err error) error {
 	var failed *engine.Error
 	if r.reason.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
@@ -57,7 +57,7 @@ func (r *Run) Cause(err error) error {
 
 var errDown = errors.New("the engine was declared down before it answered")
 
-// move ends the call because it must go on elsewhere: at once, or as soon as that leaks no KV (see Settle).
+// move makes the call go on elsewhere. It ends the call at once, or, if that would leak KV, leaves this to Settle.
 func (r *Run) move(why uint32) {
 	r.reason.CompareAndSwap(stays, why)
 	if r.abortable.Load() {
@@ -65,8 +65,8 @@ func (r *Run) move(why uint32) {
 	}
 }
 
-// Settle says that the call may be aborted from now on, because no pull of KV is under way any more. A call that must go on elsewhere is
-// ended.
+// Settle says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on elsewhere,
+// Settle ends it.
 func (r *Run) Settle() {
 	r.abortable.Store(true)
 	if r.reason.Load() != stays {
@@ -74,8 +74,8 @@ func (r *Run) Settle() {
 	}
 }
 
-// Track keeps a call among those that may be moved, until Untrack. If the deadline of its place, or the proxy's own,
-// has passed since the place was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
+// Track registers a call that drains may move elsewhere, until Untrack. If the deadline of a drain of its engine, or of the proxy itself,
+// has passed since the engine was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
 func (a *runs) Track(at Place, call *engine.Call, abortable bool) *Run {
 	r := &Run{at: at, now: a.now, call: call}
 	r.abortable.Store(abortable)
@@ -83,8 +83,9 @@ func (a *runs) Track(at Place, call *engine.Call, abortable bool) *Run {
 	return r
 }
 
-// TrackProbe is Track for a probe: a call that has a prefill engine compute a prompt. A probe may be aborted at any time, because its
-// engine then keeps no KV. It also ends when its engine is down or halted and another engine could prefill the prompt.
+// TrackProbe is Track for a probe, i.e. a call that makes a prefill engine compute a prompt. A probe may be aborted at any time, because
+// its engine then keeps no KV. The call also ends when its engine is down or takes no requests, and another engine could prefill the
+// prompt.
 func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, now: a.now, call: call, probe: true}
 	r.abortable.Store(true)
@@ -93,12 +94,12 @@ func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	return r
 }
 
-// track adds a call to those that may be moved.
+// track adds a call to the list, and moves it at once if its time is already over.
 func (a *runs) track(r *Run) {
 	a.mu.Lock()
 	a.all[r] = struct{}{}
 	a.mu.Unlock()
-	if a.serving().Err() != nil || a.now().Overdue(r.at) { // after keeping it, so that Move sees the call or this sees the deadline
+	if a.serving().Err() != nil || a.now().Overdue(r.at) { // after the call is listed, so that either Move or this check ends it
 		r.move(drained)
 	}
 }
@@ -110,21 +111,20 @@ func (a *runs) Untrack(r *Run) {
 	a.mu.Unlock()
 }
 
-// Move ends every call at a place for which meant is true, and returns how many. Their answers go on elsewhere if
-// they can.
-func (a *runs) Move(meant func(Place) bool) (n int) {
+// Move ends every call whose place is covered, and returns how many. The answers go on elsewhere if they can.
+func (a *runs) Move(covers func(Place) bool) (moved int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r := range a.all {
-		if meant(r.at) {
+		if covers(r.at) {
 			r.move(drained)
-			n++
+			moved++
 		}
 	}
-	return n
+	return moved
 }
 
-// moveDesertedProbes ends the probes at engines that are down or halted, so that their prompts go to other engines.
+// moveDesertedProbes ends the probes at engines that are down or take no requests, so that their prompts go to other engines.
 func (a *runs) moveDesertedProbes() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -135,7 +135,7 @@ func (a *runs) moveDesertedProbes() {
 	}
 }
 
-// moveIfDeserted ends a probe if its engine is down or halted and another engine can stand in.
+// moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
 func (r *Run) moveIfDeserted(now *Published) {
 	switch e := now.Engine(r.at.Instance); {
 	case e == nil || !e.Deserted:

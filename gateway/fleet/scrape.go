@@ -11,8 +11,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// page is the last metric page of an engine. The ranks of one engine share a page: it is fetched once in each
-// interval, and never twice at a time.
+// page is the last metric page of an engine. The ranks of an engine share the page, which is fetched once per interval, and never twice at
+// the same time.
 type page struct {
 	mu     sync.Mutex // held while the page is fetched
 	at     time.Time
@@ -20,8 +20,9 @@ type page struct {
 	err    error
 }
 
-// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. Of KVUsage, Running and
-// Waiting, what the engine does not report is NaN. If the page shows something new about the engine's process, the roster learns it.
+// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. KVUsage, Running and
+// Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape records it in the
+// roster.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	known, _ := f.pages.LoadOrStore(c.Instance, &page{})
 	p := known.(*page)

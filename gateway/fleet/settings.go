@@ -11,11 +11,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// Settings are a config with what follows from it for engines. They never change: a reload replaces them.
+// Settings are a config, with values for engines that are derived from it. They never change: a reload replaces them.
 type Settings struct {
 	*config.Config
 	Profiles map[string]*mooncake.Profile
-	Listed   map[string]bool // the config's own engines, by role and host:port
+	Listed   map[string]bool // engines that the config lists, by role and host:port
 }
 
 // NewSettings derives the settings from a config.
@@ -32,13 +32,13 @@ func NewSettings(cfg *config.Config) *Settings {
 	return s
 }
 
-// Tier is the config of the prefill tier, with values from other keys.
+// Tier returns the config of the prefill tier, completed with values of other config keys.
 func (s *Settings) Tier() prefill.Config {
 	c := s.Prefill
 	if c.Policy == "least-tokens" && c.Work != "" {
 		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
 	}
-	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // these requests wait for a decode rank
+	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // early requests wait for a decode rank
 	c.Calibration.Known = c.Calibration.TPMs > 0
 	c.Push.Lead = s.Bind.Lead
 	return c
@@ -52,8 +52,8 @@ func (s *Settings) HoldTimeout() (longest time.Duration) {
 	return longest
 }
 
-// PoolTTL is the configured TTL, else the shortest hold budget of the prefill engines in use. If requests wait before
-// their prefill, no engine holds KV for them: they may wait as long as requests may wait for a prefill engine.
+// PoolTTL is how long a request may wait in the pool: the configured TTL, or the shortest hold budget of the prefill engines in use. No
+// engine holds KV for requests that wait before their prefill, so these may wait as long as requests may wait for a prefill engine.
 func (s *Settings) PoolTTL() time.Duration {
 	if s.Pool.TTL > 0 {
 		return s.Pool.TTL

@@ -7,23 +7,23 @@ import (
 )
 
 type (
-	// Published is the current picture of the fleet.
+	// Published is a picture of the fleet at one moment.
 	Published = roster.Published
-	// Rank is a place that a decode leg can be sent to.
+	// Rank is a rank to which a decode call can be sent.
 	Rank = roster.Rank
 	// Route says where a model's requests go.
 	Route = roster.Route
-	// Whole is an engine that serves a request alone.
+	// Whole is an engine that serves a whole request, without a split into prefill and decode.
 	Whole = roster.Whole
-	// Birth identifies the process that made a hand-off.
+	// Birth identifies the engine process that made a hand-off.
 	Birth = roster.Birth
 	// Place is where a call to an engine runs.
 	Place = roster.Place
 	// Pause stops new requests to the engines of a group.
 	Pause = roster.Pause
-	// EngineStatus says of one engine whether it answers, which state it is in and why, and what it serves.
+	// EngineStatus says whether an engine answers, which state it is in and why, and which models it serves.
 	EngineStatus = roster.EngineStatus
-	// DrainStatus is what is left on an engine or rank that drains.
+	// DrainStatus says how much work is left on an engine or rank that drains.
 	DrainStatus = roster.DrainStatus
 )
 
@@ -37,8 +37,8 @@ const (
 // ErrNoSuchEngine is what Remove and Drain return for an unknown id.
 var ErrNoSuchEngine = roster.ErrNoSuchEngine
 
-// Called returns the name of a board, or of a group with its board, in a form for people; aggregated says that its
-// ranks prefill and decode.
+// Called returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board both
+// prefill and decode.
 func Called(board string) (name string, aggregated bool) {
 	model, region, ok := cutLast(board, roster.AggregatedMark)
 	if !ok || region != "" && !strings.HasPrefix(region, roster.RegionMark) {
