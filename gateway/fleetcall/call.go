@@ -1,9 +1,9 @@
-// Package fleetcall has one call go to all engines, or to those of a group: to pause them, to empty their caches, to resume. What a call of
-// a path does is part of the config, so that the proxy does its part, too: it sends nothing to engines that are paused, and believes
-// nothing of what was in a cache that is empty.
+// Package fleetcall sends an operator's call to all engines, or to the engines of a group, e.g. to pause them, to empty their caches or to
+// resume them. The config says what a call of each path does to an engine, so that the proxy can act accordingly: it sends nothing to
+// paused engines, and forgets what was in an emptied cache.
 //
-// The pause of a group is a value of the roster. A restart of the proxy forgets it: engines of vLLM then say themselves that they are
-// paused, see engine.ErrPaused. Others are to be paused, or resumed, once more.
+// The roster holds the pause of a group. A proxy that restarts has forgotten the pause. vLLM engines then report themselves that they are
+// paused (engine.ErrPaused); an operator has to pause or resume other engines once more.
 package fleetcall
 
 import (
@@ -24,7 +24,7 @@ import (
 	"evenkeel/gateway/fleet"
 )
 
-// Host is the proxy as its caller sees it.
+// Host is what a Caller needs of the proxy.
 type Host struct {
 	Context  context.Context // ends with the proxy
 	Go       func(f func())  // runs f, and the end of the proxy waits for it
@@ -32,11 +32,11 @@ type Host struct {
 	Client   *engine.Client
 	Settings func() *config.Config
 	Fleet    Fleet
-	Forget   func(candidates []string, workers []int32) // what is known of these prefix caches
+	Forget   func(candidates []string, workers []int32) // forgets what is known of these prefix caches
 }
 
-// Fleet knows which engines there are, and which of them are paused. Pause stops new requests to a group; an empty group means all
-// engines. Resume undoes this, except for the engines in left, which did not resume. Emptied says that engines have dropped their KV.
+// Fleet knows which engines exist, and which of them are paused. Pause stops new requests to a group; an empty group means all engines.
+// Resume ends the pause, except for the engines in left, which did not resume. Emptied records that engines have dropped their KV.
 type Fleet interface {
 	Now() *fleet.Published
 	Pause(group, path string)
@@ -48,30 +48,30 @@ type Fleet interface {
 type Caller struct {
 	host Host
 	mu   sync.Mutex
-	runs string // what is under way; empty: nothing is
+	runs string // the call under way, as text for people; empty: none
 }
 
-// New returns a caller.
+// New returns a Caller.
 func New(h Host) *Caller { return &Caller{host: h} }
 
-// mostBody is how much of an engine's answer is kept, in bytes.
+// mostBody is how much of an engine's answer the result has, in bytes.
 const mostBody = 16 << 10
 
-// Do makes a call for somebody, who is named in the log. It returns once every engine has answered, or fleet_call.timeout is over. A call
-// that has begun goes on without a caller: half of the engines would be paused otherwise.
+// Do makes a call for an operator, whom the log names (by). It returns once every engine has answered, or fleet_call.timeout is over. If
+// ctx ends before, the call still goes on, because otherwise only a part of the engines might be paused.
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
 	s := c.host.Settings()
-	p, wrong := call.planned(s.FleetCall.Paths, c.host.Fleet.Now())
-	if wrong == nil {
-		wrong = c.begin(p, s.FleetCall.Timeout)
+	p, refusal := call.planned(s.FleetCall.Paths, c.host.Fleet.Now())
+	if refusal == nil {
+		refusal = c.begin(p, s.FleetCall.Timeout)
 	}
-	if wrong != nil {
-		return Result{}, wrong
+	if refusal != nil {
+		return Result{}, refusal
 	}
 	done := make(chan Result, 1)
 	c.host.Go(func() {
 		r := c.make(p, &s.FleetCall, s.Limits.ConnectTimeout, by)
-		c.end() // before the caller, who may call again at once, knows of it
+		c.end() // before the caller gets the result, because the caller may make the next call at once
 		done <- r
 	})
 	select {
@@ -82,7 +82,7 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 	}
 }
 
-// begin takes the turn of a call.
+// begin reserves the Caller for a call, and refuses if another call is under way. limit is how long the call may take.
 func (c *Caller) begin(p *plan, limit time.Duration) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,13 +99,13 @@ func (c *Caller) end() {
 	c.runs = ""
 }
 
-// make makes a call. All engines get it at once: the ranks of vLLM that step together pause together, and each answers only once all of
-// them were told (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
+// make makes a call. It calls all engines at the same time, because vLLM ranks that step together also pause together: none answers before
+// all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py).
 func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
 	log, began := c.host.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group),
 		zap.String("by", by)), time.Now()
 	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
-	was := c.host.Fleet.Now().Pauses()
+	pausesBefore := c.host.Fleet.Now().Pauses()
 	if p.is(config.CallPauses) {
 		c.host.Fleet.Pause(p.Group, p.Path)
 	}
@@ -117,17 +117,17 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 		all.Go(func() { answers[i] = c.ask(ctx, p, &p.places[i], connect, s.Timeout) })
 	}
 	all.Wait()
-	if p.is(config.CallEmpties) { // after the engines: what they end meanwhile is of before, too
+	if p.is(config.CallEmpties) { // after the engines have acted, because requests that end until then leave old KV, too
 		keys := p.keys(func(i int) bool { return answers[i].mayHaveActed() })
 		c.host.Fleet.Emptied(keys)
 		c.host.Forget(c.host.Fleet.Now().Caches(keys))
 	}
-	if end, left := p.then(answers, was); end {
+	if end, left := p.then(answers, pausesBefore); end {
 		c.host.Fleet.Resume(p.Group, left)
 	}
 	r := Result{Done: true, Path: p.Path, Group: p.Group, Engines: answers}
-	for _, o := range c.host.Fleet.Now().Pauses() {
-		r.Paused = append(r.Paused, o.String())
+	for _, pause := range c.host.Fleet.Now().Pauses() {
+		r.Paused = append(r.Paused, pause.String())
 	}
 	failed := []string{}
 	for i := range answers {
@@ -136,24 +136,25 @@ func (c *Caller) make(p *plan, s *config.FleetCall, connect time.Duration, by st
 			failed = append(failed, a.Engine+": "+a.Error)
 		}
 	}
-	if tell := log.With(zap.Int("engines", len(answers)), zap.Duration("took", time.Since(began)), zap.Strings("paused", r.Paused)); r.Done {
-		tell.Info("all engines did what an operator called for")
+	log = log.With(zap.Int("engines", len(answers)), zap.Duration("took", time.Since(began)), zap.Strings("paused", r.Paused))
+	if r.Done {
+		log.Info("all engines did what an operator called for")
 	} else {
-		tell.Warn("some engines did not do what an operator called for", zap.Int("failed", len(failed)),
-			zap.Strings("why", failed[:min(len(failed), mostTold)]))
+		log.Warn("some engines did not do what an operator called for", zap.Int("failed", len(failed)),
+			zap.Strings("why", failed[:min(len(failed), mostNamed)]))
 	}
 	return r
 }
 
-// mostTold is how many engines the log names that failed.
-const mostTold = 8
+// mostNamed is how many of the failed engines the log names.
+const mostNamed = 8
 
-// ask calls one engine.
+// ask makes the call to one engine, and returns its answer.
 func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit time.Duration) Answer {
 	a, began := Answer{Engine: to.id}, time.Now()
 	engines := c.host.Fleet.Now()
-	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(o fleet.Pause) bool { return o.Restarted(engines.Engine(to.keys[0])) })
-	call := c.host.Client.NewCall(to.target).Fresh() // one that was kept alive may end, and the call cannot be made twice
+	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause fleet.Pause) bool { return pause.Restarted(engines.Engine(to.keys[0])) })
+	call := c.host.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
 	defer context.AfterFunc(ctx, call.Abort)()
 	var body [][]byte
 	var headers []engine.Header
@@ -180,8 +181,9 @@ func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit tim
 	case err != nil:
 		a.Error = err.Error()
 	}
-	if a.Body = text; len(text) > 0 && !json.Valid(text) {
-		a.Body, _ = json.Marshal(string(text)) // text always marshals
+	a.Body = text
+	if len(text) > 0 && !json.Valid(text) {
+		a.Body, _ = json.Marshal(string(text)) // cannot fail: a string always marshals
 	}
 	a.judge()
 	return a
