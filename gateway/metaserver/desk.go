@@ -11,14 +11,14 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Wanted is the callback that an attempt of a request waits for.
+// Wanted describes the callback that an attempt of a request waits for.
 type Wanted struct {
-	Rank  string                                  // that will call, for the log
-	Limit int                                     // most bytes that the callback may have; 0: the limit for a prompt of unknown length
-	Read  func([]byte) (mooncake.Callback, error) // judges it
+	Rank  string                                  // the decode rank that will call, for the log
+	Limit int                                     // largest size of the callback in bytes; 0: the limit for a prompt of unknown length
+	Read  func([]byte) (mooncake.Callback, error) // parses and checks the callback
 }
 
-// limit is how many bytes the callback may have.
+// limit is the largest size of the callback, in bytes.
 func (w *Wanted) limit() int {
 	if w.Limit > 0 {
 		return w.Limit
@@ -26,7 +26,7 @@ func (w *Wanted) limit() int {
 	return mooncake.MaxCallback(0, 0)
 }
 
-// Callback is one that came. If Err is set it cannot be used, and no other one will come.
+// Callback is a callback that has come. If Err is set it cannot be used, and no other callback for the request will be accepted.
 type Callback struct {
 	mooncake.Callback
 	Err error
@@ -34,38 +34,37 @@ type Callback struct {
 
 // Expectation waits for one callback.
 type Expectation struct {
-	URL string // that the decode engine is told
+	URL string // the URL that the decode engine is given
 
 	desk      *desk
 	key       key
 	wanted    Wanted
 	came      chan Callback
 	forgotten chan struct{}
-	timer     *time.Timer // forgets it; nil: nobody has asked for that
+	timer     *time.Timer // ends the expectation; nil: Forget was not called with a grace
 	reading   int         // connections from which the callback is being read
 	spent     bool        // a callback was handed over
 }
 
-// tokenBytes makes a token that nobody guesses.
+// tokenBytes is the number of random bytes of a token: enough that it cannot be guessed.
 const tokenBytes = 16
 
-// mostTries is how many connections may bring the callback of one token: an engine makes
-// three tries, and may make the next before we know that the last one broke. It looks at no answer
-// (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
+// mostTries is how many connections at once may bring the callback of one token. An engine makes three tries, and may begin the next one
+// before the proxy notices that the last connection broke. The engine ignores the answers (vllm-ascend 182b75ea,
+// mooncake_layerwise_connector.py).
 const mostTries = 4
 
-// key is the hash of a token. Tokens are looked up by their hash, so that the time of a look-up tells
-// a caller nothing of the tokens that there are.
+// key is the hash of a token. Tokens are looked up by their hash, so that the time that a look-up takes reveals nothing about valid tokens.
 type key [sha256.Size]byte
 
 func keyOf(token string) key { return sha256.Sum256([]byte(token)) }
 
-// desk is where callbacks meet the requests that wait for them.
+// desk holds the expectations of requests, and hands callbacks to them.
 type desk struct {
 	mu       sync.Mutex
 	expected map[key]*Expectation
-	short    map[string]bool // ranks of which it was said that they cut ids
-	keys     map[string]bool // unknown keys of callbacks that were named in the log; at most mostKeys
+	short    map[string]bool // ranks for which the log has said that they cut request ids
+	keys     map[string]bool // unknown keys of callbacks that the log has named; at most mostKeys
 	closed   bool
 }
 
@@ -78,8 +77,7 @@ var (
 	errUnknown = errors.New("metaserver: no request waits for this callback")
 )
 
-// Expect makes a URL for one callback. It must be called before the decode engine is told the URL,
-// because the callback may come at once.
+// Expect returns an expectation with a new URL for one callback. The callback may come as soon as the decode engine has the URL.
 func (s *Server) Expect(w Wanted) *Expectation {
 	var random [tokenBytes]byte
 	_, _ = rand.Read(random[:]) // never fails, by its documentation
@@ -98,14 +96,14 @@ func (s *Server) Expect(w Wanted) *Expectation {
 	return e
 }
 
-// Came is where the callback is told. At most one is.
+// Came delivers the callback, at most once.
 func (e *Expectation) Came() <-chan Callback { return e.came }
 
-// Forgotten is closed when no callback can come any more. It stays open if the last one came in the time of grace.
+// Forgotten is closed when no callback can come any more. It stays open if a callback came within the grace of Forget.
 func (e *Expectation) Forgotten() <-chan struct{} { return e.forgotten }
 
-// Forget ends the expectation after a time of grace, in which a callback is still handed over. It ends
-// at once if the callback has come. A later call can only make it end sooner.
+// Forget ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
+// expectation at once. A later call with a grace of 0 also ends it at once.
 func (e *Expectation) Forget(grace time.Duration) {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
@@ -117,18 +115,18 @@ func (e *Expectation) Forget(grace time.Duration) {
 	}
 }
 
-// forget ends the expectation, and tells those who wait that no callback comes. It is called with the desk's mu held.
+// forget ends the expectation, and closes Forgotten unless a callback came. It is called with the desk's mu held.
 func (e *Expectation) forget() {
 	if e.desk.expected[e.key] != e {
 		return
 	}
 	e.drop()
-	if len(e.came) == 0 { // else a callback waits to be taken
+	if len(e.came) == 0 { // otherwise a callback waits to be received
 		close(e.forgotten)
 	}
 }
 
-// drop takes the expectation off the desk. It is called with the desk's mu held.
+// drop removes the expectation from the desk. It is called with the desk's mu held.
 func (e *Expectation) drop() {
 	delete(e.desk.expected, e.key)
 	if e.timer != nil {
@@ -136,7 +134,7 @@ func (e *Expectation) drop() {
 	}
 }
 
-// find returns the expectation of a token. The caller must call doneReading when it has read the callback, or could not.
+// find returns the expectation of a token. The caller must call doneReading when it has read the callback, or has failed to read it.
 func (d *desk) find(token string) (*Expectation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -151,15 +149,15 @@ func (d *desk) find(token string) (*Expectation, error) {
 	return e, nil
 }
 
-// doneReading says that a connection is not read any more, so that another one may bring the callback.
+// doneReading says that a connection is not read any more, so that another connection may bring the callback.
 func (e *Expectation) doneReading() {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
 	e.reading--
 }
 
-// handOver hands a callback to its request. It returns an error if another callback came first or the request is forgotten.
-// late says that the request was given up before.
+// handOver hands a callback to its request. It returns an error if another callback came first, or if the expectation has ended. late says
+// that Forget was called before, i.e. the request was given up.
 func (e *Expectation) handOver(c Callback) (late bool, err error) {
 	e.desk.mu.Lock()
 	defer e.desk.mu.Unlock()
@@ -170,14 +168,14 @@ func (e *Expectation) handOver(c Callback) (late bool, err error) {
 		return false, errSpent
 	}
 	e.spent = true
-	e.came <- c                      // it has room for one
-	if late = e.timer != nil; late { // the expectation waits for nothing else
-		e.drop()
+	e.came <- c // does not block, because the channel has room for one callback
+	if late = e.timer != nil; late {
+		e.drop() // no second callback is expected
 	}
 	return late, nil
 }
 
-// firstShortID says whether this is the first time that a rank is seen to cut ids, and remembers the rank.
+// firstShortID says whether a rank cuts request ids for the first time, and remembers the rank.
 func (d *desk) firstShortID(rank string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,7 +187,8 @@ func (d *desk) firstShortID(rank string) bool {
 // mostKeys is how many unknown keys of callbacks the log names.
 const mostKeys = 32
 
-// newKeys returns the unknown keys of a callback that the log is to name, and whether it names no key after these.
+// newKeys returns the unknown keys of a callback that the log should name. last says that the log has now named mostKeys, and names no
+// more.
 func (d *desk) newKeys(keys []string) (named []string, last bool) {
 	if len(keys) == 0 {
 		return nil, false
@@ -205,7 +204,7 @@ func (d *desk) newKeys(keys []string) (named []string, last bool) {
 	return named, len(named) > 0 && len(d.keys) == mostKeys
 }
 
-// close forgets all expectations, and those that come later at once.
+// close ends all expectations. Later expectations end as soon as they are made.
 func (d *desk) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -215,7 +214,7 @@ func (d *desk) close() {
 	}
 }
 
-// Expected is how many callbacks are not forgotten.
+// Expected is how many callbacks the proxy would accept now.
 func (s *Server) Expected() int {
 	if s == nil {
 		return 0

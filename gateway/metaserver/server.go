@@ -1,6 +1,5 @@
-// Package metaserver is where layerwise decode engines call back: they tell where the KV of a
-// request goes as soon as they have room for it. Each attempt of a request has a token of its
-// own, which the URL ends in, and which is spent by the first callback.
+// Package metaserver receives the callbacks of layerwise decode engines: an engine says where the KV of a request goes as soon as it has
+// room for the KV. Each attempt of a request has a URL that ends in a token of its own. The first callback uses the token up.
 package metaserver
 
 import (
@@ -22,29 +21,28 @@ import (
 	"evenkeel/mooncake"
 )
 
-// path is what URLs end in, with the token behind it. There is no other.
+// path is the only path that is served; a token follows it.
 const path = "/v1/metaserver/"
 
-// An engine's client waits without limit and believes any answer, so all that is bounded here
-// is what a connection may cost.
+// Limits of a connection. They only protect the proxy: the client in an engine waits without limit, and accepts any answer.
 const (
 	headTime  = 5 * time.Second
-	bodyTime  = 15 * time.Second // for head and body together
+	bodyTime  = 15 * time.Second // time for head and body together
 	idleTime  = 90 * time.Second
 	headBytes = 8 << 10
 )
 
-// Config is what a metaserver needs.
+// Config of a Server.
 type Config struct {
 	Listen      string
-	Advertise   func() string // URL for decode engines, without a path; empty: http:// and where it listens
+	Advertise   func() string // URL for decode engines, without a path; empty: http:// and the address at which the server listens
 	Allowed     func(netip.Addr) bool
-	Connections int // at once
+	Connections int // limit of connections at the same time
 	Registerer  prometheus.Registerer
 	Log         *zap.Logger
 }
 
-// Server takes callbacks.
+// Server receives callbacks.
 type Server struct {
 	Config
 	desk      desk
@@ -53,12 +51,12 @@ type Server struct {
 	listening atomic.Bool
 	served    chan struct{} // closed when the listener has ended
 	results   *prometheus.CounterVec
-	warned    atomic.Int64 // Unix ns of the last warning that any caller can cause
+	warned    atomic.Int64 // Unix time in ns of the last warning that any caller can cause
 }
 
 const warnEvery = time.Minute
 
-// What became of a callback.
+// Results of a callback, as labels of the metric.
 const (
 	resultOK        = "ok"
 	resultDuplicate = "duplicate"
@@ -67,7 +65,7 @@ const (
 	resultLate      = "late"
 )
 
-// New makes a server that does not listen yet.
+// New returns a server that does not listen yet.
 func New(c Config) *Server {
 	s := &Server{Config: c, desk: newDesk(), served: make(chan struct{}), results: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_bind_callbacks_total",
@@ -83,7 +81,7 @@ func New(c Config) *Server {
 			"bound request, until a moment after it has ended. It is 0 while no request runs.",
 	}, func() float64 { return float64(s.Expected()) }))
 	errorLog, err := zap.NewStdLogAt(c.Log, zap.DebugLevel)
-	if err != nil { // there is such a level
+	if err != nil { // cannot happen: the level exists
 		panic(err)
 	}
 	s.http = &http.Server{
@@ -114,10 +112,10 @@ func (s *Server) Start() error {
 	return nil
 }
 
-// Listening says whether callbacks can come; it is true of a proxy that wants none.
+// Listening says whether callbacks can come. It is true for a nil Server, i.e. a proxy that needs no callbacks.
 func (s *Server) Listening() bool { return s == nil || s.listening.Load() }
 
-// Addr is where it listens; empty: nowhere.
+// Addr is the address at which the server listens; empty: it does not listen.
 func (s *Server) Addr() string {
 	if s == nil || s.listener == nil {
 		return ""
@@ -125,7 +123,7 @@ func (s *Server) Addr() string {
 	return s.listener.Addr().String()
 }
 
-// Close takes no more callbacks: what is expected yet is forgotten.
+// Close stops receiving callbacks, and ends all expectations.
 func (s *Server) Close() {
 	if s == nil {
 		return
@@ -137,13 +135,13 @@ func (s *Server) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if s.http.Shutdown(ctx) != nil {
-		_ = s.http.Close() // somebody sends for longer than that
+		_ = s.http.Close() // a sender takes longer than that
 	}
 	_ = s.listener.Close()
 	<-s.served
 }
 
-// URL is the one for decode engines, without a path.
+// URL is the server's URL for decode engines, without a path.
 func (s *Server) URL() string {
 	if u := strings.TrimSuffix(s.Advertise(), "/"); u != "" {
 		return u
@@ -185,15 +183,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.refuseUseless(w, e, http.StatusRequestEntityTooLarge,
 			fmt.Errorf("%w: it has more than %d bytes", mooncake.ErrBadCallback, tooLarge.Limit))
 		return
-	case err != nil: // the connection broke: the engine tries again
+	case err != nil: // the connection broke, so the engine will try again
 		s.refuse(w, http.StatusBadRequest, resultBad)
 		return
 	}
 	s.deliver(w, e, body)
 }
 
-// deliver hands a whole callback to its request and answers at once, since an engine makes few callbacks
-// at a time, and the next ones wait for the answers.
+// deliver hands a whole callback to its request and answers at once. An engine makes only a few callbacks at a time, and the next callbacks
+// wait for the answers.
 func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 	callback, err := e.wanted.Read(body)
 	if err != nil {
@@ -217,10 +215,10 @@ func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 	}
 	s.warnOfKeys(e.wanted.Rank, callback.Unknown)
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(w, `{"status":"ok"}`) // the engine does not look at it
+	_, _ = io.WriteString(w, `{"status":"ok"}`) // the engine ignores the body
 }
 
-// warnOfKeys names each key of callbacks that this evenkeel does not know once in the log, and mostKeys at most.
+// warnOfKeys logs each unknown key of callbacks once, and mostKeys keys at most.
 func (s *Server) warnOfKeys(rank string, keys []string) {
 	named, last := s.desk.newKeys(keys)
 	for _, key := range named {
@@ -232,8 +230,8 @@ func (s *Server) warnOfKeys(rank string, keys []string) {
 	}
 }
 
-// refuseUseless refuses a callback that cannot be used, and tells its request, which needs another rank: nobody knows where the KV
-// goes that this engine waits for.
+// refuseUseless refuses a callback that cannot be used, and reports the error to its request. The request needs another rank, because the
+// proxy does not know where this engine expects the KV.
 func (s *Server) refuseUseless(w http.ResponseWriter, e *Expectation, status int, err error) {
 	if _, notWanted := e.handOver(Callback{Err: err}); notWanted != nil {
 		s.refuseUnwanted(w, notWanted)
@@ -248,7 +246,7 @@ func (s *Server) refuseUseless(w http.ResponseWriter, e *Expectation, status int
 	s.refuse(w, status, resultBad)
 }
 
-// refuseUnwanted refuses a callback for which nobody waits, or not any more. why is errSpent or errUnknown.
+// refuseUnwanted refuses a callback for which no request waits, or not any more. why is errSpent or errUnknown.
 func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
 	if errors.Is(why, errSpent) {
 		s.refuse(w, http.StatusConflict, resultDuplicate)
@@ -257,7 +255,8 @@ func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
 	s.refuse(w, http.StatusNotFound, resultUnknown)
 }
 
-// warnOfStranger warns of a caller whose address is not that of a decode engine, once in warnEvery at most: any caller can cause it.
+// warnOfStranger logs a caller whose address is not that of a decode engine. It logs at most once per warnEvery, because any caller can
+// cause it.
 func (s *Server) warnOfStranger(peer string) {
 	now := time.Now().UnixNano()
 	if last := s.warned.Load(); now-last >= int64(warnEvery) && s.warned.CompareAndSwap(last, now) {
@@ -266,7 +265,7 @@ func (s *Server) warnOfStranger(peer string) {
 	}
 }
 
-// refuse answers without a word of why, and closes the connection: what is left of the body is not read.
+// refuse answers with a status and no reason. It closes the connection, because the rest of the body is not read.
 func (s *Server) refuse(w http.ResponseWriter, status int, result string) {
 	s.results.WithLabelValues(result).Inc()
 	w.Header().Set("Connection", "close")
