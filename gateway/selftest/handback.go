@@ -9,8 +9,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Findings about what a decode engine does with the KV of answers, compared with its profile. Source: vLLM 0.32 and
-// 0.33, nixl/pull_scheduler.py, request_finished.
+// Findings about whether a decode engine keeps the KV of its answers, compared with its profile. Source: vLLM 0.32 and 0.33,
+// nixl/pull_scheduler.py, request_finished.
 const (
 	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless " +
 		"decoder_kv_blocks_ttl says otherwise. " +
@@ -24,20 +24,20 @@ const (
 		"hand_back from the profile"
 )
 
-// reportKeeps reports whether a decode engine keeps the KV of answers (does), if that matters for its profile.
-func (t *tester) reportKeeps(d testedRank, does bool) {
+// reportKeeps reports whether a decode engine keeps the KV of answers, unless its profile expects neither.
+func (t *tester) reportKeeps(d testedRank, keeps bool) {
 	switch counted := d.profile.Keeps(); {
-	case does && counted > 0:
+	case keeps && counted > 0:
 		t.report(d.name, OK, handBackCounts, counted, d.profile.HandBack)
-	case does:
+	case keeps:
 		t.report(d.name, Warn, handsBack)
 	case counted > 0:
 		t.report(d.name, Warn, handsNoneBack, d.profile.HandBack)
 	}
 }
 
-// handBacks finds the decode engines that keep the KV of answers. vLLM shows that in streams from 0.33 on, and before
-// only in an answer in one piece: so each engine that has not shown it is asked for such an answer.
+// handBacks finds the decode engines that keep the KV of answers. From 0.33 on vLLM shows this in streams, before only in an answer in one
+// piece. So handBacks asks each engine for such an answer, unless a stream has already shown it.
 func (t *tester) handBacks(ctx context.Context, prefills, decodes []testedRank) {
 	known := func(d testedRank) bool {
 		t.mu.Lock()
@@ -51,17 +51,17 @@ func (t *tester) handBacks(ctx context.Context, prefills, decodes []testedRank) 
 				t.recordOf(p.prefill).failed+t.recordOf(d).failed > 0 {
 				continue
 			}
-			// If one of these has failed, another finding says what is wrong.
-			if does, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n)); err == nil {
-				t.reportKeeps(p.decode, does)
+			keeps, err := t.handsBack(ctx, p.prefill, p.decode, fmt.Sprintf("%s-h%d", t.id(), n))
+			if err == nil { // a failure would have been found and reported by the tests before
+				t.reportKeeps(p.decode, keeps)
 			}
 			n++
 		}
 	}
 }
 
-// handsBack asks for an answer in one piece, and returns whether the answer says where its KV is.
-func (t *tester) handsBack(ctx context.Context, p, d testedRank, id string) (does bool, err error) {
+// handsBack asks for an answer in one piece, and returns whether the answer says that the engine keeps its KV.
+func (t *tester) handsBack(ctx context.Context, p, d testedRank, id string) (keeps bool, err error) {
 	model, _ := common(p, d)
 	q, err := ask(mooncake.Completions, model, id)
 	if err != nil {

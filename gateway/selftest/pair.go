@@ -22,16 +22,16 @@ import (
 	"evenkeel/sse"
 )
 
-const tokens = 4 // tokens of answer that a test asks for
+const tokens = 4 // number of answer tokens that a test asks for
 
-// A query is the request of a test.
+// A query is the request that a test sends through a pair of engines.
 type query struct {
 	body     mooncake.Body
 	endpoint mooncake.Endpoint
-	changes  *mooncake.Changes // how it continues an answer; nil: it begins one
+	changes  *mooncake.Changes // how the request continues an answer; nil: it begins an answer
 }
 
-// ask makes the request that is sent through each pair: a prompt of some blocks of KV, without any client's text.
+// ask makes the request of a test: a prompt that fills several KV blocks and has no text of any client.
 func ask(e mooncake.Endpoint, model, id string) (*query, error) {
 	form := `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`
 	if e == mooncake.Chat {
@@ -98,8 +98,8 @@ func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle
 	return nil, fmt.Errorf("%s was answered with %d: %s", what, f.Status, refusal)
 }
 
-// decodeLeg is the end of a decode request's id. If the prefill engine learns only by the probe's id which blocks
-// were pulled, it is the end of the probe's id.
+// decodeLeg is the suffix of a decode request's id. It is that of the probe if the prefill engine only recognises by the probe's id which
+// blocks were fetched.
 func decodeLeg(a mooncake.ProbeAnswer) string {
 	if a.ByProbeID {
 		return "-p"
@@ -107,13 +107,13 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 	return "-d"
 }
 
-// decode has a decode engine decode a hand-off. It returns how many tokens the prompt had, as the decode engine counts them.
+// decode makes a decode engine decode a hand-off. It returns the number of prompt tokens that the decode engine counted.
 func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
 	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
 }
 
-// answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns how many
-// tokens the prompt had, as the decode engine counts them.
+// answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns the number of
+// prompt tokens that the decode engine counted.
 func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
 	leg, cached := lifecycle.Decode, -1
 	if d.profile.Aggregated() {
@@ -124,20 +124,20 @@ func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, 
 		return 0, err
 	}
 	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
-	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // nothing that is judged here differs in a chat
+	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // a chat would show nothing that a completion does not show
 		err = t.judge(d, &s)
 	}
 	return s.mirror.Prompt(), err
 }
 
-// stream is what is learned from the events of an answer.
+// stream collects what the events of an answer show.
 type stream struct {
 	mirror                     *sse.Mirror
 	events, withUsage, withIDs int
 	handsBack                  bool // the engine keeps the KV of the answer for a later request
 }
 
-// read reads the events of an answer. The error says what is wrong with their form, or that the engine reported a failure.
+// read reads the events of an answer. The error says that the events are malformed, or that the engine reported a failure.
 func (s *stream) read(text []byte) error {
 	for e := range sse.Events(text) {
 		switch _, v := s.mirror.Event(e, nil); v {
@@ -161,7 +161,7 @@ func (s *stream) read(text []byte) error {
 	return errors.New("the stream ended without [DONE]")
 }
 
-// judge checks what an answer says about itself. An error makes the answer useless; what is only of note is reported.
+// judge checks what an answer says about itself. An error means that the answer is useless; smaller findings are only reported.
 func (t *tester) judge(d testedRank, s *stream) error {
 	usage, ok := s.mirror.Usage()
 	switch {
@@ -178,7 +178,7 @@ func (t *tester) judge(d testedRank, s *stream) error {
 	} else {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	}
-	if s.handsBack { // vLLM shows it in streams from 0.33 on
+	if s.handsBack { // shown in streams of vLLM 0.33 and later
 		t.reportKeeps(d, true)
 	}
 	if isOn(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
@@ -195,7 +195,7 @@ func (t *tester) judge(d testedRank, s *stream) error {
 	return nil
 }
 
-// checkCached warns of an engine that does not report how much of a prompt its prefix cache had: then cached is -1.
+// checkCached warns if an engine does not report how many tokens of a prompt its prefix cache had: cached is -1 then.
 func (t *tester) checkCached(p testedRank, cached int) {
 	flag := "--enable-prompt-tokens-details"
 	if p.profile.Connector == mooncake.SGLang {
@@ -213,8 +213,8 @@ var (
 	errLeg      = errors.New("the other engine failed")
 )
 
-// throughAtOnce sends one prompt through two engines that work on it at the same time. It returns only the error of the
-// engine that failed first: the other one was stopped because of that.
+// throughAtOnce sends one prompt through two engines that work on it at the same time. It returns only the error of the engine that failed
+// first, because the failure stops the other engine.
 func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
 	meeting := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
@@ -240,22 +240,22 @@ func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, i
 	}
 	<-ended
 	switch {
-	case errors.Is(prefill, errCallback): // the callback is the decode engine's, so the error is, too
+	case errors.Is(prefill, errCallback): // the decode engine makes the callback, so the error is the decode engine's
 		prefill, decode = nil, prefill
 	case errors.Is(decode, errLeg):
 		decode = nil
 	case errors.Is(prefill, errLeg):
 		prefill = nil
 	}
-	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // they may not notice that the connections are closed
+	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // SGLang engines may not notice closed connections
 		_ = upstream.Abort(t.client, p.target, id, zap.NewNop())
 		_ = upstream.Abort(t.client, d.target, id, zap.NewNop())
 	}
 	return got, prefill, decode
 }
 
-// prefillAtOnce sends the prefill leg of such a prompt and reads its answer to the end. If the decode engine calls back, it first waits
-// for the callback. callback is nil if none comes.
+// prefillAtOnce sends the prefill request of throughAtOnce and reads its answer to the end. If the connector has callbacks, it waits for
+// the callback of the decode engine first. callback is nil if the connector has none.
 func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m *mooncake.Meeting,
 	callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
@@ -283,8 +283,8 @@ func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, m
 	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
 }
 
-// listen starts a listener for the callbacks of decode engines, if the config has an address for it and no proxy runs
-// there.
+// listen starts a listener for the callbacks of decode engines, if the config has an address for it and the caller has passed no listener
+// of its own.
 func (t *tester) listen(ctx context.Context) (end func()) {
 	layerwise := func(name string) bool {
 		p := t.cfg.Profiles[name]
@@ -295,7 +295,7 @@ func (t *tester) listen(ctx context.Context) (end func()) {
 	}
 	allowed := map[netip.Addr]bool{}
 	for _, host := range t.cfg.Callers() {
-		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // a host without an address makes no callbacks
+		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // a host that does not resolve cannot make callbacks
 		for _, a := range addrs {
 			allowed[a.Unmap()] = true
 		}
@@ -313,8 +313,7 @@ func (t *tester) listen(ctx context.Context) (end func()) {
 	return s.Close
 }
 
-// unpaired reports that no prompt is sent through an engine, because nothing would receive its callback, and returns
-// true then.
+// unpaired says whether an engine cannot be tested with a prompt, because nothing would receive the callback. It reports such an engine.
 func (t *tester) unpaired(s testedRank) bool {
 	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
 		return false

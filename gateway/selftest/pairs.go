@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	mostPairs = 4096 // pairs that are tried at most
+	mostPairs = 4096 // limit of the pairs that are tried
 	pairsOnce = 16   // pairs that are tried at the same time; no engine is in two of them
-	mostFails = 3    // pairs of an engine that may fail before one passes; then it is not tried any more
+	rankMark  = " itself"
+	mostFails = 3 // failed pairs after which an engine is not tried any more, if no pair of it has passed
 )
 
-// partners gives every rank a partner with a common model, and spreads the partners evenly. Each pair is a round of
-// its own.
+// partners gives every rank a partner with a common model, and uses the ranks of the other side evenly. Each pair is a round of its own.
 func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	partner := func(s testedRank, others []testedRank, i int) (testedRank, bool) {
 		for k := range others {
-			if o := others[(i+k)%len(others)]; fits(s, o) {
-				return o, true
+			if other := others[(i+k)%len(others)]; fits(s, other) {
+				return other, true
 			}
 		}
 		return testedRank{}, false
@@ -41,21 +41,21 @@ func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	return rounds
 }
 
-// everyPair pairs each engine of one side with each engine of the other side that it can work with. No engine is in
-// two pairs of a round. The ranks of an engine take turns from pair to pair. A rank that got no turn gets a partner
-// in a round of its own. left is how many pairs are left out because there are more than mostPairs.
+// everyPair pairs each engine of one side with each engine of the other side that it can work with. In a round, each engine is in at most
+// one pair. The ranks of an engine take turns from pair to pair, and a rank that got no turn gets a partner in an extra round. left is how
+// many pairs are left out because there are more than mostPairs.
 func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 	sides := [2][][]testedRank{ofEngines(prefills), ofEngines(decodes)}
-	few, many := 0, 1
+	few, many := 0, 1 // indexes of the side with fewer engines and of the other side
 	if len(sides[0]) > len(sides[1]) {
 		few, many = 1, 0
 	}
-	pairsOf, tried := map[string]int{}, 0
-	turn := func(ranks []testedRank) testedRank {
+	pairsOf, tried := map[string]int{}, 0 // pairs of an engine, by its first rank's name; of a rank, by its name and rankMark
+	nextRank := func(ranks []testedRank) testedRank {
 		name := ranks[0].name
 		pairsOf[name]++
 		s := ranks[(pairsOf[name]-1)%len(ranks)]
-		pairsOf[s.name+" itself"]++
+		pairsOf[s.name+rankMark]++
 		return s
 	}
 	for r := range sides[many] {
@@ -71,20 +71,20 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 			}
 			tried++
 			ranks := [2]testedRank{}
-			ranks[few], ranks[many] = turn(engine), turn(other)
+			ranks[few], ranks[many] = nextRank(engine), nextRank(other)
 			round = append(round, pair{ranks[0], ranks[1]})
 		}
 		rounds = append(rounds, round)
 	}
 	for _, round := range partners(prefills, decodes) {
-		if p := round[0]; pairsOf[p.prefill.name+" itself"] == 0 || pairsOf[p.decode.name+" itself"] == 0 {
+		if p := round[0]; pairsOf[p.prefill.name+rankMark] == 0 || pairsOf[p.decode.name+rankMark] == 0 {
 			rounds = append(rounds, round)
 		}
 	}
 	return rounds, left
 }
 
-// ofEngines groups ranks by their engines. The ranks of an engine must follow each other, the first one first.
+// ofEngines groups ranks by their engines. The ranks of an engine must stand together, in the order of their numbers.
 func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
@@ -102,8 +102,7 @@ func fits(a, b testedRank) bool {
 	return same && ever
 }
 
-// eachAlone returns rounds in which every rank that prefills and decodes answers alone. No engine is in two pairs of
-// a round.
+// eachAlone returns rounds in which every rank that prefills and decodes answers alone. In a round, each engine is in at most one pair.
 func eachAlone(ranks []testedRank) (rounds [][]pair) {
 	for _, ranks := range ofEngines(ranks) {
 		for i, s := range ranks {
@@ -116,8 +115,8 @@ func eachAlone(ranks []testedRank) (rounds [][]pair) {
 	return rounds
 }
 
-// try sends one request through each pair, one round after the other. The pairs of a round are tried at the same time, up to pairsOnce of
-// them. Pairs of a rank that only fails are left out.
+// try sends one request through each pair, one round after the other, and up to pairsOnce pairs of a round at the same time. It leaves out
+// pairs with a rank that has only failed so far.
 func (t *tester) try(ctx context.Context, rounds [][]pair) {
 	for _, round := range rounds {
 		var all sync.WaitGroup
@@ -126,7 +125,7 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 			if ctx.Err() != nil || t.givenUp(p.prefill) || t.givenUp(p.decode) {
 				continue
 			}
-			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // in the prompt and in the hand-off's id, so that these differ from all others
+			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // part of the prompt and of the hand-off's id, so that no two tests share these
 			t.pairs++
 			free <- struct{}{}
 			all.Go(func() {
@@ -169,7 +168,8 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 	received := "hand-off"
 	switch {
 	case together:
-		if received = "KV"; prefill == nil && decode == nil {
+		received = "KV"
+		if prefill == nil && decode == nil {
 			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
 			t.checkCached(*p, got.CachedTokens)
 		}
@@ -184,16 +184,17 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 	t.recordResult(prefill, p, d)
 }
 
-// promptTokens is a bound above the tokens of prompt and answer together.
+// promptTokens is more than the tokens of prompt and answer of a test together.
 const promptTokens = 512
 
-// recordResult records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. The first
-// failures of a rank are reported one by one, the others are only counted.
+// recordResult records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. It reports the first
+// mostFails failures of a rank one by one, and only counts the rest.
 func (t *tester) recordResult(err error, sides ...*testedRank) {
 	t.mu.Lock()
 	for _, s := range sides {
 		r := t.recordOf(*s)
-		if r.passed = r.passed || err == nil; err != nil {
+		r.passed = r.passed || err == nil
+		if err != nil {
 			r.failed++
 		}
 	}
@@ -208,7 +209,7 @@ func (t *tester) recordResult(err error, sides ...*testedRank) {
 	}
 }
 
-// recordOf returns the record of a rank, and makes it if there is none. It is called with t.mu held.
+// recordOf returns the record of a rank, and creates it if there is none. It is called with t.mu held.
 func (t *tester) recordOf(s testedRank) *record {
 	r := t.records[s.name]
 	if r == nil {
@@ -218,7 +219,7 @@ func (t *tester) recordOf(s testedRank) *record {
 	return r
 }
 
-// givenUp says whether a rank has failed so often, and never passed, that it is not tried again.
+// givenUp says whether a rank has failed mostFails times and never passed, so that it is not tried again.
 func (t *tester) givenUp(s testedRank) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -241,8 +242,8 @@ func (t *tester) reportUnreported(s testedRank) {
 	}
 }
 
-// through sends a request through a pair: through one engine after the other, or through both at the same time if
-// their connector works so. It returns the error of each side.
+// through sends a request through a pair: first through the prefill engine and then through the decode engine, or through both at the same
+// time if their connector needs it. It returns the error of each side.
 func (t *tester) through(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
 	if together, _ := meets(p, d); together {
 		return t.throughAtOnce(ctx, p, d, q, id)

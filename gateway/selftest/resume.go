@@ -10,16 +10,15 @@ import (
 	"evenkeel/mooncake"
 )
 
-// soFar is the part of an answer that the engines must continue, and soFarTokens is how many tokens stand for it in
-// ways that use token ids.
+// soFar is the part of an answer that the engines must continue. A way that uses token ids sends soFarTokens tokens instead.
 const (
 	soFar       = `"So far"`
 	soFarTokens = 2
 )
 
-// resumes finds out how chats continue whose answers break off: each engine gets a partner, and this pair continues a
-// part of an answer. An engine that does not know the way begins the answer anew; its count of prompt tokens shows
-// that.
+// resumes finds out in which way (chat_resume) engines can continue a chat whose answer broke off. Each engine gets a partner, and the pair
+// has to continue a part of an answer. An engine that does not know the way begins the answer again, which its count of prompt tokens
+// shows.
 func (t *tester) resumes(ctx context.Context, prefills, decodes []testedRank) {
 	n := 0
 	for _, round := range partners(engines(prefills), engines(decodes)) {
@@ -33,8 +32,8 @@ func (t *tester) resumes(ctx context.Context, prefills, decodes []testedRank) {
 	}
 }
 
-// resume sends a chat through a pair, and then the chat with a part of its answer, in each way until one works. It reports whether the way
-// of the decode engine's profile works.
+// resume sends a chat through a pair, and then the chat with a part of its answer, in one way after the other until one works. It reports
+// whether the way in the decode engine's profile works.
 func (t *tester) resume(ctx context.Context, p, d testedRank, id string) {
 	configured := d.profile.ChatResume
 	model, _ := common(p, d)
@@ -49,7 +48,7 @@ func (t *tester) resume(ctx context.Context, p, d testedRank, id string) {
 		return
 	}
 	works := ""     // the first way that works for the pair
-	var wrong error // why the way of the profile does not work
+	var wrong error // why the way in the profile does not work
 	for i, how := range ways(d.profile) {
 		err := t.goesOn(ctx, p, d, q, how, first, fmt.Sprintf("%s-%d", id, i+1))
 		if ctx.Err() != nil {
@@ -98,8 +97,8 @@ func ways(p *mooncake.Profile) (list []string) {
 	return list
 }
 
-// goesOn sends the chat with a part of its answer, in the way how. The error says that the engines failed, or did not go on from that part:
-// their counts of prompt tokens show it. first is what the engines answered to the chat without the part.
+// goesOn sends the chat with a part of its answer, in the way how. The error says that an engine failed, or did not continue the part, as
+// its count of prompt tokens shows. first is the engines' answer to the chat without the part.
 func (t *tester) goesOn(ctx context.Context, p, d testedRank, q *query, how string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}

@@ -1,6 +1,5 @@
-// Package selftest sends tiny requests through engines of both sides, and through engines that prefill and decode,
-// and reports what the profiles promise but the engines do not do. It uses the same request bodies and readers as
-// serve.
+// Package selftest sends tiny requests through prefill and decode engines, and through engines that do both, and reports where the engines
+// do not behave as their profiles say. It uses the same request bodies and readers as serve.
 package selftest
 
 import (
@@ -24,8 +23,8 @@ type Options struct {
 	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An
 	// aggregated rank has no partner: it is tried alone.
 	EveryPair bool
-	// Resumes also finds out how chats continue whose answers break off, and which decode engines keep the KV of
-	// answers. These requests take no slots.
+	// Resumes also finds out how engines can continue a chat whose answer broke off, and which decode engines keep the KV of answers. The
+	// requests for this take no slots.
 	Resumes bool
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
@@ -71,8 +70,8 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	return t.findings
 }
 
-// testedRanks returns the ranks of the engines that answer, with the models that they serve. It reports the engines that do not answer, and
-// what is wrong with the metrics and settings of the others.
+// testedRanks returns the ranks of the engines that answer, with the models that they serve. It reports engines that do not answer, and
+// problems with the metrics and settings of the other engines.
 func (t *tester) testedRanks(ctx context.Context, role string, engines []config.Engine) (ranks []testedRank) {
 	if len(engines) == 0 && role != aggregated && len(t.cfg.Engines.Aggregated) == 0 && !t.cfg.Discovery.On() {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
@@ -83,7 +82,8 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // the request for numbering takes no slot
+		// numbering sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots
+		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil {
 			t.numbering(ctx, &s, e, sample)
 		}
 		t.compareSettings(ctx, role, s, e)
@@ -112,7 +112,8 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
 		s.target.Rank = 0
 	}
-	if s.fleet = id; e.Ranks > 0 {
+	s.fleet = id
+	if e.Ranks > 0 {
 		s.fleet += "/0"
 	}
 	if e.Ranks > 1 {
@@ -121,7 +122,7 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	models, err := engine.Models(ctx, t.client, s.target)
-	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // the models are known all the same
+	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // only the context lengths are unknown
 		t.report(s.name, Warn, "does not tell how long a context its models take: %v", odd)
 		err = nil
 	}
@@ -134,7 +135,7 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	return s, err
 }
 
-// metrics reads the metrics of an engine, and reports what evenkeel misses in them; nil: there are none.
+// metrics reads the metrics of an engine, and reports which of the metrics that evenkeel uses are missing; nil: there are none.
 func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s testedRank) *engine.Sample {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -153,9 +154,9 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 	return sample
 }
 
-// compareModels reports engines that cannot work with the other side: an engine without a common model, and an engine
-// that lacks a model of an engine with which it has another model in common, because requests for both models go
-// through both engines.
+// compareModels reports engines that cannot work with the other side. One case is an engine that shares no model with the other side. The
+// other case is an engine that shares one model with an engine of the other side, but lacks another of its models: requests for both models
+// may get this pair.
 func (t *tester) compareModels(side, others []testedRank) {
 	for _, s := range side {
 		shared := false
@@ -178,7 +179,7 @@ func (t *tester) compareModels(side, others []testedRank) {
 	}
 }
 
-// learnHosts finds the hosts that serve would know: serve refuses a hand-off that names any other host.
+// learnHosts finds the hosts that hand-offs may name. Like serve, the test refuses a hand-off that names any other host.
 func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -194,17 +195,16 @@ func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	}
 }
 
-// partnersTried is how many engines of the other side a new engine may be tried with.
+// partnersTried is with how many engines of the other side a new engine is tried at most.
 const partnersTried = 2
 
-// One tries an engine before its first request; the error says why the engine cannot serve. The findings are what
-// else was noticed. partners are engines of the other side that serve: if they fail, that does not count against the
-// engine.
+// One tries an engine before its first request. The error says why the engine cannot serve; findings are smaller observations. partners are
+// engines of the other side that serve already: a failure of a partner does not count against the engine.
 //
-// A prefill engine must return a hand-off that its profile promises; a partner decodes it, which frees its KV. A
-// decode engine must decode a partner's hand-off, or a short prompt of its own if there is no partner. An engine that
-// works on a request at the same time as the other side must do so with a partner. If there is no partner, or nothing
-// receives its callback, it must only answer. An engine that prefills and decodes must answer a short prompt.
+// A prefill engine must return a hand-off as its profile says; a partner decodes the hand-off, which frees the KV. A decode engine must
+// decode a partner's hand-off, or a short prompt by itself if there is no partner. An engine whose connector runs prefill and decode at the
+// same time must do so with a partner. If there is no partner, or nothing receives its callback, it only has to answer. An engine that
+// prefills and decodes must answer a short prompt.
 func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine,
 	callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
@@ -224,7 +224,7 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 	return t.findings, err
 }
 
-// onePrefill tries a prefill engine whose KV is handed over after its prefill. A partner, if there is one, fetches the KV.
+// onePrefill tries a prefill engine that returns a hand-off. If there is a partner, it fetches the KV.
 func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config.Engine) error {
 	t.learnHosts(ctx, s)
 	q, err := ask(mooncake.Completions, s.models[0], t.id())
@@ -236,13 +236,13 @@ func (t *tester) onePrefill(ctx context.Context, s testedRank, partners []config
 		return err
 	}
 	if d, _, ok := t.partner(ctx, "decode", s, partners); ok {
-		_, _ = t.decode(ctx, d, q, answer, t.id()) // without that, the hold timeout frees the KV
+		_, _ = t.decode(ctx, d, q, answer, t.id()) // only frees the KV; if it fails, the hold timeout frees it
 	}
 	return nil
 }
 
-// oneWith tries an engine with up to partnersTried of the partners, until a request has gone through both. The error is that of the engine
-// itself: a failure of the partner does not count. If no partner serves, an engine that decodes hand-offs gets a prompt of its own.
+// oneWith tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of the engine
+// itself: a failure of a partner does not count. If no partner can serve, an engine that decodes hand-offs gets a prompt to compute itself.
 func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range min(partnersTried, len(partners)) {
@@ -289,7 +289,8 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 	return err
 }
 
-// partner is the first of the engines of the other side that answers and has a model of s, and that model. role is that of the other side.
+// partner returns the first of the other side's engines that answers and has a model in common with s, and this model. role is the role of
+// the other side.
 func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string, ok bool) {
 	for _, e := range engines {
 		var err error

@@ -14,7 +14,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// compareSettings compares what an engine reports of its start command with the config, where a difference does harm.
+// compareSettings compares the settings of an engine's start command, as the engine reports them, with the config, where a difference does
+// harm.
 func (t *tester) compareSettings(ctx context.Context, role string, s testedRank, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
@@ -26,7 +27,7 @@ func (t *tester) compareSettings(ctx context.Context, role string, s testedRank,
 	}
 }
 
-// serverInfo reads the settings that an engine reports, and stores them in into; false: it reports none.
+// serverInfo reads the settings that an engine reports, and stores them in into. It returns false if the engine reports none.
 func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -35,12 +36,12 @@ func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 	return err == nil && status == http.StatusOK && json.Unmarshal(body, into) == nil
 }
 
-// compareSGLang warns of a server that goes on without a rank whose GPU has failed: a request that names such a rank ends
-// the server, and most of its own ways to choose a rank choose that rank, too. It also warns of a server that holds
-// prompts back itself, as evenkeel does.
+// compareSGLang warns of a server with elastic EP, which goes on without a rank whose GPU has failed: a request that names such a rank ends
+// the server, and most of the server's own methods to choose a rank choose such a rank, too. It also warns of a server that holds prompts
+// back itself, because evenkeel does the same.
 func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engine) {
 	named := s.profile.NamedRank(s.target.Rank) >= 0
-	if s.target.Rank < 0 && !s.profile.Aggregated() { // it has one rank
+	if s.target.Rank < 0 && !s.profile.Aggregated() { // the engine has only one rank
 		return
 	}
 	var reported struct {
@@ -70,16 +71,16 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 	}
 }
 
-// whole is a number that an engine reports of itself; 0 if it is not known or cannot be right.
+// whole returns a number that an engine reports about itself; 0: the number is not known or cannot be right.
 func (t *tester) whole(s testedRank, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
-		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // each name makes a format of its own, so that each is reported
+		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // a format of its own, so that report takes no name for a repetition
 	}
 	return v
 }
 
-// vllmSettings are the settings that vLLM was started with. vLLM reports them only with VLLM_SERVER_DEV_MODE=1.
+// vllmSettings are the settings with which vLLM was started. vLLM reports them only with VLLM_SERVER_DEV_MODE=1.
 type vllmSettings struct {
 	Config struct {
 		Transfer struct {
@@ -103,19 +104,19 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 	if !t.serverInfo(ctx, s, &reported) {
 		return
 	}
-	if nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush; nixl &&
-		reported.Config.Transfer.Role == "kv_both" {
+	nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush
+	if nixl && reported.Config.Transfer.Role == "kv_both" {
 		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and "+
 			"decode engines with kv_consumer")
 	}
 	if role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched && reported.Config.Transfer.Extra.HandsBack != "true" {
-		t.report(s.name, Bad, fetchesNone) // get_num_new_matched_tokens promises the tokens, and update_state_after_alloc fetches none
+		t.report(s.name, Bad, fetchesNone) // in vLLM, get_num_new_matched_tokens counts on the tokens, but update_state_after_alloc fetches none
 	}
 	if role == "decode" {
 		if extra := &reported.Config.Transfer.Extra; extra.HandsBack == "true" {
 			t.reportKeeps(s, true)
-			if ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps(); ttl > 0 && counted > 0 &&
-				time.Duration(ttl)*time.Second != counted {
+			ttl, counted := t.whole(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps()
+			if ttl > 0 && counted > 0 && time.Duration(ttl)*time.Second != counted {
 				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl,
 					counted)
 			}
@@ -124,8 +125,8 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 	}
 }
 
-// compareSlots compares how many requests a decode engine runs at once with its slots. vLLM looks at waiting requests only
-// while it runs fewer than that.
+// compareSlots compares a decode engine's max_num_seqs, how many requests it runs at once, with its slots in the config. vLLM looks at
+// waiting requests, to fetch their KV, only while it runs fewer than max_num_seqs.
 func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSettings) {
 	switch runs := t.whole(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
@@ -138,8 +139,8 @@ func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSetti
 	}
 }
 
-// compareVLLM compares the sizes of a step in the config with those that the engine was started with. evenkeel fills its rounds by the
-// config's sizes.
+// compareVLLM compares the limits of an engine step in the config with those of the engine's start command. evenkeel decides by the limits
+// in the config how much it sends to an aggregated engine.
 func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine) {
 	var reported vllmSettings
 	if !t.serverInfo(ctx, s, &reported) {
@@ -168,16 +169,16 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 	}
 }
 
-// numbering finds out what the header X-data-parallel-rank must say for the first rank of a node under hybrid load
-// balancing. The node's metrics show the number of this rank in the whole deployment. Rust front ends of vLLM expect
-// this number, and Python front ends count the ranks of each node from 0. Each answers 400 to the other number. If
-// the config has another number than the engine accepts, the test goes on with the number that the engine accepts.
+// numbering finds out which number the header X-data-parallel-rank must have for the first rank of a node under hybrid load balancing. The
+// node's metrics show the rank's number in the whole deployment. Rust front ends of vLLM expect this number. Python front ends count the
+// ranks of each node from 0. Each answers 400 to the other number. If the number in the config is wrong, numbering reports it, and the test
+// goes on with the number that the engine accepts.
 func (t *tester) numbering(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
 	if sample == nil || sample.FirstRank == 0 || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return
 	}
 	local, global := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)
-	if local == global { // both fail for another reason, or the engine ignores the header
+	if local == global { // both fail for another reason, or both pass because the engine ignores the header
 		return
 	}
 	first := 0

@@ -16,7 +16,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// aggregated is the role of engines that prefill and decode.
+// aggregated is the role of engines that both prefill and decode.
 const aggregated = "aggregated"
 
 // Level of a finding.
@@ -31,7 +31,7 @@ const (
 
 // Finding is one thing learned about one engine.
 type Finding struct {
-	Engine string `json:"engine"` // role and host:port, with /rank behind it if the address has several ranks
+	Engine string `json:"engine"` // role and host:port, followed by /rank if the address has several ranks
 	Level  Level  `json:"level"`
 	Msg    string `json:"message"`
 }
@@ -39,33 +39,32 @@ type Finding struct {
 // stepTimeout bounds each request to an engine.
 const stepTimeout = 30 * time.Second
 
-const answerBytes = 1 << 20
+const answerBytes = 1 << 20 // limit of an answer's size
 
-// tester is a test under way.
+// tester holds the state of one run of the test.
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
-	callbacks *metaserver.Server // nil: nothing receives callbacks of decode engines
-	deaf      error              // why nothing can listen for callbacks; nil: no attempt failed
-	// hosts to which a hand-off may point a decode engine, or a callback a prefill engine
-	hosts map[string]bool
-	run   string                                                           // in ids and prompts, so that no prefix cache has them
-	seat  func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
+	callbacks *metaserver.Server                                               // nil: nothing receives callbacks of decode engines
+	deaf      error                                                            // why listening for callbacks failed; nil: it did not fail
+	hosts     map[string]bool                                                  // hosts that hand-offs and callbacks may name
+	run       string                                                           // unique, so that no prefix cache has the prompts
+	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
 
-	mu       sync.Mutex // held for the fields below while pairs are tried
+	mu       sync.Mutex // guards the fields below while pairs are tried
 	findings []Finding
-	said     map[[2]string]bool // kinds of findings that were reported: name of the rank, and format
-	records  map[string]*record // by the names of ranks
-	pairs    int                // tried so far
+	said     map[[2]string]bool // reported kinds of findings: the rank's name and the format of the message
+	records  map[string]*record // by rank name
+	pairs    int                // number of pairs that were tried so far
 }
 
 // testedRank is a rank to which the test sends requests.
 type testedRank struct {
 	name    string
-	fleet   string // its rank's name in the fleet
-	seat    Seat   // the slot of this pair's request
+	fleet   string // the rank's name in the roster of a running proxy
+	seat    Seat   // the slot of the request
 	target  *engine.Target
-	ranks   int // ranks behind its URL; 0: one
+	ranks   int // ranks behind the engine's URL; 0: one rank without a number
 	profile *mooncake.Profile
 	models  []string
 }
@@ -73,13 +72,13 @@ type testedRank struct {
 // Seat is a slot of a decode rank.
 type Seat struct {
 	Scope *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
-	Leave func()       // gives the slot back
+	Leave func()       // gives the slot back; may be nil
 }
 
 // ErrNotOurs says that another proxy sends requests to a rank.
 var ErrNotOurs = errors.New("selftest: the rank is another proxy's")
 
-// newTester begins a test. callbacks may be nil.
+// newTester returns a tester for one test. callbacks may be nil.
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
 		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{},
@@ -88,7 +87,8 @@ func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	}
 }
 
-// report adds a finding. A finding of a rank that is OK or Warn is reported once, whichever partner the rank had.
+// report adds a finding. It adds a finding of level OK or Warn only once per rank, because the same finding may come up with several
+// partners.
 func (t *tester) report(s string, l Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,13 +104,13 @@ func (t *tester) report(s string, l Level, format string, args ...any) {
 type record struct {
 	passed  bool
 	failed  int // pairs that failed, with any partner
-	blamed  int // of these, pairs in which the rank itself failed
-	skipped int // pairs that were not tried any more
+	blamed  int // of the failed pairs, those in which this rank itself failed
+	skipped int // pairs that were not tried, because the rank had failed too often
 }
 
 func (t *tester) id() string { return "ek-" + t.run }
 
-// common is a model that both ranks serve; ok is false if there is none.
+// common returns a model that both ranks serve. ok is false if there is none.
 func common(a, b testedRank) (model string, ok bool) {
 	for _, m := range a.models {
 		if slices.Contains(b.models, m) {
@@ -130,7 +130,7 @@ func (s testedRank) otherRank(n int) testedRank {
 	return s
 }
 
-// engines returns the first rank of each engine, for findings that are about the engine and are reported once.
+// engines returns the first rank of each engine, for findings about a whole engine.
 func engines(ranks []testedRank) (list []testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
@@ -143,8 +143,8 @@ func engines(ranks []testedRank) (list []testedRank) {
 // pair is a rank of each side. A rank that prefills and decodes is in decode, and prefill is empty.
 type pair struct{ prefill, decode testedRank }
 
-// meets says whether both legs of a request through two engines run at the same time (together), and whether the two engines can serve a
-// request at all (ever): both must work in the same way.
+// meets says how a prefill engine p and a decode engine d work together. together: they work on a request at the same time. ever: they can
+// serve a request together at all, because both use hand-offs or both use the same connector without hand-offs.
 func meets(p, d testedRank) (together, ever bool) {
 	together = !p.profile.HasHandoff()
 	return together, together != d.profile.HasHandoff() && (!together || p.profile.Connector == d.profile.Connector)
@@ -153,5 +153,5 @@ func meets(p, d testedRank) (together, ever bool) {
 // pairAnswer is what the engines of a pair report of a request.
 type pairAnswer struct {
 	mooncake.ProbeAnswer
-	decoded int // tokens of the prompt, as the decode engine counts them; 0: it does not say
+	decoded int // prompt tokens as the decode engine counts them; 0: it reports no count
 }
