@@ -6,9 +6,9 @@ import (
 	"evenkeel/geo"
 )
 
-// Room is what a cautious owner takes of a decode rank with so many slots. While requests of the owner before may still
-// run on the rank, limit is how many slots we use of it, at least 1, and others the KV tokens of these requests. A
-// limit of 0 means all slots. Of a rank at which nobody has looked yet we use one slot.
+// Room returns how much of a decode rank this proxy may use. While requests of the scope's previous owner may still run on the rank, limit
+// is how many of its slots this proxy may use, at least 1, and others is how many KV tokens those requests hold. Otherwise limit is 0: all
+// slots. If it is not known yet what runs on the rank, limit is 1.
 func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
 	a := s.Of(scope)
 	if a == nil {
@@ -19,26 +19,27 @@ func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
 	if !a.cautious(time.Now()) {
 		return 0, 0
 	}
-	r, known := a.others[rank]
+	left, known := a.others[rank]
 	if !known && !a.othersNamed {
 		return 1, 0
 	}
-	return max(1, min(slots-r.Requests, int(a.share*float64(slots)))), r.KVTokens
+	return max(1, min(slots-left.Requests, int(a.share*float64(slots)))), left.KVTokens
 }
 
-// cautious says whether requests of others may still run on the scope's engines. It is called with a.mu held.
+// cautious says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. It is called with
+// a.mu held.
 func (a *Scope) cautious(now time.Time) bool {
 	switch {
 	case a.adopted.IsZero():
 		return false
-	case a.hold == 0: // static: another may believe itself the owner at any time
+	case a.hold == 0: // static order: another proxy may consider itself the owner at any time
 		return !a.home
 	}
 	return now.Before(a.adopted.Add(a.hold))
 }
 
-// keepFound keeps, for each rank, the requests of others that were found there: what its engine says less what is ours.
-// silent are the ranks whose engines do not say; what was known of them stays. It is called with a.mu held.
+// keepFound stores, for each rank, how many requests and KV tokens of other proxies are on it: the number that its engine reports (found),
+// less this proxy's own (ours). For the ranks in silent, whose engines report nothing, the last numbers stay. It is called with a.mu held.
 func (a *Scope) keepFound(ours, found []geo.Resident, silent []string) {
 	own := map[string]geo.Resident{}
 	for _, r := range ours {

@@ -12,8 +12,8 @@ import (
 	"evenkeel/lease"
 )
 
-// siblings are the proxies of our region that live. Each decode group belongs to the first of them in an order by their
-// names.
+// siblings are the live proxies of this region. Each decode group has an order of the proxies, computed from their names, and should belong
+// to the first live proxy of its order.
 type siblings struct {
 	set *Set
 
@@ -21,79 +21,79 @@ type siblings struct {
 	members *lease.Members
 }
 
-// see notes which proxies live and do not leave, this one included. It reports whether this proxy leaves.
-func (o *siblings) see(now time.Time) (leaving bool) {
-	_, stay := o.set.node.Siblings()
-	if leaving = o.set.host.Leaving(); !leaving {
-		stay = append(stay, o.set.node.ID())
+// see updates the members: the live proxies that are not shutting down, including this proxy. It reports whether this proxy is shutting
+// down.
+func (s *siblings) see(now time.Time) (leaving bool) {
+	_, stay := s.set.node.Siblings()
+	if leaving = s.set.host.Leaving(); !leaving {
+		stay = append(stay, s.set.node.ID())
 	}
-	o.mu.Lock()
-	o.members.See(stay, now)
-	o.mu.Unlock()
+	s.mu.Lock()
+	s.members.See(stay, now)
+	s.mu.Unlock()
 	return leaving
 }
 
-// live returns all proxies that live and stay.
-func (o *siblings) live() []string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.members.Order("")
+// live returns all live proxies that are not shutting down.
+func (s *siblings) live() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.members.Order("")
 }
 
-// order returns the proxies that should own a group, first to last. It leaves out those
-// that may not own it, by our list of members or by that of the lease.
-func (o *siblings) order(a *Scope) []string {
+// order returns the proxies in the order in which they should own a group. It leaves out proxies that may not own the group according to
+// ha.members of this proxy or to the list in the lease.
+func (s *siblings) order(a *Scope) []string {
 	listed := a.claim.Members()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.members.Order(a.Name, o.set.members, listed)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.members.Order(a.Name, s.set.members, listed)
 }
 
-// setStandings tells the claim of each group this proxy's place in the order of the group, and whether enough engines
-// of the group answer.
-func (o *siblings) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
-	leaving := o.see(now)
+// setStandings gives the claim of each group this proxy's rank in the group's order, and says whether enough engines of the group answer.
+func (s *siblings) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
+	leaving := s.see(now)
 	for name, a := range all {
 		listed := a.claim.Members()
-		o.mu.Lock()
-		rank, home := o.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now, o.set.members, listed)
-		o.mu.Unlock()
+		s.mu.Lock()
+		rank, home := s.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now, s.set.members, listed)
+		s.mu.Unlock()
 		a.claim.SetStanding(home, rank, !leaving && reach[name].enough())
 	}
 }
 
-// mayYield is nil if a group may go to the proxy that asks for it: the epoch in its question is the present one, the
-// store of leases answers, and the proxy comes before this one in the group's order.
-func (o *siblings) mayYield(a *Scope, sender string, ask geo.HandBack) error {
+// mayYield returns nil if a group may go to the proxy that asks for it. The epoch in the question must be the present one, the store of
+// leases must answer, and the asking proxy must come before this one in the group's order.
+func (s *siblings) mayYield(a *Scope, sender string, ask geo.HandBack) error {
 	v := a.view.Load()
 	if ask.Epoch != v.Epoch {
 		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
 	}
-	if v.Away { // before anything here stops for it
+	if v.Away { // checked first, so that this proxy does not stop requests in vain
 		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so no other proxy could take it", a.Name, lease.ErrNotHolder)
 	}
 	now, listed := time.Now(), a.claim.Members()
-	o.see(now)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.members.Yields(a.Name, sender, now, o.set.members, listed) {
+	s.see(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.members.Yields(a.Name, sender, now, s.set.members, listed) {
 		return fmt.Errorf("group %s: %w, and %s is not before us in its order", a.Name, lease.ErrNotHolder, sender)
 	}
 	return nil
 }
 
-// hasHeirs says whether another proxy lives that may own the group.
-func (o *siblings) hasHeirs(a *Scope) bool {
-	o.see(time.Now())
-	return slices.ContainsFunc(o.order(a), func(id string) bool { return id != o.set.node.ID() })
+// hasHeirs says whether there is another live proxy that may own the group.
+func (s *siblings) hasHeirs(a *Scope) bool {
+	s.see(time.Now())
+	return slices.ContainsFunc(s.order(a), func(id string) bool { return id != s.set.node.ID() })
 }
 
-// takeReport takes the epochs of the groups that a peer admits to, from the answer to a probe.
-func (o *siblings) takeReport(all map[string]*Scope, h geo.ProbeReport) {
+// takeReport records the epochs of the groups that a peer owns, from the peer's answer to a probe.
+func (s *siblings) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
 		if a := all[name]; a != nil {
-			o.set.ownersKnown.Store(true)
+			s.set.ownersKnown.Store(true)
 			a.mu.Lock()
 			a.ownerHeard = now
 			a.mu.Unlock()
@@ -102,8 +102,8 @@ func (o *siblings) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	}
 }
 
-// groupObject is the name of a group's Lease object. Characters that a Kubernetes name cannot have become dashes; a
-// hash of the group's name behind it then tells such names apart.
+// groupObject is the name of a group's Lease object. Characters that a Kubernetes name cannot have become dashes. A hash of the group's
+// name at the end then keeps different groups apart.
 func groupObject(group string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {

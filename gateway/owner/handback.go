@@ -10,11 +10,11 @@ import (
 	"evenkeel/lease"
 )
 
-// ErrNotHome is the answer to a dispatcher that asks for a region which is not its own.
+// ErrNotHome is the answer to a dispatcher that asks for a region other than its own.
 var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
-// Yield says whether a scope goes from here to the dispatcher that asks for it; the error says why not. If it does, no
-// new request is begun for the scope until done is called.
+// Yield says whether this proxy gives a scope to the dispatcher that asks for it; the error says why not. If it does, no new request begins
+// for the scope until done is called.
 func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err error) {
 	if ask.Group == "" {
 		if !s.Has(Regions) {
@@ -34,7 +34,7 @@ func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err
 	return a, func() { a.yielding.Store(false) }, nil
 }
 
-// HandBack stops admission to a scope, lists which of our requests still run on its ranks, and lets the lease go.
+// HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and releases the lease.
 func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err := a.claim.GiveBack(ask.Epoch, func() {
@@ -47,9 +47,9 @@ func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	return h, err
 }
 
-// HandOver waits until the other proxies have taken the scopes of this proxy, which drains. They ask for them by themselves;
-// a proxy that has just started asks only once it may admit. Until then the requests that they forward are served here. The
-// wait ends at the latest when a proxy that starts now could admit.
+// HandOver waits until the other proxies have taken over the scopes of this proxy, which is shutting down. The other proxies ask for the
+// scopes by themselves; a proxy that has just started asks only once it may own scopes. Until then this proxy still serves the requests
+// that they forward. The wait ends at the latest when a proxy that starts now could own scopes.
 func (s *Set) HandOver(ctx context.Context) {
 	if !s.Has(Groups) || !s.host.Leaving() {
 		return
@@ -70,7 +70,7 @@ func (s *Set) HandOver(ctx context.Context) {
 	}
 }
 
-// wanted says whether another proxy could take a scope that this one owns.
+// wanted says whether another proxy could take over a scope that this proxy owns.
 func (s *Set) wanted() bool {
 	for _, a := range *s.all.Load() {
 		if v := a.view.Load(); v.Admits && !v.Away && s.hasHeirs(a) {
@@ -80,11 +80,11 @@ func (s *Set) wanted() bool {
 	return false
 }
 
-// HandsOver says whether this proxy, which drains, still serves requests that others forward to it.
+// HandsOver says whether this proxy is in HandOver, and still serves requests that other proxies forward.
 func (s *Set) HandsOver() bool { return s != nil && s.handsOver.Load() }
 
-// askBack asks the holder for a scope that should be ours. It keeps what the holder says of its requests that still run
-// there; on ranks that the holder does not name, nothing runs.
+// askBack asks the holder of a scope to give it to this proxy. The holder lists its requests that still run on the scope's ranks. It has no
+// requests on ranks that it does not list.
 func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: a.Name, Epoch: epoch}
 	if s.kind == Groups {
@@ -102,8 +102,8 @@ func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64)
 	return nil
 }
 
-// Promise answers an owner that cannot reach the store of leases and asks this proxy not to admit. sender is the peer
-// that asks.
+// Promise answers an owner that cannot reach the store of leases, and asks this proxy to promise not to take over. sender is the peer that
+// asks.
 func (s *Set) Promise(sender string, ask geo.Vote) error {
 	a := s.Of(ask.Group)
 	switch {
@@ -115,7 +115,7 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 	return a.claim.Promise(ask.Vote)
 }
 
-// Tenure is what answers to probes tell our peers of the scopes: what this proxy owns, and the epochs that it has seen.
+// Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, and the epochs that it has seen.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, a := range *s.all.Load() {
@@ -138,7 +138,7 @@ func (s *Set) Tenure() geo.Tenure {
 	return t
 }
 
-// put sets a value in a map, and makes the map if it is nil.
+// put sets a value in a map, and creates the map if it is nil.
 func put[V any](m map[string]V, key string, v V) map[string]V {
 	if m == nil {
 		m = map[string]V{}
@@ -147,7 +147,7 @@ func put[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// lent is how many of our requests still run in a region that was handed back.
+// lent is how many requests of this proxy still run in a region that it has handed back.
 func (s *Set) lent(a *Scope) (n int) {
 	a.mu.Lock()
 	handedBack := a.handedBack && s.kind == Regions
@@ -167,7 +167,7 @@ func (s *Set) lent(a *Scope) (n int) {
 	return n
 }
 
-// OnProbe takes what a peer said of its scopes in the answer to a probe.
+// OnProbe records what a peer's answer to a probe says about ownership.
 func (s *Set) OnProbe(h geo.ProbeReport) {
 	all := *s.all.Load()
 	if s.kind == Groups && h.Region != s.region {

@@ -6,22 +6,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are a Set's series. It implements prometheus.Collector.
+// metrics has the metrics of a Set, as a prometheus.Collector.
 type metrics struct {
 	set    *Set
 	admits *prometheus.Desc
 	epoch  *prometheus.Desc
 	away   *prometheus.Desc
 
-	takeover *prometheus.Desc // regions
+	takeover *prometheus.Desc // only if the scopes are regions
 
-	pledged *prometheus.Desc // groups
+	// only if the scopes are decode groups:
+	pledged *prometheus.Desc
 	differs *prometheus.Desc
 	taken   *prometheus.CounterVec
 	after   prometheus.Histogram
 }
 
-// newMetrics makes the metrics of a Set, by the kind of its scopes.
+// newMetrics returns the metrics of a Set for the kind of its scopes.
 func newMetrics(s *Set) *metrics {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{string(s.kind)}, nil)
@@ -52,14 +53,14 @@ func newMetrics(s *Set) *metrics {
 	}
 }
 
-// countTakeover counts that a group became ours. after is the time since its last owner was heard of; before is false
-// if there was no owner, and after then means nothing.
-func (m *metrics) countTakeover(scope string, after time.Duration, before bool) {
+// countTakeover counts that a group became this proxy's. after is the time since its last owner gave a sign of life. If hadOwner is false,
+// there was no owner, and after is ignored.
+func (m *metrics) countTakeover(scope string, after time.Duration, hadOwner bool) {
 	if m.taken == nil {
 		return
 	}
 	m.taken.WithLabelValues(scope).Inc()
-	if before {
+	if hadOwner {
 		m.after.Observe(after.Seconds())
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"evenkeel/lease"
 )
 
-// New makes the Set of the kind of scopes to which the config gives owners; nil: it gives none an owner.
+// New returns the Set for the kind of scopes to which the config gives owners; nil: the config gives owners to none.
 func New(c *config.Config, host Host) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
@@ -32,7 +32,7 @@ func New(c *config.Config, host Host) (*Set, error) {
 				zap.Strings("members", s.members))
 		}
 		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
-		// groups become known with their engines, later; what is wrong with the store is found now
+		// groups become known later, with their engines, but a wrong setting of the store is found now
 		if _, err := s.openLease(""); err != nil {
 			return nil, fmt.Errorf("ha: %w", err)
 		}
@@ -43,9 +43,9 @@ func New(c *config.Config, host Host) (*Set, error) {
 			return s.leases.open(regionObject(name), own.Kubernetes.Kubeconfig[name], name)
 		}
 		s.times = own.Times()
-		n := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
-		s.standing = n
-		if err := n.enter(); err != nil {
+		regions := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
+		s.standing = regions
+		if err := regions.enter(); err != nil {
 			return nil, err
 		}
 	default:

@@ -13,20 +13,20 @@ import (
 	"evenkeel/lease"
 )
 
-// neighbours are the proxies of other regions. A region belongs to its own proxy. If that is gone, the region goes to
-// the first proxy of a configured order, or without such an order to the nearest.
+// neighbours are the proxies of other regions. A region belongs to its own proxy. If this proxy is gone, the region goes to the first proxy
+// of the configured order, or to the nearest proxy if no order is configured.
 type neighbours struct {
 	set     *Set
-	judging sync.Mutex // of static orders: the view that is judged last is published last
+	judging sync.Mutex // serialises judge, so that the last view published is the newest one
 
 	mu      sync.Mutex
-	nearest map[string]map[string]map[string]float64 // by region, ms from a dispatcher of it to each of its peers
+	nearest map[string]map[string]map[string]float64 // round trips in ms: by region, by dispatcher of the region, by peer of this dispatcher
 }
 
 // regionObject is the name of a region's Lease object.
 func regionObject(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
 
-// enter makes the scopes: our region, and the regions in which engines of the config are.
+// enter makes the scopes: this proxy's region, and the regions of the engines in the config.
 func (n *neighbours) enter() error {
 	s, c := n.set, &n.set.conf.Geo
 	regions := []string{c.Self.Region}
@@ -38,10 +38,12 @@ func (n *neighbours) enter() error {
 	all := map[string]*Scope{}
 	for _, region := range regions {
 		a := s.scope(region)
-		if a.home = region == c.Self.Region; !a.home {
+		a.home = region == c.Self.Region
+		if !a.home {
 			a.share = c.Ownership.MaxShare
 		}
-		if all[region] = a; c.Ownership.Engine != geo.OwnStatic {
+		all[region] = a
+		if c.Ownership.Engine != geo.OwnStatic {
 			if err := s.claim(a, n.rank(a)); err != nil {
 				return fmt.Errorf("geo.ownership: region %s: %w", region, err)
 			}
@@ -68,35 +70,35 @@ func (n *neighbours) enter() error {
 	return nil
 }
 
-// order lists who may take a region, first to last, by the config; empty: the round trips decide.
+// order lists the proxies that may take over a region, in the configured order; empty: the round trips decide.
 func (n *neighbours) order(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
-		at := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id })
-		if at < 0 && region == c.Self.Region || at >= 0 && c.Peers[at].Region == region {
-			continue // it is at home there
+		peer := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id }) // below 0: this proxy itself
+		if peer < 0 && region == c.Self.Region || peer >= 0 && c.Peers[peer].Region == region {
+			continue // the region is the proxy's own, so it does not have to take over
 		}
 		ids = append(ids, id)
 	}
 	return ids
 }
 
-// rank is this proxy's place among those that may take a region; 0 is the first. Without a configured order, it is how
-// many peers are nearer to the region, by the round trips that the region's dispatchers measured last.
+// rank is this proxy's place among the proxies that may take over a region; 0 is the first. Without a configured order, it is how many
+// peers are nearer to the region, by the round trips that the region's dispatchers last measured.
 func (n *neighbours) rank(a *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
 	if a.home {
 		return 0
 	}
 	if order := n.order(a.Name); len(order) > 0 {
-		if at := slices.Index(order, self); at >= 0 {
-			return at
+		if place := slices.Index(order, self); place >= 0 {
+			return place
 		}
 		return len(order)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, from := range n.nearest[a.Name] { // as measured last from there
+	for _, from := range n.nearest[a.Name] { // the round trips of one dispatcher in the region
 		nearer := 0
 		for id, ms := range from {
 			if own, ok := from[self]; id != self && (!ok || ms < own) {
@@ -108,8 +110,8 @@ func (n *neighbours) rank(a *Scope) (rank int) {
 	return rank
 }
 
-// setStandings asks static orders who owns their regions now, and tells the claims to other regions this proxy's place
-// and whether enough engines answer.
+// setStandings updates who owns the regions with a static order. To the claims of other regions it gives this proxy's rank, and whether
+// enough engines answer.
 func (n *neighbours) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
 	for name, a := range all {
 		switch {
@@ -121,7 +123,7 @@ func (n *neighbours) setStandings(all map[string]*Scope, reach map[string]Reach,
 	}
 }
 
-// mayYield is nil if the dispatcher that asks for a region is at home there.
+// mayYield returns nil if the dispatcher that asks for a region is one of the region's own.
 func (n *neighbours) mayYield(a *Scope, sender string, _ geo.HandBack) error {
 	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
 		return p.Region == a.Name && p.AnswersTo(sender)
@@ -131,11 +133,11 @@ func (n *neighbours) mayYield(a *Scope, sender string, _ geo.HandBack) error {
 	return nil
 }
 
-// hasHeirs is always false: a region that is released goes to the first proxy that finds it released.
+// hasHeirs is always false: there is no heir to wait for, because a released region goes to the first proxy that finds it released.
 func (n *neighbours) hasHeirs(*Scope) bool { return false }
 
-// takeReport takes, from the answer to a probe, the epochs of the regions that a peer owns and its round trips to its
-// own peers. For static orders it also shows that the peer lives.
+// takeReport records, from a peer's answer to a probe, the epochs of the regions that the peer owns and the peer's round trips to its own
+// peers. For static orders the answer also shows that the peer lives.
 func (n *neighbours) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if a := all[region]; a != nil && a.claim != nil {
@@ -160,7 +162,7 @@ func (n *neighbours) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	}
 }
 
-// judge asks a static order who owns the scope now, and publishes a change.
+// judge computes who owns a scope with a static order now, and publishes a change.
 func (n *neighbours) judge(a *Scope, now time.Time) {
 	n.judging.Lock()
 	defer n.judging.Unlock()

@@ -12,12 +12,11 @@ import (
 )
 
 const (
-	standEvery = 250 * time.Millisecond // between two looks at peers and engines
-	countEvery = time.Second            // between two counts of the requests of others on engines
+	standEvery = 250 * time.Millisecond // interval of looks at peers and engines
+	countEvery = time.Second            // interval of counts of other proxies' requests on engines
 )
 
-// Run runs the claims, and tells them what they need to know of peers and engines, until ctx ends. It returns when no
-// claim runs any more.
+// Run runs the claims, and gives them news of peers and engines, until ctx ends. It returns when no claim runs any more.
 func (s *Set) Run(ctx context.Context) {
 	for _, a := range *s.all.Load() {
 		s.start(a)
@@ -60,9 +59,8 @@ func (s *Set) start(a *Scope) {
 	})
 }
 
-// enlist claims the groups of engines that have come, and gives up groups whose engines have all gone. A group that
-// comes back is claimed again only when its old claim has ended, because the store cannot tell two claims of one proxy
-// apart.
+// enlist claims new groups, and gives up groups whose engines have all gone. A group that comes back is claimed again only after its old
+// claim has ended, because the store cannot distinguish two claims of the same proxy.
 func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	maps.DeleteFunc(s.leavingScopes, func(_ string, a *Scope) bool { return !a.claiming() })
 	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, there := reach[name]; return !there })
@@ -108,8 +106,8 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	}
 }
 
-// bar notes that a group cannot be claimed. Mostly the cause is a file that cannot be read, and nothing reports when it
-// can be read again. So the claim is tried again, after pauses that double up to the time of a lease.
+// bar notes that a group cannot be claimed, usually because a file cannot be read. Nothing reports when this changes, so the claim is tried
+// again after pauses that double up to the duration of a lease.
 func (s *Set) bar(name string, err error, now time.Time) {
 	b := s.barred[name]
 	if why := fmt.Sprintf("ha: %v", err); b.why != why {
@@ -122,8 +120,8 @@ func (s *Set) bar(name string, err error, now time.Time) {
 	s.barred[name] = b
 }
 
-// retryBarred has all barred groups be tried at once, because another group could be claimed, and all groups have the
-// same store and the same files.
+// retryBarred lets all barred groups be tried again at once. A claim for another group has succeeded, and all groups have the same store
+// and the same files.
 func (s *Set) retryBarred() {
 	for name, b := range s.barred {
 		s.barred[name] = bar{why: b.why}
@@ -140,14 +138,14 @@ func (a *Scope) claiming() bool {
 	}
 }
 
-// countOthers reads which requests of others run on the ranks of scopes that were taken over lately, or are about to
-// be. Their number falls only by what engines say; of a rank whose engine does not say, the last number stays.
+// countOthers counts the requests of other proxies on the ranks of scopes that this proxy took over lately, or is about to take over. The
+// number for a rank changes only when its engine reports a new one.
 func (s *Set) countOthers(ctx context.Context, now time.Time) {
 	changed := false
 	for _, a := range *s.all.Load() {
 		a.mu.Lock()
 		cautious := a.cautious(now)
-		// while the scope is not ours, others has what the owner before said when it gave the scope back
+		// while this proxy does not own the scope, others has the list of the owner that is handing the scope over, and must stay
 		ended := !a.adopted.IsZero() && !cautious && len(a.others) > 0
 		if ended {
 			clear(a.others)

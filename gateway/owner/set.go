@@ -1,12 +1,10 @@
-// Package owner says to which scopes this proxy admits new requests, where several
-// proxies may serve the same engines: to regions, its own and those of a proxy that
-// died, or to decode groups of its own region. Each scope has one owner, by a lease
-// (package lease), and before its engines stands one fence: a request enters it, is
-// looked at a last time in the moment in which it is written, and carries the epoch
-// of its owner; who loses a scope waits until what has entered is written.
+// Package owner says for which scopes this proxy admits new requests, if several proxies may serve the same engines. Scopes are either
+// regions (its own, and those of a proxy that died) or decode groups of its own region. Each scope has one owner, by a lease (package
+// lease). A request enters the scope before it is sent, is checked once more right before it is written, and carries the epoch of its
+// owner. A proxy that loses a scope waits until the requests that have entered are written.
 //
-// The package knows nothing of fleet or dispatcher but the functions of a Host.
-// run.go has the goroutine; groups.go and regions.go say who should own what.
+// The package knows fleet and dispatcher only through the functions of a Host. run.go has the goroutine; groups.go and regions.go decide
+// which proxy should own which scope.
 package owner
 
 import (
@@ -23,7 +21,7 @@ import (
 	"evenkeel/lease"
 )
 
-// Kind is what scopes are.
+// Kind says what the scopes are.
 type Kind string
 
 // Kinds.
@@ -39,54 +37,54 @@ func (k Kind) words() string {
 	return "region's engines"
 }
 
-// Host is the proxy around a Set.
+// Host is what a Set needs of the proxy.
 type Host struct {
-	Context    context.Context // of the proxy's life
+	Context    context.Context // ends with the proxy
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
-	Buckets    []float64            // of seconds, for histograms
-	Hold       func() time.Duration // the longest time for which a prefill engine keeps KV blocks, by the config in force
-	Leaving    func() bool          // this proxy drains
+	Buckets    []float64            // bounds of histogram buckets, in seconds
+	Hold       func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
+	Leaving    func() bool          // this proxy is shutting down
 
-	// Engines are the scopes that engines are in.
+	// Engines returns the scopes that have engines.
 	Engines func() map[string]Reach
-	// Load is what our own requests hold of the ranks of a scope (ours). With ask, it also asks the engines what runs
-	// there (all); silent are the ranks that do not say.
+	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If ask is true, it also asks the engines what all
+	// requests hold there (all); silent lists the ranks that do not report it.
 	Load func(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string)
-	// Publish has fleet and dispatcher take over what Admits and Room say now. When it returns, no request is bound any
-	// more to a scope that does not admit.
+	// Publish makes fleet and dispatcher act on the present answers of Admits and Room. Once it has returned, no new request is bound to a
+	// scope that does not admit.
 	Publish func(ctx context.Context)
 }
 
 // Reach is how many engines a scope has, and how many answer.
 type Reach struct{ Up, All int }
 
-// enough says whether a scope could be served with the engines that answer.
+// enough says whether at least half of the engines answer, so that a proxy could serve the scope.
 func (r Reach) enough() bool { return r.All > 0 && 2*r.Up >= r.All }
 
 // standing says which proxy should own which scope.
 type standing interface {
-	// setStandings tells all claims this proxy's place among the owners to be, by the peers and engines of now.
+	// setStandings gives each claim this proxy's rank among the proxies that should own the scope, from the present peers and engines.
 	setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time)
-	// mayYield is nil if a scope may go from here to the dispatcher that asks for it.
+	// mayYield returns nil if this proxy may give a scope to the dispatcher that asks for it.
 	mayYield(a *Scope, sender string, ask geo.HandBack) error
-	// hasHeirs says whether another proxy lives that should own a scope once this proxy has left.
+	// hasHeirs says whether there is another live proxy that should own a scope once this proxy has left.
 	hasHeirs(a *Scope) bool
-	// takeReport takes what a peer said in the answer to a probe.
+	// takeReport records what a peer's answer to a probe says about ownership.
 	takeReport(all map[string]*Scope, h geo.ProbeReport)
 }
 
-// Set is all scopes of a kind. A nil Set is that of a proxy without others, which admits to every scope.
+// Set holds all scopes of a kind. A nil Set belongs to a proxy that shares no engines, and admits to every scope.
 type Set struct {
 	host      Host
 	kind      Kind
 	conf      *config.Config
 	log       *zap.Logger
 	leases    *leases
-	openLease func(name string) (lease.Engine, error) // the lease of a scope
+	openLease func(name string) (lease.Engine, error) // opens the lease of a scope
 	times     lease.Times
-	members   []string // the only proxies that may own anything; empty: any may
-	region    string   // ours
+	members   []string // the only proxies that may own scopes; empty: every proxy may
+	region    string   // the proxy's own region
 	node      *geo.Node
 	standing
 	metrics *metrics
@@ -94,33 +92,32 @@ type Set struct {
 	handsOver atomic.Bool
 
 	ctx           context.Context
-	claims        sync.WaitGroup // that run
-	lookNow       chan struct{}  // holds a token if Run is to look at once
-	ownersKnown   atomic.Bool    // some proxy has admitted to some scope since the start
+	claims        sync.WaitGroup // the claims that run
+	lookNow       chan struct{}  // holds a token if Run must look at peers and engines at once
+	ownersKnown   atomic.Bool    // some scope has had an owner since this proxy started
 	all           atomic.Pointer[map[string]*Scope]
-	barred        map[string]bar    // scopes that cannot be owned; only Run uses it
-	leavingScopes map[string]*Scope // scopes whose claim is being given up; only Run uses it
+	barred        map[string]bar    // scopes that cannot be claimed; only Run uses it
+	leavingScopes map[string]*Scope // scopes without engines, whose claims are still ending; only Run uses it
 
 	mu   sync.Mutex
-	lost chan struct{} // closed when a scope is lost; another channel then takes its place
+	lost chan struct{} // closed when a scope is lost, and then replaced by a new channel
 }
 
-// Join sets the node over which proxies talk to each other. It is called before Run.
+// Join sets the node through which proxies talk to each other. It must be called before Run.
 func (s *Set) Join(n *geo.Node) {
 	if s != nil {
 		s.node = n
 	}
 }
 
-// scope makes a scope without a claim.
+// scope returns a new scope without a claim.
 func (s *Set) scope(name string) *Scope {
 	a := NewScope(name)
 	a.hold = s.host.Hold()
 	return a
 }
 
-// claim opens the lease of a scope and gives the scope its claim. rank is this proxy's place among those that may take
-// the scope.
+// claim opens the lease of a scope and gives the scope a claim. rank is this proxy's place among the proxies that may take the scope.
 func (s *Set) claim(a *Scope, rank int) error {
 	engine, err := s.openLease(a.Name)
 	if err != nil {
@@ -136,7 +133,7 @@ func (s *Set) claim(a *Scope, rank int) error {
 	return nil
 }
 
-// Of is the scope with that name; nil: this proxy has no others, or knows no such scope yet.
+// Of returns the scope with that name; nil: this proxy shares no engines, or does not know the scope yet.
 func (s *Set) Of(name string) *Scope {
 	if s == nil {
 		return nil
@@ -144,7 +141,7 @@ func (s *Set) Of(name string) *Scope {
 	return (*s.all.Load())[name]
 }
 
-// Admits says whether engines of a scope get new work from here.
+// Admits says whether this proxy may send new work to the engines of a scope.
 func (s *Set) Admits(name string) bool {
 	if s == nil {
 		return true
@@ -153,7 +150,7 @@ func (s *Set) Admits(name string) bool {
 	return a != nil && a.Admits()
 }
 
-// AdmitsAny says whether any scope's engines get new work from here.
+// AdmitsAny says whether this proxy may send new work to the engines of any scope.
 func (s *Set) AdmitsAny() bool {
 	if s == nil {
 		return true
@@ -169,7 +166,7 @@ func (s *Set) AdmitsAny() bool {
 // Has says whether the scopes are of that kind.
 func (s *Set) Has(k Kind) bool { return s != nil && s.kind == k }
 
-// Losses returns a channel that is closed when a scope is lost next; nil: none ever is.
+// Losses returns a channel that is closed at the next loss of a scope; nil: this proxy shares no engines, so it cannot lose any.
 func (s *Set) Losses() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -179,12 +176,12 @@ func (s *Set) Losses() <-chan struct{} {
 	return s.lost
 }
 
-// Unready says why no request can be served because no proxy owns anything; empty: requests can be served.
+// Unready says why no decode group has an owner, so that no request can be served; empty: requests can be served.
 func (s *Set) Unready(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
-	case !s.ownersKnown.Load(): // what comes could only wait
+	case !s.ownersKnown.Load(): // a new request could only wait
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()
@@ -202,8 +199,8 @@ func (s *Set) Unready(now time.Time) string {
 	return "no proxy owns a decode group, for the store of leases does not answer"
 }
 
-// Leave releases all leases of this proxy, as the last act of a shutdown. While the proxy drains, others ask for its
-// scopes, so that most leases are gone by then.
+// Leave releases all leases of this proxy, as the last step of a shutdown. Most leases are gone by then, because the other proxies have
+// asked for the scopes before (HandOver).
 func (s *Set) Leave(ctx context.Context) {
 	if s == nil {
 		return
@@ -217,7 +214,7 @@ func (s *Set) Leave(ctx context.Context) {
 	all.Wait()
 }
 
-// Close ends the connections to the lease's store, once no claim runs.
+// Close ends the connections to the store of leases. No claim may run any more.
 func (s *Set) Close() {
 	if s != nil {
 		s.leases.close()

@@ -10,7 +10,7 @@ import (
 	"evenkeel/lease"
 )
 
-// ScopeStatus is who admits to a scope, and how its engines are.
+// ScopeStatus says which proxy owns a scope, and how many of its engines answer.
 type ScopeStatus struct {
 	Phase  string `json:"phase"`
 	Admits bool   `json:"admits"`
@@ -18,35 +18,35 @@ type ScopeStatus struct {
 	Epoch  int64  `json:"epoch"`
 	Up     int    `json:"engines_up"`
 	All    int    `json:"engines"`
-	Away   bool   `json:"store_away,omitempty"` // the store of leases fails or is too slow
+	Away   bool   `json:"store_away,omitempty"` // the store of leases fails, or is too slow
 }
 
-// RegionStatus is a region whose engines may be ours.
+// RegionStatus is the status of a region whose engines this proxy may serve.
 type RegionStatus struct {
 	Region string `json:"region"`
 	Home   bool   `json:"home"`
 	ScopeStatus
-	Rank int `json:"rank"` // among those that may take it
+	Rank int `json:"rank"` // place of this proxy among the proxies that may take the region over; 0 is the first
 }
 
-// HAStatus is this proxy among those that serve the same engines.
+// HAStatus is the status of this proxy among the proxies that serve the same engines.
 type HAStatus struct {
 	Mode    string        `json:"mode"`
-	Role    string        `json:"role"`    // owner: admits to some decode group; standby: to none, and forwards
-	Members []string      `json:"members"` // that live and do not leave
+	Role    string        `json:"role"`    // owner: owns a decode group; standby: owns none, and forwards requests
+	Members []string      `json:"members"` // live proxies that are not shutting down
 	Groups  []GroupStatus `json:"groups"`
 }
 
-// GroupStatus is a decode group and who admits to it.
+// GroupStatus is the status of a decode group: which proxy owns it and which should.
 type GroupStatus struct {
 	Group string `json:"group"`
 	ScopeStatus
-	Order   []string `json:"order"`                    // of those that should own it
-	Pledged bool     `json:"pledged,omitempty"`        // it is ours by the promises of all other members alone
-	Differs bool     `json:"members_differ,omitempty"` // its holder has another list in ha.members than this proxy
+	Order   []string `json:"order"`                    // proxies in the order in which they should own the group
+	Pledged bool     `json:"pledged,omitempty"`        // this proxy owns it only by the promises of all other members
+	Differs bool     `json:"members_differ,omitempty"` // the holder of the lease has another list in ha.members than this proxy
 }
 
-// statusOf is the status of a scope, by the view of its claim and the engines that answer.
+// statusOf returns the status of a scope, from the view of its claim and the number of engines that answer.
 func statusOf(v *lease.View, r Reach) ScopeStatus {
 	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All,
 		Away: v.Away}
@@ -62,7 +62,8 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a := all[name]
 		status := RegionStatus{Region: name, Home: a.home, ScopeStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
-		if list = append(list, status); a.home {
+		list = append(list, status)
+		if a.home {
 			copy(list[1:], list)
 			list[0] = status
 		}
@@ -70,7 +71,7 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	return list
 }
 
-// GroupsStatus says who owns which decode group; nil: groups have no owners.
+// GroupsStatus says which proxy owns which decode group; nil: groups have no owners.
 func (s *Set) GroupsStatus() *HAStatus {
 	if !s.Has(Groups) {
 		return nil

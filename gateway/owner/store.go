@@ -17,21 +17,21 @@ import (
 	"evenkeel/lease/kube"
 )
 
-// leases is the store that keeps the leases of regions or of decode groups.
+// leases opens leases in the store that the config names.
 type leases struct {
 	engine    string
 	duration  time.Duration
-	namespace string // of Lease objects; empty: our own
+	namespace string // namespace of Lease objects; empty: the proxy's own
 	etcd      geo.Etcd
-	identity  string   // this process
-	members   []string // the only proxies that may ever own anything; empty: any may
+	identity  string   // name of this process as a holder of leases
+	members   []string // the only proxies that may own scopes; empty: every proxy may
 	log       *zap.Logger
 
-	client *clientv3.Client // of etcd; nil: not needed yet
+	client *clientv3.Client // client of etcd; nil: not connected yet
 }
 
-// newLeases returns the store of leases that the config names. It makes the identity of this process, and connects to
-// nothing yet. members are the only proxies that may ever own anything; empty: any may.
+// newLeases returns the store of leases that the config names, with a new identity for this process. It does not connect to the store yet.
+// members are the only proxies that may own scopes; empty: every proxy may.
 func newLeases(engine string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
 	log *zap.Logger) *leases {
 	var boot [6]byte
@@ -42,7 +42,7 @@ func newLeases(engine string, duration time.Duration, namespace string, e geo.Et
 	}
 }
 
-// open returns the lease of a scope: a Lease object with the name object, in the cluster of the kubeconfig, or the etcd
+// open returns the lease of a scope. In Kubernetes it is the Lease object named object in the cluster of the kubeconfig; in etcd it is the
 // key below the prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.engine == geo.OwnKubernetes {
@@ -72,7 +72,7 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration, l.members), nil
 }
 
-// close ends the connections to the store, once no claim runs.
+// close ends the connections to the store. No claim may run any more.
 func (l *leases) close() {
 	if l.client != nil {
 		_ = l.client.Close()
