@@ -1,6 +1,5 @@
-// Package peerserver is this proxy among those of other regions, and among those that have
-// decode groups of the same region: the listener to which they come, what they are told,
-// and the hand-back of what we hold of theirs.
+// Package peerserver serves the other proxies (peers): those of other regions, and those that share the decode groups of this region. It
+// has the listener for their requests, the answers to their probes, and the hand-back of regions and groups that a peer should own.
 package peerserver
 
 import (
@@ -35,22 +34,22 @@ import (
 	"evenkeel/prefill"
 )
 
-// Peers are the other proxies, as this one sees them. It is nil if there are none.
+// Peers connects this proxy with the other proxies. It is nil if there are none.
 type Peers struct {
 	host     Host
 	node     *geo.Node
 	server   *edge.Server
 	listener *edge.Listener
-	looking  chan struct{}                       // holds an element while somebody looks: an earlier look must not replace a later one
-	decoding atomic.Pointer[map[string]decoding] // by model
+	looking  chan struct{}                       // a lock: at most one Look runs, so that an older look never replaces a newer one
+	decoding atomic.Pointer[map[string]decoding] // the last result of Look, by model
 	shares   shares
-	warned   atomic.Int64 // Unix ns of the last warning about another version
+	warned   atomic.Int64 // Unix time in ns of the last warning about a peer with another version
 }
 
-// Host is the proxy that has peers.
+// Host is what Peers needs of the proxy.
 type Host struct {
 	Context    context.Context // ends with the proxy
-	Go         func(func())    // runs what the end of the proxy waits for
+	Go         func(func())    // runs a function, for which the end of the proxy waits
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Config     *reload.Reloader
@@ -58,28 +57,28 @@ type Host struct {
 	Fleet      *fleet.Fleet
 	Tier       *prefill.Tier
 	Dispatcher *dispatcher.Dispatcher
-	Owner      *owner.Set // nil: everything is ours
+	Owner      *owner.Set // nil: this proxy owns all engines
 	Bodies     *edge.Account
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
-	// Serve answers a request that another dispatcher sent: its origin has checked who sent it
-	// and what they may.
+	// Serve answers a client's request that another dispatcher forwarded. That dispatcher has already checked the client's identity and
+	// permissions.
 	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time)
 }
 
-// decoding is how busy the ranks of a model are.
+// decoding says how busy the decode ranks of a model are.
 type decoding struct {
-	running float64        // requests on the rank that has fewest
-	slots   int            // of all ranks
+	running float64        // requests on the least busy rank
+	slots   int            // slots of all ranks together
 	free    map[string]int // free slots by region; nil: all ranks are in one region
 }
 
 const (
-	decodingEvery = 250 * time.Millisecond
-	firstByte     = 120 * time.Second // of a forward
+	decodingEvery = 250 * time.Millisecond // interval of Look
+	firstByte     = 120 * time.Second      // limit for the first byte of a forwarded request's answer
 )
 
-// New makes the node that knows the other proxies, and the server for their requests; nil: the config names no other
-// proxies.
+// New returns the Peers of the config, with the client for calls to other proxies (node) and the server for their requests; nil: the config
+// names no other proxies.
 func New(h Host) (*Peers, error) {
 	set := h.Config.Settings()
 	c := &set.Geo
@@ -164,8 +163,8 @@ func (r *Peers) Start() error {
 	return nil
 }
 
-// followDecoding reads again and again how busy the decode ranks are. Decisions need that under the tier's lock, under
-// which the dispatcher must not be asked.
+// followDecoding calls Look at a regular interval. Decisions about regions need its result under the lock of the prefill tier, and the
+// dispatcher must not be asked under this lock.
 func (r *Peers) followDecoding(ctx context.Context) {
 	tick := time.NewTicker(decodingEvery)
 	defer tick.Stop()
@@ -198,7 +197,7 @@ func (r *Peers) Look(ctx context.Context) {
 		d, free := decodingFor(boards[route.Board], route.Name)
 		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
 		d.add(both)
-		for board, kinds := range boards { // boards of other regions whose engines this proxy uses
+		for board, kinds := range boards { // adds the boards of other regions whose engines this proxy uses
 			there, freeThere := decodingFor(kinds, route.Name)
 			if strings.HasPrefix(board, route.Board+roster.AggregatedMark+roster.RegionMark) {
 				d.add(there)
@@ -220,7 +219,7 @@ func (r *Peers) Look(ctx context.Context) {
 	}
 	before := r.decoding.Swap(&all)
 	for name, now := range all {
-		if now.slots > 0 && (*before)[name].slots == 0 { // it can be served here again
+		if now.slots > 0 && (*before)[name].slots == 0 { // requests for the model can be served here again
 			r.host.Tier.Wake()
 			return
 		}
@@ -234,7 +233,7 @@ type alike struct {
 	free int
 }
 
-// byLists sums up the ranks of a board, one entry for all ranks that list the same models.
+// byLists sums up the ranks of a board, with one entry for all ranks that list the same models.
 func byLists(workers []board.WorkerStatus) (kinds []alike) {
 	byList := map[*board.Names][]board.WorkerStatus{}
 	for i := range workers {
@@ -246,7 +245,7 @@ func byLists(workers []board.WorkerStatus) (kinds []alike) {
 	return kinds
 }
 
-// decodingFor sums up the ranks that list a model. free is how many requests they take now.
+// decodingFor sums up the ranks that list a model. free is how many more requests these ranks take now.
 func decodingFor(kinds []alike, model string) (d decoding, free int) {
 	for i := range kinds {
 		if k := &kinds[i]; k.lists.Has(model) {
@@ -257,7 +256,7 @@ func decodingFor(kinds []alike, model string) (d decoding, free int) {
 	return d, free
 }
 
-// add adds other ranks of the model.
+// add adds the numbers of other ranks of the same model.
 func (d *decoding) add(other decoding) {
 	if d.slots == 0 || other.slots > 0 && other.running < d.running {
 		d.running = other.running
@@ -265,7 +264,7 @@ func (d *decoding) add(other decoding) {
 	d.slots += other.slots
 }
 
-// decodingOf sums up the ranks that are up.
+// decodingOf sums up the ranks that are up: their slots, and the requests on the least busy one.
 func decodingOf(workers []board.WorkerStatus) (d decoding) {
 	first := true
 	for _, w := range workers {
@@ -280,7 +279,7 @@ func decodingOf(workers []board.WorkerStatus) (d decoding) {
 	return d
 }
 
-// freeSlots is how many requests the ranks that are up take now, before one of theirs ends.
+// freeSlots is how many more requests the ranks that are up take now.
 func freeSlots(workers []board.WorkerStatus) (n int) {
 	for _, w := range workers {
 		if w.Up {
@@ -290,7 +289,7 @@ func freeSlots(workers []board.WorkerStatus) (n int) {
 	return n
 }
 
-// running is how many requests of a model run on the least busy rank, and how many the ranks can run at once.
+// running returns how many requests run on the least busy rank of a model, and how many slots all ranks of the model have.
 func (r *Peers) running(model string) (perReplica float64, seqs int) {
 	d := (*r.decoding.Load())[model]
 	return d.running, d.slots
@@ -309,11 +308,11 @@ func (r *Peers) decodes() (models []string) {
 // Drain ends the listener for other proxies, once their requests have ended or ctx has.
 func (r *Peers) Drain(ctx context.Context) error {
 	err := edge.Drain(ctx, r.server, r.listener)
-	_ = r.listener.Close() // a server that is stopped before it accepts anything does not
+	_ = r.listener.Close() // the server does not close it if it was stopped before it accepted a connection
 	return err
 }
 
-// Node decides what is sent to which peer; nil without others.
+// Node returns the node that decides which request goes to which peer; nil: there are no other proxies.
 func (r *Peers) Node() *geo.Node {
 	if r == nil {
 		return nil
@@ -321,7 +320,7 @@ func (r *Peers) Node() *geo.Node {
 	return r.node
 }
 
-// Addr is where other dispatchers connect; empty without others.
+// Addr is the address to which other dispatchers connect; empty: the proxy does not listen for them.
 func (r *Peers) Addr() string {
 	if r == nil || r.listener == nil {
 		return ""
@@ -329,8 +328,8 @@ func (r *Peers) Addr() string {
 	return r.listener.Addr().String()
 }
 
-// giveBack gives a scope to the dispatcher that should have it. It stops admission to the scope, lists which of our
-// requests still run there, and lets the lease go.
+// giveBack gives a scope to the dispatcher that should own it. It stops admission to the scope, lists this proxy's requests that still run
+// there, and releases the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
 	a, done, err := r.host.Owner.Yield(sender, ask)
 	if err != nil {
@@ -343,13 +342,13 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 	return r.host.Owner.HandBack(a, ask)
 }
 
-// finish waits, before a group goes to another proxy, until the prompts that were begun here have come to a decode
-// rank, as far as no other group of ours could decode them. A prompt that does not come to a rank in time is prefilled
-// again, and its first hand-off stays on the prefill engine until the hold timeout.
+// finish runs before a group goes to another proxy. It waits until the prompts that have begun here are on a decode rank, unless another
+// group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first prefill stays on the
+// engine until the hold timeout.
 func (r *Peers) finish(ctx context.Context, group string) {
-	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // the dispatcher that asks waits for twice as long
+	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // half of the time that the asking dispatcher waits
 	defer cancel()
-	r.Look(ctx) // from here on new requests wait, or go to another proxy
+	r.Look(ctx) // from now on new requests for the group wait, or go to another proxy
 	engines := r.host.Fleet.Now()
 	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.Begins(board, "") })
 	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
@@ -357,10 +356,9 @@ func (r *Peers) finish(ctx context.Context, group string) {
 	}
 }
 
-const finishEvery = 5 * time.Millisecond
+const finishEvery = 5 * time.Millisecond // interval at which finish checks again
 
-// underWay says whether a prompt that would be decoded on one of the boards is being prefilled here, or waits for a
-// rank.
+// underWay says whether a prompt for one of the boards is being prefilled here, or waits for a decode rank.
 func (r *Peers) underWay(boards []string) bool {
 	return slices.ContainsFunc(r.host.Tier.Status(), func(c prefill.CandidateStatus) bool {
 		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
@@ -370,18 +368,19 @@ func (r *Peers) underWay(boards []string) bool {
 	})
 }
 
-// tenure is what answers to probes tell our peers of what this proxy owns, decodes and has on the prefill engines.
+// tenure is what this proxy's answers to probes say: what it owns, which models it decodes, and its load on the prefill engines.
 func (r *Peers) tenure() geo.Tenure {
 	t := r.host.Owner.Tenure()
 	if r.host.Owner.Has(owner.Groups) {
-		if t.Prefill = r.host.Tier.Shares(); !r.refusing() {
+		t.Prefill = r.host.Tier.Shares()
+		if !r.refusing() {
 			t.Decodes = r.decodes()
 		}
 	}
 	return t
 }
 
-// hear takes what a peer said in the answer to a probe.
+// hear records what a peer's answer to a probe says.
 func (r *Peers) hear(h geo.ProbeReport) {
 	if r.host.Owner.Has(owner.Groups) && h.Region == r.host.Config.Settings().Geo.Self.Region {
 		r.setShare(h.Peer, h.Prefill)
@@ -389,19 +388,20 @@ func (r *Peers) hear(h geo.ProbeReport) {
 	r.host.Owner.OnProbe(h)
 }
 
-// shares is what siblings have on the prefill engines, by their names.
+// shares holds the load of siblings, i.e. other proxies of this region, on the prefill engines.
 type shares struct {
 	mu        sync.Mutex
 	bySibling map[string]map[string]prefill.Share
 }
 
-// setShare takes what a sibling has on the prefill engines; nil: it has nothing, or is gone.
-func (r *Peers) setShare(id string, has map[string]prefill.Share) {
+// setShare stores the load of a sibling on the prefill engines; nil: it has none, or is gone.
+func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	r.shares.mu.Lock()
 	if r.shares.bySibling == nil {
 		r.shares.bySibling = map[string]map[string]prefill.Share{}
 	}
-	if r.shares.bySibling[id] = has; has == nil {
+	r.shares.bySibling[id] = load
+	if load == nil {
 		delete(r.shares.bySibling, id)
 	}
 	all := slices.Collect(maps.Values(r.shares.bySibling))

@@ -17,13 +17,13 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Hop is what a request on the peer listener showed of its way.
+// Hop says where a request on the peer listener came from.
 type Hop struct {
 	geo.Hop
 	Tenant string
 }
 
-// stranger refuses, before its body is read, a request that by its head no dispatcher sent; nil: it may come in.
+// stranger checks the head of a request before its body is read, and refuses a request that no dispatcher sent; nil: it may come in.
 func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	x := r.node.Verifier().CheckHead(credentialsOf(h), time.Now())
 	if x == nil {
@@ -33,7 +33,7 @@ func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
 }
 
-// credentialsOf reads from the head of a request what shows who sent it.
+// credentialsOf reads the sender's credentials from the head of a request.
 func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 	return &geo.Credentials{
 		Message: geo.Message{Method: string(h.Method()), Target: string(h.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader))},
@@ -44,7 +44,7 @@ func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 // warnEvery is the least time between two warnings that any caller can cause.
 const warnEvery = time.Minute
 
-// rejected counts a refusal. It warns of a peer with another version of evenkeel, because an operator has to mend that.
+// rejected counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this.
 func (r *Peers) rejected(reason string) {
 	r.node.Rejected(reason)
 	if reason != geo.RejectVersion {
@@ -106,7 +106,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	r.receive(ctx, ep, from, came)
 }
 
-// handBack answers a dispatcher that asks for a region or a group that we hold.
+// handBack answers a dispatcher that asks for a region or a group which this proxy holds.
 func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.HandBack
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
@@ -123,7 +123,7 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 		return
 	}
 	text, err := json.Marshal(h)
-	if err != nil { // of our own numbers and names
+	if err != nil { // cannot happen: h has only numbers and names
 		r.host.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
 		return
 	}
@@ -131,7 +131,7 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBody(text)
 }
 
-// vote answers an owner that cannot reach the store of leases.
+// vote answers an owner that cannot reach the store of leases and asks for a promise not to take over.
 func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.Vote
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
@@ -157,8 +157,8 @@ func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refu
 	return &Hop{hop, credentials.Tenant}, refusal
 }
 
-// receive has a forwarded request served here, unless this proxy takes no more, or the request's deadline has passed.
-// At the deadline it closes the connection.
+// receive serves a forwarded request, unless this proxy takes no more requests or the request's deadline has passed. At the deadline it
+// closes the connection.
 func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time) {
 	remaining := time.UnixMilli(from.Deadline).Sub(came)
 	switch {
@@ -171,18 +171,18 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 			Message: "the deadline of this request has passed, so its caller does not wait any more"})
 		return
 	}
-	if conn, ok := edge.ConnOf(ctx); ok { // the origin has gone on without us by then
+	if conn, ok := edge.ConnOf(ctx); ok { // at the deadline, the dispatcher that forwarded the request has gone on without this proxy
 		late := time.AfterFunc(remaining, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
 	r.host.Serve(ctx, ep, from, came)
 }
 
-// refusing says whether requests of other dispatchers are refused. While this proxy hands its groups over, they are still
-// served, although requests of clients are already refused.
+// refusing says whether requests of other dispatchers are refused. They are still served while this proxy hands its groups over, although
+// requests of clients are already refused then.
 func (r *Peers) refusing() bool { return r.host.Service.Refusing() && !r.host.Owner.HandsOver() }
 
-// reject answers another dispatcher with a refusal, upon which that dispatcher serves the request itself.
+// reject answers another dispatcher with a refusal. That dispatcher then serves the request itself.
 func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 	r.rejected(x.Reject)
 	r.host.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
