@@ -16,26 +16,26 @@ func engineOf(e discover.Engine) config.Engine {
 	}
 }
 
-// foundOf is what the roster keeps of how an engine was found.
+// foundOf returns what the roster stores about how an engine was found.
 func foundOf(e discover.Engine) roster.Found {
 	return roster.Found{Source: e.Source, Incarnation: e.Incarnation, Away: e.Away}
 }
 
-// discovered is the fleet as a discoverer uses it.
+// discovered gives a discoverer access to the fleet.
 type discovered struct{ *Host }
 
-// Put takes in an engine, or a new description of it.
+// Put adds an engine, or updates its description.
 func (d discovered) Put(e discover.Engine) error { return d.Fleet.Put(e.Role, engineOf(e), foundOf(e)) }
 
 // Turn starts or stops new work for an engine.
 func (d discovered) Turn(e discover.Engine) { d.Fleet.Turn(e.Key(), foundOf(e)) }
 
-// Remove takes out an engine that is not there any more, unless it stands in the config.
+// Remove removes an engine that is gone, unless the config lists it.
 func (d discovered) Remove(e discover.Engine) {
 	if !d.Listed(e) {
 		d.Fleet.Leave(e.Key(), e.Incarnation)
 	}
 }
 
-// Listed says whether an engine is in the config.
+// Listed says whether the config lists an engine.
 func (d discovered) Listed(e discover.Engine) bool { return d.Settings().Listed[e.Key()] }

@@ -1,4 +1,4 @@
-// Package discovery has the fleet take in the engines that files, DNS and Kubernetes list, once they pass a trial.
+// Package discovery adds the engines that files, DNS and Kubernetes list to the fleet, after each engine has passed a trial.
 package discovery
 
 import (
@@ -25,7 +25,7 @@ import (
 	"evenkeel/gateway/selftest"
 )
 
-// Host is the proxy as discovery uses it.
+// Host is what discovery needs of the proxy.
 type Host struct {
 	Fleet      *fleet.Fleet
 	Settings   func() *fleet.Settings // the current settings
@@ -35,8 +35,8 @@ type Host struct {
 	Log        *zap.Logger
 }
 
-// Discovery finds engines for the fleet; nil finds none. The last word about an engine counts, as with a reload:
-// discovery reports an engine only when its source says something new. It leaves the config's own engines alone.
+// Discovery finds engines for the fleet; a nil Discovery finds none. It reports an engine only when its source says something new, so that
+// an operator's later change of the engine stays in force. It leaves the engines that the config lists alone.
 type Discovery struct {
 	*discover.Discoverer
 	sources []discover.Source
@@ -86,8 +86,8 @@ func (h *Host) Sources() (sources []discover.Source, err error) {
 	return sources, nil
 }
 
-// Look reads the files that list engines again if they have changed. It must be called after a reload, too: the config may have other
-// engines of its own, and the profiles that files name may have changed.
+// Look reads the files that list engines again if they have changed. It must also be called after a reload, because the config may list
+// other engines and other profiles now.
 func (d *Discovery) Look() {
 	if d == nil {
 		return
@@ -100,7 +100,7 @@ func (d *Discovery) Look() {
 	}
 }
 
-// State is what discovery found; nil without discovery.
+// State returns what discovery has found; nil: there is no discovery.
 func (d *Discovery) State() *discover.Status {
 	if d == nil {
 		return nil
@@ -108,8 +108,7 @@ func (d *Discovery) State() *discover.Status {
 	return new(d.Status())
 }
 
-// Failure says which sources of discovery fail and why, as text to add to a message that says that engines are missing. It is empty while
-// every source works.
+// Failure says which sources of discovery fail and why, as an addition to a message about missing engines; empty: every source works.
 func (d *Discovery) Failure() (text string) {
 	for _, s := range Facts(d.State()) {
 		if s.Error != "" {
@@ -120,7 +119,7 @@ func (d *Discovery) Failure() (text string) {
 	return text
 }
 
-// Facts returns what whoever judges the proxy must know of the sources.
+// Facts returns the state of the sources for package detect, which judges the state of the proxy.
 func Facts(s *discover.Status) (all []detect.Source) {
 	if s == nil {
 		return nil
@@ -137,9 +136,8 @@ func Facts(s *discover.Status) (all []detect.Source) {
 	return all
 }
 
-// tryOut is the trial before an engine's first request. It takes a slot of the rank on which the engine is tried. So
-// it waits while requests from before the engine left have all slots of that rank, and it takes no full rank as
-// decode partner.
+// tryOut is the trial before an engine's first request. The trial needs a free slot on the tried rank. If the engine was here before, its
+// old requests may still have all slots: then tryOut waits. It uses no decode partner whose rank is full.
 func (h *Host) tryOut(ctx context.Context, e discover.Engine) error {
 	set := h.Settings()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
@@ -170,11 +168,11 @@ func (h *Host) tryOut(ctx context.Context, e discover.Engine) error {
 	return err
 }
 
-// slotPatience is how long a trial waits for a slot. After that the engine is tried again later.
+// slotPatience is how long a trial waits for a slot. After that the trial fails, and is repeated later.
 const slotPatience = 10 * time.Second
 
-// awaitSlot waits until the rank on which an engine is tried has a free slot, by our own accounts, which outlive the
-// absence of the engine.
+// awaitSlot waits until the tried rank of an engine has a free slot. The dispatcher still counts the slots of requests from before the
+// engine left.
 func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
@@ -204,7 +202,7 @@ func (h *Host) full(ctx context.Context) map[string]bool {
 	return full
 }
 
-// triedRank names the rank of a decode engine on which it is tried.
+// triedRank returns the name of the rank on which a decode engine is tried.
 func triedRank(e config.Engine) string {
 	id, _ := config.InstanceID(e.URL) // the URL was checked before
 	if e.Ranks > 0 {
@@ -213,7 +211,7 @@ func triedRank(e config.Engine) string {
 	return id
 }
 
-// fileSource is a file that lists engines. The watcher of files calls look when it may have changed.
+// fileSource is a file that lists engines. The watcher of files calls look when the file may have changed.
 type fileSource struct {
 	settings func() *fleet.Settings
 	path     string
@@ -224,7 +222,7 @@ type fileSource struct {
 // Name is "file:" and the path.
 func (s *fileSource) Name() string { return "file:" + s.path }
 
-// look has Run read the file again. It does not block: one reading that is still to come is enough.
+// look makes Run read the file again. It does not block, because one pending read is enough.
 func (s *fileSource) look() {
 	select {
 	case s.changed <- struct{}{}:
@@ -246,8 +244,8 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 	}
 }
 
-// read reads the file. changed is false if its text is the one whose engines were parsed without an error last. After an error the text is
-// parsed again, although it is the same.
+// read reads the file. changed is false if the text is the same as at the last reading without an error. A text with an error is always
+// parsed again.
 func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 	text, err := os.ReadFile(s.path)
 	sum := sha256.Sum256(text)
