@@ -1,14 +1,11 @@
-// Package loop watches many sockets on few goroutines. A goroutine per socket is woken,
-// scheduled and put to sleep for each few bytes that arrive; a loop asks the kernel once for
-// all sockets that have bytes, and calls their handlers one after the other.
+// Package loop watches many sockets on few goroutines. With a goroutine per socket, every few bytes that arrive wake, schedule and park a
+// goroutine. A loop asks the kernel once for all sockets that have bytes, and calls their handlers one after the other.
 //
-// Well-kept libraries do the same (gnet, netpoll), but they own their listeners and
-// connections from accept to close. Here a socket is in a loop only while an
-// answer streams, and is an ordinary net.Conn before and after.
+// Well-kept libraries do the same (gnet, netpoll), but they own their listeners and connections from accept to close. Here a socket is in a
+// loop only while an answer streams, and is an ordinary net.Conn before and after.
 //
-// A loop's epoll instance is itself watched by Go's poller. So a loop that waits is a
-// parked goroutine like any other, and not a thread in a system call that keeps a
-// processor from the other goroutines.
+// Go's poller watches a loop's epoll instance. So a waiting loop is a parked goroutine like any other. It is not a thread in a system call,
+// which would keep a processor from the other goroutines.
 package loop
 
 import "time"
@@ -16,26 +13,26 @@ import "time"
 // A Handler is called on its loop's goroutine. It must not block.
 type Handler interface {
 	// Ready is called when the watched socket can be read or written. ended says that the other side sends no more, or that the connection
-	// has failed: the bytes that can be read now are the last ones.
+	// has failed. The bytes that can be read then are the last ones.
 	Ready(w *Watch, ended bool, now time.Time)
 	// Expired is called when the time set by Wake has come.
 	Expired(w *Watch, now time.Time)
 }
 
-// granule is how exact Wake is: a tick of the wheel. The wheel has a slot for each of the next slots ticks; a
-// watch that is due later is looked at before, and set again.
+// granule is the length of a tick, and so the precision of Wake. The wheel has one slot per tick for the next slots ticks, about 33 s. A
+// watch that is due later is put into the last slot, and then set again.
 const (
 	granule = 32 * time.Millisecond
 	slots   = 1024
 )
 
-// wheel keeps watches by the tick at which they are looked at. That tick may come before the time that
-// Wake set: if Wake sets a later time at each arrival, the watch need not move.
+// wheel sorts watches by the tick at which the loop checks them. The tick of a watch may be earlier than the time set by Wake: so a watch
+// that gets a later time at each arrival need not move in the wheel.
 type wheel struct {
 	slots  [slots]*Watch
-	cursor int64 // the next tick to look at
-	first  int64 // no earlier tick has a watch; 0: none has
-	count  int
+	cursor int64 // the next tick to check
+	first  int64 // no earlier tick has a watch; 0: no tick has one
+	count  int   // number of watches in the wheel
 }
 
 func tick(at int64) int64 { return at / int64(granule) }
@@ -45,7 +42,7 @@ func (h *wheel) set(w *Watch) {
 	t := min(max(tick(w.at)+1, h.cursor), h.cursor+slots-1)
 	if w.tick != 0 {
 		if w.tick <= t {
-			return // it is looked at before its time, and then set again
+			return // the watch is checked before its time, and then set again
 		}
 		h.remove(w)
 	}
@@ -54,7 +51,8 @@ func (h *wheel) set(w *Watch) {
 		h.first = t
 	}
 	s := &h.slots[t%slots]
-	if w.next = *s; w.next != nil {
+	w.next = *s
+	if w.next != nil {
 		w.next.prev = w
 	}
 	*s = w
@@ -79,7 +77,8 @@ func (h *wheel) remove(w *Watch) {
 
 // find sets first to the tick of the next watch.
 func (h *wheel) find() {
-	if h.first = 0; h.count == 0 {
+	h.first = 0
+	if h.count == 0 {
 		return
 	}
 	for h.first = h.cursor; h.slots[h.first%slots] == nil; {
@@ -87,16 +86,16 @@ func (h *wheel) find() {
 	}
 }
 
-// due is when to look at the next watch, in ns since the loop's base; 0: there is none.
+// due is when the next watch must be checked, in ns since the loop's base; 0: there is no watch.
 func (h *wheel) due() int64 { return h.first * int64(granule) }
 
-// expire appends to dst the watches whose time has come, and sets the others again.
+// expire checks all ticks up to now. It appends the watches whose time has come to dst, and sets the rest again.
 func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 	last := tick(now)
 	if last-h.cursor >= slots {
-		h.cursor = last - slots + 1 // every slot is looked at once
+		h.cursor = last - slots + 1 // so that the loop below checks every slot only once
 	}
-	var later *Watch
+	var later *Watch // list of watches whose time has not come
 	for ; h.cursor <= last; h.cursor++ {
 		for w := h.slots[h.cursor%slots]; w != nil; w = h.slots[h.cursor%slots] {
 			h.remove(w)

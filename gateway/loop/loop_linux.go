@@ -19,27 +19,27 @@ import (
 
 // A Loop is one goroutine and the sockets that it watches.
 type Loop struct {
-	Buffer [64 << 10]byte // scratch memory for handlers, until their call returns
-	Out    []byte         // likewise
+	Buffer [64 << 10]byte // scratch memory for a handler, valid until its call returns
+	Out    []byte         // as Buffer, for bytes to write
 
 	log    *zap.Logger
 	base   time.Time
-	fd     int // the descriptor of ep, because ep.Fd would make it blocking
+	fd     int // the descriptor of ep; stored, because a call of ep.Fd would make the descriptor blocking
 	ep     *os.File
 	raw    syscall.RawConn
 	events [256]unix.EpollEvent
 
-	watches []*Watch // by slot; nil: free
-	again   []*Watch // watches that called Again: their turn comes after the sockets that are ready
-	turn    []*Watch // the list again of the round before, while its watches are called
-	free    []uint32
-	ages    uint32
+	watches []*Watch // by Watch.index; nil: the index is free
+	again   []*Watch // watches that called Again: they are called after the sockets that are ready
+	turn    []*Watch // the list again of the last round, while its watches are called
+	free    []uint32 // free indexes of watches
+	ages    uint32   // the age of the newest watch
 	wheel   wheel
 	expired []*Watch
-	armed   int64 // when Go's poller ends the wait, ns since base; 0: it does not
+	armed   int64 // when Go's poller ends the wait, in ns since base; 0: never
 
 	mu     sync.Mutex
-	posted []func()
+	posted []func() // functions that run has to call
 	closed bool
 	done   chan struct{}
 }
@@ -50,12 +50,12 @@ type Watch struct {
 	handler Handler
 	fd      int
 	index   uint32
-	age     uint32 // tells it from an earlier watch in the same place
-	again   bool   // it is in the loop's list of that name
-	ended   bool   // the value of ended for the Ready call of its next turn
+	age     uint32 // unique number of the watch, because its index may have belonged to an earlier watch
+	again   bool   // the watch is in the loop's list again
+	ended   bool   // the argument ended for the next call of Ready from that list
 
 	at         int64 // ns since the loop's base; 0: never
-	tick       int64 // the tick of its slot in the wheel; 0: it is in no slot
+	tick       int64 // the tick of its slot in the wheel; 0: the watch is in no slot
 	prev, next *Watch
 }
 
@@ -65,7 +65,7 @@ func New(log *zap.Logger) (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make an epoll instance: %w; raise the limit of open files", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // else os.NewFile would not give it to Go's poller
+	if err := unix.SetNonblock(fd, true); err != nil { // needed for os.NewFile to register fd with Go's poller
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	l := &Loop{log: log, base: time.Now(), fd: fd, ep: os.NewFile(uintptr(fd), "epoll"), done: make(chan struct{})}
@@ -80,8 +80,7 @@ func New(log *zap.Logger) (*Loop, error) {
 	return l, nil
 }
 
-// Post has f called on the loop's goroutine. It never blocks. After Close it is false, and f
-// is not called.
+// Post makes the loop's goroutine call f. It never blocks. After Close it returns false, and f is not called.
 func (l *Loop) Post(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,14 +89,14 @@ func (l *Loop) Post(f func()) bool {
 	}
 	l.posted = append(l.posted, f)
 	if len(l.posted) == 1 {
-		_ = l.ep.SetReadDeadline(past) // ends the wait; the file is open until closed is set
+		_ = l.ep.SetReadDeadline(past) // ends the wait; cannot fail, because the file is open until closed is set
 	}
 	return true
 }
 
 var past = time.Unix(1, 0)
 
-// Close ends the loop. Its handlers are called no more; sockets stay open.
+// Close ends the loop. No handler is called after that; the sockets stay open.
 func (l *Loop) Close() {
 	l.mu.Lock()
 	closed := l.closed
@@ -111,7 +110,7 @@ func (l *Loop) Close() {
 
 func (l *Loop) run() {
 	defer close(l.done)
-	defer func() { _ = l.ep.Close() }() // the loop was its only user
+	defer func() { _ = l.ep.Close() }() // only the loop uses the file
 	for {
 		l.arm() // before the queue is read, so that a later Post ends the wait that follows
 		if !l.drain() {
@@ -119,13 +118,13 @@ func (l *Loop) run() {
 		}
 		err := l.raw.Read(l.poll)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			panic("loop: wait for sockets: " + err.Error()) // no one else uses the file: a bug
+			panic("loop: wait for sockets: " + err.Error()) // cannot happen, because only the loop uses the file
 		}
 		l.expire()
 	}
 }
 
-// drain calls the functions that were posted; false: the loop is closed.
+// drain calls the posted functions. It returns false if the loop is closed.
 func (l *Loop) drain() bool {
 	l.mu.Lock()
 	todo, closed := l.posted, l.closed
@@ -138,7 +137,7 @@ func (l *Loop) drain() bool {
 	return !closed
 }
 
-// arm sets the time at which Go's poller ends the wait: when the next watch is due.
+// arm sets the time at which Go's poller ends the wait: the time at which the next watch is due.
 func (l *Loop) arm() {
 	l.wheel.find()
 	l.armed = l.wheel.due()
@@ -146,16 +145,16 @@ func (l *Loop) arm() {
 	if l.armed != 0 {
 		at = l.base.Add(time.Duration(l.armed))
 	}
-	_ = l.ep.SetReadDeadline(at) // the file is open
+	_ = l.ep.SetReadDeadline(at) // cannot fail, because the file is open
 }
 
-// rearm ends the wait earlier, if a watch is now due before its end.
+// rearm makes the wait end earlier, if a watch is due before its end.
 func (l *Loop) rearm() {
 	due := l.wheel.due()
 	if due == 0 || l.armed != 0 && l.armed <= due {
 		return
 	}
-	l.mu.Lock() // Post and Close end the wait at once: that must not be overwritten
+	l.mu.Lock() // Post and Close set a deadline in the past, which must not be overwritten
 	defer l.mu.Unlock()
 	if len(l.posted) == 0 && !l.closed {
 		l.armed = due
@@ -163,13 +162,13 @@ func (l *Loop) rearm() {
 	}
 }
 
-// poll asks which sockets are ready and calls their handlers, and after them the handlers that had not finished in their last
-// turn. It returns true if there may be more to do. Posted functions and expired timers then have their turn first.
+// poll asks the kernel which sockets are ready, and calls their handlers. Then it calls the handlers that asked for another turn (Again).
+// It returns true if the loop must not wait, because there may be more to do; posted functions and expired timers come first then.
 func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
 		0, 0)
 	if errno != 0 && errno != unix.EINTR {
-		panic("loop: epoll_wait: " + errno.Error()) // no one else uses the descriptor: a bug
+		panic("loop: epoll_wait: " + errno.Error()) // cannot happen, because only the loop uses the descriptor
 	}
 	if errno != 0 {
 		return true // a signal interrupted the call (EINTR), so poll is called again
@@ -184,19 +183,20 @@ func (l *Loop) poll(uintptr) bool {
 		}
 		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 		if w.again {
-			w.ended = w.ended || ended // its turn comes below
+			w.ended = w.ended || ended // its handler is called below
 			continue
 		}
 		l.ready(w, ended, now)
 	}
 	for i, w := range l.turn {
 		l.turn[i] = nil
-		if w.again = false; w.loop != nil { // else a handler has removed it
+		w.again = false
+		if w.loop != nil { // nil: another handler has removed the watch
 			l.ready(w, w.ended, now)
 		}
 	}
 	if n > len(l.events)/8 || len(l.again) > 0 {
-		runtime.Gosched() // many sockets are busy, or one is very busy: the rest of the program has its turn between two rounds
+		runtime.Gosched() // the loop is busy, so the other goroutines get a turn between two rounds
 	}
 	l.rearm()
 	return n == len(l.events) || len(l.again) > 0
@@ -213,7 +213,7 @@ func (l *Loop) expire() {
 	l.expired = l.wheel.expire(l.expired[:0], int64(now.Sub(l.base)))
 	for i, w := range l.expired {
 		l.expired[i] = nil
-		if w.loop != nil { // else another handler has removed it
+		if w.loop != nil { // nil: another handler has removed the watch
 			l.guard(func() { w.handler.Expired(w, now) })
 		}
 	}
@@ -224,14 +224,14 @@ func (l *Loop) guard(f func()) {
 	f()
 }
 
-// recovered logs a panic of a handler, so that the loop goes on with the others.
+// recovered logs a panic of a handler, so that the loop goes on with the other handlers.
 func (l *Loop) recovered() {
 	if v := recover(); v != nil {
 		l.log.Error("loop: panic in a handler", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 	}
 }
 
-// Add watches a non-blocking socket: for room to write if write is set, else for bytes to read.
+// Add watches a non-blocking socket. If write is set, Ready is called when the socket can be written, otherwise when it can be read.
 func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 	w := &Watch{loop: l, handler: h, fd: fd}
 	if n := len(l.free); n > 0 {
@@ -266,8 +266,8 @@ func (w *Watch) control(op int, events uint32) error {
 // Loop is the loop that watches the socket; nil after Remove.
 func (w *Watch) Loop() *Loop { return w.loop }
 
-// Again makes the loop call Ready once more, after all sockets that are ready now, even if nothing else arrives. A handler
-// that leaves bytes in the socket asks for it.
+// Again makes the loop call Ready once more, after all sockets that are ready now, even if no more bytes arrive. A handler that leaves
+// bytes in the socket must call it, because the kernel reports these bytes only once.
 func (w *Watch) Again(ended bool) {
 	w.ended = ended
 	if !w.again {
@@ -276,17 +276,18 @@ func (w *Watch) Again(ended bool) {
 	}
 }
 
-// Pause stops calls of Ready until Resume. Bytes that come in that time stay in the kernel.
+// Pause stops calls of Ready until Resume. Bytes that arrive in the meantime stay in the kernel.
 func (w *Watch) Pause() error { return w.control(unix.EPOLL_CTL_MOD, 0) }
 
-// Resume undoes Pause. Ready is called at once if bytes are there.
+// Resume ends Pause. Ready is called at once if there are bytes to read.
 func (w *Watch) Resume() error { return w.control(unix.EPOLL_CTL_MOD, interest(false)) }
 
-// Wake has Expired called once, at a time or soon after it. It replaces the time that was set before.
-// The zero time: Expired is not called.
+// Wake makes the loop call Expired once, at the given time or soon after it. It replaces the time of an earlier Wake. With the zero time
+// Expired is not called.
 func (w *Watch) Wake(at time.Time) {
-	if w.at = 0; at.IsZero() {
-		return // the wheel drops the watch when it looks at it
+	w.at = 0
+	if at.IsZero() {
+		return // the wheel drops the watch at its tick
 	}
 	w.at = max(1, int64(at.Sub(w.loop.base)))
 	w.loop.wheel.set(w)
@@ -295,12 +296,12 @@ func (w *Watch) Wake(at time.Time) {
 // Remove ends the watch. The socket stays open.
 func (w *Watch) Remove() {
 	if w.loop != nil {
-		_ = w.control(unix.EPOLL_CTL_DEL, 0) // the kernel has the watch, so this does not fail
+		_ = w.control(unix.EPOLL_CTL_DEL, 0) // cannot fail, because the kernel knows the watch
 		w.Forget()
 	}
 }
 
-// Forget is Remove for a socket that was closed: the kernel has ended the watch then.
+// Forget is Remove for a socket that was closed, so that the kernel has already ended the watch.
 func (w *Watch) Forget() {
 	l := w.loop
 	if l == nil {

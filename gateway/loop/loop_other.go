@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Loop cannot be made on this system: each socket has a goroutine.
+// A Loop cannot be made on this system. Each socket has a goroutine instead.
 type Loop struct {
 	Buffer [1]byte
 	Out    []byte

@@ -8,15 +8,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// most bounds the default number of loops, however many processors there are. A loop carries about
-// ten thousand arrivals a second.
+// most bounds the default number of loops, however many processors there are. One loop handles about ten thousand arrivals per second.
 const most = 8
 
-// Default is how many loops suit the machine: as many as half of the processors, because the rest of
-// the program needs processors, too.
+// Default returns a good number of loops for the machine: half of the processors, because the rest of the program needs processors, too.
 func Default() int { return min(most, (runtime.GOMAXPROCS(0)+1)/2) }
 
-// A Set is the loops of a program.
+// A Set holds the loops of a program.
 type Set struct {
 	loops []*Loop
 	turns atomic.Uint64
@@ -38,7 +36,7 @@ func (s *Set) Start(n int, log *zap.Logger) error {
 	return nil
 }
 
-// Next returns the loops in turn; nil: there are none.
+// Next returns one loop after the other, in turn; nil: there are none.
 func (s *Set) Next() *Loop {
 	if s == nil || len(s.loops) == 0 {
 		return nil
