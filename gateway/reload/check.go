@@ -14,15 +14,14 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// Warning is what a proxy would say in its log when it starts.
+// Warning is a warning that a proxy would log when it starts.
 type Warning struct {
-	Key string // of the config; empty: it is about more than one
+	Key string // the config key that the warning is about; empty: it is about several keys
 	Msg string
 }
 
-// Check returns the errors that would end a start with a config, and the warnings that
-// it would log. start does what a start does, up to the first socket. Check leaves no
-// trace: the files that a proxy writes are opened and left as they were.
+// Check returns the errors that would make a start with the config fail, and the warnings that the start would log. The function start
+// performs a start up to the first socket. Check changes no files: it opens the files that a proxy writes, but leaves them as they were.
 func Check(cfg *config.Config, start func(*config.Config, *zap.Logger) error) ([]Warning, error) {
 	err := errors.Join(
 		keyed("log.requests", writable(cfg.Log.Requests)),
@@ -30,13 +29,13 @@ func Check(cfg *config.Config, start func(*config.Config, *zap.Logger) error) ([
 	)
 	silent := *cfg
 	silent.Log.Requests, silent.Dispatch.DecisionLog.File = "", ""
-	core, said := observer.New(zap.WarnLevel)
-	wrong := start(&silent, zap.New(core))
+	core, logged := observer.New(zap.WarnLevel)
+	startErr := start(&silent, zap.New(core))
 	var warnings []Warning
-	for _, entry := range said.All() {
+	for _, entry := range logged.All() {
 		warnings = append(warnings, warningOf(entry))
 	}
-	return warnings, errors.Join(err, wrong)
+	return warnings, errors.Join(err, startErr)
 }
 
 func keyed(key string, err error) error {
@@ -46,14 +45,13 @@ func keyed(key string, err error) error {
 	return err
 }
 
-// writable tells whether a file can be appended to, or made, and leaves no file
-// behind that was not there.
+// writable returns an error if a file can neither be appended to nor created. It removes a file that it had to create.
 func writable(path string) error {
 	if path == "" || path == "-" {
 		return nil
 	}
 	if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeNamedPipe != 0 {
-		return nil // to open it would wait for its reader
+		return nil // opening a named pipe would wait for a reader
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
 	if err == nil {
@@ -68,10 +66,10 @@ func writable(path string) error {
 	return f.Close()
 }
 
-// keyField names the key of the config that a warning is about.
+// keyField is the log field with the config key that a warning is about.
 const keyField = "key"
 
-// warningOf writes a line of the log as one text.
+// warningOf turns a log line into a warning, with the fields of the line in the text.
 func warningOf(entry observer.LoggedEntry) Warning {
 	w := Warning{Msg: entry.Message}
 	values := entry.ContextMap()

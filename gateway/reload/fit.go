@@ -12,11 +12,10 @@ import (
 	"evenkeel/predictor"
 )
 
-// maxFit bounds what is read: the outputs of 4096 keys are some MB.
+// maxFit bounds the size of a fit file, in bytes. It is generous: the outputs of 4096 keys take a few MB.
 const maxFit = 256 << 20
 
-// read parses the file if it is not the one read last; nil when it is, or when
-// there is none to read.
+// read parses the fit file; nil: no file is configured, or it has not changed since it was last read.
 func (f *fitFile) read() (*predictor.Fit, error) {
 	if f.path == "" {
 		return nil, nil
@@ -29,7 +28,7 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 	if state == f.seen {
 		return nil, nil
 	}
-	f.seen = state // also of a bad one: it is told once
+	f.seen = state // set for a bad file, too, so that its error is reported only once
 	if state.size > maxFit {
 		return nil, fmt.Errorf("%s has %d bytes, more than %d: it is no fit file", f.path, state.size, maxFit)
 	}
@@ -45,10 +44,10 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 	return fit, nil
 }
 
-// doubtFit warns of a fit file of which the policies read nothing, or only a part.
+// doubtFit warns if the policies in force use nothing of the fit file, or only a part of it.
 func (r *Reloader) doubtFit(cfg *config.Config) {
 	if r.fit.kind == "" {
-		return // there is no file, or it could not be read
+		return // there is no fit file, or it could not be read
 	}
 	decision := cfg.Decision()
 	if why := decision.DoubtFit(r.fit.kind); why != "" {
@@ -60,7 +59,7 @@ func (r *Reloader) reloadFit() (bool, error) {
 	r.fit.path = r.Settings().Predictor.File
 	fit, err := r.fit.read()
 	if errors.Is(err, fs.ErrNotExist) || err == nil && fit == nil {
-		return false, nil // between two versions, or none
+		return false, nil // the file is being replaced, has not changed, or is not configured
 	}
 	if err == nil {
 		err = r.host.SetFit(fit)

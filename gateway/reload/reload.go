@@ -1,6 +1,5 @@
-// Package reload holds what is in force: the config, and what the files that it names
-// hold. It reads them again when they change, checks all of it, and puts it in force
-// whole or not at all.
+// Package reload holds the config in force and the contents of the files that the config names. It reads them again when they change. A new
+// config is checked as a whole, and comes into force as a whole or not at all.
 package reload
 
 import (
@@ -19,8 +18,8 @@ import (
 
 var errEmptyConfig = errors.New("the file is empty, so it would remove all engines; write it again, or wait if it is being written")
 
-// New puts a validated config in force, and reads all files that it names but those of
-// engines. It returns what predictions start from; nil: there is no fit file.
+// New puts a validated config in force, and reads all files that the config names, except those of engines. It returns the fit from which
+// predictions start; nil: there is no fit file.
 func New(cfg *config.Config, h Host) (*Reloader, *predictor.Fit, error) {
 	r := &Reloader{host: h, metrics: newMetrics(h.Registerer), source: source{at: h.Started}, fit: fitFile{path: cfg.Predictor.File}}
 	r.settings.Store(newSettings(cfg))
@@ -45,26 +44,24 @@ func New(cfg *config.Config, h Host) (*Reloader, *predictor.Fit, error) {
 	return r, fit, nil
 }
 
-// ReadsFrom says where another version of the config comes from. Call it before
-// Watch; without it the config stays as it is.
+// ReadsFrom says from where a reload reads the config. It must be called before Watch. Without it no reload changes the config.
 func (r *Reloader) ReadsFrom(file string, load func() (*config.Config, error)) {
 	now := digestOf(file)
 	r.source = source{file: file, load: load, seen: now, used: now, at: r.host.Started}
 	r.exportStatus()
 }
 
-// Reload reads the config file again and makes it what runs: all of it or, when
-// anything is wrong, nothing. What only a restart changes is told and left. A
-// dry one changes nothing and tells what it would. Files that the config names
-// are looked at, too.
+// Reload reads the config file again and puts it in force: all of it or, if there is an error, nothing. The result names the changed keys
+// that need a restart. With dry, Reload changes nothing, and the result says what it would change. Otherwise it also checks the files that
+// the config names.
 func (r *Reloader) Reload(dry bool) Reload {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	got := r.reload(dry)
+	result := r.reload(dry)
 	if !dry {
 		r.lookAtSecrets()
 	}
-	return got
+	return result
 }
 
 func (r *Reloader) reload(dry bool) (got Reload) {
@@ -97,7 +94,8 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 	if dry {
 		return got
 	}
-	if r.source.seen = seen; err == nil {
+	r.source.seen = seen
+	if err == nil {
 		r.source.used = seen
 		if got.Outcome == used {
 			r.source.at = got.At
@@ -105,21 +103,21 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 		}
 	}
 	r.source.last = &got
-	r.tell(&got)
+	r.report(&got)
 	return got
 }
 
-// fail notes what is wrong, and where first.
+// fail notes an error, and its first position in the file if it has one.
 func (r *Reload) fail(err error) {
 	r.Error = err.Error()
-	var at *config.Error
-	if errors.As(err, &at) {
-		r.Line, r.Column = at.Line, at.Column
+	var located *config.Error
+	if errors.As(err, &located) {
+		r.Line, r.Column = located.Line, located.Column
 	}
 }
 
-// tell logs and counts what became of a reload.
-func (r *Reloader) tell(got *Reload) {
+// report logs and counts the outcome of a reload.
+func (r *Reloader) report(got *Reload) {
 	log := r.host.Log.With(zap.String("file", r.source.file))
 	switch got.Outcome {
 	case refused:
@@ -155,7 +153,7 @@ func (r *Reloader) doubt(cfg *config.Config) {
 	}
 }
 
-// exportStatus tells which config is in force.
+// exportStatus updates the metrics and the status that say which config is in force.
 func (r *Reloader) exportStatus() {
 	r.metrics.inForce(&r.source)
 	s := &ConfigStatus{File: r.source.file, Since: r.source.at, Last: r.source.last}
@@ -165,8 +163,7 @@ func (r *Reloader) exportStatus() {
 	r.status.Store(s)
 }
 
-// prepare reads and checks the file and all that it names. Nothing has changed
-// after it.
+// prepare reads and checks the config file and all files that it names. It changes nothing.
 func (r *Reloader) prepare() (*prepared, error) {
 	text, err := os.ReadFile(r.source.file)
 	if err != nil {
@@ -198,7 +195,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 	return p, err
 }
 
-// commit has a prepared config be the one in force.
+// commit puts a prepared config in force.
 func (r *Reloader) commit(p *prepared) {
 	r.fit = p.fit
 	r.use(p.secrets)

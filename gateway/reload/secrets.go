@@ -21,7 +21,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// digestOf is zero for a file that cannot be read.
+// digestOf returns the digest of a file; zero: the file cannot be read.
 func digestOf(file string) digest {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -45,9 +45,8 @@ func loadToken(file string) (*token, error) {
 	return &token{sha256.Sum256([]byte(word))}, nil
 }
 
-// Operator tells whether a token is that of admin.token_file, and whether one is
-// asked for at all.
-func (r *Reloader) Operator(word string) (known, asked bool) {
+// Operator says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required).
+func (r *Reloader) Operator(word string) (known, required bool) {
 	t := r.token.Load()
 	if t == nil {
 		return true, false
@@ -56,7 +55,7 @@ func (r *Reloader) Operator(word string) (known, asked bool) {
 	return subtle.ConstantTimeCompare(got[:], t.sum[:]) == 1, true
 }
 
-// readPromptKey reads the key of the hashes by which prompts are told apart; nil: there is no key.
+// readPromptKey reads the key of the hashes by which the predictor distinguishes prompts; nil: it does not distinguish them.
 func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 	if p.Kind != predictor.KindExact {
 		return nil, nil
@@ -72,16 +71,16 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 	return text, nil
 }
 
-// leastSecret is 128 bits.
+// leastSecret is the least length of a key in bytes: 128 bits.
 const leastSecret = 16
 
-// ofEngines stands before the name of a file that the fleet reads, in seen and in secrets.ca: the listener for other proxies may read the
-// same file, and both must learn of a change.
+// ofEngines is the prefix of a file that the fleet reads, in seen and in secrets.ca. The listener for other proxies may read the same file,
+// and the prefix lets each of the two notice a change.
 const ofEngines = "ca_file "
 
-// readSecrets reads every secret a config names.
+// readSecrets reads all secrets that a config names.
 func readSecrets(cfg *config.Config) (*secrets, error) {
-	s := &secrets{ // digests first, so that no change falls between
+	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
 		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
 			cfg.Predictor.SecretFile: digestOf(cfg.Predictor.SecretFile)},
 		ca: map[string]digest{},
@@ -115,8 +114,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	return s, nil
 }
 
-// use puts secrets in force. Requests that run keep their place in the limits of
-// their key, and finish even if it is gone.
+// use puts secrets in force. Requests that run still count in the limits of their API key, and finish even if the key is gone.
 func (r *Reloader) use(s *secrets) {
 	if old := r.keys.Load(); old != nil {
 		s.keys.Succeed(old)
@@ -127,15 +125,15 @@ func (r *Reloader) use(s *secrets) {
 	for i, p := range s.tls {
 		switch {
 		case p == nil:
-		case r.tls[i] == nil: // at the start only: listeners read it, and no reload begins TLS
+		case r.tls[i] == nil: // only at the start, because listeners keep the pair, and a reload cannot begin TLS
 			r.tls[i] = p
 		default:
 			r.tls[i].Succeed(p)
 		}
 	}
 	for file, now := range s.ca {
-		if was, ok := r.seen[file]; ok { // engines that stay have what was read then
-			now = was
+		if old, ok := r.seen[file]; ok { // engines still use the version that was read before, so the change must still be noticed
+			now = old
 		}
 		s.seen[file] = now
 	}
@@ -149,7 +147,7 @@ func (r *Reloader) exportExpiry() {
 	}
 }
 
-// Certificates yields when the certificate ends that each listener with TLS presents now.
+// Certificates yields, for each listener with TLS, the config key and the time at which its present certificate ends.
 func (r *Reloader) Certificates() iter.Seq2[string, time.Time] {
 	return func(yield func(key string, ends time.Time) bool) {
 		for i, key := range tlsKeys {
@@ -163,7 +161,7 @@ func (r *Reloader) Certificates() iter.Seq2[string, time.Time] {
 // warnOfReaders warns of private files that every user of the machine can read.
 func (r *Reloader) warnOfReaders(files ...privateFile) {
 	for _, f := range files {
-		info, err := os.Stat(f.path) // the code that needs the file reports a missing one
+		info, err := os.Stat(f.path) // a missing file is reported where it is read
 		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
 			r.host.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: "+
 				"0440 where Kubernetes mounts it",
@@ -172,7 +170,7 @@ func (r *Reloader) warnOfReaders(files ...privateFile) {
 	}
 }
 
-// PromptKey keys the hashes that tell prompts apart; nil: there are none.
+// PromptKey is the key of the hashes by which the predictor distinguishes prompts; nil: it does not distinguish them.
 func (r *Reloader) PromptKey() []byte {
 	if key := r.promptKey.Load(); key != nil {
 		return *key
@@ -180,13 +178,13 @@ func (r *Reloader) PromptKey() []byte {
 	return nil
 }
 
-// privateFile is a file that nobody but this proxy should read.
+// privateFile is a file that only this proxy should be able to read.
 type privateFile struct {
-	key  string // in the config
+	key  string // key in the config
 	path string
 }
 
-// privateFiles are those that a config names.
+// privateFiles returns the private files that a config names.
 func privateFiles(cfg *config.Config) []privateFile {
 	all := []privateFile{
 		{keyKeys, cfg.KeysFile}, {keyToken, cfg.Admin.TokenFile}, {keyPromptKey, cfg.Predictor.SecretFile},

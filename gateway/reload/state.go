@@ -20,24 +20,23 @@ import (
 	"evenkeel/predictor"
 )
 
-// A Reloader is asked for what is in force with every request, and by handshakes:
-// none of them waits for a reload, which may take long, because files may lie on a slow
-// disk.
+// A Reloader gives every request and every TLS handshake the values in force. None of them waits for a reload, which may take long if the
+// files are on a slow disk.
 type Reloader struct {
 	host      Host
 	metrics   *metrics
 	settings  atomic.Pointer[Settings]
 	status    atomic.Pointer[ConfigStatus]
 	keys      atomic.Pointer[keys.Set]
-	token     atomic.Pointer[token] // of operators; nil: none is asked for
+	token     atomic.Pointer[token] // the token of operators; nil: admin requests need none
 	promptKey atomic.Pointer[[]byte]
-	tls       [listeners]*certs.Pair // never replaced, once listeners have them
-	authority *certs.Authority       // who signs the certificates of other dispatchers; nil: they show none
+	tls       [listeners]*certs.Pair // never replaced once listeners have them: a reload changes their contents
+	authority *certs.Authority       // signs the certificates of other dispatchers; nil: these have none
 
-	mu     sync.Mutex // over all below: one at a time reads files
+	mu     sync.Mutex // guards all fields below: only one goroutine at a time reads files
 	source source
 	fit    fitFile
-	seen   map[string]digest // small files, as they were read last
+	seen   map[string]digest // digests of small files as they were last read
 }
 
 // Outcomes of a reload.
@@ -48,11 +47,11 @@ const (
 	dryRun    = "dry"
 )
 
-// Settings are those in force. A caller that needs two of them that belong together
-// asks once.
+// Settings returns the settings in force. A caller that needs several of them must call Settings only once, because a reload may come in
+// between.
 func (r *Reloader) Settings() *Settings { return r.settings.Load() }
 
-// prepared is a config that was found good, with everything that may fail done.
+// prepared is a config that was checked. Everything that may fail has been done.
 type prepared struct {
 	settings *Settings
 	changes  []config.Change
@@ -61,63 +60,59 @@ type prepared struct {
 	apply    func(commit func()) error
 }
 
-// source is where the config is read again from.
+// source says from where the config is read again.
 type source struct {
 	file string
-	load func() (*config.Config, error) // parses, validates and applies what overrules the file
-	seen digest                         // looked at last
-	used digest
-	at   time.Time // since when it is in force
-	last *Reload
+	load func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
+	seen digest                         // the version of the file that was last read
+	used digest                         // the version in force
+	at   time.Time                      // since when this version is in force
+	last *Reload                        // the last reload; nil: there was none
 }
 
-// Host is the proxy as its config sees it.
+// Host is what a Reloader needs of the proxy.
 type Host struct {
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Started    time.Time
 
-	// Prepare checks what the parts of the proxy make of another config; fit is nil where its
-	// file is still the same. Nothing has changed when Prepare returns. apply puts the config in
-	// force. It calls commit between the parts that may refuse, although Prepare found it good,
-	// and those that read the settings in force.
+	// Prepare checks a new config with all components of the proxy, and changes nothing. fit is nil if the fit file has not changed. apply
+	// puts the config in force: first in components that may still refuse it, then it calls commit, and then in components that read the
+	// settings in force.
 	Prepare func(old, next *Settings, fit *predictor.Fit) (apply func(commit func()) error, err error)
-	// ReloadTrust reads again who is trusted to sign the certificates of engines, where changed
-	// says that the file is another.
+	// ReloadTrust reads the certificate authorities of engines again, if changed says that their file has changed.
 	ReloadTrust   func(changed func(file string) bool) (bool, error)
 	SetFit        func(*predictor.Fit) error
 	SetGeoKeys    func(*geo.Keys)
-	LookAtEngines func() // files that list engines may have changed, or another config is in force
+	LookAtEngines func() // called when files that list engines may have changed, or a new config is in force
 }
 
-// ConfigStatus tells which config is in force and where it came from.
+// ConfigStatus says which config is in force and where it came from.
 type ConfigStatus struct {
-	File   string    `json:"file,omitempty"` // empty: flags
+	File   string    `json:"file,omitempty"` // empty: the config comes from flags
 	SHA256 string    `json:"sha256,omitempty"`
 	Since  time.Time `json:"since"`
 	Last   *Reload   `json:"last_reload,omitempty"`
 }
 
-// Reload is what became of another version of the config.
+// Reload is the outcome of a reload of the config.
 type Reload struct {
 	At      time.Time       `json:"at"`
 	Outcome string          `json:"outcome"` // used, refused, unchanged; dry: what would be used
 	Error   string          `json:"error,omitempty"`
-	Line    int             `json:"line,omitempty"` // of the first thing that is wrong
+	Line    int             `json:"line,omitempty"` // line of the first error
 	Column  int             `json:"column,omitempty"`
 	Changes []config.Change `json:"changes"`
-	Restart []string        `json:"needs_restart,omitempty"` // changed keys that are not in force
+	Restart []string        `json:"needs_restart,omitempty"` // changed keys that take effect only after a restart
 }
 
-// Settings are the config in force with what follows from it. They never change: a
-// reload puts others in their place.
+// Settings are the config in force, with values that are derived from it. They never change: a reload replaces them.
 type Settings struct {
 	*fleet.Settings
-	Accept openai.Limits // of what a client may send
+	Accept openai.Limits // limits of what a client may send
 }
 
-// newSettings works out what follows from a config. Files that it names change by
-// themselves (secrets.go).
+// newSettings derives the settings from a config. The files that the config names are not part of them (see secrets.go).
 func newSettings(cfg *config.Config) *Settings {
 	return &Settings{fleet.NewSettings(cfg), openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
@@ -125,8 +120,7 @@ func newSettings(cfg *config.Config) *Settings {
 	}}
 }
 
-// vocabSize is the smallest of the profiles in use, 0 when any is unknown: a
-// token id must be good for whichever engine gets it.
+// vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown.
 func vocabSize(cfg *config.Config) int {
 	size := math.MaxInt
 	for _, name := range cfg.ProfilesInUse("") {
@@ -140,17 +134,17 @@ func vocabSize(cfg *config.Config) int {
 	return size
 }
 
-// secrets are what files hold that nobody else should know, or is checked against.
+// secrets are the contents of files with secrets, keys and certificates.
 type secrets struct {
 	keys    *keys.Set
 	token   *token
-	prompts []byte                 // the key of hashes that tell prompts apart; nil: nobody does
-	tls     [listeners]*certs.Pair // nil: clear text
-	seen    map[string]digest      // as the files were read
-	ca      map[string]digest      // of authorities; the fleet reads them
+	prompts []byte                 // the key of the hashes of prompts; nil: prompts are not distinguished
+	tls     [listeners]*certs.Pair // nil: the listener has no TLS
+	seen    map[string]digest      // digests of the files as they were read
+	ca      map[string]digest      // digests of the files that other components read: authorities and geo keys
 }
 
-// The listeners that may have a certificate.
+// The listeners that may have TLS.
 const (
 	Public = iota
 	Admin
@@ -158,14 +152,13 @@ const (
 	listeners
 )
 
-// digest tells versions of a small file apart by their contents: some tools
-// keep a file's time when they replace it.
+// digest identifies a version of a small file by its contents, because some tools replace a file without changing its time.
 type digest [sha256.Size]byte
 
-// token is what admin requests are let in with; nil: nothing is asked for.
+// token is the hash of the token that admin requests need.
 type token struct{ sum digest }
 
-// tlsKeys are those of the listeners' certificates.
+// tlsKeys are the config keys of the listeners' certificates.
 var tlsKeys = [listeners]string{keyTLS, keyAdminTLS, keyGeoTLS}
 
 type metrics struct {
@@ -174,16 +167,16 @@ type metrics struct {
 	ok, hash prometheus.Gauge
 }
 
-// Status is what is in force and where it came from.
+// Status says which config is in force and where it came from.
 func (r *Reloader) Status() *ConfigStatus { return r.status.Load() }
 
-// Keys are those that clients are let in with.
+// Keys returns the API keys of clients.
 func (r *Reloader) Keys() *keys.Set { return r.keys.Load() }
 
-// Certificate is that of a listener; nil: it speaks clear text.
+// Certificate returns the certificate of a listener; nil: the listener has no TLS.
 func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener] }
 
-// Authority signs the certificates of other dispatchers; nil: they show none.
+// Authority returns the authority that signs the certificates of other dispatchers; nil: these have none.
 func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -222,24 +215,24 @@ func (m *metrics) inForce(s *source) {
 		ok = 0
 	}
 	m.ok.Set(ok)
-	m.hash.Set(float64(binary.BigEndian.Uint64(s.used[:8]) >> 16)) // what a float holds
+	m.hash.Set(float64(binary.BigEndian.Uint64(s.used[:8]) >> 16)) // 48 bits, which a float64 can hold exactly
 }
 
-// fitFile is the file predictions start from. It is read again whenever it
-// changes; one that cannot be used leaves what was read before in force.
+// fitFile is the file from which predictions start. It is read again whenever it changes. If the new version cannot be used, the version
+// before stays in force.
 type fitFile struct {
 	path string
 	seen fileState
-	kind predictor.Kind // of the fit that was read last
+	kind predictor.Kind // kind of the fit that was last read
 }
 
-// fileState tells versions of a file apart.
+// fileState identifies a version of a large file.
 type fileState struct {
 	modified time.Time
 	size     int64
 }
 
-// Keys of the files that change by themselves, as reloads_total labels them.
+// Config keys of the files that are read again when they change, as labels of evenkeel_reloads_total.
 const (
 	keyConfig    = "config"
 	keyKeys      = "keys_file"

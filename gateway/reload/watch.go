@@ -11,16 +11,14 @@ import (
 	"evenkeel/geo"
 )
 
-// watched is a file, or some that belong together, that is read again when it
-// changes. reload tells whether something new is in force; a version that
-// cannot be used is an error once and changes nothing.
+// watched is a file, or a group of files, that is read again when it changes. reload says whether a new version is in force. For a version
+// that cannot be used it returns an error once, and changes nothing.
 type watched struct {
-	key    string // in the config
+	key    string // key in the config
 	reload func() (changed bool, err error)
 }
 
-// Watch has every file the proxy was given looked at when it changes, until ctx
-// ends.
+// Watch reads the config file, and every file that the config names, again when the file changes, until ctx ends.
 func (r *Reloader) Watch(ctx context.Context) {
 	files.Watch(ctx, r.fileList, r.lookAtFiles, r.host.Log)
 }
@@ -39,12 +37,12 @@ func (r *Reloader) fileList() []string {
 	return slices.DeleteFunc(all, func(file string) bool { return file == "" })
 }
 
-// lookAtFiles reads again what changed.
+// lookAtFiles reads the files that have changed again.
 func (r *Reloader) lookAtFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.source.load != nil {
-		if now := digestOf(r.source.file); now != r.source.seen && now != (digest{}) { // zero: between two versions
+		if now := digestOf(r.source.file); now != r.source.seen && now != (digest{}) { // zero: the file is being replaced
 			r.reload(false)
 		}
 	}
@@ -66,8 +64,7 @@ func (r *Reloader) lookAtSecrets() {
 	}
 }
 
-// watchedFiles are what lookAtSecrets looks at: all but the config itself and lists of
-// engines.
+// watchedFiles returns the files that lookAtSecrets checks: all but the config itself and lists of engines.
 func (r *Reloader) watchedFiles() []watched {
 	return []watched{
 		{keyKeys, r.reloadKeys},
@@ -85,12 +82,11 @@ func (r *Reloader) watchedFiles() []watched {
 	}
 }
 
-// changed reports whether a file differs from the one that was read last. A file that
-// could not be used counts as read, so that its error is logged once. A file that is gone
-// is between two versions, or its reader reports that.
+// changed reports whether a file differs from the version that was last read. A version that could not be used counts as read, so that its
+// error is logged only once.
 func (r *Reloader) changed(file string) bool { return r.changedFor("", file) }
 
-// changedFor is changed for a file that several parts of the proxy read, each of which has a prefix.
+// changedFor is changed for one of several readers of the same file. reader is the reader's prefix in r.seen.
 func (r *Reloader) changedFor(reader, file string) bool {
 	now := digestOf(file)
 	if file == "" || now == r.seen[reader+file] {
@@ -100,7 +96,7 @@ func (r *Reloader) changedFor(reader, file string) bool {
 	return true
 }
 
-// reread puts what a file holds in force, if the file is another than was read last.
+// reread reads a file and puts it in force, if the file differs from the version that was last read.
 func reread[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (bool, error) {
 	if !r.changed(file) {
 		return false, nil
@@ -150,8 +146,8 @@ func (r *Reloader) reloadGeoKeys() (bool, error) {
 	return reread(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.host.SetGeoKeys)
 }
 
-// reloadPromptKey puts another key in force: prompts have other hashes from then
-// on, so that none is recognized until it has finished again.
+// reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after it has
+// finished again.
 func (r *Reloader) reloadPromptKey() (bool, error) {
 	p := r.Settings().Predictor
 	if r.PromptKey() == nil {
