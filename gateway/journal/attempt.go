@@ -12,11 +12,11 @@ import (
 	"evenkeel/prefill"
 )
 
-// showEvent adds an event to the attempt that is under way: in the receipt and the spans. Without an attempt under way, a Failed is left
-// out: there is none to end.
+// showEvent adds an event to the receipt and to the spans of the attempt under way. It ignores a Failed if no attempt is under way, because
+// there is no attempt to end.
 func (r *Request) showEvent(e *Event) {
-	n := &r.attempt
-	if r.live == nil && !r.span.Recording() || e.What == Failed && !n.open {
+	current := &r.attempt
+	if r.live == nil && !r.span.Recording() || e.What == Failed && !current.open {
 		return
 	}
 	switch e.What {
@@ -39,46 +39,47 @@ func (r *Request) showEvent(e *Event) {
 	}
 	switch e.What {
 	case Failed:
-		n.open, n.call, n.span = false, nil, nil
+		current.open, current.call, current.span = false, nil, nil
 	case Retried:
-		n.retries = true
+		current.retries = true
 	}
 }
 
-// begin opens an attempt, unless one is under way.
+// begin opens an attempt, unless an attempt is already under way.
 func (r *Request) begin() {
-	n := &r.attempt
-	if n.open {
+	current := &r.attempt
+	if current.open {
 		return
 	}
 	now := time.Now()
-	n.number++
-	a := receipt.Attempt{N: n.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
-	if n.retries {
-		a.Waits.Backoff = ms(now.Sub(n.since))
+	current.number++
+	a := receipt.Attempt{N: current.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
+	if current.retries {
+		a.Waits.Backoff = ms(now.Sub(current.since))
 	}
-	r.live.Edit(func(x *receipt.Receipt) { n.index = x.Begin(a) })
-	if n.span = r.span.Child("attempt", false); n.span.Recording() {
-		spanAttempt(n.span, n.number, r.leg)
+	r.live.Edit(func(x *receipt.Receipt) { current.index = x.Begin(a) })
+	current.span = r.span.Child("attempt", false)
+	if current.span.Recording() {
+		spanAttempt(current.span, current.number, r.leg)
 	}
-	n.open, n.retries, n.phase, n.since = true, false, "", now
+	current.open, current.retries, current.phase, current.since = true, false, "", now
 }
 
-// enterPhase ends the attempt's present phase: its time goes to the receipt, and its span ends. Then the event's phase begins. After a
-// failure the event has no phase, so none begins.
+// enterPhase ends the attempt's present phase: it adds the time of the phase to the receipt, and ends the phase's span. Then the event's
+// phase begins. The event of a failure has no phase, so no phase begins.
 func (r *Request) enterPhase(e *Event) {
-	n, now := &r.attempt, time.Now()
-	if n.phase != "" {
+	current, now := &r.attempt, time.Now()
+	if current.phase != "" {
 		r.live.Edit(func(x *receipt.Receipt) {
-			if a := x.At(n.index); a != nil {
-				*waitOf(&a.Waits, n.phase) += ms(now.Sub(n.since))
+			if a := x.At(current.index); a != nil {
+				*waitOf(&a.Waits, current.phase) += ms(now.Sub(current.since))
 			}
 		})
-		spanFailed(n.phaseSpan, e.Answer, e.Cause)
-		n.phaseSpan.End()
-		n.phaseSpan = nil
+		spanFailed(current.phaseSpan, e.Answer, e.Cause)
+		current.phaseSpan.End()
+		current.phaseSpan = nil
 	}
-	n.phase, n.since = e.Phase, now
+	current.phase, current.since = e.Phase, now
 }
 
 // toReceipt adds an event to the receipt.
@@ -101,7 +102,7 @@ func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
 		a.Prefill = e.prefill
 	case Prefilled:
 		if a.Prefill != nil {
-			p := *a.Prefill // a reader may have the old one
+			p := *a.Prefill // a copy, because a reader of receipts may have the old value
 			p.Prompt, p.Cached = e.Tokens, max(0, e.Cached)
 			a.Prefill = &p
 		}
@@ -116,38 +117,38 @@ func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
 
 // toSpans adds an event as a span, or as a part of a span.
 func (r *Request) toSpans(e *Event) {
-	n := &r.attempt
+	current := &r.attempt
 	switch e.What {
 	case Parsing:
-		n.phaseSpan = r.span.Child("parse", false)
+		current.phaseSpan = r.span.Child("parse", false)
 	case Parsed:
-		n.phaseSpan.End()
-		n.phaseSpan = nil
+		current.phaseSpan.End()
+		current.phaseSpan = nil
 		if e.Req != nil {
 			spanParsed(r, e.Req)
 		}
 	case Entered:
 		if e.Call != "" {
-			n.call = n.span.Child(e.Call, true)
+			current.call = current.span.Child(e.Call, true)
 		}
-		n.phaseSpan = spanStep(n, e.Phase)
+		current.phaseSpan = spanStep(current, e.Phase)
 	case Chose:
-		spanChose(n.phaseSpan, e.prefill)
+		spanChose(current.phaseSpan, e.prefill)
 	case Prefilled:
-		spanPrefilled(n.phaseSpan, e.Tokens, e.Cached)
+		spanPrefilled(current.phaseSpan, e.Tokens, e.Cached)
 	case Placed, PlacedLocally:
-		spanBound(cmp.Or(n.phaseSpan, n.span), e.decode) // without a step it is bound at once
+		spanBound(cmp.Or(current.phaseSpan, current.span), e.decode) // phaseSpan is nil if the request was bound at once
 	case First:
-		n.call.Event("first token")
+		current.call.Event("first token")
 	case Failed:
-		spanFailed(n.call, e.Answer, e.Cause)
-		n.call.End()
-		spanFailed(n.span, e.Answer, e.Cause)
-		n.span.End()
+		spanFailed(current.call, e.Answer, e.Cause)
+		current.call.End()
+		spanFailed(current.span, e.Answer, e.Cause)
+		current.span.End()
 	}
 }
 
-// prefillOf is what a receipt says of the prefill engine that a lease is on, and of the choice.
+// prefillOf returns what a receipt says about the prefill engine of a lease, and why it was chosen.
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
 	if g := l.Trace; g != nil {
@@ -159,10 +160,10 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	return p
 }
 
-// boardStages are the names of the stages at which the decode rank may have been chosen (Slot.Stage).
+// boardStages are the names of the stages of the decision that may have chosen the decode rank (Slot.Stage).
 var boardStages = [...]string{"guard", "single", "subset"}
 
-// decodeOf is what a receipt says of the decode rank that a slot is on, and of the choice.
+// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen.
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Score: s.Score, Decide: ms(s.Decide), Local: int(s.NewTokens)}
 	if int(s.Stage) < len(boardStages) {
@@ -191,15 +192,15 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	return d
 }
 
-// Carry adds the headers by which an engine continues the trace to the headers of a call to it.
+// Carry adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
 func (r *Request) Carry(headers []engine.Header) []engine.Header {
 	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
 	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
 }
 
-// EndAttempt closes the attempt with what the client got; nil: its whole answer. A request
-// is counted once among those whose client left.
+// EndAttempt closes the attempt with the error that the client got; nil: it got its whole answer. A request whose client left is counted
+// only once.
 func (r *Request) EndAttempt(fail *openai.Error) {
 	cause := ""
 	switch {

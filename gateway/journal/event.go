@@ -9,32 +9,32 @@ import (
 	"evenkeel/prefill"
 )
 
-// What is what happened to a request.
+// What is the kind of an event.
 type What int
 
-// The events of a request, with the fields of Event that say more.
+// The kinds of events, with the fields of Event that each kind sets.
 const (
-	Parsing       What = iota // its body is read
-	Parsed                    // Req: what the request turned out to be; nil: no request
-	Attempted                 // one more attempt begins
-	Entered                   // Phase: it begins; Left, Call, Engine, Peer, Early
-	Waited                    // Took: for its turn, whether it got one or not
-	Chose                     // Lease: which prefill engine it got, and why
-	Probed                    // Took: the prefill engine worked so long on the prompt
-	Prefilled                 // Tokens, Cached: what the engine said of the prompt; Resumed
-	Placed                    // Slot: which decode rank the finished prefill got; Took: it waited so long
-	PlacedMixed               // Slot: which rank prefills and decodes the request; Tokens: expected in its prefix cache. After Placed
-	PlacedLocally             // Slot: which decode rank computes the prompt itself; Tokens: expected in its prefix cache
-	Coupled                   // Took: until its decode engine had said where the KV goes, 0: with its connector none says that; Slot
-	First                     // At: when the first event of the answer came; Sent: when the decode call began, zero: none did
-	Relayed                   // Took, Tokens: of the answer from its first event on
-	Paced                     // Took, Tokens: from the first tokens of a whole answer to its last ones
-	Failed                    // Cause, On, Status, Answer: the attempt was in vain
+	Parsing       What = iota // the body of the request is read
+	Parsed                    // Req: the parsed request; nil: the body is no valid request
+	Attempted                 // another attempt begins
+	Entered                   // Phase: the phase that begins; Left, Call, Engine, Peer, Early
+	Waited                    // Took: how long the request waited for its turn at a prefill engine, whether it got one or not
+	Chose                     // Lease: which prefill engine was chosen, and why
+	Probed                    // Took: how long the prefill engine worked on the prompt
+	Prefilled                 // Tokens, Cached: of the prompt, as the engine counted them; Resumed
+	Placed                    // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
+	PlacedMixed               // Slot: the rank that prefills and decodes; Tokens: expected in its prefix cache. It follows Placed
+	PlacedLocally             // Slot: the decode rank that computes the prompt itself; Tokens: expected in its prefix cache
+	Coupled                   // Took: time until the decode engine said where the KV goes, 0: its connector has no callback; Slot
+	First                     // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
+	Relayed                   // Took: from the first event of the answer to its end; Tokens: of the answer
+	Paced                     // Took: from the first tokens of a whole answer to the last ones; Tokens: of the answer, at least 2
+	Failed                    // Cause, On, Status, Answer: the attempt has failed
 	Retried                   // another attempt follows
-	Freed                     // At: when its client left; nothing of the request is held any more
+	Freed                     // At: when the client left; the request now holds no slot, KV or hand-off any more
 )
 
-// Event is one thing that happened to a request, or to one leg of it.
+// Event is one thing that happened to a request, or to one part of a fanned-out request.
 type Event struct {
 	What    What
 	Took    time.Duration // the meaning of Took, At, Sent and Tokens depends on What
@@ -42,31 +42,31 @@ type Event struct {
 	Sent    time.Time
 	Phase   Phase
 	Left    bool   // the client has left, and the request stays in the phase in which it left
-	Call    string // name of the call that this phase and the next ones are part of; empty: the one before
+	Call    string // name of the call that begins with this phase; empty: the phase belongs to the call before
 	Engine  string // the engine that the request is passed through to
-	Peer    string // the other dispatcher that is asked for the answer
-	Early   bool   // the decode rank was bound before the prefill
+	Peer    string // the other dispatcher to which the request is sent
+	Early   bool   // the decode rank is bound before the prefill
 	Req     *openai.Request
 	Lease   *prefill.Lease
-	Resumed bool // the prompt is not the client's, but that of a resumed answer
+	Resumed bool // the prompt is that of a resumed answer, and not only the client's
 	Slot    *dispatcher.Slot
 	Tokens  int
-	Cached  int // of the prompt; -1: not known
+	Cached  int // tokens of the prompt that were in a prefix cache; -1: not known
 	Cause   string
-	On      string        // the engine or rank that failed; empty: none did, or it is not known which
-	Status  int           // of the engine
-	Answer  *openai.Error // the error that a client would get; nil: the attempt was not in vain
+	On      string        // the engine or rank that failed; empty: none failed, or it is not known which
+	Status  int           // the status of the engine's answer
+	Answer  *openai.Error // the error that a client would get; nil: the attempt did not fail
 
-	prefill *receipt.Prefill // of Lease
-	decode  *receipt.Decode  // of Slot
+	prefill *receipt.Prefill // made from Lease by showEvent
+	decode  *receipt.Decode  // made from Slot by showEvent
 }
 
-// Report counts an event where it belongs: in the facts and metrics, and in the receipt and the spans.
+// Report adds an event to the request's facts, metrics, receipt and spans.
 func (r *Request) Report(e Event) {
 	r.countEvent(&e)
 	r.showEvent(&e)
 	if e.Slot != nil {
-		e.Slot.Trace = nil // the receipt has what it needs of the trace, so free it while the answer runs
+		e.Slot.Trace = nil // the receipt has all that it needs, so the memory is freed before the answer runs
 	}
 }
 

@@ -1,6 +1,5 @@
-// Package journal writes what is reported of requests. A request reports each event of its
-// life once (Request.Report). The event goes into its facts, of which the request log and the
-// metrics are made, into its receipt and into its spans.
+// Package journal records what happens to requests. A request reports each event once (Request.Report). The event goes into the request's
+// facts, from which the request log and the metrics are made, into its receipt and into its spans.
 package journal
 
 import (
@@ -14,12 +13,12 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Config says what a journal writes to.
+// Config says where a journal writes.
 type Config struct {
-	File       string // of the request log; "-" is stdout, "" no log at all
+	File       string // path of the request log; "-": stdout; empty: there is no request log
 	Receipts   *receipt.Ring
 	Registerer prometheus.Registerer
-	Buckets    []float64 // of histograms of seconds
+	Buckets    []float64 // bounds of histogram buckets, in seconds
 	Log        *zap.Logger
 }
 
@@ -34,7 +33,7 @@ func New(c Config) (*Journal, error) {
 		Name: "evenkeel_requests_total", Help: "Client requests, by how they ended: ok, client_closed (the client left), engine_refused (an " +
 			"engine's own 4xx), engine_error (an engine's error event), or the error.code that the client saw.",
 	}, []string{"outcome"})
-	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the zero before the first
+	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the 0 before the first request
 		g.requests.WithLabelValues(outcome)
 	}
 	g.whole = g.requests.WithLabelValues("ok")
@@ -83,9 +82,8 @@ func (g *Journal) Close() error {
 	return g.lines.close()
 }
 
-// Refused counts a request that has no record, because no handler saw it. The recent
-// figures only count it if it failed: a flood of malformed requests would hide that the
-// requests of others fail.
+// Refused counts a request that was refused before any handler saw it, and so has no record. The recent figures count only failures of the
+// proxy (see failed), because a flood of malformed requests would hide that other requests fail.
 func (g *Journal) Refused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
 	if failed(fail) {
@@ -93,7 +91,7 @@ func (g *Journal) Refused(fail *openai.Error) {
 	}
 }
 
-// stage is a part of a request's life, as evenkeel_stage_seconds labels it.
+// stage is a part of the time that a request takes, as a label of evenkeel_stage_seconds.
 type stage int
 
 const (

@@ -18,7 +18,7 @@ type lines struct {
 	linesLost int // lines in a row that could not be written
 }
 
-// openLines opens path for appending; "-" is stdout, "" no log at all.
+// openLines opens a request log for appending; "-": stdout; empty: there is no request log.
 func openLines(path string, log *zap.Logger) (*lines, error) {
 	switch path {
 	case "":
@@ -33,8 +33,8 @@ func openLines(path string, log *zap.Logger) (*lines, error) {
 	return &lines{log: log, w: f, closer: f}, nil
 }
 
-// write appends the facts of a request. If the log's reader has gone or its disk is full, this is
-// logged once and not with every request.
+// write appends the facts of a request. If that fails, e.g. because the disk is full, it logs an error for the
+// first line only, and not for every request.
 func (l *lines) write(f *Facts) {
 	if l == nil {
 		return
@@ -43,7 +43,7 @@ func (l *lines) write(f *Facts) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err == nil {
-		_, err = l.w.Write(append(line, '\n')) // one write a line: lines of two processes do not mix
+		_, err = l.w.Write(append(line, '\n')) // one write per line, so that the lines of two processes do not mix
 	}
 	switch {
 	case err != nil:

@@ -7,11 +7,11 @@ import (
 	"evenkeel/geo"
 )
 
-// StatusClientClosed stands for an answer that no client reads any more. The status is nginx's.
+// StatusClientClosed is the status of a request whose client has left. It is the one that nginx uses.
 const StatusClientClosed = 499
 
-// Outcome names how a request ended, for metrics and the log. It is one of a fixed
-// set, because what an engine or a client writes must not become a label.
+// Outcome names how a request ended, for metrics and the request log. The names are a fixed set, because text from an engine or a client
+// must not become a label of a metric.
 func Outcome(e *openai.Error) string {
 	switch {
 	case e == nil:
@@ -22,7 +22,7 @@ func Outcome(e *openai.Error) string {
 	return "engine_error"
 }
 
-// outcomes are the codes of our own errors, and the codes that stand for an engine's error.
+// outcomes are the codes of the proxy's own errors, and the codes that stand for an engine's error.
 var outcomes = []string{
 	"client_closed", "invalid_api_key", "bad_priority", "bad_policy", "bad_target", "bad_session_end", "bad_class", "bad_deadline",
 	"rate_limit_exceeded", "queue_full", "too_many_answers", "queue_timeout", "deadline_unmet", "prefill_kv_exhausted", "pool_timeout",

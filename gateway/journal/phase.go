@@ -2,21 +2,21 @@ package journal
 
 import "evenkeel/gateway/receipt"
 
-// Phase is how far a request is, or was when its client left, as metrics label it.
+// Phase says how far a request is, or was when its client left, as a label of metrics.
 type Phase string
 
 // The phases of a request, in their order.
 const (
-	Queued    Phase = receipt.Queued       // it waits for prefill
-	Prefill   Phase = receipt.Prefilling   // from the probe's sending to its answer
-	Pooled    Phase = receipt.Pooled       // it waits for a slot
+	Queued    Phase = receipt.Queued       // the request waits for prefill
+	Prefill   Phase = receipt.Prefilling   // from the prefill request to its answer
+	Pooled    Phase = receipt.Pooled       // the request waits for a slot on a decode rank
 	Transfer  Phase = receipt.Transferring // from the decode request to its first event
 	Streaming Phase = "streaming"          // from the first event on
 )
 
 var phases = []Phase{Queued, Prefill, Pooled, Transfer, Streaming}
 
-// waitOf is where a receipt has the time of a phase.
+// waitOf returns the field of a receipt that has the time of a phase.
 func waitOf(w *receipt.Waits, p Phase) *float64 {
 	switch p {
 	case Queued:

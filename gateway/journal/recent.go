@@ -12,25 +12,26 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// recent has figures about the last requests, for people who look at the proxy now.
-// Metrics have the same, but only with a server that scrapes them.
+// recent has figures about the last requests, for people who look at the proxy directly. The metrics have the same figures, but need a
+// server that scrapes them.
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
-	own           atomic.Uint64 // failed requests that were refused by a limit of their caller's key
+	own           atomic.Uint64 // of failed, requests that a limit of their caller's API key refused
 
-	mu        sync.Mutex // taken by requests that failed, and by readers
+	mu        sync.Mutex // only failed requests and readers take it
 	failures  map[detect.Outcome]uint64
 	whys      map[detect.Outcome]detect.Why
-	handedOut bool // a reader has failures and whys, so that they must not change any more
+	handedOut bool // a reader has the maps failures and whys, so they must be copied before they change
 }
 
-// shared is how long the reason of a limit that all callers share stays, before that of one key's own limit may replace it.
+// sharedFor is how long a reason that concerns all callers stays, before the reason of a limit of one API key may replace it.
 const sharedFor = 10 * time.Second
 
-// count counts a request that has ended; fail is nil for an answer that was whole.
+// count counts a request that has ended. fail is nil if its answer was whole.
 func (r *recent) count(fail *openai.Error) {
-	if fail != nil && fail.Status == http.StatusUnauthorized { // no valid key: a flood of these would hide that the requests of others fail
+	// a flood of requests without a valid API key would hide that other requests fail
+	if fail != nil && fail.Status == http.StatusUnauthorized {
 		return
 	}
 	r.ended.Add(1)
@@ -41,7 +42,7 @@ func (r *recent) count(fail *openai.Error) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		switch { // a map that a reader has is copied before it changes
+		switch {
 		case r.failures == nil:
 			r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
 		case r.handedOut:
@@ -56,13 +57,13 @@ func (r *recent) count(fail *openai.Error) {
 	}
 }
 
-// failed says whether a request failed, other than by what its client did wrong: 5xx and 429.
+// failed says whether a request failed for another reason than a mistake of its client: with 5xx or 429.
 func failed(fail *openai.Error) bool {
 	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
-// failuresSoFar returns the failures since the start, and the reason of the last failure of each kind. The maps do not change any more:
-// the next request that fails makes copies.
+// failuresSoFar returns the failures since the start, and the reason of the last failure of each kind. The returned maps never change,
+// because the next request that fails copies them first.
 func (r *recent) failuresSoFar() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,91 +71,92 @@ func (r *recent) failuresSoFar() (map[detect.Outcome]uint64, map[detect.Outcome]
 	return r.failures, r.whys
 }
 
-// A minute is a histogram of the last minute, in parts that are forgotten one by
-// one. Each class is a tenth wider than the one before, so that a quantile is off by
-// 5 % at most.
+// A minute is a histogram of the last minute. It consists of parts of 5 s, and the oldest part is dropped when a new one begins. Each class
+// is a tenth wider than the class before, so that a quantile is off by 5 % at most.
 type minute struct {
 	mu    sync.Mutex
-	parts [minuteParts + 1]part // the part that fills, and those of a whole minute
+	parts [minuteParts + 1]part // the part that is being filled, and the parts of a whole minute before
 }
 
-// part has the values of one part of a minute.
+// part counts the values of one part of a minute.
 type part struct {
-	number  int64 // counted in parts of this length since 1970
-	classes [classes]uint32
+	number  int64           // number of the part, counted from 1970 in units of partLength
+	classes [classes]uint32 // number of values in each class
 }
 
 const (
 	minuteParts = 12
 	partLength  = time.Minute / minuteParts
 
-	leastSeconds = 0.0002
-	classGrowth  = 1.1
-	classes      = 160 // up to 14 minutes
+	leastSeconds = 0.0002 // upper bound of the first class
+	classGrowth  = 1.1    // each class is wider than the one before by this factor
+	classes      = 160    // the last class begins at about 12 minutes
 )
 
 // Observe implements prometheus.Observer.
 func (m *minute) Observe(seconds float64) { m.add(seconds, time.Now()) }
 
-// add counts a value in the class that it falls into. A part that is older than a minute is emptied and used again.
+// add counts a value in its class. It empties a part that is older than a minute, and uses it again.
 func (m *minute) add(seconds float64, now time.Time) {
 	class := 0
 	if seconds > leastSeconds {
 		class = min(classes-1, int(math.Log(seconds/leastSeconds)/math.Log(classGrowth))+1)
 	}
-	n := now.UnixNano() / int64(partLength)
+	number := now.UnixNano() / int64(partLength)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := &m.parts[n%int64(len(m.parts))]
-	if p.number != n {
-		*p = part{number: n}
+	p := &m.parts[number%int64(len(m.parts))]
+	if p.number != number {
+		*p = part{number: number}
 	}
 	p.classes[class]++
 }
 
-// latency is the median and the 99th percentile of the last minute.
+// latency returns the median and the 99th percentile of the last minute.
 func (m *minute) latency(now time.Time) detect.Latency {
 	var sum [classes]uint32
-	n := now.UnixNano() / int64(partLength)
+	present := now.UnixNano() / int64(partLength)
+	oldest := present - int64(len(m.parts)) + 1
 	m.mu.Lock()
 	for i := range m.parts {
-		if p := &m.parts[i]; p.number > n-int64(len(m.parts)) && p.number <= n {
-			for c, k := range p.classes {
-				sum[c] += k
+		if p := &m.parts[i]; p.number >= oldest && p.number <= present {
+			for class, count := range p.classes {
+				sum[class] += count
 			}
 		}
 	}
 	m.mu.Unlock()
 	var l detect.Latency
-	for _, k := range sum {
-		l.Samples += int(k)
+	for _, count := range sum {
+		l.Samples += int(count)
 	}
 	l.P50Ms, l.P99Ms = quantile(&sum, l.Samples, 0.5), quantile(&sum, l.Samples, 0.99)
 	return l
 }
 
-// quantile is the middle of the class that the quantile q (from 0 to 1) falls into, in ms; 0: there are no samples. sum has the number of
-// samples of each class.
+// quantile returns the quantile q (from 0 to 1) in ms: the middle of the class that contains it; 0: there are no samples. sum has the
+// number of samples in each class.
 func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 	left := int(math.Ceil(q * float64(samples)))
-	for c, k := range sum {
-		if left -= int(k); left <= 0 && k > 0 {
-			return 1000 * leastSeconds * math.Pow(classGrowth, float64(c)-0.5)
+	for class, count := range sum {
+		left -= int(count)
+		if left <= 0 && count > 0 {
+			return 1000 * leastSeconds * math.Pow(classGrowth, float64(class)-0.5)
 		}
 	}
 	return 0
 }
 
-// Recent is what clients got: latencies over the last minute, and counts since the start.
+// Recent says how requests went: latencies over the last minute, and counts since the start.
 type Recent struct {
 	TTFT, TPOT    detect.Latency
-	Ended, Failed uint64                        // requests since the start; failed: 5xx and 429
-	Own           uint64                        // of Failed, those refused by a limit of their caller's key
+	Ended, Failed uint64                        // requests since the start; failed ones had 5xx or 429
+	Own           uint64                        // of Failed, requests that a limit of their caller's API key refused
 	Failures      map[detect.Outcome]uint64     // failed requests since the start, by outcome
-	Whys          map[detect.Outcome]detect.Why // reasons of the last failure of each outcome, where one is known
+	Whys          map[detect.Outcome]detect.Why // reason of the last failure of each outcome, if it is known
 }
 
-// Recent returns the figures of now.
+// Recent returns the present figures.
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.failuresSoFar()

@@ -12,12 +12,11 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Journal holds everything that facts are written to. The zero value writes nothing
-// and serves tests.
+// Journal holds everything to which the records of requests are written. The zero value writes nothing, and is for tests.
 type Journal struct {
 	Receipts *receipt.Ring                  // nil: none are kept
 	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
-	flushes  sync.WaitGroup                 // of tracers that were replaced
+	flushes  sync.WaitGroup                 // of tracers that were replaced, while they export their last spans
 	lines    *lines                         // nil: there is no request log
 	recent   recent
 	log      *zap.Logger
@@ -31,32 +30,31 @@ type Journal struct {
 	released   map[Phase]prometheus.Observer
 }
 
-// A Request is the record of one request, or of one leg of a fan-out: its facts, and
-// the attempt that is under way. Only the goroutine that serves the request writes here.
+// A Request is the record of one request, or of one part (leg) of a fanned-out request: its facts, and the attempt under way. Only the
+// goroutine that serves the request may use it.
 type Request struct {
 	Facts
-	Reached Phase // how far it is, or was when its client left
+	Reached Phase // how far the request is, or was when its client left
 
 	journal *Journal
-	path    string        // of its endpoint; empty before Witness
-	leg     string        // which leg it is; empty: the whole request
+	path    string        // path of the endpoint; empty before Witness
+	leg     string        // name of the leg; empty: the record of the whole request
 	live    *receipt.Live // nil: no receipts are kept
 	span    *tracing.Span // nil: there are no traces
-	attempt attempt       // the present one, or the last one
-	counted bool          // among the requests whose client left
+	attempt attempt       // the attempt under way, or the last attempt
+	counted bool          // the request is already counted among those whose client left
 }
 
-// attempt is the try to serve a request that is under way: one attempt of its
-// receipt, and the spans of it.
+// attempt is the state of the attempt under way, for the receipt and the spans.
 type attempt struct {
 	open    bool      // an attempt is under way
-	number  int       // number of this attempt, or of the last one
-	index   int       // in the receipt; -1: not kept
-	phase   Phase     // its present step; empty: no step is under way
-	since   time.Time // when the step began, or when the last attempt failed
-	retries bool      // the last attempt failed, and this is the next
+	number  int       // number of the attempt under way, or of the last attempt
+	index   int       // index of the attempt in the receipt; -1: the receipt has too many
+	phase   Phase     // the present phase; empty: none
+	since   time.Time // when the phase began, or when the last attempt failed
+	retries bool      // the last attempt failed, and another attempt follows
 
 	span      *tracing.Span
-	call      *tracing.Span // to a decode engine or another region; nil: none is under way
+	call      *tracing.Span // span of the call to a decode engine or another region; nil: no call is under way
 	phaseSpan *tracing.Span
 }

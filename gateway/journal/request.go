@@ -8,18 +8,19 @@ import (
 	"evenkeel/gateway/receipt"
 )
 
-// Request begins the record of a request with what is known of it when it comes.
+// Request begins the record of a request, with what is known when it arrives.
 func (g *Journal) Request(f Facts) *Request { return &Request{Facts: f, journal: g} }
 
-// Leg is the record of one leg of the request, which has that name. Receipt and span are those of the whole request.
+// Leg returns the record of one part of a fanned-out request, with the part's name. It shares the receipt and the span of the whole
+// request.
 func (r *Request) Leg(name string) *Request {
 	leg := *r
 	leg.leg = name
 	return &leg
 }
 
-// Witness opens the receipt and the span of a request whose sender is known. header
-// reads a header of the request; trusted callers decide what is sampled. path is that of the endpoint.
+// Witness opens the receipt and the span of a request whose sender is known. header returns a header of the request. A trusted caller
+// decides whether the trace is sampled. path is the path of the endpoint.
 func (r *Request) Witness(header func(name string) string, trusted bool, path string) {
 	r.path = path
 	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)
@@ -36,14 +37,15 @@ func (r *Request) Witness(header func(name string) string, trusted bool, path st
 	}
 }
 
-// Scheduled notes what a request may wait for: batch takes only what others leave, and the deadline is until when the first token is
-// wanted; zero: the caller did not say.
+// Scheduled notes how a request is scheduled. A batch request only gets capacity that other requests leave. The deadline is for the first
+// token; zero: the caller gave none.
 func (r *Request) Scheduled(batch bool, priority int, deadline time.Time) {
 	if r.live == nil || !batch && priority == 0 && deadline.IsZero() {
 		return
 	}
 	r.live.Edit(func(x *receipt.Receipt) {
-		if x.Priority = priority; batch {
+		x.Priority = priority
+		if batch {
 			x.Class = "batch"
 		}
 		if !deadline.IsZero() {
@@ -52,8 +54,8 @@ func (r *Request) Scheduled(batch bool, priority int, deadline time.Time) {
 	})
 }
 
-// End writes what became of the request everywhere: its very end, once for each
-// request and not for legs. fail is nil for an answer that was whole.
+// End writes the outcome of the request to the receipt, span, metrics and request log. It is called once per request, and not for the parts
+// of a fanned-out request. fail is nil if the answer was whole.
 func (r *Request) End(fail *openai.Error) {
 	r.Outcome = Outcome(fail)
 	r.TotalMs = ms(time.Since(r.Arrival))
@@ -81,7 +83,7 @@ func (r *Request) showEnd(fail *openai.Error) {
 	}
 	if r.span.Recording() {
 		status := http.StatusOK
-		if fail != nil && r.TTFTMs == 0 { // else the answer had begun
+		if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with status 200
 			status = fail.Status
 		}
 		spanEnded(r, fail, status)

@@ -13,11 +13,10 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// This file has what spans say. Everything but spanFailed is only called for spans that are recorded.
-// Names that begin with gen_ai, http, url or error are OpenTelemetry's semantic
-// conventions (GenAI as of 1.41). The other names are evenkeel's own.
+// This file sets the attributes and events of spans. All functions but spanFailed are only called for spans that are recorded. Names that
+// begin with gen_ai, http, url or error are OpenTelemetry's semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
 
-// operation is the name of what an endpoint does, as gen_ai.operation.name. path is that of the endpoint.
+// operation returns the value of gen_ai.operation.name for the endpoint with that path.
 func operation(path string) string {
 	switch path {
 	case "/v1/chat/completions", "/v1/responses", "/v1/messages":
@@ -25,10 +24,10 @@ func operation(path string) string {
 	case "/v1/completions":
 		return "text_completion"
 	}
-	return path[strings.LastIndexByte(path, '/')+1:] // embeddings is one of the conventions' names; they have none for the others
+	return path[strings.LastIndexByte(path, '/')+1:] // the conventions also have embeddings, and no names for other endpoints
 }
 
-// spanArrived notes what is known of a request when it comes.
+// spanArrived notes what is known of a request when it arrives.
 func spanArrived(r *Request) {
 	r.span.Set(
 		attribute.String("gen_ai.operation.name", operation(r.path)),
@@ -63,7 +62,7 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 	}
 }
 
-// spanStep begins the span of a phase, within the call it is part of.
+// spanStep begins the span of a phase, within the call that the phase belongs to.
 func spanStep(n *attempt, p Phase) *tracing.Span {
 	name, calls := stepNames[p], false
 	if p == Prefill && n.call == nil {
@@ -72,7 +71,7 @@ func spanStep(n *attempt, p Phase) *tracing.Span {
 	return cmp.Or(n.call, n.span).Child(name, calls)
 }
 
-// stepNames are the names of phases in spans. Prefill has this name within a decode call, and else is a probe.
+// stepNames are the names of phases in spans. A Prefill outside a decode call is named probe instead.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
 // spanChose notes which prefill engine was chosen, and why.
@@ -90,7 +89,7 @@ func spanChose(s *tracing.Span, p *receipt.Prefill) {
 	s.Event("choose", list...)
 }
 
-// scores writes choices as name=score.
+// scores returns choices as name=score.
 func scores(best []receipt.Choice) (list []string) {
 	for _, c := range best {
 		score := "?"
@@ -129,7 +128,7 @@ func spanBound(s *tracing.Span, d *receipt.Decode) {
 	s.Event("admit", list...)
 }
 
-// spanFailed notes a failure. A fault of the client's does not mark the span as failed. answer nil: nothing failed.
+// spanFailed notes a failure; answer nil: nothing failed. A mistake of the client does not mark the span as failed.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	if answer == nil || !s.Recording() {
 		return
@@ -142,8 +141,8 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	s.Fail(kind, receipt.Clip(cause))
 }
 
-// spanEnded notes how the request ended. The time to the first event is
-// gen_ai.server.time_to_first_token in the metrics' conventions; for spans its name differs.
+// spanEnded notes how the request ended. The conventions name the time to the first event gen_ai.server.time_to_first_token in metrics, but
+// differently in spans.
 func spanEnded(r *Request, fail *openai.Error, status int) {
 	r.span.Set(
 		attribute.String("evenkeel.outcome", r.Outcome),

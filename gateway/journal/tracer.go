@@ -11,12 +11,11 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// flushTime is how long the collector has for the last spans, at the end or
-// after a reload.
+// flushTime bounds the export of the last spans, at the end of the proxy or after a reload.
 const flushTime = 5 * time.Second
 
-// Traces reads what a config says of traces. Once begin is called, new requests are traced
-// as the config says, and the tracer before exports its last spans.
+// Traces reads the config of traces. When begin is called, new requests are traced as the config says, and the old tracer exports its last
+// spans.
 func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
 	if c.Endpoint == "" {
 		return func() error { g.trace(nil); return nil }, nil
@@ -38,7 +37,7 @@ func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
 	}, nil
 }
 
-// trace has t trace the requests that come from now on; t nil: they are not traced.
+// trace makes t the tracer of new requests; t nil: they are not traced.
 func (g *Journal) trace(t *tracing.Tracer) {
 	if old := g.tracer.Swap(t); old != nil {
 		g.flushes.Go(func() {
