@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Filter says which receipts are asked for. An empty field leaves no receipt out.
+// Filter says which receipts a caller wants. An empty field leaves no receipt out.
 type Filter struct {
 	Model   string
 	Key     string  // name of the caller's API key
-	Outcome string  // Failed: every outcome that counts as a failure, see failed
-	Engine  string  // part of the name of a prefill engine or a decode rank that it was sent to
-	ID      string  // part of its id or its client's
-	SlowMs  float64 // least ms until the first token, or if there was none, that the request ran
+	Outcome string  // an outcome, or Failed for all failures (see failed)
+	Engine  string  // part of the name of a prefill engine or decode rank to which the request was sent
+	ID      string  // part of the request's id, or of the client's id for it
+	SlowMs  float64 // least time in ms that the client waited (see waited)
 }
 
 // Failed is the value of Filter.Outcome for all requests that failed.
@@ -27,7 +27,7 @@ func (f *Filter) passes(r *Receipt, now time.Time) bool {
 		(f.Engine == "" || r.wentTo(f.Engine))
 }
 
-// waited is how many ms passed until the first token, else until the end, else until now.
+// waited is the time in ms until the first token, or if there is none until the end, or until now.
 func (r *Receipt) waited(now time.Time) float64 {
 	switch {
 	case r.TTFT > 0:
@@ -38,7 +38,7 @@ func (r *Receipt) waited(now time.Time) float64 {
 	return now.Sub(r.Arrival).Seconds() * 1000
 }
 
-// failed says whether the request failed, other than by what its client did: 5xx and 429.
+// failed says whether the request failed for another reason than a mistake of its client: with 5xx or 429.
 func (r *Receipt) failed() bool { return r.Status >= 500 || r.Status == 429 }
 
 func (r *Receipt) wentTo(name string) bool {

@@ -2,23 +2,23 @@ package receipt
 
 import "time"
 
-// Hits are the tokens of prompts, and of them those that were in a prefix cache.
+// Hits counts the tokens of prompts, and how many of them were in a prefix cache.
 type Hits struct{ Prompt, Cached int }
 
 func (h *Hits) add(o Hits) { h.Prompt, h.Cached = h.Prompt+o.Prompt, h.Cached+o.Cached }
 
 const (
-	summed   = 15 // minutes, the present one included
-	mostKeys = 64 // keys that have sums. If there are more, the first ones have sums, as long as they send requests
+	summed   = 15 // minutes of which sums are kept, including the present one
+	mostKeys = 64 // API keys that can have sums at the same time; a key keeps its sums as long as it sends requests
 )
 
-// sums are the hits of requests that ended, by the name of the caller's key. The ring forgets receipts when there are too many. Sums are
-// only forgotten by their age.
+// sums holds the hits of ended requests, by the name of the caller's API key. They are kept apart from the receipts, because the ring drops
+// receipts when there are too many, and sums must only be dropped by age.
 type sums map[string]*minutes
 
-// minutes are the hits of one key.
+// minutes holds the hits of one API key, minute by minute.
 type minutes struct {
-	last int64 // minute, as the clock has it, of the request that ended last
+	last int64 // minute (Unix time / 60) in which the key's last request ended
 	each [summed]struct {
 		minute int64
 		Hits
@@ -41,7 +41,7 @@ func (s sums) add(r *Receipt) {
 		s[r.Key] = k
 	}
 	m := &k.each[now%summed]
-	if m.minute > now { // the request ended long ago, and its place has a later minute
+	if m.minute > now { // the request ended so long ago that a later minute has its place
 		return
 	}
 	if m.minute < now {
@@ -51,7 +51,7 @@ func (s sums) add(r *Receipt) {
 	k.last = max(k.last, now)
 }
 
-// room makes room for one more key; nil: mostKeys other keys had requests that ended lately.
+// room returns the sums of one more key; nil: mostKeys other keys have recent requests.
 func (s sums) room(now int64) *minutes {
 	if len(s) == mostKeys {
 		for key, k := range s {
@@ -66,7 +66,8 @@ func (s sums) room(now int64) *minutes {
 	return &minutes{}
 }
 
-// cached is how many tokens of the prompt were in a prefix cache: as its engine said, or as the index thought where it says nothing.
+// cached is how many tokens of the prompt were in a prefix cache: as the engine reported, or as evenkeel expected if the engine reported
+// none.
 func (r *Receipt) cached() int {
 	if r.CachedTokens > 0 || len(r.Attempts) == 0 || r.Attempts[len(r.Attempts)-1].Prefill == nil {
 		return max(0, r.CachedTokens)
@@ -74,8 +75,7 @@ func (r *Receipt) cached() int {
 	return r.Attempts[len(r.Attempts)-1].Prefill.Hit
 }
 
-// Hits are those of a key's requests that ended in the last minute, give or take half a minute, and of those that ended in the
-// rest of the last quarter of an hour.
+// Hits returns the hits of a key's requests that ended in about the last minute (last), and in the 14 minutes before (before).
 func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
 	if g == nil {
 		return last, before

@@ -1,6 +1,5 @@
-// Package receipt keeps what became of the last requests and why: which engines
-// they got and which were nearly as good, how long they waited for what, what
-// failed on the way. It holds no prompt and no answer.
+// Package receipt keeps a receipt for each of the last requests: which engines served the request and which were nearly as good, how long
+// the request waited for what, and what failed. A receipt has no text of the prompt or the answer.
 package receipt
 
 import (
@@ -8,139 +7,137 @@ import (
 	"time"
 )
 
-// Ended is the state of a receipt, and of an attempt, to which nothing more is
-// added.
+// Ended is the state of a receipt or an attempt that has ended.
 const Ended = "ended"
 
-// States of a request that waits for prefill, whose prompt is computed, that waits for a decode rank, and whose KV goes there.
+// States of a request that runs.
 const (
-	Queued       = "queued"
-	Prefilling   = "prefill"
-	Pooled       = "pooled"
-	Transferring = "transfer"
+	Queued       = "queued"   // it waits for a prefill engine
+	Prefilling   = "prefill"  // its prompt is computed
+	Pooled       = "pooled"   // it waits for a decode rank
+	Transferring = "transfer" // its decode request was sent, and its first event has not come
 )
 
-// A Receipt is the account of one client's request, as GET /decisions shows it.
-// Times are in ms.
+// A Receipt says what happened to one client's request, as GET /decisions shows it. Times are in ms.
 type Receipt struct {
 	ID       string    `json:"id"`
-	ClientID string    `json:"client_id,omitempty"` // its X-Request-Id
+	ClientID string    `json:"client_id,omitempty"` // the client's X-Request-Id
 	TraceID  string    `json:"trace_id,omitempty"`
 	Model    string    `json:"model"`
 	Key      string    `json:"key,omitempty"` // name of the caller's API key
 	Endpoint string    `json:"endpoint,omitempty"`
 	Stream   bool      `json:"stream,omitempty"`
-	Class    string    `json:"class,omitempty"`       // batch: it took only what other requests left
-	Priority int       `json:"priority,omitempty"`    // in the arrival queue
-	Deadline float64   `json:"deadline_ms,omitempty"` // since arrival, until when its first token was wanted; 0: the caller did not say
+	Class    string    `json:"class,omitempty"`       // batch: the request only got capacity that other requests left
+	Priority int       `json:"priority,omitempty"`    // priority in the arrival queue
+	Deadline float64   `json:"deadline_ms,omitempty"` // time from arrival until which the first token was wanted; 0: the caller gave none
 	Arrival  time.Time `json:"arrival"`
-	State    string    `json:"state"`             // the phase of its last step, or ended
+	State    string    `json:"state"`             // the present phase, or ended
 	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code
-	Status   int       `json:"status,omitempty"`  // the status of an error; 0: the answer was whole, or runs
+	Status   int       `json:"status,omitempty"`  // the status of an error; 0: the answer is whole, or still runs
 
 	Route  string `json:"route,omitempty"`  // disaggregated, aggregated, local-prefill or passed-through
-	Peer   string `json:"peer,omitempty"`   // the dispatcher that it was sent to
-	Origin string `json:"origin,omitempty"` // the dispatcher that it came from
+	Peer   string `json:"peer,omitempty"`   // the dispatcher to which the request was sent
+	Origin string `json:"origin,omitempty"` // the dispatcher from which the request came
 
 	PromptTokens int     `json:"prompt_tokens"`
 	CachedTokens int     `json:"cached_tokens"`
 	OutputTokens int     `json:"output_tokens"`
 	TTFT         float64 `json:"ttft_ms,omitempty"`
 	Total        float64 `json:"total_ms,omitempty"`
-	Waits        Waits   `json:"waits_ms"` // of all attempts together
+	Waits        Waits   `json:"waits_ms"` // sum of all attempts
 
 	Attempts []Attempt `json:"attempts"`
-	LeftOut  int       `json:"attempts_left_out,omitempty"` // attempts beyond MaxAttempts, which are not kept
+	LeftOut  int       `json:"attempts_left_out,omitempty"` // how many attempts are not kept, because there were more than MaxAttempts
 }
 
-// Waits is where the time went, by phase, in ms.
+// Waits is the time that each phase took, in ms.
 type Waits struct {
 	Parse    float64 `json:"parse,omitempty"`
-	Queue    float64 `json:"queue,omitempty"`    // for a prefill engine
-	Prefill  float64 `json:"prefill,omitempty"`  // on the prefill engine, or on the decode rank that computes the prompt
-	Pool     float64 `json:"pool,omitempty"`     // for a decode rank
-	Transfer float64 `json:"transfer,omitempty"` // from the decode request, or that to another region, to the first event
-	Relay    float64 `json:"relay,omitempty"`    // from the first event to the end
-	Backoff  float64 `json:"backoff,omitempty"`  // between two attempts
+	Queue    float64 `json:"queue,omitempty"`    // waiting for a prefill engine
+	Prefill  float64 `json:"prefill,omitempty"`  // computing the prompt, on a prefill engine or on the decode rank
+	Pool     float64 `json:"pool,omitempty"`     // waiting for a decode rank
+	Transfer float64 `json:"transfer,omitempty"` // from the decode request, or the request to another region, to the first event
+	Relay    float64 `json:"relay,omitempty"`    // from the first event of the answer to its end
+	Backoff  float64 `json:"backoff,omitempty"`  // pauses between attempts
 }
 
 // Add adds the waits of an attempt.
-func (w *Waits) Add(o *Waits) {
-	w.Parse += o.Parse
-	w.Queue += o.Queue
-	w.Prefill += o.Prefill
-	w.Pool += o.Pool
-	w.Transfer += o.Transfer
-	w.Relay += o.Relay
-	w.Backoff += o.Backoff
+func (w *Waits) Add(other *Waits) {
+	w.Parse += other.Parse
+	w.Queue += other.Queue
+	w.Prefill += other.Prefill
+	w.Pool += other.Pool
+	w.Transfer += other.Transfer
+	w.Relay += other.Relay
+	w.Backoff += other.Backoff
 }
 
-// Attempt is one try to serve a request, or one leg of a fan-out.
+// Attempt is one try to serve a request, or one part (leg) of a fanned-out request.
 type Attempt struct {
 	N       int      `json:"n"`
 	Leg     string   `json:"leg,omitempty"`
-	At      float64  `json:"at_ms"` // since arrival
+	At      float64  `json:"at_ms"` // when the attempt began, since arrival
 	State   string   `json:"state"`
-	Since   float64  `json:"since_ms"` // when State began, since arrival
-	Waits   Waits    `json:"waits_ms"` // the steps that are over
+	Since   float64  `json:"since_ms"` // when the state began, since arrival
+	Waits   Waits    `json:"waits_ms"` // times of the phases that have ended
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
-	Engine  string   `json:"engine,omitempty"` // the one that a request was passed through to
-	Peer    string   `json:"peer,omitempty"`   // the dispatcher that it was sent to; GET /geo/receipts has the rest
-	Cause   string   `json:"cause,omitempty"`  // why it failed
+	Engine  string   `json:"engine,omitempty"` // the engine to which a request was passed through
+	Peer    string   `json:"peer,omitempty"`   // the dispatcher to which the request was sent; its part is in GET /geo/receipts
+	Cause   string   `json:"cause,omitempty"`  // why the attempt failed
 	Status  int      `json:"status,omitempty"` // the status of the engine's answer; 0: there was none
 	Again   bool     `json:"again,omitempty"`  // another attempt followed
 
-	FailedOn string `json:"failed_on,omitempty"` // the engine or rank that failed at it; empty: none did, or it is not known which
+	FailedOn string `json:"failed_on,omitempty"` // the engine or rank that failed; empty: none failed, or it is not known which
 }
 
-// Prefill is the choice of a prefill engine.
+// Prefill says which prefill engine was chosen, and why.
 type Prefill struct {
 	Candidate string   `json:"candidate"`
 	Policy    string   `json:"policy"`
 	Reason    string   `json:"reason,omitempty"`        // policy, only, affinity, canary or fallback
-	Eligible  int      `json:"eligible,omitempty"`      // how many candidates it was chosen from
-	Hit       int      `json:"hit_tokens"`              // prompt tokens that were expected in its prefix cache
-	Prompt    int      `json:"prompt_tokens,omitempty"` // as counted or estimated when the engine was chosen, until the engine counts them
-	Cached    int      `json:"cached_tokens,omitempty"` // prompt tokens that were found in its prefix cache
-	Ahead     int      `json:"probes_ahead"`            // other probes on the engine when this one was sent
+	Eligible  int      `json:"eligible,omitempty"`      // number of candidates among which the engine was chosen
+	Hit       int      `json:"hit_tokens"`              // prompt tokens that were expected in the engine's prefix cache
+	Prompt    int      `json:"prompt_tokens,omitempty"` // counted or estimated when the engine was chosen, then replaced by the engine's count
+	Cached    int      `json:"cached_tokens,omitempty"` // prompt tokens that the engine found in its prefix cache
+	Ahead     int      `json:"probes_ahead"`            // other prefill requests on the engine when this one was sent
 	Best      []Choice `json:"best,omitempty"`          // least score first
 }
 
-// Decode is the choice of a decode rank.
+// Decode says which decode rank was chosen, and why.
 type Decode struct {
 	Rank     string   `json:"rank"`
 	Group    string   `json:"group,omitempty"`
 	Policy   string   `json:"policy"`
 	Stage    string   `json:"stage,omitempty"` // guard, single or subset
-	Score    float64  `json:"score"`           // as the policy gave it when it chose
+	Score    float64  `json:"score"`           // the policy's score of the rank when it chose the rank
 	Decide   float64  `json:"decide_ms"`
-	Local    int      `json:"local_prefill_tokens,omitempty"` // prompt tokens that the rank has to compute
-	Tick     uint64   `json:"tick,omitempty"`                 // its number in the decision log
-	Waiting  int      `json:"waiting,omitempty"`              // entries of the pool at the tick
+	Local    int      `json:"local_prefill_tokens,omitempty"` // prompt tokens that the rank has to compute itself
+	Tick     uint64   `json:"tick,omitempty"`                 // number of the decision round (tick) in the decision log
+	Waiting  int      `json:"waiting,omitempty"`              // requests in the pool at the tick
 	KVTokens int64    `json:"kv_tokens"`                      // KV tokens on the rank before this request
 	Fullest  int64    `json:"fullest_kv_tokens"`              // KV tokens on the group's fullest rank before this request
-	Able     int      `json:"able,omitempty"`                 // ranks that could have had it
+	Able     int      `json:"able,omitempty"`                 // ranks that could have taken the request
 	Better   string   `json:"better,omitempty"`               // which score is better: more or less
-	Best     []Choice `json:"best,omitempty"`                 // best first, as they stood when the tick was over
+	Best     []Choice `json:"best,omitempty"`                 // best first, with their values at the end of the tick
 }
 
-// Choice is a candidate, or a rank, that could have been chosen.
+// Choice is a prefill candidate or a decode rank that could have been chosen.
 type Choice struct {
 	Name     string   `json:"name"`
 	Score    *float64 `json:"score"` // null: scores were not compared
 	KVTokens int64    `json:"kv_tokens,omitempty"`
-	Free     int32    `json:"free,omitempty"` // slots
+	Free     int32    `json:"free,omitempty"` // free slots
 	Chosen   bool     `json:"chosen,omitempty"`
 }
 
-// MaxAttempts is how many attempts of one request are kept. All legs of a fan-out together have no more.
+// MaxAttempts is how many attempts of one request are kept, including all parts of a fanned-out request.
 const MaxAttempts = 32
 
-// MaxText bounds what a client or an error may add to a receipt, in bytes.
+// MaxText bounds each text of a client or an error in a receipt, in bytes.
 const MaxText = 256
 
-// Clip cuts a text that is too long; what it returns is UTF-8.
+// Clip cuts a text to MaxText bytes, and makes it valid UTF-8.
 func Clip(s string) string {
 	if len(s) > MaxText {
 		s = s[:MaxText]
@@ -148,7 +145,7 @@ func Clip(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// Begin adds an attempt and returns its index; -1 when there are too many.
+// Begin adds an attempt and returns its index; -1: there are too many attempts to keep this one.
 func (r *Receipt) Begin(a Attempt) int {
 	if len(r.Attempts) == MaxAttempts {
 		r.LeftOut++
@@ -158,7 +155,7 @@ func (r *Receipt) Begin(a Attempt) int {
 	return len(r.Attempts) - 1
 }
 
-// At is the attempt with an index of Begin; nil for -1.
+// At returns the attempt with an index from Begin; nil: the index is -1.
 func (r *Receipt) At(i int) *Attempt {
 	if i < 0 || i >= len(r.Attempts) {
 		return nil
@@ -176,8 +173,7 @@ func (r *Receipt) close() {
 	}
 }
 
-// What the parts of a receipt take beside their texts, in bytes, with what the
-// ring needs to find it.
+// Sizes of the parts of a receipt in bytes, without their texts. sizeReceipt includes the ring's entry for the receipt.
 const (
 	sizeReceipt = 640
 	sizeAttempt = 272
@@ -186,26 +182,26 @@ const (
 	sizeChoice  = 56
 )
 
-// size is what a receipt takes in memory, about.
+// size is about how many bytes of memory a receipt takes.
 func (r *Receipt) size() int64 {
-	n := sizeReceipt + len(r.ID) + len(r.ClientID) + len(r.TraceID) + len(r.Model) + len(r.Key) + len(r.Peer) + len(r.Origin) +
+	bytes := sizeReceipt + len(r.ID) + len(r.ClientID) + len(r.TraceID) + len(r.Model) + len(r.Key) + len(r.Peer) + len(r.Origin) +
 		sizeAttempt*cap(r.Attempts)
 	choices := func(list []Choice) {
 		for i := range list {
-			n += sizeChoice + len(list[i].Name)
+			bytes += sizeChoice + len(list[i].Name)
 		}
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		n += len(a.Cause) + len(a.FailedOn) + len(a.Peer) + len(a.Engine)
+		bytes += len(a.Cause) + len(a.FailedOn) + len(a.Peer) + len(a.Engine)
 		if a.Prefill != nil {
-			n += sizePrefill + len(a.Prefill.Candidate)
+			bytes += sizePrefill + len(a.Prefill.Candidate)
 			choices(a.Prefill.Best)
 		}
 		if a.Decode != nil {
-			n += sizeDecode + len(a.Decode.Rank)
+			bytes += sizeDecode + len(a.Decode.Rank)
 			choices(a.Decode.Best)
 		}
 	}
-	return int64(n)
+	return int64(bytes)
 }

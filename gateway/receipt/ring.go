@@ -9,23 +9,22 @@ import (
 	"time"
 )
 
-// A Ring keeps the receipts of the last requests that ended, and of all that
-// run. A nil Ring keeps none.
+// A Ring keeps the receipts of the last requests that ended, and of all requests that run. A nil Ring keeps none.
 type Ring struct {
 	maxBytes int64
 
 	mu      sync.Mutex
-	ended   []*Receipt // a ring of its capacity, never changed again
-	next    int        // where the next receipt goes
-	count   int
-	bytes   int64
-	byID    map[string]*Receipt // those that ended, by our own ids: clients' are not unique
-	running map[string]*Live
+	ended   []*Receipt          // a ring buffer; its receipts never change
+	next    int                 // index in ended for the next receipt
+	count   int                 // receipts in ended
+	bytes   int64               // their size in memory, about
+	byID    map[string]*Receipt // receipts in ended, by evenkeel's request id; ids of clients are not unique
+	running map[string]*Live    // by evenkeel's request id
 	hits    sums
 }
 
-// NewRing returns a ring for the last receipts, up to so many, and for fewer if
-// they would take more than maxBytes; nil if last is 0 or less.
+// NewRing returns a ring for the last receipts: at most last of them, and fewer if they would take more than maxBytes. It returns nil if
+// last is 0 or less.
 func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil
@@ -33,14 +32,14 @@ func NewRing(last int, maxBytes int64) *Ring {
 	return &Ring{maxBytes: maxBytes, ended: make([]*Receipt, last), byID: map[string]*Receipt{}, running: map[string]*Live{}, hits: sums{}}
 }
 
-// Live is the receipt of a request that runs. A nil Live notes nothing.
+// Live is the receipt of a request that runs. A nil Live records nothing.
 type Live struct {
 	ring *Ring
 	mu   sync.Mutex
 	r    Receipt
 }
 
-// Open begins a receipt.
+// Open begins the receipt of a request.
 func (g *Ring) Open(r *Receipt) *Live {
 	if g == nil {
 		return nil
@@ -52,31 +51,31 @@ func (g *Ring) Open(r *Receipt) *Live {
 	return l
 }
 
-// Edit adds to the receipt.
-func (l *Live) Edit(add func(*Receipt)) {
+// Edit changes the receipt under its lock.
+func (l *Live) Edit(change func(*Receipt)) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	add(&l.r)
+	change(&l.r)
 }
 
-// End adds the last of it: from here on the receipt is one of those that ended.
-func (l *Live) End(add func(*Receipt)) {
+// End changes the receipt a last time, and moves it to the ended receipts.
+func (l *Live) End(change func(*Receipt)) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	add(&l.r)
+	change(&l.r)
 	l.r.close()
 	done := l.r
-	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a leg that ends late writes into l.r, not into done
+	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a copy, because parts that end late still write into l.r
 	l.mu.Unlock()
 	l.ring.keep(&done)
 }
 
-// keep puts a receipt in the place of the oldest.
+// keep adds an ended receipt, and drops the oldest ones if there is no room.
 func (g *Ring) keep(r *Receipt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,17 +94,16 @@ func (g *Ring) keep(r *Receipt) {
 }
 
 func (g *Ring) dropOldest() {
-	at := (g.next - g.count + len(g.ended)) % len(g.ended)
-	old := g.ended[at]
-	g.ended[at] = nil
+	oldest := (g.next - g.count + len(g.ended)) % len(g.ended)
+	old := g.ended[oldest]
+	g.ended[oldest] = nil
 	g.count--
 	g.bytes -= old.size()
 	delete(g.byID, old.ID)
 }
 
-// Find returns the receipt of the request with an id of ours, and up to n in
-// all with those of the requests that clients gave this id, the latest first:
-// two clients may send the same id, or an id of ours.
+// Find returns up to n receipts for an id. The first is the receipt of the request to which evenkeel gave the id. Then follow, latest
+// first, the receipts of requests to which clients gave the id: several clients may use the same id, and even an id of evenkeel's.
 func (g *Ring) Find(id string, n int) []*Receipt {
 	list := []*Receipt{}
 	if g == nil {
@@ -120,7 +118,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 		}
 	}
 	for _, l := range g.running {
-		if l.r.ClientID == theirs && l.r.ID != id { // both are set before the receipt is opened, and never again
+		if l.r.ClientID == theirs && l.r.ID != id { // both ids never change, so no lock is needed
 			running = append(running, l)
 		}
 	}
@@ -140,11 +138,11 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	return list[:min(n, len(list))]
 }
 
-// back is the receipt that ended so many before the last; with g.mu held.
+// back returns the receipt that ended i receipts before the last one. It is called with g.mu held.
 func (g *Ring) back(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
 
-// Last returns up to n of the requests that ended, or of those that run, the
-// latest first, and of those that pass the filter only.
+// Last returns up to n receipts that pass the filter, latest first: of requests that run if running is true, and otherwise of requests that
+// ended.
 func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	list := []*Receipt{}
 	if g == nil {
@@ -168,8 +166,8 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	return list
 }
 
-// last returns receipts of requests that ended, as many as may be needed, latest first.
-// They never change, so they are looked through without the lock.
+// last returns ended receipts, latest first: the last n, or all of them if f has to be applied to them. These receipts never change, so the
+// caller needs no lock.
 func (g *Ring) last(n int, f Filter) []*Receipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -183,18 +181,18 @@ func (g *Ring) last(n int, f Filter) []*Receipt {
 	return list
 }
 
-// Latest returns the receipts of up to n requests, the newest arrival first. They are chosen among the requests that still
-// run and the n that ended last.
+// Latest returns the receipts of up to n requests, the newest arrival first. It chooses them among the requests that still run and the n
+// requests that ended last.
 func (g *Ring) Latest(n int) []*Receipt {
 	list := g.Last(n, Filter{}, false)
 	if g == nil {
 		return list
 	}
-	newest := make([]*Live, 0, n+1) // of the requests that run; thousands may run, so only these are copied
+	newest := make([]*Live, 0, n+1) // of the requests that run; thousands may run, so only these n are copied
 	for _, l := range g.open() {
-		at, _ := slices.BinarySearchFunc(newest, l, func(a, b *Live) int { return b.r.Arrival.Compare(a.r.Arrival) })
-		if at < n {
-			newest = slices.Insert(newest, at, l)
+		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *Live) int { return b.r.Arrival.Compare(a.r.Arrival) })
+		if place < n {
+			newest = slices.Insert(newest, place, l)
 			newest = newest[:min(n, len(newest))]
 		}
 	}
@@ -202,22 +200,22 @@ func (g *Ring) Latest(n int) []*Receipt {
 		list = append(list, l.copy())
 	}
 	slices.SortStableFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
-	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID }) // a request that ended meanwhile is in the list twice
+	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID }) // a request that has just ended is in the list twice
 	return list[:min(n, len(list))]
 }
 
-// open are the receipts of requests that run.
+// open returns the receipts of all requests that run.
 func (g *Ring) open() []*Live {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Collect(maps.Values(g.running))
 }
 
-// Load is what the requests of a key ask for now.
+// Load is the present load by the requests of one API key.
 type Load struct {
 	Waiting int // requests that wait for prefill or for a decode rank
 	Prompts int // prompts that prefill engines compute, or whose KV they hold
-	Tokens  int // of these prompts
+	Tokens  int // tokens of these prompts
 }
 
 // Loads returns the load of each key that has requests, by the key's name.
@@ -243,18 +241,18 @@ func (g *Ring) Loads() map[string]Load {
 }
 
 const (
-	mostLately = 2000        // receipts that FailedOn looks at, the last ones
-	lately     = time.Minute // of requests that ended since then
+	mostLately = 2000        // how many of the last receipts FailedOn reads
+	lately     = time.Minute // how far back FailedOn counts failures
 )
 
-// end is when its request ended.
+// end is the time at which the request ended.
 func (r *Receipt) end() time.Time {
 	return r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))
 }
 
-// FailedOn looks at the requests that failed in the last minute. all is their number. host is where most of them had a failed attempt,
-// and most is the number of those. If another host has at least half of most, host is empty: a request that fails on one host is tried
-// on others, so that then no single host is at fault.
+// FailedOn finds the host that is probably at fault for the requests that failed in the last minute. all is the number of these requests.
+// host is the host on which most of them had a failed attempt, and most is their number. If another host has at least half as many, host is
+// empty: a request that fails on one host is tried on others, so no single host is at fault then.
 func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0
@@ -269,21 +267,21 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 			hosts[h]++
 		}
 	}
-	next := 0
+	second := 0 // number of the host with the second most
 	for h, n := range hosts {
 		if n > most {
-			host, most, next = h, n, most
+			host, most, second = h, n, most
 		} else {
-			next = max(next, n)
+			second = max(second, n)
 		}
 	}
-	if 2*next >= most {
+	if 2*second >= most {
 		return "", 0, all
 	}
 	return host, most, all
 }
 
-// failedOn are the hosts on which attempts failed.
+// failedOn returns the hosts on which attempts of the request failed.
 func (r *Receipt) failedOn() map[string]bool {
 	hosts := map[string]bool{}
 	for i := range r.Attempts {
@@ -295,16 +293,16 @@ func (r *Receipt) failedOn() map[string]bool {
 	return hosts
 }
 
-// copy is the receipt as it is now.
+// copy returns a copy of the receipt as it is now.
 func (l *Live) copy() *Receipt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.r
-	r.Attempts = slices.Clone(r.Attempts) // what an attempt points to is set once
+	r.Attempts = slices.Clone(r.Attempts) // Prefill and Decode need no copy, because they are replaced and never changed
 	return &r
 }
 
-// Count is how many receipts are kept of requests that ended, and of requests that run.
+// Count returns how many receipts of ended and of running requests are kept.
 func (g *Ring) Count() (ended, running int) {
 	if g == nil {
 		return 0, 0
