@@ -9,29 +9,27 @@ import (
 	"go.uber.org/zap"
 )
 
-// Bounds of what waits to be exported: a thousand requests' worth, and no
-// more memory than that, however long the collector is away.
+// Bounds of the spans that wait for export. The queue holds the spans of about a thousand requests, however long the collector is away.
 const (
-	queueSpans = 8 << 10
-	batchSpans = 512
-	batchDelay = time.Second // a batch that is not full goes after it
+	queueSpans = 8 << 10     // spans in the queue
+	batchSpans = 512         // spans in one export
+	batchDelay = time.Second // a batch that is not full is exported after this time
 )
 
-// queue is a span processor that never waits. The SDK's own drops what it has
-// no room for without telling.
+// queue is a span processor that never blocks. Unlike the SDK's own processor, it counts the spans that it has to drop.
 type queue struct {
 	exporter sdktrace.SpanExporter
 	timeout  time.Duration
 	log      *zap.Logger
 	count    func(outcome string, spans int)
 
-	mu     sync.RWMutex // OnEnd holds it to read: nothing is sent once closed is true
+	mu     sync.RWMutex // OnEnd holds it for reading, so that no span is sent after closed is set
 	closed bool
 	spans  chan sdktrace.ReadOnlySpan
-	flush  chan chan struct{}
+	flush  chan chan struct{} // run closes the inner channel when it has exported all spans
 	done   chan struct{}
-	stop   context.CancelFunc // ends an export under way
-	ok     bool               // the last export was
+	stop   context.CancelFunc // cancels an export under way
+	ok     bool               // the last export succeeded
 }
 
 func newQueue(exporter sdktrace.SpanExporter, cfg *Config) *queue {
@@ -47,7 +45,7 @@ func newQueue(exporter sdktrace.SpanExporter, cfg *Config) *queue {
 // OnStart implements sdktrace.SpanProcessor.
 func (q *queue) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
 
-// OnEnd takes a span, or drops it.
+// OnEnd puts a span into the queue, or drops it if the queue is full or closed.
 func (q *queue) OnEnd(s sdktrace.ReadOnlySpan) {
 	if !s.SpanContext().IsSampled() {
 		return
@@ -64,7 +62,7 @@ func (q *queue) OnEnd(s sdktrace.ReadOnlySpan) {
 	q.count(Dropped, 1)
 }
 
-// run exports full batches, and at last after a moment what there is.
+// run exports full batches. It exports a batch that is not full batchDelay after the first span of the batch.
 func (q *queue) run(ctx context.Context) {
 	defer close(q.done)
 	batch := make([]sdktrace.ReadOnlySpan, 0, batchSpans)
@@ -75,7 +73,7 @@ func (q *queue) run(ctx context.Context) {
 			batch = batch[:0]
 		}
 	}
-	var due <-chan time.Time // of the oldest in the batch; nil: it is empty
+	var due <-chan time.Time // when the batch must be exported; nil: the batch is empty
 	for {
 		select {
 		case s, open := <-q.spans:
@@ -83,7 +81,8 @@ func (q *queue) run(ctx context.Context) {
 				export()
 				return
 			}
-			if batch = append(batch, s); len(batch) == 1 {
+			batch = append(batch, s)
+			if len(batch) == 1 {
 				due = time.After(batchDelay)
 			}
 			if len(batch) < batchSpans {
@@ -92,7 +91,8 @@ func (q *queue) run(ctx context.Context) {
 		case <-due:
 		case flushed := <-q.flush:
 			for n := len(q.spans); n > 0; n-- {
-				if batch = append(batch, <-q.spans); len(batch) == batchSpans {
+				batch = append(batch, <-q.spans)
+				if len(batch) == batchSpans {
 					export()
 				}
 			}
@@ -104,7 +104,7 @@ func (q *queue) run(ctx context.Context) {
 	}
 }
 
-// export sends one batch; the exporter tries again by itself while there is time.
+// export sends one batch. The exporter repeats a failed try by itself until the timeout.
 func (q *queue) export(ctx context.Context, batch []sdktrace.ReadOnlySpan) {
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
@@ -114,14 +114,14 @@ func (q *queue) export(ctx context.Context, batch []sdktrace.ReadOnlySpan) {
 		q.count(Exported, len(batch))
 		return
 	}
-	if q.ok { // the first of a row
+	if q.ok { // the first failure in a row
 		q.log.Warn("the collector does not take spans, and they are lost; check tracing.endpoint", zap.Error(err))
 	}
 	q.ok = false
 	q.count(Failed, len(batch))
 }
 
-// ForceFlush exports what has ended.
+// ForceFlush exports all spans that have ended.
 func (q *queue) ForceFlush(ctx context.Context) error {
 	flushed := make(chan struct{})
 	select {
@@ -139,23 +139,23 @@ func (q *queue) ForceFlush(ctx context.Context) error {
 	}
 }
 
-// Shutdown exports what has ended and stops; at ctx's end it gives that up.
+// Shutdown exports all spans that have ended, and stops the queue. If ctx ends first, it drops the rest.
 func (q *queue) Shutdown(ctx context.Context) error {
 	q.mu.Lock()
-	again := q.closed
+	alreadyClosed := q.closed
 	q.closed = true
-	if !again {
+	if !alreadyClosed {
 		close(q.spans)
 	}
 	q.mu.Unlock()
-	if again {
+	if alreadyClosed {
 		return nil
 	}
-	late := context.AfterFunc(ctx, q.stop)
+	inTime := context.AfterFunc(ctx, q.stop)
 	<-q.done
 	q.stop()
-	if !late() {
-		_ = q.exporter.Shutdown(context.Background()) // it closes idle connections only
+	if !inTime() {
+		_ = q.exporter.Shutdown(context.Background()) // only closes idle connections
 		return ctx.Err()
 	}
 	return q.exporter.Shutdown(ctx)

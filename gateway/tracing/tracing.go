@@ -1,6 +1,5 @@
-// Package tracing sends spans of requests to an OpenTelemetry collector, by
-// OTLP over HTTP. Nothing waits for the collector: spans go through a bounded
-// queue, and what does not fit is dropped and counted.
+// Package tracing sends spans of requests to an OpenTelemetry collector, by OTLP over HTTP. No request waits for the collector: spans go
+// through a bounded queue, and spans that do not fit are dropped and counted.
 package tracing
 
 import (
@@ -26,34 +25,33 @@ import (
 // Config of a Tracer.
 type Config struct {
 	Endpoint string            // URL of the collector, or its host:port
-	Insecure bool              // host:port speaks clear text
-	Headers  map[string]string // of every export; nil: OTEL_EXPORTER_OTLP_HEADERS
+	Insecure bool              // an endpoint host:port has no TLS
+	Headers  map[string]string // headers of every export; nil: those of OTEL_EXPORTER_OTLP_HEADERS
 	TLS      *tls.Config       // nil: the system's authorities
-	Timeout  time.Duration     // of one export
-	Sample   float64           // share of the requests that nobody has decided about
-	Service  string            // service.name; empty: OTEL_SERVICE_NAME, else evenkeel
+	Timeout  time.Duration     // time limit of one export
+	Sample   float64           // share of requests to trace, from 0 to 1, if no trusted caller has decided
+	Service  string            // service.name; empty: that of OTEL_SERVICE_NAME, or evenkeel
 	Version  string
 	Resource map[string]string // further attributes of the process
 	Log      *zap.Logger
-	Count    func(outcome string, spans int) // of all spans that ended: Exported, Dropped, Failed
+	Count    func(outcome string, spans int) // counts spans that ended, by outcome: Exported, Dropped, Failed
 }
 
-// What becomes of a span that ended.
+// Outcomes of a span that ended.
 const (
 	Exported = "exported"
 	Dropped  = "dropped" // the queue was full
-	Failed   = "failed"  // the collector did not take it
+	Failed   = "failed"  // the collector did not accept it
 )
 
-// A Tracer makes the spans. A nil one makes none.
+// A Tracer makes spans. A nil Tracer makes none.
 type Tracer struct {
 	sample   float64
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 }
 
-// New returns a tracer that exports until Shutdown. The collector need not be
-// there yet.
+// New returns a tracer that exports until Shutdown. The collector need not run yet.
 func New(cfg Config) (*Tracer, error) {
 	target, err := Endpoint(cfg.Endpoint, cfg.Insecure)
 	if err != nil {
@@ -85,7 +83,7 @@ func New(cfg Config) (*Tracer, error) {
 		nil
 }
 
-// Endpoint is the URL that spans are posted to.
+// Endpoint returns the URL to which spans are posted.
 func Endpoint(text string, insecure bool) (string, error) {
 	if !strings.Contains(text, "://") {
 		scheme := "https://"
@@ -104,7 +102,7 @@ func Endpoint(text string, insecure bool) (string, error) {
 	return u.String(), nil
 }
 
-// describe is who the spans come from: the environment's word first, then ours.
+// describe returns the attributes of this process. Attributes of the config come last, because they overrule those of the environment.
 func describe(cfg *Config) (*resource.Resource, error) {
 	own := []attribute.KeyValue{attribute.String("service.version", cfg.Version)}
 	for k, v := range cfg.Resource {
@@ -124,7 +122,7 @@ func describe(cfg *Config) (*resource.Resource, error) {
 	return about, nil
 }
 
-// Shutdown exports what has ended, as long as ctx lasts, and then stops.
+// Shutdown exports the spans that have ended, until ctx ends, and then stops the tracer.
 func (t *Tracer) Shutdown(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -132,7 +130,7 @@ func (t *Tracer) Shutdown(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// Names of the headers that carry a context (W3C Trace Context, Baggage).
+// carried are the headers that carry a trace from one process to the next (W3C Trace Context, Baggage).
 var carried = []string{"traceparent", "tracestate", "baggage"}
 
 var (
@@ -140,14 +138,13 @@ var (
 	baggages     = propagation.Baggage{}
 )
 
-// maxBaggage bounds what a caller may have carried through, in bytes.
+// maxBaggage bounds each of these headers of a caller, in bytes.
 const maxBaggage = 4 << 10
 
-// Start begins the span of a request that arrived at a moment; header returns
-// one of its headers. The caller's trace goes on. A trusted caller has decided
-// whether it is sampled. Anybody else can decide against it only: a sampled
-// flag, or a trace id that some sampler would take, is easily written.
-func (t *Tracer) Start(header func(name string) string, trusted bool, name string, at time.Time) *Span {
+// Start begins the span of a request, which continues the caller's trace. header returns a header of the request, and arrival is when the
+// request arrived. A trusted caller decides whether the trace is sampled. Another caller can only decide against it, because anybody could
+// set the sampled flag.
+func (t *Tracer) Start(header func(name string) string, trusted bool, name string, arrival time.Time) *Span {
 	if t == nil {
 		return nil
 	}
@@ -171,14 +168,14 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 		}
 	}
 	ctx, span := t.tracer.Start(context.WithValue(ctx, decision{}, sampled), name, trace.WithSpanKind(trace.SpanKindServer),
-		trace.WithTimestamp(at))
+		trace.WithTimestamp(arrival))
 	return &Span{ctx: ctx, span: span, tracer: t.tracer}
 }
 
-// decision is the key of what Start decided, for all spans of the request.
+// decision is the context key of the decision of Start whether the request is sampled. It holds for all spans of the request.
 type decision struct{}
 
-// sampler does as Start decided.
+// sampler samples a span as Start has decided.
 type sampler struct{}
 
 // ShouldSample implements sdktrace.Sampler.
@@ -193,19 +190,18 @@ func (sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResu
 // Description implements sdktrace.Sampler.
 func (sampler) Description() string { return "evenkeel" }
 
-// A Span is a step of a request. A nil one, and one of a request that is not
-// sampled, takes note of nothing.
+// A Span is a step of a request. A nil Span records nothing, and neither does a Span of a request that is not sampled.
 type Span struct {
-	ctx    context.Context //nolint:containedctx // how OpenTelemetry hands a parent on
+	ctx    context.Context //nolint:containedctx // OpenTelemetry passes the parent span in a context
 	span   trace.Span
 	tracer trace.Tracer
 }
 
-// Recording says whether it is worth the while to put attributes together.
+// Recording says whether the span records attributes. Callers use it to avoid making attributes in vain.
 func (s *Span) Recording() bool { return s != nil && s.span.IsRecording() }
 
-// Child begins a step within this one. Of a request that is not sampled it is
-// the request's own span: nobody will see either.
+// Child begins a step within this step. calls says that the step is a call to another process. If the request is not sampled, Child returns
+// the span itself, because neither is exported.
 func (s *Span) Child(name string, calls bool) *Span {
 	if !s.Recording() {
 		return s
@@ -218,14 +214,14 @@ func (s *Span) Child(name string, calls bool) *Span {
 	return &Span{ctx: ctx, span: span, tracer: s.tracer}
 }
 
-// Name gives the span another name, once more is known.
+// Name gives the span a better name, when more is known about the request.
 func (s *Span) Name(name string) {
 	if s.Recording() {
 		s.span.SetName(text(name))
 	}
 }
 
-// Set adds attributes. Ask Recording first: they cost something.
+// Set adds attributes. Callers should ask Recording first, because making attributes costs time.
 func (s *Span) Set(attributes ...attribute.KeyValue) {
 	if s.Recording() {
 		s.span.SetAttributes(texts(attributes)...)
@@ -239,7 +235,7 @@ func (s *Span) Event(name string, attributes ...attribute.KeyValue) {
 	}
 }
 
-// Fail makes it a failed step: kind is one of few, the message for people.
+// Fail marks the span as failed. kind is from a fixed list, and message is for people.
 func (s *Span) Fail(kind, message string) {
 	if s.Recording() {
 		s.span.SetAttributes(attribute.String("error.type", text(kind)))
@@ -247,8 +243,8 @@ func (s *Span) Fail(kind, message string) {
 	}
 }
 
-// text is UTF-8: of anything else, and clients may send any bytes, the exporter
-// makes nothing, and the spans of other requests in the batch are lost with it.
+// text makes a text valid UTF-8. Clients may send any bytes, and the exporter fails at other bytes, so that the spans of all requests in
+// the batch would be lost.
 func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func texts(list []attribute.KeyValue) []attribute.KeyValue {
@@ -267,14 +263,14 @@ func texts(list []attribute.KeyValue) []attribute.KeyValue {
 	return list
 }
 
-// End ends it.
+// End ends the span.
 func (s *Span) End() {
 	if s != nil {
 		s.span.End()
 	}
 }
 
-// TraceID is that of the request; empty without one.
+// TraceID returns the trace id of the request; empty: the request is not traced.
 func (s *Span) TraceID() string {
 	if s == nil {
 		return ""
@@ -282,7 +278,7 @@ func (s *Span) TraceID() string {
 	return s.span.SpanContext().TraceID().String()
 }
 
-// Carry hands out the headers that continue the trace below this span.
+// Carry calls add for each header with which another process can continue the trace below this span.
 func (s *Span) Carry(add func(name, value string)) {
 	if s == nil {
 		return
