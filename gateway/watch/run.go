@@ -1,5 +1,5 @@
-// Package watch looks at a proxy once a second: it has detect judge what is wrong, counts it in a metric, and hands what it saw to
-// whoever shows it.
+// Package watch checks the state of the proxy once per second. Package detect finds incidents in it. Package watch exports the incidents as
+// a metric, and passes its results on to be shown.
 package watch
 
 import (
@@ -13,39 +13,40 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// Host is the proxy that is looked at.
+// Host is what a Watch needs of the proxy.
 type Host struct {
-	Sample     func(context.Context) (s detect.Sample, ok bool) // costs little; ok is false when the context ends first
-	Facts      func(context.Context) detect.Facts
-	Registerer prometheus.Registerer // nil: there are no metrics
+	Sample     func(context.Context) (s detect.Sample, ok bool) // cheap; ok is false if the context ended first
+	Facts      func(context.Context) detect.Facts               // the whole state of the proxy
+	Registerer prometheus.Registerer                            // nil: there are no metrics
 }
 
-// Watch looks at a proxy, from Run on.
+// Watch checks the state of the proxy while Run runs.
 type Watch struct {
 	host   Host
 	began  time.Time
-	turns  int // seconds so far; Run's own
-	wanted func() bool
+	turns  int         // number of samples so far; only Run uses it
+	wanted func() bool // says whether show needs a Look in this second
 	show   func(*Look)
 
 	mu    sync.Mutex
 	watch detect.Watch
 }
 
-// Look is how the proxy was when it was looked at as a whole.
+// Look is the whole state of the proxy at one moment, with its incidents.
 type Look struct {
 	Facts     detect.Facts
 	Incidents []detect.Incident
-	Bin       bool // a bin of the ring has ended
+	Bin       bool // this Look completes one bin of the history (detect.Bin)
 }
 
-// lookEvery is how many seconds lie between two looks at the whole while nobody wants to see it: incidents begin and end then, too.
+// lookEvery is how many seconds lie between two Looks if no Look is wanted in between. They are needed because incidents begin and end at a
+// Look.
 const lookEvery = int(detect.Bin / detect.Every)
 
-// looksFor is how long the whole proxy may take to say how it is. A machine that is short of CPU time is looked at all the same.
+// looksFor bounds the time of a Look. It is far longer than a second, so that a machine that is short of CPU time is still checked.
 const looksFor = 10 * time.Second
 
-// New prepares to look at a proxy.
+// New returns a Watch, and registers its metrics.
 func New(h Host) *Watch {
 	w := &Watch{host: h, began: time.Now()}
 	if h.Registerer != nil {
@@ -54,10 +55,11 @@ func New(h Host) *Watch {
 	return w
 }
 
-// OnLook has looks shown: one in five seconds, and one in each second in which it is wanted. Call it before Run.
+// OnLook sets the function that gets Looks: one every five seconds, and one in each second in which wanted is true. It must be called
+// before Run.
 func (w *Watch) OnLook(wanted func() bool, show func(*Look)) { w.wanted, w.show = wanted, show }
 
-// Run looks until ctx ends.
+// Run checks the proxy every second until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
 	tick := time.NewTicker(detect.Every)
 	defer tick.Stop()
@@ -71,7 +73,7 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// Second is what is done each second. Parts of the proxy that do not answer within it leave a gap.
+// Second checks the proxy once. If the proxy does not answer within a second, this sample is missing.
 func (w *Watch) Second(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.Every)
 	defer cancel()
@@ -101,7 +103,8 @@ func (w *Watch) Second(parent context.Context) {
 	}
 }
 
-// Now is how the proxy is now. Nothing is judged anew, because somebody who leaves may cut it short.
+// Now returns the present state of the proxy, with the known incidents. It looks for no new incidents, because ctx may end before the state
+// is complete.
 func (w *Watch) Now(ctx context.Context) (look Look) {
 	look.Facts = w.host.Facts(ctx)
 	w.With(func(d *detect.Watch) {
@@ -111,14 +114,14 @@ func (w *Watch) Now(ctx context.Context) (look Look) {
 	return look
 }
 
-// With has a function read what is known. It must not keep any of it.
+// With calls f with the detect.Watch, under the lock. f must not keep any part of it.
 func (w *Watch) With(f func(*detect.Watch)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f(&w.watch)
 }
 
-// incidents is the metric.
+// incidents exports the metrics of a Watch, as a prometheus.Collector.
 type incidents Watch
 
 var incidentDesc = prometheus.NewDesc("evenkeel_incident",
@@ -136,7 +139,7 @@ func (*incidents) Describe(to chan<- *prometheus.Desc) {
 	to <- lookDesc
 }
 
-// Collect implements prometheus.Collector. There are as many series as the book keeps incidents.
+// Collect implements prometheus.Collector. There is one series per incident that lasts.
 func (i *incidents) Collect(to chan<- prometheus.Metric) {
 	var list []detect.Incident
 	var looked time.Time
@@ -145,15 +148,15 @@ func (i *incidents) Collect(to chan<- prometheus.Metric) {
 		looked = i.began
 	}
 	to <- prometheus.MustNewConstMetric(lookDesc, prometheus.GaugeValue, float64(looked.UnixMilli())/1000)
-	told := map[[3]string]bool{}
+	exported := map[[3]string]bool{}
 	for k := range list {
 		in := &list[k]
 		subject := strings.ToValidUTF8(in.Subject, "?")
 		labels := [3]string{string(in.Kind), in.Severity, subject}
-		if in.UntilMs > 0 || told[labels] {
+		if in.UntilMs > 0 || exported[labels] {
 			continue
 		}
-		told[labels] = true
+		exported[labels] = true
 		to <- prometheus.MustNewConstMetric(incidentDesc, prometheus.GaugeValue, float64(in.SinceMs)/1000, labels[:]...)
 	}
 }
