@@ -1,7 +1,6 @@
-// Package recording writes down what happens to each request, as gateway/lifecycle is told of it, and what gateway/lifecycle says to
-// that. It also writes down what gateway/fleet/roster is told, and what is published for that. So a test can drive the lives and the
-// rosters of a real run again. A program does so only if it was linked with the name of a file, as
-// `go run ./bench/rigs/chaos -record FILE` does it. In every other program a recording is one comparison.
+// Package recording writes the events and effects of gateway/lifecycle and gateway/fleet/roster to a file, so that a test can replay the
+// requests and rosters of a real run. It does so only in a program that was linked with the name of a file, as `go run ./bench/rigs/chaos
+// -record FILE` does. In every other program it costs one comparison per step.
 package recording
 
 import (
@@ -14,14 +13,14 @@ import (
 	"evenkeel/gateway/lifecycle"
 )
 
-// file is set by the linker. No file of that name may be there yet.
+// file is the name of the recording, set by the linker; empty: nothing is recorded. The file must not exist yet.
 var file string
 
-const limit = 256 << 20 // bytes
+const limit = 256 << 20 // bytes of a recording
 
 var out = open(file)
 
-var lives, written atomic.Int64
+var lives, written atomic.Int64 // the last ID of a tape; bytes written so far
 
 func open(name string) *os.File {
 	if name == "" {
@@ -29,38 +28,38 @@ func open(name string) *os.File {
 	}
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		panic(err) // whoever built this program wants nothing else of it
+		panic(err) // the program was built only to record
 	}
 	return f
 }
 
-// A Tape is the recording of one life. Whoever has the value has the tape.
+// A Tape records one request's Lifecycle. Its owner is the owner of the Lifecycle.
 type Tape struct{ id int64 }
 
-// A line is one step. The lines of a tape have its ID, and stand in their order.
+// A line is one step of a Lifecycle. The lines of a tape have the tape's ID, and are in the order of the steps.
 type line struct {
 	ID    int64
-	Value string             `json:",omitempty"` // of a life that is about to be told that it begins, or goes on: all of it
+	Value string             `json:",omitempty"` // the whole Lifecycle, before an event with which it begins or goes on
 	Event *lifecycle.Event   `json:",omitempty"`
 	Do    []lifecycle.Effect `json:",omitempty"`
 }
 
-// Begin records how a life stands before it is told that the request begins, or that its answer is to go on.
+// Begin records the state of a Lifecycle, before the event with which the request begins or its lost answer goes on.
 func (t *Tape) Begin(l *lifecycle.Lifecycle) {
 	if out != nil {
 		t.write(line{Value: fmt.Sprint(*l)})
 	}
 }
 
-// Step records an event of a life, and what is to be done.
+// Step records an event of a Lifecycle, and the effects that it returned.
 func (t *Tape) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	if out != nil {
 		t.write(line{Event: new(e), Do: slices.Clone(todo)})
 	}
 }
 
-// write appends a line. A full file takes no more of them: what it has then are beginnings of lives, which can be driven, too. A file
-// that cannot be written ends the program, because lines would be missing in the middle.
+// write appends a line. It drops lines once the file is full: the file then has the first steps of some requests, which can be replayed,
+// too. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
 func (t *Tape) write(l line) {
 	if t.id == 0 {
 		t.id = lives.Add(1)

@@ -13,7 +13,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// rosters is the file beside that of lives.
+// rosters is the file for rosters, beside the file for requests.
 var rosters = openBeside(file)
 
 func openBeside(name string) *os.File {
@@ -23,14 +23,14 @@ func openBeside(name string) *os.File {
 	return open(name + ".rosters")
 }
 
-// A Roster records the events of a fleet's roster, and the lists that are published for them. A Fleet has one, which is its tape.
+// A Roster records the events of a Fleet's roster, and the lists that the Fleet publishes.
 type Roster struct {
 	id   int64
-	said map[string]string // the last settings and owners
-	text string            // of the last lists
+	said map[string]string // the last settings and owners that were recorded, by kind of event
+	text string            // text of the last lists
 }
 
-// moment is the events of one moment, before a Tick. Lists are left out where they are what they were before.
+// moment has the events of one moment, before a Tick. It has Lists only if they have changed.
 type moment struct {
 	ID     int64
 	At     time.Time
@@ -39,13 +39,13 @@ type moment struct {
 	Lists  []string `json:",omitempty"`
 }
 
-// event is a kind of event with its JSON.
+// event is the kind and the JSON of a roster.Event.
 type event struct {
 	Kind string
 	Of   json.RawMessage
 }
 
-// described is what an operator, the config or discovery says of an engine.
+// described is the description of an engine by an operator, the config or discovery.
 type described struct {
 	ID, Role string
 	Conf     config.Engine
@@ -61,22 +61,22 @@ type health struct {
 	IsRefused, Retired bool
 	Held, Paused       bool `json:",omitempty"`
 	engine.Status
-	Err, Out, Accused, Halt string // in place of those of the status
+	Err, Out, Accused, Halt string // replace the errors of Status, which have no JSON
 }
 
-// entered is a roster.Entered.
+// entered is the JSON of a roster.Entered.
 type entered struct {
 	Engine described
 	Anew   bool
 }
 
-// planned is a roster.Planned.
+// planned is the JSON of a roster.Planned.
 type planned struct {
 	Set           []described
 	Remove, Order []string
 }
 
-// Step records the events of a moment, what had to be done, and what was published then.
+// Step records the events of a moment, their effects, and the lists that were published.
 func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Published) {
 	if rosters == nil {
 		return
@@ -93,7 +93,7 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 			panic(err)
 		}
 		switch e.(type) {
-		case roster.Terms, roster.Owners: // they come each time
+		case roster.Terms, roster.Owners: // these come in every step, so only changes are recorded
 			if t.said[kind] == string(text) {
 				continue
 			}
@@ -110,7 +110,7 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 	put(rosters, line)
 }
 
-// plain is an event as JSON can have it.
+// plain returns an event in a form that JSON can represent.
 func plain(e roster.Event) any {
 	switch e := e.(type) {
 	case roster.Entered:
@@ -132,7 +132,7 @@ func plain(e roster.Event) any {
 	return e
 }
 
-// describe is what a roster gets of an engine.
+// describe returns the description of an engine.
 func describe(e *roster.Engine) described {
 	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.Own}
 }
