@@ -1,28 +1,27 @@
 package board
 
-// Slots ahead. A request that is bound when a slot comes free gets no token before its KV is on
-// the rank, and until then its slot produces nothing. So a rank may get some requests beyond its
-// slots: as many as requests on it will end while the KV of the new ones is on the way. The new
-// requests then find free slots, or wait a moment in the engine's queue. With answers of 13 tokens
-// and 3 steps on the way, about one request for every five slots is sent ahead.
+// Sending ahead. A bound request gets its first token only after its KV cache has been copied to the rank. If every request waited
+// for a free slot before its copy began, the slot would be idle during the copy. So a rank may get more requests than it has slots:
+// as many more as running requests will probably end during a copy. When the copies end, the new requests find free slots, or wait a
+// moment in the engine's queue. With answers of 13 tokens and copies of 3 steps, that is about one more request for every five slots.
 
-// admits returns how many more requests a policy may send to the rank: the free slots and, if the
-// policy sends requests ahead, those. No request is sent ahead to a rank with a Limit, to a rank whose early
-// entries must have a slot when their prefill ends (AtOnce), or to a mixed rank, whose engine could compute the
-// prompt of such a request in any step, and not with its round.
+// admits returns how many more requests a policy may send to the rank: one for each free slot and, if the policy sends requests ahead,
+// some more. No request is sent ahead to a rank whose slots are limited (Limit), or to a rank whose requests must have a slot when their
+// prefill ends (AtOnce). Nor is one sent ahead to a mixed rank: its engine could compute the prompt in any step, although the policy
+// wants all ranks to compute their prompts in the same steps.
 func (r *rank) admits(policy *decider) int {
 	free := r.free()
-	switch {
-	case !policy.ahead || r.Limit > 0 || r.group == nil || r.Mixed:
-	case !r.Early:
-		free += r.group.lag.Slots(min(len(r.slots), r.Slots))
-	case r.AtOnce:
-	case policy.rules.cfg.BindAhead == AheadAuto:
-		free += r.group.lead.Slots(r.Slots)
-	default:
-		free += policy.rules.cfg.BindAhead
+	if !policy.ahead || r.Limit > 0 || r.Early && r.AtOnce || r.group == nil || r.Mixed {
+		return free
 	}
-	return free
+	switch ahead := policy.rules.cfg.BindAhead; {
+	case !r.Early:
+		return free + r.group.lag.Slots(min(len(r.slots), r.Slots))
+	case ahead == AheadAuto:
+		return free + r.group.lead.Slots(r.Slots)
+	default:
+		return free + ahead
+	}
 }
 
 // admitsAny says whether the policy in force may admit any request to the group now.

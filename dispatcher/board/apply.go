@@ -11,8 +11,8 @@ func (e Enqueue) apply(b *Boards) {
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
-// apply gives the slot back. For an unheard answer, depart gets the tokens and the steps of the board's estimate, because the board has
-// counted these in the steps of the group.
+// apply gives the slot back. If the engine reported the answer's tokens only at its end (unheard.go), depart gets the board's estimate of
+// its tokens and steps, because the board has already counted these estimates in the steps of the group.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	b.ledger.table[e.Slot].unheard.most = e.Unheard
@@ -69,7 +69,7 @@ func (e *Counts) apply(l *Boards) {
 	}
 }
 
-// apply ends waits and prepares rounds, see advance. A board that has neither ranks nor entries any more is removed.
+// apply ends the waits that are over, and prepares rounds (see advance). It removes the board if that has neither ranks nor entries left.
 func (e *Tick) apply(l *Boards) {
 	b := l.boards[e.Model]
 	if b == nil {
@@ -83,7 +83,7 @@ func (e *Tick) apply(l *Boards) {
 }
 
 func (Decide) apply(l *Boards) {
-	if l.round = l.decides(); l.round != nil {
+	if l.round = l.nextToDecide(); l.round != nil {
 		l.round.decide(l.now)
 	}
 }
@@ -100,14 +100,14 @@ func (Shutdown) apply(b *Boards) {
 	b.answerAll(ErrDraining)
 }
 
-// reject emits an effect for an event whose settings cannot work.
+// reject reports, as an effect, that the settings of the current event cannot work; nil: they can.
 func (b *Boards) reject(err error) {
 	if err != nil {
 		b.emit(Effect{Kind: EffectRejected, Err: err})
 	}
 }
 
-// Keeps says whether the engine of a rank may keep KV for requests that have ended.
+// Keeps says whether the engine of a rank may still hold KV of requests that have ended.
 func (l *Boards) Keeps(worker int32) bool {
 	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
 		r := b.ranks[worker]
@@ -115,8 +115,8 @@ func (l *Boards) Keeps(worker int32) bool {
 	})
 }
 
-// apply gives back room that the engine cannot have in use any more: that of orphans or, on a rank without orphans, that of kept KV. A
-// gauge that was read longer ago than gaugeLife is ignored.
+// apply frees KV room that the board counts as taken although the engine's gauge shows that the engine does not use it. This is the room
+// of orphans (orphans.go) or, on a rank without orphans, of KV kept after answers (kept.go). It ignores gauges older than gaugeLife.
 func (e Gauged) apply(l *Boards) {
 	if l.now.Sub(e.At) > gaugeLife {
 		return
@@ -134,7 +134,7 @@ func (e Gauged) apply(l *Boards) {
 // valid until the next Apply. While Deciding returns true, the next two events must be
 // Decide and then Decided.
 func (l *Boards) Apply(e Event, now time.Time) []Effect {
-	clear(l.effects) // so that they keep no entries alive
+	clear(l.effects) // the old effects would keep their entries from being garbage collected
 	l.effects, l.now = l.effects[:0], now
 	e.apply(l)
 	if _, isCounts := e.(*Counts); !isCounts {
@@ -143,15 +143,15 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	return l.effects
 }
 
-// Looks says whether a Tick now would look at what the ranks of a model hold. If so, the caller
-// applies Counts before it.
+// Looks says whether a Tick now would read how many tokens the requests of a model have got. If so, the caller first applies Counts,
+// which brings these numbers up to date.
 func (l *Boards) Looks(model string, now time.Time) bool {
 	b := l.boards[model]
 	return b != nil && b.looks(now)
 }
 
-// decides returns the first board that has a round to decide; nil: no board has.
-func (l *Boards) decides() *board {
+// nextToDecide returns the first board that has a round to decide; nil: no board has.
+func (l *Boards) nextToDecide() *board {
 	for _, b := range l.inOrder {
 		if b.deciding() {
 			return b
@@ -161,10 +161,9 @@ func (l *Boards) decides() *board {
 }
 
 // Deciding says whether any board has a round to decide.
-func (l *Boards) Deciding() bool { return l.decides() != nil }
+func (l *Boards) Deciding() bool { return l.nextToDecide() != nil }
 
-// forgetCounts drops the Counts of boards that have no round to decide: Counts hold for one event and for
-// the rounds that follow from it.
+// forgetCounts drops the Counts of boards that have no round to decide: Counts are valid for one event and for the rounds that it causes.
 func (l *Boards) forgetCounts() {
 	for _, b := range l.inOrder {
 		if b != l.round && !b.deciding() {

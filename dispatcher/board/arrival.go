@@ -1,18 +1,21 @@
 package board
 
-// Early ranks. Some connectors need the decode rank before the prefill begins. A
-// request is then bound while it waits for its prefill: its slot and the room for its KV are taken
-// at once, but no step reads that KV before the request starts to decode. So the load of steps
-// counts the request only from its first event on. Policies count it at once.
+// Early ranks. Some connectors of engines must know the decode rank before the prefill begins. A request for such a rank is bound before
+// its prefill: its slot and its KV room are taken at once, and policies count them at once. But no decode step reads the KV before the
+// request starts to decode. So the load of the steps counts the request only after its first event.
 
-// AheadAuto as Config.BindAhead has the number learned: as many requests beyond the slots as, on average, a rank
-// has on their way to their first token. It is learned from the last requests that ended, see ahead.Lead.
+// AheadAuto as the value of Config.BindAhead makes the boards learn the number: a rank may get as many requests beyond its slots as it has,
+// on average, that are bound and wait for their first token. ahead.Lead learns this from the last requests that ended.
 const AheadAuto = -1
 
-// seeStarts counts those requests of a rank as decoding whose first event has come.
+// seeStarts finds the requests of a rank whose first event has come, and counts them as decoding from now on.
 func (b *board) seeStarts(r *rank) {
 	for i, slot := range r.slots {
-		if c := &b.ledger.table[slot]; c.unread && b.started(slot) && (c.tokensBefore == 0 || r.running[i].Generated > c.tokensBefore) {
+		c := &b.ledger.table[slot]
+		if !c.unread || !b.started(slot) {
+			continue
+		}
+		if decodes := c.tokensBefore == 0 || r.running[i].Generated > c.tokensBefore; decodes { // after a preemption: it has a new token
 			c.unread = false
 			r.unreadSlots--
 			r.unreadKV -= int64(c.prompt)

@@ -8,20 +8,19 @@ import (
 	"evenkeel/pool"
 )
 
-// avoidFor is how long an entry waits for a rank that it does not avoid. Meanwhile it is placed
-// before all other entries. The time is long because a rank that fails requests at once always has free slots:
-// while the other ranks are full, an entry that took any free slot would come back to the failing rank.
-// An entry does not wait for ranks that are down.
+// avoidFor is how long an entry refuses the ranks that it avoids, because they failed it, while another rank that is up could take it.
+// The time is long because a rank that fails every request at once always has free slots: an entry that accepted any free slot would
+// soon come back to this rank while the other ranks are full.
 const avoidFor = 30 * time.Second
 
-// particular says whether an entry cannot go to just any rank of the board: it avoids some ranks, may go only to some, or asks for a
-// name that only some list.
-func (b *board) particular(e *pool.Entry) bool {
+// isRestricted says whether some ranks of the board may not get an entry: it avoids some ranks, it may go only to some (Only), or it asks
+// for a model name that only some ranks list.
+func (b *board) isRestricted(e *pool.Entry) bool {
 	return len(e.Avoid)+len(e.Only) > 0 || b.partial[e.Name] != nil
 }
 
-// mayGo says whether an entry may go to a rank even while the entry is shy: the rank lists its name, and is in its Only or, if that is
-// empty, not in its Avoid.
+// mayGo says whether an entry may go to a rank in every case, and not only after avoidFor: the rank lists the model name of the entry, and
+// it is in Only or, if Only is empty, not in Avoid.
 func mayGo(e *pool.Entry, r *rank) bool {
 	if len(e.Only) > 0 {
 		return r.lists(e.Name) && slices.Contains(e.Only, r.ID)
@@ -29,10 +28,9 @@ func mayGo(e *pool.Entry, r *rank) bool {
 	return r.lists(e.Name) && !slices.Contains(e.Avoid, r.ID)
 }
 
-// shy says whether an entry must not go to the ranks that it avoids now: another rank is up that could take
-// it, and the entry has waited for less than avoidFor. An entry with Only stays shy, however long it
-// waits.
-func (b *board) shy(e *pool.Entry, now time.Time) bool {
+// mustAvoid says whether an entry may not yet go to the ranks that it avoids: it has waited for less than avoidFor, and another rank that
+// is up could take it. An entry with Only never goes to other ranks, however long it waits.
+func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 	if len(e.Only) > 0 {
 		return true
 	}
@@ -50,29 +48,32 @@ func (b *board) shy(e *pool.Entry, now time.Time) bool {
 	return false
 }
 
-// placeShy admits the shy entries, oldest first, before the policies decide, because
-// policies do not know which ranks an entry avoids. Policies do not see the shy entries that
-// placeShy cannot place; wakeShy becomes the time at which the first of these stops being shy.
-func (b *board) placeShy(now time.Time) {
+// placeAvoiding binds the entries for which mustAvoid is true, oldest first. It runs before the policies decide, because policies do not
+// know which ranks an entry avoids. Policies do not see the entries that it cannot bind. wakeAvoiding becomes the time at which the first
+// of these entries has waited for avoidFor.
+func (b *board) placeAvoiding(now time.Time) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
-		if !b.shy(e, now) {
+		if !b.mustAvoid(e, now) {
 			i++
 			continue
 		}
-		if r := b.roomFor(e, now); r != nil && b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now) == "" {
-			continue // it has left the pool
+		if r := b.roomFor(e, now); r != nil {
+			if fault := b.bind(r.group, r.group.inForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now); fault == "" {
+				continue // the entry has left the pool, so the next one has the index i now
+			}
 		}
-		if until := e.Entered.Add(avoidFor); len(e.Only) == 0 && (b.wakeShy.IsZero() || until.Before(b.wakeShy)) {
-			b.wakeShy = until
+		until, avoidsForEver := e.Entered.Add(avoidFor), len(e.Only) > 0
+		if !avoidsForEver && (b.wakeAvoiding.IsZero() || until.Before(b.wakeAvoiding)) {
+			b.wakeAvoiding = until
 		}
 		i++
 	}
 }
 
-// roomFor returns the rank to which a shy entry goes: the emptiest rank that can take it now; nil: no rank can. It takes a rank
-// of the entry's Last, or a spared rank, only if there is no other. Spared ranks are not excluded: they may serve again, while
-// the ranks that the entry avoids have failed with it already.
+// roomFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. It returns a rank in
+// the entry's Last, or a spared rank, only if there is no other. A spared rank has refused requests, but may serve again by now; the
+// ranks that the entry avoids have already failed this very entry.
 func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.order {
 		for _, r := range g.ranks {
@@ -95,22 +96,23 @@ func suitsBetter(e *pool.Entry, r, other *rank) bool {
 	return r.weigh(r.kv) < other.weigh(other.kv)
 }
 
-// hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and whether KV from the entry's prefill engine reaches it.
+// hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and no quarantine keeps the entry's prefill engine from
+// sending its KV there (pairs.go).
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 	if p := r.group.inForce(); !p.Immediate() && !r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now) {
 		return false
 	}
 	if b.pairs.vetoed(e, r, now) {
-		b.pairs.wait(now) // nothing else may happen before the quarantine ends
+		b.pairs.wait(now) // without this the board would look again only at the next event, which may come much later
 		return false
 	}
 	return true
 }
 
-// countParticular counts anew the entries that are particular, and those that wait for each listing, after the ranks' lists of names have
-// changed.
-func (b *board) countParticular() {
-	b.avoiding = 0
+// countRestricted counts the restricted entries anew, and for each listing the entries that wait for its name. It runs after the ranks'
+// lists of names have changed.
+func (b *board) countRestricted() {
+	b.restrictedCount = 0
 	for _, l := range b.names {
 		l.waiting = 0
 	}
@@ -118,61 +120,61 @@ func (b *board) countParticular() {
 		if l := b.partial[w.entry.Name]; l != nil && w.local == nil && !w.entry.Discard {
 			l.waiting++
 		}
-		if w.particular = w.local == nil && b.particular(w.entry); w.particular {
-			b.avoiding++
+		if w.restricted = w.local == nil && b.isRestricted(w.entry); w.restricted {
+			b.restrictedCount++
 		}
 		b.waiting[id] = w
 	}
 }
 
-// hiddenFrom says whether a group's policy does not see an entry, because not all ranks of the group list its name.
+// hiddenFrom says whether a group's policy does not see an entry, because some rank of the group does not list its name.
 func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 	l := b.partial[e.Name]
 	return l != nil && !slices.Contains(l.whole, g)
 }
 
-// placeNamed binds entries to ranks that list the entry's name while other ranks of the same group do not. Before the policies decide
-// (first), it only places entries that are older than every entry that policies see. After the policies, it places all that it can. So
-// neither kind of entry is always served before the other.
+// placeNamed binds the entries whose model name only some ranks of a group list, because policies do not see these entries. Before the
+// policies decide (first), it binds only those that are older than every entry that policies see. After the policies have decided, it
+// binds all that it can. So neither kind of entry is always served before the other.
 func (b *board) placeNamed(now time.Time, first bool) {
-	if b.avoiding == 0 || len(b.partial) == 0 {
+	if b.restrictedCount == 0 || len(b.partial) == 0 {
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		l := b.partial[e.Name]
-		switch {
-		case b.shy(e, now): // placeShy places it
-		case l == nil || len(l.whole) > 0 && first:
-			if first {
-				return
-			}
-		case l.full < b.ticks && b.placeOn(l, e, now):
-			continue // it has left the pool
+		mine := !b.mustAvoid(e, now) // else it belongs to placeAvoiding
+		seenByPolicies := l == nil || len(l.whole) > 0 && first
+		if mine && seenByPolicies && first {
+			return
+		}
+		if mine && !seenByPolicies && l.full < b.ticks && b.placeOn(l, e, now) {
+			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
 	}
 }
 
-// placeOn binds an entry to the emptiest rank of a listing that can take it now, and says whether there was such a rank. Ranks of groups
-// that all list the name are left to the policies. But if all ranks that list the name are spared, placeOn looks at all of them, and
-// ignores that they are spared: spare did not see this, because it looks at all ranks of the board.
+// placeOn binds an entry to the emptiest rank that lists its name and can take it now, and says whether there was such a rank. It leaves
+// groups in which every rank lists the name to the policies. But if all ranks that list the name are spared, it looks at all of them as
+// if they were not. The method spare leaves at least one rank of the board in service, but not one for each name.
 func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
 	var best *rank
 	ranks, full := l.parts, true
-	spared := !slices.ContainsFunc(l.ranks, (*rank).takes)
-	if spared {
+	allSpared := !slices.ContainsFunc(l.ranks, (*rank).takes)
+	if allSpared {
 		ranks = l.ranks
 	}
 	for _, r := range ranks {
-		if p := r.group.inForce(); (r.takes() || spared && r.Up) && (p.Immediate() || r.free() > 0) {
+		takes := r.takes() || allSpared && r.Up
+		if takes && (r.group.inForce().Immediate() || r.free() > 0) {
 			full = false
 			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
 				best = r
 			}
 		}
 	}
-	if full { // no other entry need look at these ranks in this tick
+	if full { // other entries with this name need not look at these ranks again in this tick
 		l.full = b.ticks
 	}
 	return best != nil && b.bind(best.group, best.group.inForce(), policy.Assignment{Entry: e.ID, Worker: best.ID}, now) == ""

@@ -25,7 +25,7 @@ func TestARequestComesBackToAnotherRank(t *testing.T) {
 			h.put(pool.Entry{Prompt: 5, Avoid: []int32{0}}).slotNow(t)
 			require.EqualValues(t, 2, h.put(pool.Entry{Prompt: 1, Avoid: []int32{0, 1}}).slotNow(t).Worker)
 			require.EqualValues(t, 0, h.put(pool.Entry{Prompt: 1}).slotNow(t).Worker, "those who avoid nothing go there")
-			require.Zero(t, h.boards["m"].avoiding)
+			require.Zero(t, h.boards["m"].restrictedCount)
 		})
 	}
 }
@@ -106,7 +106,7 @@ func TestAvoidingLosesNobody(t *testing.T) {
 			collect()
 		}
 		require.Empty(t, all)
-		require.Zero(t, h.boards["m"].avoiding)
+		require.Zero(t, h.boards["m"].restrictedCount)
 	})
 }
 
@@ -122,5 +122,5 @@ func TestARequestForOneRankWaitsForIt(t *testing.T) {
 	h.release(busy)
 	h.pass(0)
 	require.EqualValues(t, 1, second.slotNow(t).Worker)
-	require.Zero(t, h.boards["m"].avoiding)
+	require.Zero(t, h.boards["m"].restrictedCount)
 }

@@ -6,17 +6,16 @@ import (
 	"evenkeel/pool"
 )
 
-// Beyond the slots. While a hand-off waits in an engine's own queue, some engines renew the prefill engine's hold
-// on its KV. There the hand-off stays valid for longer than it does in the pool. So an entry that reaches
-// its deadline is not given up if such an engine has room in its queue. It is bound
-// to the rank, charged and counted as usual, although the rank has no slot or no KV room
-// for it. The engine begins with the request once both are free.
+// Requests beyond the slots. A prefill engine keeps the KV of a hand-off only until a deadline. Some decode engines extend this deadline
+// while the hand-off waits in their own queue, so it stays valid there for longer than in the proxy's pool. An entry that reaches its
+// deadline in the pool is therefore not given up if such an engine has room in its queue. It is bound to the rank and charged as usual,
+// although the rank has no slot or no KV room for it yet. The engine begins with the request once both are free.
 
-// overflow binds an entry at its deadline to a rank that can begin with it at once, else to the rank
-// with the shortest queue. It says whether there was such a rank. The ranks must have been refreshed.
+// overflow binds an entry whose hand-off is at its deadline to a rank that can begin with it at once, or else to the rank with the
+// shortest queue. It returns false if no rank can take the entry. The ranks must have been refreshed.
 func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	if e.Discard {
-		return false // a discarded hand-off that waits in a queue only holds its KV longer
+		return false // no client waits for a discarded hand-off, and in a queue it would only hold its KV for longer
 	}
 	w := b.waiting[e.ID]
 	prompt := int64(w.prompt())
@@ -40,9 +39,9 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	return true
 }
 
-// queues says whether the rank's engine may get a prompt that is at its deadline. A rank with a Limit
-// gets it only if it can begin at once, because other proxies' requests may be there or the engine has just come into
-// service. The KV that the engine keeps of answers does not count, because it is given up sooner or later.
+// queues says whether the rank's engine may get a prompt (in tokens) whose hand-off is at its deadline. A rank whose slots are limited
+// (Limit) gets it only if the engine can begin at once, because requests of other proxies may wait there or the engine has just started.
+// The KV that the engine keeps of ended answers does not count as taken, because the engine gives it up sooner or later.
 func (r *rank) queues(prompt int64) bool {
 	if !r.takes() || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room()+r.kept.Tokens() {
 		return false
@@ -56,12 +55,12 @@ func (r *rank) startsAtOnce(prompt int64) bool {
 	return r.queued == 0 && r.free() > 0 && (r.Capacity == 0 || r.kv+prompt <= r.room())
 }
 
-// queue returns how many requests are in the engine's queue. Immediate policies use more slots
-// than there are without marking the requests as waiting, so these are counted by the slots.
+// queue returns how many requests are in the engine's queue. Immediate policies bind more requests than there are slots without counting
+// them in queued, so the requests without a slot are counted as well.
 func (r *rank) queue() int { return max(r.queued, -r.free()) }
 
-// sooner says whether a prompt would begin sooner on this rank than on the other one: fewer requests
-// wait here for each slot of the rank or, in a tie, a larger share of the slots is free.
+// sooner says whether a prompt would probably begin sooner on this rank than on the other one: it begins at once only here or, in a tie,
+// fewer requests wait here per slot, a larger share of the slots is free, or the rank holds fewer KV tokens.
 func (r *rank) sooner(other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
@@ -76,9 +75,8 @@ func (r *rank) sooner(other *rank, prompt int64) bool {
 	return r.weigh(r.kv) < other.weigh(other.kv)
 }
 
-// promote marks the oldest requests in the engine's queue as begun for which a slot and KV room have
-// become free: engines take requests in order. An engine that runs no other request of ours begins
-// with the first one in any case, whatever room the board counts.
+// promote marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them: engines take
+// requests in order. An engine that runs no other request of ours begins with the first one even if the board counts no room for it.
 func (b *board) promote(r *rank) {
 	if r.queued == 0 {
 		return
@@ -104,7 +102,8 @@ func (b *board) promote(r *rank) {
 		}
 		c := &table[oldest]
 		tokens := r.running[c.pos].Tokens()
-		if begun > 0 && (begun >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()) {
+		full := begun >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()
+		if begun > 0 && full {
 			return
 		}
 		begun, kv = begun+1, kv+tokens
@@ -118,8 +117,8 @@ func (c *charge) older(other *charge) bool {
 	return c.since.Before(other.since) || c.since.Equal(other.since) && c.id < other.id
 }
 
-// PresumedSeconds is the assumed mean time that a request has its slot, in s, until requests have ended.
-// Each request that ends moves the mean by paceWeight of the difference.
+// PresumedSeconds is the assumed mean time for which a request has its slot, in s, before the first request has ended. Each request that
+// ends moves the mean by paceWeight times the difference between its own time and the mean.
 const (
 	PresumedSeconds = 30
 	paceWeight      = 1.0 / 16
@@ -127,14 +126,14 @@ const (
 
 func newPace() Pace { return Pace{Seconds: PresumedSeconds} }
 
-// ended takes in a request that has ended: how long it had its slot, and how many KV tokens it had at the end.
+// ended updates the means by a request that has ended: for how long it had its slot, and how many KV tokens it had at the end.
 func (p *Pace) ended(after time.Duration, kv int64) {
 	p.Seconds += paceWeight * (after.Seconds() - p.Seconds)
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// keepPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of
-// a turn: the effect wakes those who wait for Room, and in the middle of a turn they would read old numbers.
+// keepPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of a turn, because the effect
+// wakes the callers that wait for Dispatcher.Room, and in the middle of a turn they would read outdated numbers.
 func (b *board) keepPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
@@ -145,22 +144,23 @@ func (b *board) keepPace() {
 	b.pace.Waiting = b.pool.Len() - b.discarding
 	for i, l := range b.names {
 		b.paces[i] = l.pace(&b.pace)
-		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free) // these find no free slot on their own ranks, so they take none from other names
+		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free) // entries without a free slot on their own ranks take no slot from others
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
 }
 
-// add counts the slots of a rank, unless the rank takes no requests. Free slots without KV room do not count, so that Room does not
-// promise them.
+// add counts the slots of a rank that takes requests. Free slots without KV room do not count, because Dispatcher.Room would promise them
+// although no request can use them.
 func (p *Pace) add(r *rank) {
 	if r.takes() {
 		free := r.freeFor(p.tokens)
-		p.Slots, p.Free = p.Slots+min(r.usable(), max(1, len(r.slots)-r.queued+free)), p.Free+free
+		p.Slots += min(r.usable(), max(1, len(r.slots)-r.queued+free))
+		p.Free += free
 	}
 }
 
-// freeFor returns how many free slots the rank has KV room for, if each request needs so many KV tokens in the mean; 0: the mean is not
-// known, and all free slots count.
+// freeFor returns how many free slots the rank has KV room for. tokens is the mean number of KV tokens that a request needs; 0: not known,
+// so all free slots count.
 func (r *rank) freeFor(tokens float64) int {
 	free := max(0, r.free())
 	if r.Capacity == 0 || tokens == 0 {

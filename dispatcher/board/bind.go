@@ -6,8 +6,8 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// bind charges the entry to the rank and emits the effect that gives the caller its slot. It does not trust
-// the policy: if the assignment breaks a hard limit, bind returns the fault and binds nothing.
+// bind charges the entry to the rank and emits the effect that gives its caller the slot. It does not trust the policy: if the assignment
+// breaks a hard limit, bind changes nothing and returns a Fault constant; empty: the entry is bound.
 func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (fault string) {
 	w, ok := b.waiting[a.Entry]
 	r := g.rank(a.Worker)
@@ -18,7 +18,7 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 		return FaultWorker
 	case !r.Up:
 		return FaultDown
-	case p.Immediate(): // the limits below do not hold: the engine queues what is beyond them
+	case p.Immediate(): // an immediate policy may exceed slots and KV room: the engine queues the requests
 	case r.admits(p) <= 0:
 		return FaultSlot
 	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room():
@@ -26,7 +26,7 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 	}
 	b.pool.Remove(w.entry)
 	bound := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
-	if bound.Beyond { // it is sent ahead
+	if bound.Beyond { // the policy sends it ahead of a free slot (ahead.go), so it waits in the engine's queue
 		r.queued++
 	}
 	if w.local != nil {
@@ -47,7 +47,7 @@ func (b *board) admit(r *rank, w entrant, bound Bound, now time.Time) {
 	c := charge{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: bound.NewTokens,
 		discard: e.Discard, waits: bound.Beyond, since: now,
-		// the KV of an early entry is on its own rank, because its prefill sends it there: so it does not stray
+		// an early entry does not stray (strays.go): its prefill engine sends the KV to the rank that was chosen
 		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early,
 	}
 	if e.Early {

@@ -1,3 +1,9 @@
+// Package board mirrors the decode ranks of each model with the requests on them, and lets policies decide which waiting request gets which
+// rank.
+//
+// A waiting request is an entry. When an entry is bound to a rank, it gets one of the rank's slots, and its KV tokens are charged to the
+// rank until the slot is released. In a round, the policy of one group of ranks decides about all entries that wait. The package has no
+// clock, goroutine or I/O: Boards.Apply takes an event and the time, and returns the effects that its owner must carry out.
 package board
 
 import (
@@ -9,15 +15,15 @@ import (
 
 func newBoard(model string, r *rules) *board {
 	return &board{
-		rules: r, model: model, pool: pool.New(r.cfg.TTL), waiting: map[uint64]entrant{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{},
-		pace: newPace(), pairs: pairs{suspects: map[Pair]*suspect{}},
+		rules: r, model: model, pool: pool.New(r.cfg.TTL), pace: newPace(),
+		waiting: map[uint64]entrant{}, ranks: map[int32]*rank{}, lengths: map[uint64]int32{}, pairs: pairs{suspects: map[Pair]*suspect{}},
 	}
 }
 
 func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
 // enqueue adds an entry to the pool. It refuses the entry if its ID is taken, if no rank can ever take it, or if all ranks that may take
-// it are down. A prompt without a hand-off (local) does not enter the pool: the rounds about it begin at once.
+// it are down. An entry without a hand-off (local) does not enter the pool: the rounds that choose its rank begin at once.
 func (b *board) enqueue(w entrant, now time.Time) {
 	err := b.refusal(w.entry)
 	if l := b.partial[w.entry.Name]; b.up == 0 || l != nil && l.up == 0 {
@@ -38,8 +44,8 @@ func (b *board) enqueue(w entrant, now time.Time) {
 		b.lengths[w.entry.ID] = w.output
 	}
 	b.pool.Add(w.entry, now)
-	if w.particular = b.particular(w.entry); w.particular {
-		b.avoiding++
+	if w.restricted = b.isRestricted(w.entry); w.restricted {
+		b.restrictedCount++
 	}
 	b.waiting[w.entry.ID] = w
 	b.arrived = true
@@ -52,9 +58,8 @@ func (b *board) enqueue(w entrant, now time.Time) {
 	}
 }
 
-// refusal says why an entry can never be admitted, however many slots are released; nil: it can.
-// Ranks that are down count as ranks that could take it, because they may come back and
-// the finished prefill is worth the wait.
+// refusal says why no rank can ever take an entry, even an idle one; nil: a rank can. Ranks that are down count as able to take it,
+// because they may come back, and the finished prefill is worth the wait.
 func (b *board) refusal(e *pool.Entry) error {
 	largest := b.largest
 	if l := b.partial[e.Name]; l != nil {
@@ -84,12 +89,12 @@ func (b *board) refuse(e *pool.Entry, err error) {
 	b.emit(Effect{Kind: EffectRefuse, Entry: e, Err: err})
 }
 
-// forget drops what the board keeps of an entry that waits, and takes it out of the counts.
+// forget removes an entry from the board's table of waiting entries and from all counts.
 func (b *board) forget(e *pool.Entry) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
-	if w.particular {
-		b.avoiding--
+	if w.restricted {
+		b.restrictedCount--
 	}
 	if w.local == nil {
 		b.waitsFor(e, -1)
@@ -102,8 +107,8 @@ func (b *board) forget(e *pool.Entry) {
 	}
 }
 
-// expire takes those entries out of the pool that may wait no longer. If an entry's hand-off is at its deadline, overflow may bind it to
-// a rank's queue. Otherwise the entry is refused.
+// expire takes the entries out of the pool that may wait no longer. It refuses them, except those whose hand-off is at its deadline and
+// that overflow could bind to a rank's queue.
 func (b *board) expire(now time.Time) {
 	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
 		for _, g := range b.groups {
@@ -119,50 +124,48 @@ func (b *board) expire(now time.Time) {
 	}
 }
 
-// outageGrace is how long entries go on waiting when all ranks are down. An
-// engine that is away for longer is restarting, which takes minutes: it is better that
-// the clients get the error then.
+// outageGrace is how long entries go on waiting when all ranks are down. An engine that is down for longer is probably restarting, which
+// takes minutes, so the clients had better get an error.
 const outageGrace = 10 * time.Second
 
-// outage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace.
-func (b *board) outage(now time.Time) {
+// refuseInOutage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace.
+func (b *board) refuseInOutage(now time.Time) {
 	switch {
 	case b.up > 0:
-		b.downTo = time.Time{}
-	case b.downTo.IsZero():
-		b.downTo = now.Add(outageGrace)
-	case !now.Before(b.downTo):
+		b.graceEnds = time.Time{}
+	case b.graceEnds.IsZero():
+		b.graceEnds = now.Add(outageGrace)
+	case !now.Before(b.graceEnds):
 		for len(b.pool.Entries()) > 0 {
 			b.fail(b.pool.Entries()[0], ErrNoWorkers)
 		}
 	}
 }
 
-// lonely answers entries with ErrNoWorkers once all ranks that list their name have been down for outageGrace, although other
-// ranks of the board are up.
-func (b *board) lonely(now time.Time) {
-	b.lonelyUntil = time.Time{}
-	if b.avoiding == 0 || len(b.partial) == 0 {
+// refuseInNameOutage answers entries with ErrNoWorkers once all ranks that list their model name have been down for outageGrace, although
+// other ranks of the board are up.
+func (b *board) refuseInNameOutage(now time.Time) {
+	b.nameOutageEnds = time.Time{}
+	if b.restrictedCount == 0 || len(b.partial) == 0 {
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		l := b.partial[e.Name]
-		switch {
-		case l == nil || l.up > 0:
-		case !now.Before(l.downTo):
+		down := l != nil && l.up == 0
+		if down && !now.Before(l.graceEnds) {
 			b.fail(e, ErrNoWorkers)
-			continue
-		case b.lonelyUntil.IsZero() || l.downTo.Before(b.lonelyUntil):
-			b.lonelyUntil = l.downTo
+			continue // the entry has left the pool, so the next one has the index i now
+		}
+		if down && (b.nameOutageEnds.IsZero() || l.graceEnds.Before(b.nameOutageEnds)) {
+			b.nameOutageEnds = l.graceEnds
 		}
 		i++
 	}
 }
 
-// release takes back the charge of a slot whose request has ended after so many generated tokens. Slots come free in
-// bursts, because the ranks of a group finish requests in the same step. The first one of a burst
-// opens a window, and at the end of the window the board decides on all free slots together.
+// release frees the slot of a request that has ended with so many generated tokens. The parts of the board that learn from requests get
+// its outcome.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	c := &b.ledger.table[slot]
 	r, released := c.rank, *c
@@ -184,6 +187,16 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	}
 	b.promote(r)
 	b.rest(r.group)
+	b.countOutcome(r, o)
+	if !r.present {
+		b.leave(r)
+		return
+	}
+	b.openWindow(now)
+}
+
+// countOutcome counts how a request ended and its tokens, for the board and for its rank.
+func (b *board) countOutcome(r *rank, o Outcome) {
 	b.outcomes[min(o.Kind, Failed)]++
 	b.output += int64(max(0, o.Generated))
 	r.output += int64(max(0, o.Generated))
@@ -195,10 +208,11 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 			r.unsaid++
 		}
 	}
-	if !r.present {
-		b.leave(r)
-		return
-	}
+}
+
+// openWindow makes the board decide at the end of a short window about all slots that come free in it. Slots come free in bursts, because
+// the ranks of a group finish requests in the same step. The first free slot of a burst opens the window.
+func (b *board) openWindow(now time.Time) {
 	switch {
 	case b.pool.Len() == 0: // no entry waits for the slot
 	case b.cfg.Window == 0:

@@ -11,7 +11,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// FallbackSpec is the policy that decides in place of one that failed or was too slow.
+// FallbackSpec is the spec of the policy that decides when the chosen policy has failed or was too slow.
 const FallbackSpec = "pjsq-kv"
 
 // New returns boards without ranks.
@@ -42,7 +42,7 @@ func (l *Boards) Config() Config { return l.cfg }
 // Policy returns the canonical name of the barrier groups' policy.
 func (l *Boards) Policy() string { return l.name }
 
-// usable returns an error if the config cannot work. It does not look at the policy of barrier groups.
+// usable returns an error if the config cannot work. It does not check the policy of barrier groups: its callers do.
 func (l *Boards) usable() error {
 	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -57,17 +57,17 @@ func (l *Boards) usable() error {
 	return checkTwin(l.cfg)
 }
 
-// Next returns when a Tick is due even if no other event comes; zero: never. It is the earliest of the times at which a wait of a board
-// ends.
+// Next returns when a Tick is due even if no other event comes; zero: never. This is the earliest time at which any board has to look at
+// its entries again.
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
-		outage := b.downTo
+		outage := b.graceEnds
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // no entry waits for the end of the outage
 		}
 		for _, t := range [...]time.Time{
-			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyUntil, b.wakeSpared, b.wakeTight, b.keptUntil, b.pairs.checkAt,
+			b.windowEnds, b.heldUntil, b.wakeAvoiding, b.nameOutageEnds, b.wakeSpared, b.wakeTight, b.keptUntil, b.pairs.checkAt,
 			b.pool.NextDeadline(), outage,
 		} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
@@ -87,8 +87,7 @@ func (l *Boards) answerAll(err error) {
 	}
 }
 
-// enqueue gives an entry to the board of its model. It is refused if there is no such board, or if the boards admit nothing new any more
-// (draining).
+// enqueue gives an entry to the board of its model. It refuses the entry if there is no such board, or after Shutdown (draining).
 func (l *Boards) enqueue(w entrant) {
 	b := l.boards[w.entry.Model]
 	switch {
@@ -113,7 +112,7 @@ func (l *Boards) withdraw(e *pool.Entry) {
 func (l *Boards) setWorkers(ws []Worker) {
 	fleet := make(map[string][]Worker, len(l.boards))
 	for model := range l.boards {
-		fleet[model] = nil // so that a board whose model is not in ws any more loses its ranks
+		fleet[model] = nil // a board whose model is not in ws any more must still get an empty list, to lose its ranks
 	}
 	models := map[string]string{}
 	l.shared = map[string]bool{}
@@ -134,7 +133,7 @@ func (l *Boards) setWorkers(ws []Worker) {
 	}
 }
 
-// setFit keeps the fit for subjects that come later, and emits that the known ones start anew from it.
+// setFit keeps the fit for subjects that are learned later, and makes the present ones start anew from it (EffectFit).
 func (l *Boards) setFit(fit *predictor.Fit) {
 	l.fit = fit
 	l.emit(Effect{Kind: EffectFit, Fit: l.fit})
@@ -158,7 +157,7 @@ func (l *Boards) setPolicy(spec string) error {
 	return nil
 }
 
-// choose makes the decider of a barrier group or, if barrier is false, of the ranks without a barrier.
+// choose builds the policy in use (decider) of a barrier group or, if barrier is false, of the ranks without a barrier.
 func (b *board) choose(barrier bool) decider {
 	spec := b.cfg.DensePolicy
 	if barrier {

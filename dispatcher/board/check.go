@@ -82,8 +82,8 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit says which part of a fit file of this kind none of the policies reads, and what to do about it; empty: they
-// read all of it. The caller passes the policies that decide and those that the twin replays.
+// DoubtFit warns if no policy reads a part of a fit file of this kind, and says what to do about it; empty: the policies read all of it.
+// The caller passes the policies that decide and those that the twin replays.
 func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	kindsRead, meanRead := map[predictor.Kind]bool{}, false
 	for _, text := range policies {
@@ -112,11 +112,11 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	return ""
 }
 
-// errNoOracle is errOracle in the words of the config file.
+// errNoOracle says the same as errOracle, with the values that an operator may write in the config file.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// decider returns a policy as New will build it: with the configured predictor, if the text names
-// none. A predictor.kind that cannot work is left out here, because Check reports it elsewhere.
+// decider returns a policy as New will build it: with the configured predictor, if the spec (text) names none. It ignores a
+// predictor.kind that cannot work, because Check reports that as an error of its own.
 func (c *Config) decider(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {

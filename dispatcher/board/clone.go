@@ -8,9 +8,8 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Clone copies the boards between two events, with all state that decides what they do next. Events
-// on the copy do not change the original. The copy has neither the sampled scores of predictions
-// nor the memory for traces, because only the status and the traces of the original are read.
+// Clone copies the boards between two events, with all state that decides what they do next. Events on the copy do not change the
+// original. The copy has neither the sampled scores of predictions nor the memory for traces, because its status and traces are not read.
 func (l *Boards) Clone() *Boards {
 	r := *l.rules
 	r.subjects = make(map[Subject]*known, len(l.subjects))
@@ -27,7 +26,7 @@ func (l *Boards) Clone() *Boards {
 	return c
 }
 
-// recall takes over the Counts that were applied for the next event, since a clone does not keep them.
+// recall writes the Counts that were applied for the next event into the ranks and charges, because a clone does not copy the Counts.
 func (b *board) recall() {
 	for _, r := range b.ranks {
 		if b.counts != nil {
@@ -48,22 +47,16 @@ func (b *board) clone(r *rules) *board {
 	c.waiting = make(map[uint64]entrant, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
-		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID], hits: w.hits, particular: w.particular, since: w.since}
+		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID], hits: w.hits, restricted: w.restricted, since: w.since}
 	}
 	groups := make(map[*group]*group, len(b.groups))
 	c.ranks = make(map[int32]*rank, len(b.ranks))
 	for id, old := range b.ranks {
-		next := *old
-		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
-		next.kept = old.kept.Clone()
-		next.orphans, next.toCompute = slices.Clone(old.orphans), slices.Clone(old.toCompute)
-		// keeps the capacity, because depart uses it as a bound
-		next.departed = append(make([]departed, 0, cap(old.departed)), old.departed...)
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
 		}
-		next.group = groups[old.group]
-		c.ranks[id] = &next
+		c.ranks[id] = old.clone()
+		c.ranks[id].group = groups[old.group]
 	}
 	c.groups = make([]*group, len(b.groups))
 	for i, g := range b.groups {
@@ -75,7 +68,7 @@ func (b *board) clone(r *rules) *board {
 	}
 	c.listed, c.listers, c.names, c.named, c.paces = nil, nil, nil, nil, nil
 	c.listings()
-	c.countParticular()
+	c.countRestricted()
 	c.ledger.table, c.ledger.unused = slices.Clone(b.ledger.table), slices.Clone(b.ledger.unused)
 	for i := range c.ledger.table {
 		if s := &c.ledger.table[i]; s.rank != nil {
@@ -88,11 +81,22 @@ func (b *board) clone(r *rules) *board {
 		c.pairs.suspects[key] = &next
 	}
 	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.asked, c.nextGroup, c.round, c.went, c.counts = nil, 0, Round{}, went{}, nil
+	c.asked, c.nextGroup, c.round, c.result, c.counts = nil, 0, Round{}, result{}, nil
 	return &c
 }
 
-// sameRanks returns the ranks of board b, which is a copy, that have the same IDs as the given ranks of the original.
+// clone copies the rank. The copy still refers to the original's group and to the ranks of its engine, which the caller replaces.
+func (r *rank) clone() *rank {
+	c := *r
+	c.slots, c.running = slices.Clone(r.slots), slices.Clone(r.running)
+	c.kept = r.kept.Clone()
+	c.orphans, c.toCompute = slices.Clone(r.orphans), slices.Clone(r.toCompute)
+	// The copy keeps the capacity, because depart never lets the list grow beyond it.
+	c.departed = append(make([]departed, 0, cap(r.departed)), r.departed...)
+	return &c
+}
+
+// sameRanks returns the ranks of b, which is a copy, that stand for the given ranks of the original.
 func (b *board) sameRanks(ranks []*rank) []*rank {
 	all := make([]*rank, len(ranks))
 	for i, r := range ranks {

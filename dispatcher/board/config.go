@@ -61,27 +61,28 @@ type Worker struct {
 	Name    string
 	Model   string
 	Group   string
-	Barrier bool   // its group steps together
+	Barrier bool   // each decode step of the group waits for its slowest rank
 	Engine  string // API server that the rank is part of; a pair of a prefill engine and this engine works or fails as a whole
 	Lists   *Names // model names that a request may ask for on this rank; nil: not known, so any name
-	Slots   int    // max_num_seqs
-	// Beyond is how many requests may wait in the engine's own queue, without a slot or KV room: they are bound there at their hand-offs'
-	// deadlines, if Limit is 0. 0: none, because the engine does not renew the hold on their KV
+	Slots   int    // requests that the rank decodes at one time (max_num_seqs)
+	// Beyond is how many requests may wait in the engine's own queue, without a slot or KV room. They are sent there when their hand-offs
+	// reach their deadlines, if Limit is 0. 0: none, because this engine does not make the prefill engine keep their KV for longer.
 	Beyond   int
-	Limit    int           // how many of the slots may be used now, while the engine is fresh in service or may run others' requests; 0: all
+	Limit    int           // slots that may be used now, while the engine has just started or may run other proxies' requests; 0: all
 	Capacity int64         // KV tokens, 0 = unlimited
-	Cost     float32       // what a KV token costs here, 1 = the group's mean; 0 reads as 1
-	Others   int64         // KV tokens on the rank of requests that are not ours: they count as load, and take room
+	Cost     float32       // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
+	Others   int64         // KV tokens on the rank of requests that this proxy did not send: they count as load, and take room
 	Keeps    time.Duration // how long its engine keeps the KV of an answer that has ended, for the next turn of its chat; 0: it keeps none
 	Up       bool          // false: the rank takes no requests, but still takes part in its group's steps unless it is down
-	// Down: its engine does not answer, or goes on without this rank. It takes no part in the group's steps, sums and means. Never with Up
+	// Down: its engine does not answer, or goes on without this rank. The rank takes no part in the group's steps, sums and means. Up is
+	// false then.
 	Down    bool
-	Awaited bool // the rank takes no requests for now, but is expected to, so requests wait for it. Never with Up
+	Awaited bool // the rank takes no requests now, but will soon, so requests wait for it; Up is false then
 
-	// Strays: its engine runs requests of the Responses API on any of its ranks, and does not report on which.
+	// Strays: its engine runs requests of the Responses API on any of its ranks, whichever rank they name, and does not report on which.
 	Strays bool
-	// Early: its connector needs the rank before the prefill, so entries are bound while they wait
-	// for their prefill. All ranks of a model are early, or none is.
+	// Early: its connector must know the decode rank before the prefill, so entries are bound before their prefill. All ranks of a model
+	// are early, or none is.
 	Early bool
 	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the entry must have a slot when its prefill ends.
 	AtOnce bool
@@ -89,38 +90,38 @@ type Worker struct {
 	Mixed bool
 	// Budget is how many tokens of a mixed rank a step takes at most, decodes and prompts together; 0: not known.
 	Budget int
-	// Interval: a mixed rank computes prompts in every so many steps; 0 and 1: in each.
+	// Interval: a mixed rank computes prompts only in one of so many steps; 0 and 1: in each.
 	Interval int
-	// Process identifies the process of its engine. A new process has a new number, and has lost the KV
-	// of the process before; 0: not known.
+	// Process identifies the operating system's process of its engine. A restarted engine has another number, and has lost all KV;
+	// 0: not known.
 	Process uint64
 }
 
 // StepModel predicts how long a step of a barrier group takes, in ms, from the requests, KV tokens and prompts of its ranks.
 type StepModel = step.Model
 
-// Config has the section `dispatch` of the config file without its log, and what else New needs.
-// Where a default is named, a field that is zero has that default.
+// Config has the section `dispatch` of the config file without its log, and what else New needs. A field that is zero means the default
+// that its comment names.
 type Config struct {
 	Policy    string        `yaml:"policy"`     // of barrier groups; "" = DefaultPolicy
 	Window    time.Duration `yaml:"window"`     // how long a round waits after the first freed slot of a burst; 0 = off
-	TickLimit time.Duration `yaml:"tick_limit"` // after a slower round, the fallback decides for SlowRounds rounds; 0 = DefaultTickLimit
+	TickLimit time.Duration `yaml:"tick_limit"` // after a slower round, FallbackSpec decides SlowRounds rounds; 0 = DefaultTickLimit
 	StepModel StepModel     `yaml:"step_model"` // for every barrier group until its own is learned; zero: unknown
-	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room.
-	// The boards read only Worker.Beyond: the fleet sets that to this value where engines renew the hold on KV.
+	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room. The boards
+	// read only Worker.Beyond: the fleet sets it to this value if the engine makes prefill engines keep the KV of queued requests.
 	Beyond int              `yaml:"beyond_slots"`
-	Twin   verdict.Policies `yaml:"twin"` // policies under which the last minutes are replayed, to be compared
+	Twin   verdict.Policies `yaml:"twin"` // policies that are compared with the present one, by replaying the last minutes under each
 
 	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
 	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline
 	Predictor   PredictorConfig `yaml:"-"` // predicts output lengths; zero: the predictors that policies ask for, which begin untrained
-	Explain     bool            `yaml:"-"` // each bound entry gets a trace that says why its rank was chosen
+	Explain     bool            `yaml:"-"` // write into each entry's trace why its rank was chosen
 
-	// Seed seeds the random numbers of policies that use some and whose spec names no seed; 0: each has its default seed.
+	// Seed is the seed of policies that draw random numbers and whose spec names no seed; 0: each uses its default seed.
 	Seed uint64 `yaml:"-"`
 
-	// BindAhead is how many requests an early rank may have beyond its slots, since a request
-	// that is still being prefilled needs no slot of the engine; or AheadAuto.
+	// BindAhead is how many requests an early rank may have beyond its slots, or AheadAuto. A request that is still being prefilled needs
+	// no slot of the decode engine yet.
 	BindAhead int `yaml:"-"`
 
 	Parse func(spec string) (policy.Policy, error) `yaml:"-"` // a test's own policies; nil = policy.Parse

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Settings are what a running dispatcher may change.
+// Settings are the parts of Config that may change while the dispatcher runs.
 type Settings struct {
 	Policy    string // of barrier groups; empty: the policy in force stays
 	Window    time.Duration
@@ -27,8 +27,8 @@ func (l *Boards) Accepts(s Settings) error {
 // says why the settings cannot work.
 func (l *Boards) examine(s Settings) (*examined, error) {
 	e := &examined{cfg: l.cfg, fit: l.fit, spec: l.spec}
-	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL, e.cfg.StepModel, e.cfg.BindAhead = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL,
-		s.StepModel, s.BindAhead
+	e.cfg.Window, e.cfg.TickLimit, e.cfg.TTL = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL
+	e.cfg.StepModel, e.cfg.BindAhead = s.StepModel, s.BindAhead
 	if s.Predictor.Kind != l.cfg.Predictor.Kind {
 		e.newPolicies, e.cfg.Predictor.Kind = true, s.Predictor.Kind
 		e.cfg.Parse = e.cfg.parser()

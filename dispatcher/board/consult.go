@@ -12,22 +12,21 @@ import (
 	"evenkeel/pool"
 )
 
-// consult has a policy decide on the board's snapshot, and emits the round.
+// consult calls the policy with the board's snapshot, and emits the round: the snapshot and what the policy decided.
 func (b *board) consult(g *group, p *decider, now time.Time) {
 	b.foresee(g, p)
-	b.assignments, b.went.failure = propose(p, &b.snapshot, b.assignments[:0])
+	b.assignments, b.result.failure = propose(p, &b.snapshot, b.assignments[:0])
 	b.explain(g, p)
 	b.round = Round{
 		Tick: b.ticks, At: now, Group: b.label(g), Policy: p.name, Survival: b.survival,
 		Snapshot: b.snapshot, Assign: b.assignments,
 	}
-	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.went.failure, Round: &b.round})
+	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.result.failure, Round: &b.round})
 }
 
-// fill writes the group and the pool into the board's one Snapshot. The lists of running requests are shared
-// with the ranks, which were refreshed when the tick began. An entry that is too large for every rank
-// of the group that is up is left out: it waits for another group, and here the starvation
-// guard would only keep a rank free for it in vain.
+// fill writes the group and the pool into the board's one Snapshot. The snapshot shares the lists of running requests with the ranks,
+// which were refreshed when the tick began. An entry that is too large for every rank of this group that is up is left out: it waits
+// for another group, and the starvation guard would keep a rank free for it here in vain.
 func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool, s.Waits = s.Workers[:0], s.Pool[:0], s.Waits[:0]
@@ -57,7 +56,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		})
 	}
 	for _, e := range b.pool.Entries() {
-		if int64(e.Prompt) > largest || b.avoiding > 0 && (b.hiddenFrom(e, g) || b.shy(e, now)) {
+		if int64(e.Prompt) > largest || b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)) {
 			continue
 		}
 		b.offer(e, p, now)
@@ -82,7 +81,7 @@ func (b *board) offer(e *pool.Entry, p *decider, now time.Time) {
 	}
 }
 
-// propose calls the policy. If it panics, the panic becomes the failure.
+// propose calls the policy. If the policy panics, failure has the panic and its stack.
 func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -92,13 +91,13 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 	return p.Decide(s, dst), nil
 }
 
-// arrange refreshes the groups that can take an entry, and puts them in the order in which they
-// decide: the group with the fewest KV tokens per rank first.
+// arrange refreshes the groups that can take an entry, and sorts them into the order in which their policies decide: the group with the
+// fewest KV tokens per rank first.
 func (b *board) arrange() {
 	b.order = b.order[:0]
 	for _, g := range b.groups {
 		if !g.admitsAny() {
-			g.held = 0 // entries that wait now wait for a slot, not for a round
+			g.held = 0 // without a free slot, entries wait for one: the policy holds none of them back
 			continue
 		}
 		b.refreshGroup(g)
@@ -107,5 +106,5 @@ func (b *board) arrange() {
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
 		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
 	})
-	b.nextGroup = len(b.order) // no group decides yet: the caller starts that
+	b.nextGroup = len(b.order) // no group decides until the caller sets this to 0
 }

@@ -7,9 +7,9 @@ import (
 	"evenkeel/predictor"
 )
 
-// Effect is something that a board wants done outside of it: an answer, a count, a line of
-// the log. The board cannot do it itself, because it has no log, no metric and no clock. The owner of the
-// boards carries effects out in their order, after the event that caused them.
+// Effect is something that a board wants its owner to do: answer a caller, count in a metric, write a log line. The board cannot do it
+// itself, because it has no log, no metric and no clock. The owner of the boards carries out effects in their order, after the event
+// that caused them. A field whose comment names kinds of effects is set for these kinds only.
 type Effect struct {
 	Kind   EffectKind
 	Group  GroupKey // the group; effects of a whole board have only its Model
@@ -18,7 +18,7 @@ type Effect struct {
 	Err    error
 	ID     uint64 // EffectInvalid: the entry that the policy named
 	Worker int32
-	Names  [2]string // EffectDuplicate: the worker that is kept, and the ignored one. EffectSpared, EffectUnspared: the first is the rank
+	Names  [2]string // EffectDuplicate: the worker that stays, and the ignored one. EffectSpared, EffectUnspared: the first is the rank
 
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Bound
@@ -28,7 +28,7 @@ type Effect struct {
 
 	Pair    Pair // EffectQuarantine
 	Count   int
-	Thought float64 // EffectThought: tokens that the board had estimated
+	Thought float64 // EffectThought: tokens that the board had estimated for the answer before its engine reported them
 	Lasts   time.Duration
 	Pace    Pace     // EffectPace
 	Named   []Pace   // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
@@ -40,7 +40,7 @@ type Effect struct {
 }
 
 // GroupKey identifies a group: ranks of one model that step together, or all ranks of the model
-// that have no barrier. The Name of the latter is empty.
+// that have no barrier. For these, Name is empty.
 type GroupKey struct {
 	Model, Name string
 	Barrier     bool
@@ -56,21 +56,21 @@ const (
 	EffectBegins                       // a request leaves the engine's own queue, as far as the board can tell
 	EffectRound                        // a policy has decided
 	EffectInvalid                      // an assignment was not bound, because it breaks a hard limit
-	EffectNotOffered                   // the policy took a rank that was not offered to a prompt without a hand-off
+	EffectNotOffered                   // for a prompt without a hand-off, the policy chose a rank that may not compute it
 	EffectFallback                     // the fallback decides for a policy that failed or was slow
-	EffectSent                         // a round was sent, and so many ranks (Count) had a prompt to compute then; Label is the group
+	EffectSent                         // held requests went to mixed ranks of the group Label together; Count ranks have prompts to compute
 	EffectBeyond                       // an entry was bound to an engine's own queue
-	EffectQuarantine                   // a pair is avoided from now on
+	EffectQuarantine                   // hand-offs avoid a pair of a prefill and a decode engine from now on
 	EffectSpared                       // a rank has refused several requests in a row, and gets none for the time Lasts
 	EffectUnspared                     // a rank that was spared takes requests again
-	EffectSteered                      // an assignment to a quarantined pair was looked at
+	EffectSteered                      // a policy chose a quarantined pair; Label is a Steer constant, what became of the assignment
 	EffectDuplicate                    // two workers have one ID
 	EffectPace                         // a tick is over, and the board has this Pace now
 	EffectNames                        // Listed are now the names that only some ranks of the board list
 	EffectWatch                        // Count is how many pairs are suspected now, plus how many ranks refuse requests
 	EffectPolicy                       // another policy is in force
-	EffectRest                         // nothing of a group runs any more
-	EffectLeastStep                    // a time shorter than Lasts is no step of the group
+	EffectRest                         // no request of a group decodes any more
+	EffectLeastStep                    // Lasts is now the shortest time that counts as a step of the group
 	EffectSubject                      // begin to learn a subject
 	EffectFit                          // all subjects start anew from another fit
 	EffectEnding                       // a request has left its rank, and Ending is what predictors learn from it
@@ -78,18 +78,18 @@ const (
 	EffectThought
 	EffectGroup     // a group has its first rank; Label is its name
 	EffectGroupGone // a group has lost its last rank; Label is its name
-	EffectGone      // a board holds nothing any more and is forgotten
-	EffectRejected  // settings of an event cannot work, so that the event changed nothing
+	EffectGone      // a board has neither ranks nor entries any more, and is removed
+	EffectRejected  // settings of an event cannot work, so the event changed nothing
 )
 
-// Why the fallback policy took over.
+// Reasons for which the fallback policy took over.
 const (
 	FallbackPanic   = "panic"
 	FallbackInvalid = "invalid"
 	FallbackSlow    = "slow"
 )
 
-// The hard limits that an assignment can break, so that it is not bound.
+// The reasons for which an assignment of a policy is not bound.
 const (
 	FaultEntry  = "unknown_entry"
 	FaultWorker = "unknown_worker"
@@ -98,12 +98,12 @@ const (
 	FaultRoom   = "no_room"
 )
 
-// What becomes of an assignment to a quarantined pair.
+// What becomes of a policy's assignment if its prefill and decode engine are a quarantined pair.
 const (
-	SteerMoved   = "moved"
-	SteerSwapped = "swapped"
-	SteerLeft    = "left" // in the pool
-	SteerKept    = "kept"
+	SteerMoved   = "moved"   // to another rank that has room
+	SteerSwapped = "swapped" // its rank was exchanged with that of a later assignment
+	SteerLeft    = "left"    // the entry stays in the pool
+	SteerKept    = "kept"    // the pair is used nevertheless
 )
 
 // Subject identifies what a Learner learns: the output lengths of one model, for one kind of predictor.

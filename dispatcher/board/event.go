@@ -17,13 +17,13 @@ type Event interface{ apply(b *Boards) }
 // the entry until then.
 type Enqueue struct {
 	Entry  *pool.Entry
-	Local  *Local          // ranks that may compute a prompt without a hand-off, which does not wait; nil: any other entry
+	Local  *Local          // the entry has no hand-off, and does not wait: one of these ranks may compute its prompt; nil: any other entry
 	Trace  *decision.Trace // the board writes here why the rank was chosen; nil: it does not
 	Hits   []Hit           // what ranks hold of its prompt; the caller does not change the slice afterwards
-	Output int32           // tokens that it will have generated in the end, with PredictorConfig.KnownLengths; 0: not known
+	Output int32           // tokens that its answer will have, if PredictorConfig.KnownLengths is set; 0: not known
 }
 
-// Withdraw takes an entry out of the pool, if this very entry waits there.
+// Withdraw takes an entry out of the pool. Nothing happens if it has left the pool, even if another entry with its ID waits.
 type Withdraw struct{ Entry *pool.Entry }
 
 // Release gives a slot back.
@@ -32,27 +32,27 @@ type Release struct {
 	Slot        int32
 	Outcome     Outcome
 	Generated   int32  // tokens that the stream has brought
-	Started     bool   // the first event has come
+	Started     bool   // the first event of the stream has come
 	First, Last uint32 // numbers of the group's steps that brought its first and its last tokens; 0: no token came
-	Unheard     int32  // as in Counts
+	Unheard     int32  // see Counts.Unheard
 }
 
-// Outcome is what became of a request that leaves its rank.
+// Outcome says how a request left its rank, and what this shows about the rank's engine.
 type Outcome struct {
 	Kind      Kind
-	Generated int // tokens of this leg
+	Generated int // tokens that this rank generated; a resumed answer may have more from other ranks
 	// Empty: the answer is whole, and its engine ended it without any text.
 	Empty bool
 	// Unsaid: the answer is whole, and its engine reported no token usage.
 	Unsaid bool
 	// Refused: the engine answered with 429 or 503 and did not take the request.
 	Refused bool
-	// Lost: the engine took the request, and its first event did not come. If
-	// both engines of the hand-off serve other hand-offs, the connection between them has failed.
+	// Lost: the engine took the request, but its first event did not come. If other hand-offs of both engines work, the connection between
+	// the two engines has failed.
 	Lost bool
-	// Orphaned: the decode engine may keep the KV blocks of a request for ever, because it waits for a prefill engine that
-	// will never finish writing them. The board counts their room as taken until the engine's
-	// process is another one, or its gauges show that less KV is in use (Gauged).
+	// Orphaned: the decode engine may keep the KV blocks of the request for ever, because it waits for a prefill engine that will never
+	// finish writing them. The board counts their room as taken until the engine restarts, or its gauges show that it uses less KV
+	// (Gauged).
 	Orphaned bool
 	// Kept: the engine keeps the KV of this request for the next turn of its chat, if it keeps KV of answers at all (Worker.Keeps).
 	Kept bool
@@ -65,10 +65,10 @@ type Kind uint8
 const (
 	Finished  Kind = iota // the engine ended the stream
 	Cancelled             // the client left
-	Failed                // the engine failed, refused or recomputed it
+	Failed                // the engine failed or refused the request, or stopped it to compute it again
 )
 
-// Recount corrects the prompt that a slot is charged with.
+// Recount corrects the prompt length, in tokens, that a slot is charged with: the length was an estimate, and an engine has counted it.
 type Recount struct {
 	Model  string
 	Slot   int32
@@ -97,18 +97,18 @@ type Steps struct {
 // Step is one step of a group. It is reported when the first of its tokens come.
 type Step struct {
 	Number uint32
-	Length time.Duration // since the tokens of the step before began to come; 0: nothing ran before it
+	Length time.Duration // from the first token of the step before to the first token of this step; 0: no request ran before it
 }
 
-// Law sets how long steps of a group take, so that no model of them is learned. Only the simulator and the twin know this.
+// Law sets how long steps of a group take, and no model of them is learned. Only the simulator and the twin, which make the steps, know it.
 type Law struct {
 	Group GroupKey
 	StepModel
 
-	Weights step.Weights // what policies count a request as
+	Weights step.Weights // KV tokens that policies count a request as, beside its own
 }
 
-// SetWorkers replaces the fleet, of all models.
+// SetWorkers replaces the ranks of all models.
 type SetWorkers struct{ Workers []Worker }
 
 // Preempted reports that the engine of a worker ran out of KV room and preempted a request.
@@ -123,23 +123,23 @@ type Learned struct {
 // SetPolicy changes the policy of the barrier groups.
 type SetPolicy struct{ Spec string }
 
-// SetFit has all subjects start anew from a fit.
+// SetFit makes the predictors of all subjects start anew from a fit.
 type SetFit struct{ Fit *predictor.Fit }
 
-// Counts is the progress of the slots of a board, by the slot's index. They hold for the next event that is
-// no Counts, and for the rounds that follow from it. For events without Counts, the progress that was counted
-// last stands. The lists may be too short for slots that were bound later: these count as having no progress.
+// Counts has the progress of the requests of a board, by the index of their slots. It is valid for the next event that is no Counts, and
+// for the rounds that this event causes. For an event without Counts, the board uses the progress that it read last. The lists may be too
+// short for slots that were bound later: these have no progress yet.
 type Counts struct {
 	Model  string
 	Tokens []int32  // generated
 	Began  []bool   // the first event has come
 	Joined []uint32 // number of the group's step that brought the first tokens; 0: no token has come
 
-	Unheard []int32 // most tokens of an answer whose engine reports them only at its end; 0: its tokens are reported as they come
+	Unheard []int32 // upper bound of the tokens of an answer whose engine reports them only at its end; 0: it reports them as they come
 }
 
-// Tick ends the waits of a board that are over, and makes it decide if something happened that
-// may let an entry in. All events since the last Tick lead to one round.
+// Tick ends the waits of a board that are over. If an event since the last Tick may let an entry in, it also makes the board decide. All
+// events since the last Tick lead to one round.
 type Tick struct{ Model string }
 
 // Decide runs one round of one policy. It comes only while Deciding returns true.
@@ -167,8 +167,8 @@ func (c *Counts) step(slot int32) uint32 {
 	return 0
 }
 
-// unheard returns how many tokens the answer of a slot may have, if its engine reports them only at its end; 0: they are reported as
-// they come.
+// unheard returns the upper bound of the tokens of a slot's answer, if its engine reports them only at its end; 0: it reports them as they
+// come.
 func (c *Counts) unheard(slot int32) int32 {
 	if int(slot) < len(c.Unheard) {
 		return c.Unheard[slot]

@@ -10,12 +10,13 @@ import (
 )
 
 // setWorkers replaces the board's ranks by the given workers. A rank whose ID is known keeps its requests. A rank that is not among the
-// workers gets no more requests, and is dropped once its last slot is released. Then all that depends on the set of ranks is found anew.
+// workers gets no more requests, and is dropped once its last slot is released. In the end, setWorkers computes all state anew that
+// depends on the set of ranks.
 func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false
 	}
-	if len(ws) > 0 { // an empty list does not show it; the next workers will
+	if len(ws) > 0 { // an empty list does not show whether the ranks are mixed
 		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	for _, w := range ws {
@@ -28,30 +29,8 @@ func (b *board) setWorkers(ws []Worker) {
 			b.emit(Effect{Kind: EffectDuplicate, Worker: w.ID, Names: [2]string{r.Name, w.Name}})
 			continue
 		}
-		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
-		if r.restarted(&w) { // the KV of the process before is gone
-			b.forgetOrphans(r, everyOrphan)
-			r.refusals.Succeed()
-			b.giveUp(r.kept.Clear())
-		}
-		w.Process = cmp.Or(w.Process, r.Process)
-		r.Worker, r.present = w, true
-		if w.Keeps > 0 {
-			r.kept.Reserve()
-		} else {
-			b.giveUp(r.kept.Clear())
-		}
-		b.refresh(r)
-		b.promote(r)
-		if missing := w.Slots + w.Beyond - len(r.slots); missing > 0 { // allocate now, so that the tick allocates nothing
-			r.slots, r.running = slices.Grow(r.slots, missing), slices.Grow(r.running, missing)
-			if w.Mixed {
-				r.toCompute = slices.Grow(r.toCompute, w.Slots)
-			}
-		}
-		if missing := 2*(w.Slots+w.Beyond) - len(r.departed); missing > 0 { // room for the requests of a step and of the step before
-			r.departed = slices.Grow(r.departed, missing)
-		}
+		b.update(r, w)
+		r.reserve()
 	}
 	for _, r := range b.ranks {
 		b.leave(r)
@@ -62,12 +41,45 @@ func (b *board) setWorkers(ws []Worker) {
 		b.watch()
 	}
 	b.listings()
-	b.countParticular()
+	b.countRestricted()
 	b.recheck()
 }
 
-// newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also has those subjects learned that the policies
-// of the twin read.
+// update makes rank r the given worker, which has the same ID. The rank keeps its requests.
+func (b *board) update(r *rank, w Worker) {
+	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
+	if r.restarted(&w) { // the KV of the process before is gone
+		b.forgetOrphans(r, everyOrphan)
+		r.refusals.Succeed()
+		b.giveUp(r.kept.Clear())
+	}
+	w.Process = cmp.Or(w.Process, r.Process)
+	r.Worker, r.present = w, true
+	if w.Keeps > 0 {
+		r.kept.Reserve()
+	} else {
+		b.giveUp(r.kept.Clear())
+	}
+	b.refresh(r)
+	b.promote(r)
+}
+
+// reserve allocates the lists of a rank now, so that the tick allocates nothing.
+func (r *rank) reserve() {
+	most := r.Slots + r.Beyond // requests that the rank may have at one time
+	if missing := most - len(r.slots); missing > 0 {
+		r.slots, r.running = slices.Grow(r.slots, missing), slices.Grow(r.running, missing)
+		if r.Mixed {
+			r.toCompute = slices.Grow(r.toCompute, r.Slots)
+		}
+	}
+	if missing := 2*most - len(r.departed); missing > 0 { // the requests of the current step and of the step before
+		r.departed = slices.Grow(r.departed, missing)
+	}
+}
+
+// newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also begins to learn the output lengths that the
+// policies of the twin read.
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(FallbackSpec)}
 	if barrier {
@@ -80,8 +92,7 @@ func (b *board) newGroup(name string, barrier bool) *group {
 	return g
 }
 
-// regroup sorts the present ranks into groups. A group that existed before
-// keeps the state of its policy.
+// regroup divides the present ranks into groups. A group that existed before keeps the state of its policy.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
 	groupsInOrder := slices.Clone(b.groups)
@@ -110,10 +121,15 @@ func (b *board) regroup() {
 			b.up++
 		}
 	}
+	b.keepGroups(groupsInOrder)
+}
+
+// keepGroups makes those groups the board's groups that have a member, and emits that the others are gone.
+func (b *board) keepGroups(groups []*group) {
 	b.groups = b.groups[:0]
-	for _, g := range groupsInOrder {
+	for _, g := range groups {
 		if len(g.members) == 0 {
-			g.held = 0 // the last streams of the group may still report steps
+			g.held = 0 // else a step that the last streams still report would make the board look for held entries
 			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g), Label: b.label(g)})
 			continue
 		}
@@ -128,7 +144,7 @@ func (b *board) regroup() {
 	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.members[0].ID, y.members[0].ID) })
 }
 
-// setPolicy makes the policy of each barrier group anew, by the spec in force, and has the next turn decide anew.
+// setPolicy builds the policy of each barrier group anew from the spec in force, and makes the board decide anew.
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
@@ -138,12 +154,11 @@ func (b *board) setPolicy() {
 	b.recheck()
 }
 
-// recheck refuses the entries that no rank of the fleet can take any more,
-// and makes the next turn decide anew.
+// recheck refuses the entries that no rank can take any more, and makes the next Tick decide anew.
 func (b *board) recheck() {
 	b.largest = 0
 	for _, g := range b.groups {
-		for _, r := range g.members { // with ranks that are down, because they may come back
+		for _, r := range g.members { // members include the ranks that are down, which may come back
 			b.largest = max(b.largest, r.budget(policy.Watermark(g.chosen.Policy)))
 		}
 	}

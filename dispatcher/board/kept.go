@@ -2,10 +2,10 @@ package board
 
 import "time"
 
-// Kept KV. An engine may keep the KV of an answer that has ended, so that a prefill engine can fetch it for the next turn of
-// the chat. vLLM's NIXL connector does with bidirectional_kv_xfer (0.33, request_finished in nixl/pull_scheduler.py). It gives the
-// blocks up when their time is over, or once they are fetched. It gives them up neither when it lacks room nor when its prefix cache is
-// reset. The board does not learn when KV is fetched.
+// Kept KV. A decode engine may keep the KV of an answer that has ended, so that a prefill engine can fetch it for the next turn of the
+// chat. vLLM's NIXL connector does so with bidirectional_kv_xfer (0.33, request_finished in nixl/pull_scheduler.py). It frees the blocks
+// after a fixed time, or once they are fetched, but neither when it lacks room nor when its prefix cache is reset. The board does not
+// learn when KV is fetched.
 
 // keep counts the KV that the engine of a rank keeps of a request that has left the rank.
 func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
@@ -14,7 +14,7 @@ func (b *board) keep(r *rank, c *charge, generated int, now time.Time) {
 		b.keepOn(r, tokens, now)
 		return
 	}
-	for _, other := range r.engine { // the request ran on one of these ranks, and it is not known on which
+	for _, other := range r.engine { // the request ran on one of these ranks, but the engine did not report on which
 		if other.Keeps > 0 {
 			b.keepOn(other, tokens/int64(len(r.engine)), now)
 		}
@@ -29,13 +29,13 @@ func (b *board) keepOn(r *rank, tokens int64, now time.Time) {
 	}
 }
 
-// giveUp records that engines no longer keep so many KV tokens.
+// giveUp records that engines no longer keep so many KV tokens of ended answers. The board then looks whether an entry fits now.
 func (b *board) giveUp(tokens int64) {
 	b.ledger.givenUp += tokens
 	b.changed = b.changed || tokens > 0
 }
 
-// expireKept gives up the KV that engines keep no longer because its time is over.
+// expireKept stops counting the KV that engines have kept for their full time (Worker.Keeps) and now free.
 func (b *board) expireKept(now time.Time) {
 	if b.keptUntil.IsZero() || now.Before(b.keptUntil) {
 		return
@@ -49,9 +49,9 @@ func (b *board) expireKept(now time.Time) {
 	}
 }
 
-// gaugedKept gives up kept KV that the engine cannot have, because our decoding requests and the kept KV together would need more
-// than the gauge shows in use. Reasons are that the engine has a prefix that several answers share only once, and that prefill
-// engines may have fetched some KV.
+// gaugedKept stops counting kept KV that the engine cannot have: our decoding requests and the kept KV together would need more than the
+// engine's gauge shows in use. Two causes are usual. The engine stores a prefix that several answers share only once, and a prefill
+// engine may have fetched some of the KV, so that the decode engine freed it.
 func (b *board) gaugedKept(r *rank, e Gauged) {
 	b.refresh(r)
 	surplus := r.kept.Before(e.At) - e.KVTokens

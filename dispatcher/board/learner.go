@@ -6,12 +6,12 @@ import (
 	"evenkeel/predictor"
 )
 
-// Learner turns requests that have left their ranks into the tables that predictions come from. It is not
-// part of the boards, because a table takes longer to build than a tick may last. The boards emit
-// endings as effects, and get the tables back as events.
+// Learner builds the tables behind predictions of output lengths from the requests that have left their ranks. It is not part of the
+// boards, because a table takes longer to build than a tick may last. The boards emit endings as effects, and get the tables back as
+// events.
 type Learner struct{ students []*student }
 
-// student learns one subject.
+// student learns the output lengths of one subject: of one model, for one kind of predictor.
 type student struct {
 	Subject
 	online *predictor.Online
@@ -52,7 +52,7 @@ func (s *student) start(fit *predictor.Fit) error {
 	return err
 }
 
-// Learn updates all students of the ending's model.
+// Learn updates all predictors of the model of a request that has left its rank.
 func (l *Learner) Learn(e *Ending) {
 	for _, s := range l.students {
 		switch {
@@ -66,7 +66,7 @@ func (l *Learner) Learn(e *Ending) {
 	}
 }
 
-// Rebuild builds the tables that are due. more says whether tables will become due later, even if nothing else finishes.
+// Rebuild builds the tables that are due. more says whether tables will become due later even if no other request finishes.
 func (l *Learner) Rebuild(now time.Time) (built []Learned, more bool) {
 	for _, s := range l.students {
 		if p, survival, due := s.online.Rebuild(now); due {

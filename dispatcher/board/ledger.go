@@ -4,7 +4,7 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// charge adds a request (c) to those of rank r, until discharge. It returns the index of its slot in the table.
+// charge adds a request (c) to those of rank r, and returns the index of its slot in the table. The slot is taken until discharge.
 func (b *board) charge(r *rank, c charge) (slot int32) {
 	l := &b.ledger
 	c.rank, c.pos = r, len(r.slots)
@@ -35,8 +35,8 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 	return slot
 }
 
-// recount corrects the length of the prompt, in tokens, that a slot is charged with, and all sums that have it in them. The length was
-// an estimate when the slot was bound; prompt is what an engine has counted.
+// recount corrects the prompt length that a slot is charged with, and all sums that it is part of. The length was an estimate when the
+// slot was bound; prompt is the number of tokens that an engine has counted.
 func (b *board) recount(slot, prompt int32) {
 	c := &b.ledger.table[slot]
 	r, longer := c.rank, prompt-c.prompt // longer is below 0 if the prompt is shorter than was assumed
@@ -46,8 +46,8 @@ func (b *board) recount(slot, prompt int32) {
 	if c.unread {
 		r.unreadKV += int64(longer)
 	}
-	if r.Mixed { // the rank computes the prompt itself, so it has as many tokens more to compute
-		if c.unread { // else the answer has begun, and the whole prompt is computed
+	if r.Mixed { // the rank computes the prompt itself, so the number of tokens that it has to compute changes, too
+		if c.unread { // else the answer has begun, so no token of the prompt is left to compute
 			left := max(0, c.promptLeft+longer)
 			r.backlog += int64(left - c.promptLeft)
 			c.promptLeft = left
@@ -55,14 +55,14 @@ func (b *board) recount(slot, prompt int32) {
 		c.newTokens = max(1, c.newTokens+longer)
 	}
 	c.prompt, request.Prompt = prompt, prompt
-	if c.strays { // a part of the difference is on each other rank of the engine
+	if c.strays { // each other rank of the engine is charged with a part of the difference
 		r.lend(r.share(request))
 	}
-	r.kv += request.Tokens() - before // without what the other ranks have of it
+	r.kv += request.Tokens() - before // Tokens leaves out the parts of the other ranks
 }
 
-// discharge takes the request of a slot off its rank, and frees the slot. In the lists of the rank, the last request takes its place, so
-// that they have no gaps.
+// discharge takes the request of a slot off its rank, and frees the slot. In the lists of the rank, the last request moves to the index
+// that the request had, so that the lists have no gaps.
 func (b *board) discharge(slot int32) {
 	l := &b.ledger
 	b.dropPrompt(l.table[slot].rank, slot)
@@ -87,8 +87,8 @@ func (b *board) discharge(slot int32) {
 	r.slots, r.running = r.slots[:last], r.running[:last]
 }
 
-// drift compares the totals with the single accounts: what was charged less what was released must be what the
-// table and the orphans hold, and likewise for the KV that engines keep. Any result but zero is a bug.
+// drift checks the accounts. The total that was charged less the total that was released must equal the sum over the charges in the table
+// and the orphans, and the same holds for the KV that engines keep of answers. Any result but zero is a bug.
 func (b *board) drift() (slots, kvTokens int64) {
 	var held tally
 	var kept int64
@@ -108,7 +108,7 @@ func (b *board) drift() (slots, kvTokens int64) {
 		l.charged.kvTokens - l.released.kvTokens - held.kvTokens + l.kept - l.givenUp - kept
 }
 
-// refresh updates the rank's requests and loads from the Counts. Without Counts, the tokens that were counted last stand.
+// refresh updates the rank's requests and loads by the Counts. Without Counts, each request keeps the number of tokens that it had last.
 func (b *board) refresh(r *rank) {
 	kv, lent := r.Others+r.guests, int64(0)
 	for i, slot := range r.slots {

@@ -7,16 +7,16 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// ErrNotLocal says that no decode rank may compute a prompt by itself now.
+// ErrNotLocal is the error for a prompt that no decode rank may compute now.
 var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
 
 const (
-	leastThreshold = 64   // tokens that are always worth it, without a look at BreakEven
-	mostThreshold  = 1024 // tokens, even if BreakEven would allow more
+	leastThreshold = 64   // a decode rank may always compute so few tokens, whatever BreakEven says
+	mostThreshold  = 1024 // a decode rank computes no more tokens of a prompt, even if BreakEven would allow more
 )
 
 // Allows says whether a rank may compute so many tokens of a prompt, while it has so many running requests and
-// has yet to compute inFlight other tokens.
+// has yet to compute inFlight tokens of other prompts.
 func (l *Local) Allows(tokens, running, inFlight int) bool {
 	switch {
 	case inFlight+tokens > l.InFlight:
@@ -29,8 +29,8 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
 }
 
-// placeLocal starts the rounds that choose a rank for a prompt without a hand-off: one of the ranks that have to compute the least of
-// it. If several have, the policy chooses among them. If no rank may compute it, or if entries wait in the pool, the prompt is refused.
+// placeLocal starts the rounds that choose a rank for a prompt without a hand-off. The policy chooses among the ranks that have to compute
+// the fewest tokens of the prompt. If no rank may compute it, or if entries wait in the pool, placeLocal refuses the entry.
 func (b *board) placeLocal(w entrant, now time.Time) {
 	b.waiting[w.entry.ID] = w
 	if b.pool.Len() == 0 {
@@ -44,8 +44,7 @@ func (b *board) placeLocal(w entrant, now time.Time) {
 	b.refuse(w.entry, ErrNotLocal)
 }
 
-// leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute;
-// 0: no rank may compute it now.
+// leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute; 0: no rank may compute it now.
 func (b *board) leastLocal(w entrant, now time.Time) (least int) {
 	for _, g := range b.order {
 		watermark := policy.Watermark(g.inForce().Policy)
@@ -58,8 +57,8 @@ func (b *board) leastLocal(w entrant, now time.Time) (least int) {
 	return least
 }
 
-// roundLocal is one call of the group's policy about the asked entry. The snapshot has only this entry, because
-// the pool is empty. Ranks that would have to compute more than the least of it are shown as down.
+// roundLocal calls the group's policy once for the asked entry, which has no hand-off. The snapshot has only this entry, because the pool
+// is empty. It shows ranks as down that would have to compute more tokens of the prompt than another rank.
 func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	w := b.waiting[b.asked.ID]
 	watermark := policy.Watermark(p.Policy)
@@ -77,7 +76,7 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	}
 	b.offer(w.entry, p, now)
 	b.consult(g, p, now)
-	if b.went.failure != nil {
+	if b.result.failure != nil {
 		return
 	}
 	for _, a := range b.assignments {
@@ -86,29 +85,28 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 			continue
 		}
 		if n, ok := b.localOn(r, w, watermark, now); ok && n == b.leastTokens {
-			b.went.bound = b.bind(g, p, a, now) == ""
+			b.result.bound = b.bind(g, p, a, now) == ""
 			return
 		}
 		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
 	}
-	// The policy chose no rank: it would let the request wait.
+	// The policy chose none of the ranks: it would let the entry wait.
 }
 
-// decidedLocal goes on to the next group, or refuses the asked entry if no group is left.
+// decidedLocal goes on to the next group if the last round did not bind the asked entry. If no group is left, it refuses the entry.
 func (b *board) decidedLocal(g *group) {
-	if b.went.failure != nil {
+	if b.result.failure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.choose(g.barrier) // a policy that panicked may have left its memory half written
+		g.chosen = b.choose(g.barrier) // the panic may have left the memory of the policy half written
 	}
-	if b.nextGroup++; b.went.bound {
+	if b.nextGroup++; b.result.bound {
 		b.nextGroup = len(b.order)
 	} else if b.nextGroup == len(b.order) {
 		b.refuse(b.asked, ErrNotLocal)
 	}
 }
 
-// localOn says whether the rank may compute the prompt now, and how many tokens of it the rank would have to
-// compute, at least 1.
+// localOn says whether the rank may compute the prompt now, and how many tokens of the prompt it would have to compute, at least 1.
 func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (tokens int, ok bool) {
 	for _, offer := range w.local.Ranks {
 		if offer.Worker != r.ID {
@@ -121,8 +119,8 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 	return 0, false
 }
 
-// promptsInFlight returns how many prompt tokens the rank has yet to compute. All tokens of a request's prompt that the rank has to
-// compute count until its first event.
+// promptsInFlight returns how many prompt tokens the rank has yet to compute. Until the first event of a request, it counts all tokens that
+// the rank has to compute for it, because the engine does not report how many of them are done.
 func (b *board) promptsInFlight(r *rank) (prompt int) {
 	for _, slot := range r.slots {
 		if c := &b.ledger.table[slot]; c.newTokens > 0 && !b.started(slot) {

@@ -8,18 +8,18 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Mixed ranks prefill and decode. An entry comes without a hand-off, and its rank computes the part of the prompt that is not
-// in its prefix cache. A slot and the KV of the whole prompt are charged when the entry is bound. As for early ranks,
-// no step reads that KV before the first event. The backlog of a rank is the prompt tokens that it has yet to
-// compute. A policy that sends requests in rounds keeps the backlogs of the ranks level.
+// Mixed ranks prefill and decode. An entry comes without a hand-off, and its rank computes the part of the prompt that is not in its prefix
+// cache. When the entry is bound, a slot and the KV of the whole prompt are charged to the rank, but no decode step reads that KV before
+// the first event. The backlog of a rank is the number of prompt tokens that it has yet to compute. A policy that sends requests in
+// rounds keeps the backlogs of the ranks equal.
 
-// Hit is what a rank holds of an entry's prompt.
+// Hit says how many tokens of an entry's prompt a rank has in its prefix cache.
 type Hit = policy.Hit
 
 // presumedBudget is how many tokens a step of a rank is assumed to take if Worker.Budget is not known.
 const presumedBudget = 2048
 
-// uncached returns how many tokens of the prompt a rank has to compute. An engine always computes the last token.
+// uncached returns how many tokens of the prompt a rank has to compute. It is at least 1, because an engine always computes the last token.
 func (w *entrant) uncached(rank int32) int32 {
 	for _, h := range w.hits {
 		if h.Worker == rank {
@@ -29,15 +29,15 @@ func (w *entrant) uncached(rank int32) int32 {
 	return max(1, w.prompt())
 }
 
-// addPrompt adds a request to those whose prompts the rank has yet to compute: so many tokens of it. at is the request's place in their
-// order.
-func (b *board) addPrompt(r *rank, slot, tokens int32, at int) {
+// addPrompt adds so many tokens of a request's prompt to those that the rank has yet to compute. index is the request's position in the
+// order in which the rank computes them.
+func (b *board) addPrompt(r *rank, slot, tokens int32, index int) {
 	b.ledger.table[slot].promptLeft = tokens
 	r.backlog += int64(tokens)
-	r.toCompute = slices.Insert(r.toCompute, at, slot)
+	r.toCompute = slices.Insert(r.toCompute, index, slot)
 }
 
-// dropPrompt takes what is left of a request's prompt out of the rank's backlog: it is computed, or will not be.
+// dropPrompt takes the rest of a request's prompt out of the rank's backlog, because it is computed or never will be.
 func (b *board) dropPrompt(r *rank, slot int32) {
 	if at := slices.Index(r.toCompute, slot); at >= 0 {
 		r.toCompute = slices.Delete(r.toCompute, at, at+1)
@@ -47,22 +47,23 @@ func (b *board) dropPrompt(r *rank, slot int32) {
 	c.promptLeft = 0
 }
 
-// computeMs returns how long the rank takes for all prompts that it has yet to compute, in ms, if all ranks of its group compute
-// prompts meanwhile; 0: the cost of prompts or the length of steps is not known.
+// computeMs estimates how long the rank takes to compute its backlog of prompts, in ms, if all ranks of its group compute prompts in the
+// same steps; 0: the cost of prompts or the length of steps is not known.
 func (r *rank) computeMs() float32 {
 	m, _, _ := r.group.steps.Model()
-	decodes := r.group.steps.Ms(m, r.group.largestLoad)
-	if decodes <= 0 || m.OwnMs+m.SharedMs+m.PrefillMs <= 0 {
+	decodeMs := r.group.steps.Ms(m, r.group.largestLoad)
+	if decodeMs <= 0 || m.OwnMs+m.SharedMs+m.PrefillMs <= 0 {
 		return 0
 	}
-	budget := max(1, r.StepBudget()-(len(r.slots)-r.unreadSlots))
-	step := float64(decodes) + m.PrefillMs + (m.OwnMs*r.slowness()+m.SharedMs)*float64(budget)
-	return float32(step * math.Ceil(float64(r.backlog)/float64(budget)) * float64(max(1, r.Interval)))
+	budget := max(1, r.StepBudget()-(len(r.slots)-r.unreadSlots)) // prompt tokens per step: each request that decodes takes one token
+	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnMs*r.slowness()+m.SharedMs)*float64(budget)
+	promptSteps := math.Ceil(float64(r.backlog) / float64(budget))
+	return float32(stepMs * promptSteps * float64(max(1, r.Interval)))
 }
 
-// compute takes the tokens off the ranks' backlogs that they compute in the step that begins, and returns their sum. number is that of
-// the step before, which has just been reported. Each rank computes its token budget less one token for each request that decodes, in
-// the order of arrival. Requests that are sent now find the remaining backlog before them: they cannot be in this step any more.
+// compute estimates which prompt tokens the ranks compute in the step that begins now. It takes them off the backlogs, and returns their
+// sum. number is the number of the step before, which has just been reported. Each rank computes its token budget less one token for each
+// request that decodes, in the order of arrival. Requests that are sent from now on cannot be in this step any more.
 func (b *board) compute(g *group, number uint32) (tokens int64) {
 	busy := uint64(0)
 	for _, r := range g.ranks {
@@ -93,8 +94,8 @@ func (w *Worker) StepBudget() int {
 	return presumedBudget
 }
 
-// computeStep takes up to budget tokens off the prompts that the rank has yet to compute, in their order, as computed in the step with
-// the number step. stepPrompt becomes their sum.
+// computeStep counts up to budget tokens of the rank's prompts as computed in the step with the number step, first prompts first.
+// stepPrompt becomes the sum of these tokens.
 func (r *rank) computeStep(b *board, budget int64, step uint32) {
 	r.stepPrompt = 0
 	for _, slot := range r.toCompute {
@@ -109,15 +110,16 @@ func (r *rank) computeStep(b *board, budget int64, step uint32) {
 	}
 }
 
-// chunks are how many tokens of a prompt have been computed, as the board estimates it: this in the step with the number step,
-// last in the step before, and before in all earlier steps.
+// chunks says, by the board's estimate, in which steps the tokens of a prompt were computed.
 type chunks struct {
-	before, last, this int32
-	step               uint32
+	this   int32  // tokens in the step with the number step
+	last   int32  // tokens in the step before
+	before int32  // tokens in all earlier steps
+	step   uint32 // number of the last step that computed a part of the prompt
 }
 
 // computedBefore returns how many tokens were computed before the given step, which finished the prompt. If the first token came later
-// than the board expected, the chunk that the board took for the last one counts as computed in the given step.
+// than the board expected, it takes the last chunk (this) as computed in the given step.
 func (k *chunks) computedBefore(step uint32) int32 {
 	if k.step == step+1 {
 		return k.before
@@ -125,15 +127,14 @@ func (k *chunks) computedBefore(step uint32) int32 {
 	return k.before + k.last
 }
 
-// computedIn returns how many tokens of a request's prompt a past step computed. joined is the step that brought the request's first
-// token: this step computed all that was left of the prompt, whatever the board had estimated, and however late the request came
-// into the engine's queue.
+// computedIn returns how many tokens of a request's prompt a past step computed. joined is the number of the step that brought the
+// request's first token; 0: no token has come. That step computed the rest of the prompt, whatever the board had estimated.
 //
-// sure is false if the step finished the prompt by the board's estimate, but brought no first token.
+// sure is false if, by the board's estimate, the step computed a part of the prompt, but the first token has not come.
 func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
 	k := &c.chunks
 	switch {
-	case c.tokensBefore > 0: // joined is the step of its first token before the preemption, so only the estimate is left
+	case c.tokensBefore > 0: // joined is about the time before the preemption, so there is only the board's estimate
 		if k.step == step {
 			return int64(k.this), true
 		}
@@ -150,8 +151,8 @@ func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
 	return 0, true
 }
 
-// computeAgain records that the rank's engine ran out of KV room and preempted the last admitted request: its prompt and the tokens that
-// it had generated are computed again.
+// computeAgain records that the rank's engine ran out of KV room and preempted a request. The engine takes the one that it admitted last,
+// and will compute its prompt and the tokens that it had generated again.
 func (b *board) computeAgain(r *rank) {
 	b.refresh(r)
 	last := int32(-1)
@@ -171,8 +172,8 @@ func (b *board) computeAgain(r *rank) {
 	b.addPrompt(r, last, c.prompt+request.Generated, 0)
 }
 
-// takeReport takes over what a policy reports of its round: which entries could be sent for the first time, since when the first of the
-// held ones could have been, and when the policy wants to decide again.
+// takeReport stores the report of a policy that holds entries back, to send them together: which entries could have been sent for the first
+// time in this round, since when it has held the first entry, and when it wants to decide again.
 func (b *board) takeReport(g *group, report policy.Gathered, now time.Time) {
 	for _, id := range report.First {
 		if w, ok := b.waiting[id]; ok {
@@ -183,44 +184,44 @@ func (b *board) takeReport(g *group, report policy.Gathered, now time.Time) {
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	g.gathered.heldSince, g.gathered.maxHold = now.Add(-seconds(report.HeldS)), seconds(report.MaxHoldS)
 	g.wakeHeld = time.Time{}
-	if !math.IsInf(report.NextMs, 1) { // rounded up to whole µs, so that the policy does not decide a moment too early
+	if !math.IsInf(report.NextMs, 1) { // rounded up to whole µs, because a moment too early the policy would hold the entries once more
 		g.wakeHeld = now.Add(time.Duration(max(1, math.Ceil(report.NextMs*1000))) * time.Microsecond)
 	}
 }
 
-// countRound counts a round that was sent, and emits how many ranks have a prompt to compute then.
+// countRound counts that a policy has sent requests together to a mixed group, and emits how many ranks now have a prompt to compute.
 func (b *board) countRound(g *group) {
-	n := 0
+	busy := 0
 	for _, r := range g.ranks {
 		if r.backlog > 0 {
-			n++
+			busy++
 		}
 	}
 	g.gathered.rounds++
-	g.gathered.filled += uint64(n)
-	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: n})
+	g.gathered.filled += uint64(busy)
+	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: busy})
 }
 
-// wait returns what policies read of a waiting entry beside policy.Entry.
+// wait returns the policy.Wait of a waiting entry: what policies read of it beside policy.Entry.
 func (w *entrant) wait(now time.Time) policy.Wait {
-	e := policy.Wait{Hits: w.hits, HeldMs: -1, Express: w.entry.Express}
+	wait := policy.Wait{Hits: w.hits, HeldMs: -1, Express: w.entry.Express}
 	if !w.since.IsZero() {
-		e.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
+		wait.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
 	}
 	if at := w.entry.UrgentAt(); at.After(now) {
-		e.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
+		wait.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
 	}
-	return e
+	return wait
 }
 
-// awaiting returns how many requests wait for their first token on a group's ranks or in the pool. Held entries do not count. The other
-// entries of the pool are divided equally among the groups that take requests.
+// awaiting returns how many requests wait for their first token, on the group's ranks or in the pool. Entries that a policy holds back do
+// not count. The other entries of the pool are divided equally among the groups that take requests.
 func (b *board) awaiting(g *group) float64 {
 	onRanks := 0
 	for _, r := range g.ranks {
 		onRanks += r.unreadSlots
 		for _, slot := range r.toCompute {
-			if b.ledger.table[slot].tokensBefore > 0 { // it was preempted and already had its first token
+			if b.ledger.table[slot].tokensBefore > 0 { // it had its first token before it was preempted
 				onRanks--
 			}
 		}

@@ -10,10 +10,10 @@ import (
 	"evenkeel/pool"
 )
 
-// Names. The ranks of a board share a base model. Beside it, each engine may list other names: LoRA adapters, which are
-// loaded and unloaded engine by engine, and more names of the base model. A request goes only to ranks that list the name that it asks
-// for. Policies know nothing of that: they see the request where all ranks of their group list its name. Where only some do, the
-// board itself gives it to the emptiest of these.
+// Names. The ranks of a board share a base model. Each engine may list more names: LoRA adapters, which are loaded and unloaded engine by
+// engine, and other names of the base model. A request goes only to ranks that list the name that it asks for. Policies do not know about
+// names. If all ranks of a group list the name, the group's policy sees the request. If only some ranks do, the board itself binds the
+// request to the emptiest of them.
 
 // NewNames returns a set of these names.
 func NewNames(names []string) *Names {
@@ -36,8 +36,8 @@ func (n *Names) Has(name string) bool {
 // Same says whether both sets have the same names.
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.all, other.all) }
 
-// listings updates the names that some ranks list and others do not. It searches for them only if a list has changed, or the ranks that
-// have one. Otherwise it only updates which ranks are up, and there are few such names or none.
+// listings updates the listings: one for each name that some ranks list and others do not. It searches for these names only if the ranks or
+// their lists have changed. Otherwise it only updates how many ranks of each listing are up.
 func (b *board) listings() {
 	b.listers = b.listers[:0]
 	for _, g := range b.groups {
@@ -58,14 +58,14 @@ func (b *board) listings() {
 			l.largest = max(l.largest, r.budget(policy.Watermark(r.group.chosen.Policy)))
 		}
 		if l.up > 0 {
-			l.downTo = time.Time{}
-		} else if l.downTo.IsZero() {
-			l.downTo = b.now.Add(outageGrace)
+			l.graceEnds = time.Time{}
+		} else if l.graceEnds.IsZero() {
+			l.graceEnds = b.now.Add(outageGrace)
 		}
 	}
 }
 
-// relist finds anew which names some ranks list and others do not, and which ranks list each of them. It emits these names.
+// relist finds the names that some ranks list and others do not, and the ranks that list each of them. It emits these names.
 func (b *board) relist() {
 	partialBefore := b.partial
 	b.partial, b.common = nil, nil
@@ -76,31 +76,13 @@ func (b *board) relist() {
 		}
 	}
 	for list := range ranksWith {
-		if len(ranksWith) == 1 || list == nil { // all ranks have the same list, or the list is not known and has every name
+		if len(ranksWith) == 1 || list == nil { // all ranks have the same list, or this list is not known and counts as every name
 			continue
 		}
 		for name := range list.all {
-			if b.partial[name] != nil {
-				continue
+			if b.partial[name] == nil && listedBy(ranksWith, name) < len(b.listed) {
+				b.addListing(name, partialBefore[name])
 			}
-			listedBy := 0
-			for other, ranks := range ranksWith {
-				if other.Has(name) {
-					listedBy += ranks
-				}
-			}
-			if listedBy == len(b.listed) {
-				continue
-			}
-			if b.partial == nil {
-				b.partial = map[string]*listing{}
-			}
-			l := &listing{}
-			if before := partialBefore[name]; before != nil {
-				l.downTo = before.downTo
-			}
-			b.partial[name] = l
-			l.findRanks(b, name)
 		}
 	}
 	b.names, b.named = b.names[:0], nil
@@ -111,7 +93,30 @@ func (b *board) relist() {
 	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.named})
 }
 
-// findRanks fills in the ranks that list a name, and the groups of which all ranks do.
+// listedBy returns how many ranks list a name.
+func listedBy(ranksWith map[*Names]int, name string) (n int) {
+	for list, ranks := range ranksWith {
+		if list.Has(name) {
+			n += ranks
+		}
+	}
+	return n
+}
+
+// addListing makes the listing of a name. If the name had a listing before, an outage of its ranks goes on.
+func (b *board) addListing(name string, before *listing) {
+	l := &listing{}
+	if before != nil {
+		l.graceEnds = before.graceEnds
+	}
+	if b.partial == nil {
+		b.partial = map[string]*listing{}
+	}
+	b.partial[name] = l
+	l.findRanks(b, name)
+}
+
+// findRanks finds the ranks that list a name, and the groups in which every rank lists it.
 func (l *listing) findRanks(b *board, name string) {
 	for _, g := range b.groups {
 		from := len(l.ranks)
@@ -131,7 +136,7 @@ func (l *listing) findRanks(b *board, name string) {
 
 func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 
-// waitsFor adds n to the count of entries that wait for an entry's name: 1 when it begins to wait, -1 when it leaves.
+// waitsFor adds n to the number of entries that wait for the same name as e: n is 1 when e begins to wait, and -1 when it leaves.
 func (b *board) waitsFor(e *pool.Entry, n int) {
 	if l := b.partial[e.Name]; l != nil && !e.Discard {
 		l.waiting += n

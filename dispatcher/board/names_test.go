@@ -49,7 +49,7 @@ func TestARequestGoesToARankThatListsItsName(t *testing.T) {
 			}
 			require.EqualValues(t, 0, h.put(pool.Entry{Prompt: 10, Name: "base"}).slotNow(t).Worker)
 			require.ErrorIs(t, h.put(pool.Entry{Prompt: 1, Name: "y"}).errNow(t), ErrNotListed)
-			require.Zero(t, h.boards["m"].avoiding)
+			require.Zero(t, h.boards["m"].restrictedCount)
 		})
 	}
 }
@@ -113,7 +113,7 @@ func TestARequestWaitsForItsName(t *testing.T) {
 	h.pass(time.Minute)
 	require.ErrorIs(t, third.errNow(t), ErrPoolTimeout)
 	require.ErrorIs(t, h.put(pool.Entry{Name: "x", Prompt: 101}).errNow(t), ErrTooLarge)
-	require.Zero(t, h.boards["m"].avoiding)
+	require.Zero(t, h.boards["m"].restrictedCount)
 }
 
 // An adapter is loaded and unloaded while requests for it wait.
@@ -126,16 +126,16 @@ func TestListsChangeWhileRequestsWait(t *testing.T) {
 	}
 	first, second := h.put(pool.Entry{Name: "x"}), h.put(pool.Entry{Name: "x"})
 	h.fleet(naming(ranks(2, 1, 0), withX))
-	require.Zero(t, h.boards["m"].avoiding, "all ranks list it")
+	require.Zero(t, h.boards["m"].restrictedCount, "all ranks list it")
 	h.release(busy[0])
 	h.pass(0)
 	require.Equal(t, busy[0].Worker, first.slotNow(t).Worker)
 	h.fleet(naming(ranks(2, 1, 0), withX, baseOnly))
-	require.Equal(t, 1, h.boards["m"].avoiding)
+	require.Equal(t, 1, h.boards["m"].restrictedCount)
 	h.fleet(naming(ranks(2, 1, 0), baseOnly))
 	require.ErrorIs(t, second.errNow(t), ErrNotListed)
 	require.ErrorIs(t, h.put(pool.Entry{Name: "x"}).errNow(t), ErrNotListed)
-	require.Zero(t, h.boards["m"].avoiding)
+	require.Zero(t, h.boards["m"].restrictedCount)
 }
 
 // The ranks that list a name are down: that is waited out as an outage of all ranks is.
@@ -200,7 +200,7 @@ func TestAQueueBeyondTheSlotsIsOfARankThatListsTheName(t *testing.T) {
 }
 
 // Whatever engines list, and whenever that changes: a request gets a slot of a rank that lists its name, or an error, and the board
-// counts no more requests as particular than there are.
+// counts no more requests as restricted than there are.
 func TestNamesLoseNobody(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := testConfig()
@@ -246,13 +246,13 @@ func TestNamesLoseNobody(t *testing.T) {
 				}
 			}
 			all = left
-			particular := 0
+			restricted := 0
 			for _, w := range all {
-				if h.boards["m"].particular(w.entry) {
-					particular++
+				if h.boards["m"].isRestricted(w.entry) {
+					restricted++
 				}
 			}
-			require.Equal(t, particular, h.boards["m"].avoiding)
+			require.Equal(t, restricted, h.boards["m"].restrictedCount)
 			require.Len(t, all, h.boards["m"].pool.Len())
 		}
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
@@ -303,8 +303,8 @@ func TestATickWithNamesDoesNotTouchTheHeap(t *testing.T) {
 			e.Name = []string{"base", "x", ""}[i%3]
 		}
 		b.listings()
-		b.countParticular()
-		require.Positive(t, b.avoiding)
+		b.countRestricted()
+		require.Positive(t, b.restrictedCount)
 		var admitted []waiting
 		named := 0
 		turn := func() {

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Orphans. A request whose KV a prefill engine writes may end before all KV is written to the request's blocks on its
-// rank. The decode engine then keeps the blocks until that is done, and if it is never done, for ever. So the slot is free,
-// but the room of the prompt is not. No step reads these blocks, so they are no load.
+// Orphans. A request may end while its prefill engine is still writing its KV to the request's blocks on the decode rank. The decode engine
+// keeps these blocks until the writing is done, and for ever if it never is. So the slot is free, but the KV room of the prompt is not.
+// No step reads the blocks, so they are no load.
 
-// mostOrphans is how many orphans of a rank are kept one by one. Later orphans are added to the last of them.
+// mostOrphans is how many orphans of a rank are counted one by one. The tokens of later ones are added to the last.
 const mostOrphans = 64
 
-// gaugeLife is how old the values of an engine's gauges may be when the boards use them.
+// gaugeLife is the greatest age at which the boards still use the values of an engine's gauges.
 const gaugeLife = 30 * time.Second
 
 // orphan counts the room of a discharged request as still taken on its rank.
@@ -26,7 +26,7 @@ func (b *board) orphan(r *rank, c *charge, now time.Time) {
 	r.orphans = append(r.orphans, orphan{int64(c.prompt), now})
 }
 
-// forgetOrphans gives back the room of those orphans of a rank for which the function returns true.
+// forgetOrphans frees the room of the orphans of a rank for which the function returns true.
 func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 	r.orphans = slices.DeleteFunc(r.orphans, func(o orphan) bool {
 		if !which(o) {
@@ -42,12 +42,12 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 // everyOrphan makes forgetOrphans forget all orphans.
 func everyOrphan(orphan) bool { return true }
 
-// restarted says whether the worker's engine is known to run as another process than before, so that its KV is gone.
+// restarted says whether the worker's engine is known to have restarted, which loses its KV.
 func (r *rank) restarted(w *Worker) bool {
 	return r.Process != 0 && w.Process != 0 && w.Process != r.Process
 }
 
-// leave drops a rank that is gone from the fleet once no request is charged to it.
+// leave drops a rank that has left the fleet, once no request is charged to it.
 func (b *board) leave(r *rank) {
 	if !r.present && len(r.slots) == 0 {
 		b.forgetOrphans(r, everyOrphan)
@@ -64,9 +64,9 @@ func (r *rank) room() int64 {
 	return max(1, r.Capacity-r.orphaned-r.kept.Tokens())
 }
 
-// gauged gives back the room of orphans that the engine cannot have any more, because our decoding requests and the
-// orphans together would need more than the gauge shows in use. Requests that do not decode yet do not count, because they
-// may have no blocks yet. Nor do requests that stray, because their blocks may be on another rank.
+// gauged frees the room of orphans that the engine cannot have any more: our decoding requests and the orphans together would need more KV
+// than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks yet, and requests
+// that stray, because their blocks may be on another rank.
 func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	missing := r.orphaned - e.KVTokens

@@ -14,8 +14,8 @@ const (
 	// pairLimit is how many first-event failures in a row quarantine a pair.
 	pairLimit = 3
 
-	// pairMemory is how long a suspect is kept without a new failure or, after its quarantine has
-	// ended, without a new hand-off: one of its two engines may be gone.
+	// pairMemory is how long a suspected pair stays suspected without a new failure or, after its quarantine has
+	// ended, without a new hand-off: one of its two engines may have left the fleet.
 	pairMemory = 5 * time.Minute
 )
 
@@ -29,14 +29,14 @@ func (p *pairs) inOrder() []Pair {
 // pair returns the prefill engine that the request's KV comes from and the engine that it goes to.
 func (c *charge) pair() Pair { return Pair{c.prefiller, c.rank.Engine} }
 
-// pairEnded records for a suspected pair how a hand-off ended that gives its slot back. If the first event came, reached has recorded it
-// already.
+// pairEnded records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the request's
+// first event came, reached has already recorded the success.
 func (b *board) pairEnded(c *charge, o Outcome, now time.Time) {
 	switch {
 	case c.prefiller == "": // there was no hand-off
 	case o.Lost:
 		b.lost(c, now)
-	case !c.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next one is
+	case !c.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
 		if suspected := b.pairs.suspects[c.pair()]; suspected != nil {
 			suspected.circuit.Neutral(c.id)
 		}
@@ -62,8 +62,8 @@ func (b *board) lost(c *charge, now time.Time) {
 	b.countPairs()
 }
 
-// consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another
-// engine: then only the connection between the two can be wrong.
+// consider quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine. In this
+// case only the connection between the two can be broken.
 func (b *board) consider(key Pair, suspected *suspect, now time.Time) {
 	if suspected.circuit.In() && suspected.failures >= pairLimit && suspected.fromWorks && suspected.toWorks {
 		suspected.circuit.Trip(now)
@@ -76,13 +76,13 @@ func (b *board) quarantined(key Pair, suspected *suspect) {
 	b.emit(Effect{Kind: EffectQuarantine, Pair: key, Count: suspected.failures, Lasts: suspected.circuit.Out()})
 }
 
-// reached records a first event: the pair works. So its prefill engine works, and its decode engine does, which
-// makes other suspected pairs with these engines more suspect.
+// reached records that a hand-off between the engines of a pair has worked. So both engines work, and if another suspected pair with one of
+// them fails, the cause is more probably the connection.
 func (b *board) reached(key Pair, now time.Time) {
 	p := &b.pairs
 	p.forget(now)
 	if suspected := p.suspects[key]; suspected != nil {
-		b.changed = b.changed || !suspected.circuit.In() // entries that steer left in the pool may go to the engine now
+		b.changed = b.changed || !suspected.circuit.In() // entries that waited for the end of the quarantine may go to the engine now
 		delete(p.suspects, key)
 	}
 	for _, k := range p.inOrder() {
@@ -139,8 +139,8 @@ func (b *board) rerouted(slot int32, prefiller string, now time.Time) {
 	}
 }
 
-// Shunned returns the prefill engines whose KV should not go to the rank of a slot now. With a slot below 0, it returns those whose KV
-// should not go to at least one rank of the model.
+// Shunned returns the prefill engines whose KV should not go to the rank of a slot now, because of a quarantine. With a slot below 0, it
+// returns the prefill engines whose KV should not go to at least one rank of the model.
 func (l *Boards) Shunned(model string, slot int32, now time.Time) (prefillers []string) {
 	b := l.boards[model]
 	if b == nil {
@@ -160,10 +160,10 @@ func (p *pairs) vetoed(e *pool.Entry, r *rank, now time.Time) bool {
 	return suspected != nil && !suspected.circuit.Allows(now)
 }
 
-// steer looks at the i-th assignment of a round, after those before it were bound. If its pair is quarantined, steer
-// moves the entry to the rank with the fewest KV tokens that has room, or else exchanges its rank with that
-// of a later assignment. If no rank has room but one could take the entry later, steer returns false: the entry
-// stays in the pool. If there is no such rank, or the entry is urgent, the pair is used.
+// steer changes the i-th assignment of a round if its prefill and decode engine are a quarantined pair. The assignments before it must be
+// bound. steer moves the entry to the rank with the fewest KV tokens that has room, or else exchanges its rank with that of a later
+// assignment. If no rank has room but one could take the entry later, steer returns false: the entry stays in the pool. If no rank
+// could take it even then, or the entry is urgent, the quarantined pair is used.
 func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
@@ -176,8 +176,7 @@ func (b *board) steer(g *group, p *decider, i int, now time.Time) (bind bool) {
 	return outcome != SteerLeft
 }
 
-// rerank finds another rank for the i-th assignment of a round, whose pair is quarantined, and changes the assignments as steer says.
-// The outcome is one of the Steer constants. If entries wait for the end of a quarantine, the board looks at them again then.
+// rerank does the work of steer for an assignment whose pair is quarantined. The outcome is one of the Steer constants.
 func (b *board) rerank(g *group, p *decider, i int, w entrant, now time.Time) (outcome string) {
 	if w.entry.Urgent(now) {
 		return SteerKept
@@ -203,8 +202,8 @@ func (b *board) rerank(g *group, p *decider, i int, w entrant, now time.Time) (o
 			return SteerSwapped
 		}
 	}
-	for _, o := range b.groups {
-		if slices.ContainsFunc(o.ranks, func(r *rank) bool { return b.suits(r, w, now) }) {
+	for _, other := range b.groups {
+		if slices.ContainsFunc(other.ranks, func(r *rank) bool { return b.suits(r, w, now) }) {
 			b.pairs.wait(now)
 			return SteerLeft
 		}
@@ -218,8 +217,7 @@ func (b *board) suits(r *rank, w entrant, now time.Time) bool {
 		!b.pairs.vetoed(w.entry, r, now)
 }
 
-// hasRoom says whether the rank has slots and KV room for the entry beside the remaining assignments of the
-// round.
+// hasRoom says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
 func (b *board) hasRoom(r *rank, p *decider, w entrant, remaining []policy.Assignment) bool {
 	if p.Immediate() {
 		return true
@@ -256,16 +254,16 @@ func (p *pairs) wait(now time.Time) {
 	}
 }
 
-// due says whether a quarantine has ended for whose end entries wait.
+// due says whether a quarantine has ended that entries in the pool waited for.
 func (p *pairs) due(now time.Time) bool { return !p.checkAt.IsZero() && !now.Before(p.checkAt) }
 
-// PairStatus is a prefiller whose hand-offs fail on an engine.
+// PairStatus is a pair of a prefill engine and a decode engine whose hand-offs fail.
 type PairStatus struct {
 	Prefiller   string    `json:"prefiller"`
 	Engine      string    `json:"engine"`
 	Failures    int       `json:"failures"` // in a row
 	Quarantined bool      `json:"quarantined"`
-	Until       time.Time `json:"until,omitzero"` // then one hand-off tries it
+	Until       time.Time `json:"until,omitzero"` // end of the quarantine; the next hand-off is then a trial
 }
 
 // status returns the suspected pairs, sorted.

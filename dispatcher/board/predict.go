@@ -27,8 +27,8 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 	}
 }
 
-// specWith reads a policy's spec. If the spec names no predictor, it gets the given kind; "": it keeps the policy's default.
-// hint tells the user what to do about a policy that cannot work with the kind.
+// specWith parses a policy's spec. If the spec names no predictor, specWith sets the given kind; "": the policy's default stays. If the
+// policy cannot work with the kind, the error ends with hint, which tells the user what to do.
 func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	sp, err := policy.ParseSpec(text)
 	if err == nil && kind != "" && sp.Accepts("predictor") && !sp.Sets("predictor") {
@@ -39,7 +39,7 @@ func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	return sp, err
 }
 
-// errOracle is the error for a server's config that wants a predictor that only a simulation has.
+// errOracle is the error for a server whose config asks for the oracle, a predictor that only a simulation has.
 var errOracle = errors.New("only a replay can use the predictor oracle, because only there it is known how requests end; take survival " +
 	"or exact")
 
@@ -73,7 +73,7 @@ func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
 	return nil
 }
 
-// Tables are what a Learner has built for a subject. They never change: newer tables replace them.
+// Tables are the tables that a Learner has built for a subject. They never change: newer tables replace them.
 type Tables struct {
 	predictor predictor.Predictor
 	survival  *predictor.Survival
@@ -82,7 +82,7 @@ type Tables struct {
 	fromFit   predictor.Drift // of the last outputs, from the fit file
 }
 
-// noTables returns the tables of a subject of which nothing is learned yet.
+// noTables returns the tables of a subject before anything is learned.
 func noTables() *Tables { return &Tables{predictor: predictor.None{}} }
 
 // meanAfter is how many outputs must be known before policies see their mean.
@@ -96,8 +96,8 @@ func (t *Tables) mean() float64 {
 	return t.survival.MeanOutput()
 }
 
-// subject returns whose output lengths are to be learned for a policy with these needs: those of the model, for the kind of predictor that
-// the policy names or, if it names none, for the configured kind. ok is false if there is no kind and the policy needs no mean output.
+// subject returns the model and the kind of predictor to learn for a policy with these needs. The kind is the one that the policy names or,
+// if it names none, the configured one. ok is false if neither is set and the policy does not need the mean output either.
 func (c *PredictorConfig) subject(model string, needs policy.Needs) (s Subject, ok bool) {
 	kind := cmp.Or(predictor.Kind(needs.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && needs.MeanOutput {
@@ -106,7 +106,8 @@ func (c *PredictorConfig) subject(model string, needs policy.Needs) (s Subject, 
 	return Subject{model, kind}, kind != ""
 }
 
-// source returns what is known of the subject that a policy reads, and begins to learn it if it is new; nil: there is no such subject.
+// source returns the learned tables that a policy with these needs reads. If they are of a new subject, it makes the Learner begin with it;
+// nil: the policy needs no tables.
 func (b *board) source(needs policy.Needs) *known {
 	key, ok := b.cfg.Predictor.subject(b.model, needs)
 	if !ok {
@@ -121,9 +122,9 @@ func (b *board) source(needs policy.Needs) *known {
 	return s
 }
 
-// foresee writes the predictions that the policy needs into the snapshot: the mean length of an answer, and Rhat of every running request,
-// which is how many decode steps the request is predicted to have left. If the policy reads only the mean, a sample of the requests is
-// predicted nevertheless, so that the predictor can be scored.
+// foresee writes the predictions that the policy needs into the snapshot: the mean length of an answer, and for every running request Rhat,
+// the number of decode steps that it is predicted to have left. Even if the policy reads only the mean, foresee predicts a sample of the
+// requests, because the predictor is scored by comparing predictions with the real lengths.
 func (b *board) foresee(g *group, p *decider) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = 0, nil
@@ -136,7 +137,7 @@ func (b *board) foresee(g *group, p *decider) {
 	}
 	needs := policy.NeedsOf(p.Policy, s.MeanOutput)
 	if needs.Predictor == "" && (!needs.MeanOutput || p.source.Kind == predictor.KindNone) {
-		return // the policy reads no predictions, and none is made to be scored
+		return // the policy reads no predictions, and there is no predictor to score
 	}
 	f := &g.forecast
 	f.Demand(needs)
@@ -148,8 +149,8 @@ func (b *board) foresee(g *group, p *decider) {
 	f.Follow(s.Workers, t.predictor)
 }
 
-// setTrueRemaining sets Rhat of the running requests to the tokens that they will really still get, at most horizon. Only simulations
-// know these numbers.
+// setTrueRemaining sets Rhat of the running requests to the number of tokens that they will really still get, but at most to horizon. Only
+// simulations know these numbers.
 func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 	for g := range workers {
 		running := workers[g].Running
@@ -160,8 +161,8 @@ func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 	}
 }
 
-// learn passes the outcome of a request to the live scores and, as an effect, to the
-// Learner. A discarded hand-off was not a client's request, so it is left out.
+// learn passes the outcome of a request to the live scores and, as an effect, to the Learner. It leaves out discarded hand-offs, for which
+// no client waits.
 func (b *board) learn(c *charge, o Outcome) {
 	if c.discard {
 		return

@@ -8,8 +8,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// Round is one decision. The decision log copies it, because it writes it after the tick; it reuses the
-// memory of its copies.
+// Round is one decision of a policy. The decision log copies the round, because it writes it after the tick, when the board may already use
+// the memory of the original for the next round.
 type Round struct {
 	Tick     uint64
 	At       time.Time
@@ -27,18 +27,18 @@ func (r *Round) Copy(from *Round) {
 	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
 	waits := r.Snapshot.Waits[:0]
 	*r = *from
-	n := 0
+	requests := 0
 	for i := range from.Snapshot.Workers {
-		n += len(from.Snapshot.Workers[i].Running)
+		requests += len(from.Snapshot.Workers[i].Running)
 	}
-	r.running = slices.Grow(running, n)
+	r.running = slices.Grow(running, requests)
 	for _, w := range from.Snapshot.Workers {
-		at := len(r.running)
+		first := len(r.running)
 		r.running = append(r.running, w.Running...)
-		w.Running = r.running[at:len(r.running):len(r.running)]
+		w.Running = r.running[first:len(r.running):len(r.running)]
 		workers = append(workers, w)
 	}
 	pool, assign = append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
 	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, pool, assign
-	r.Snapshot.Waits = append(waits, from.Snapshot.Waits...) //nolint:gocritic // on the room of the copy
+	r.Snapshot.Waits = append(waits, from.Snapshot.Waits...) //nolint:gocritic // waits is the copy's own memory
 }

@@ -2,13 +2,14 @@ package board
 
 import "time"
 
-// A rank whose engine refuses its requests (429 or 503) stays empty, and an empty rank is the first choice for the next request.
-// So a rank that has refused several requests in a row is spared: while another rank takes requests, it gets none for one second.
-// Then one request tries the rank. If it is refused, too, the time doubles, up to 30 s. The first event of a request that the rank
-// got since it was spared ends this. If all ranks would be spared, no rank is: a request that may fail is better than one that must.
+// Spared ranks. A rank whose engine refuses requests (429 or 503) stays empty, and policies prefer empty ranks. Without a remedy, such a
+// rank would get and refuse every next request. So a rank that has refused several requests in a row is spared: it gets none for one
+// second, if another rank takes requests. Then one request is its trial. If the trial is refused, too, the time doubles, up to 30 s.
+// The first event of a request that the rank got after it was spared brings it back into service. If all ranks would be spared, none
+// is, because the requests would then fail for certain.
 
-// updateRefusals takes in what became of a request that gives its slot back: it was refused, it had begun, or neither, which says
-// nothing of the rank.
+// updateRefusals records for the rank of a request that has ended whether its engine refused the request or had begun it. If neither is
+// true, the end says nothing about the rank.
 func (b *board) updateRefusals(c *charge, refused bool, now time.Time) {
 	r := c.rank
 	switch {
@@ -25,14 +26,18 @@ func (b *board) updateRefusals(c *charge, refused bool, now time.Time) {
 	}
 }
 
-// accepted records that the engine of a rank took a request, which ends a row of refusals. For a spared rank, a request that it got
+// accepted records that the engine of a rank took a request, which ends a row of refusals. If the rank is spared, a request that it got
 // before it was spared proves nothing.
 func (b *board) accepted(c *charge) {
 	r := c.rank
-	switch inService := r.refusals.In(); {
-	case inService && r.refusals.Failures() == 0, !inService && c.since.Before(r.refusals.Until().Add(-r.refusals.Out())):
+	inService := r.refusals.In()
+	if inService && r.refusals.Failures() == 0 {
 		return
-	case !inService:
+	}
+	if sparedSince := r.refusals.Until().Add(-r.refusals.Out()); !inService && c.since.Before(sparedSince) {
+		return
+	}
+	if !inService {
 		b.changed = true
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
@@ -41,8 +46,8 @@ func (b *board) accepted(c *charge) {
 	b.watch()
 }
 
-// watch counts the ranks whose last requests were refused. Its effect makes streams report first events while there is such a rank, or
-// a suspected pair.
+// watch counts the ranks whose last requests were refused. While there is such a rank, or a suspected pair, its effect makes every stream
+// report its first event to the board.
 func (b *board) watch() {
 	b.refusing = 0
 	for _, r := range b.ranks {
@@ -53,8 +58,8 @@ func (b *board) watch() {
 	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspects) + b.refusing})
 }
 
-// spare sets which ranks get no requests from now on (spared), and wakeSpared, when the first of them may be tried. If no other rank is
-// left that takes requests, no rank is spared.
+// spare sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried (wakeSpared). If
+// no other rank would be left that takes requests, it spares none.
 func (b *board) spare(now time.Time) {
 	b.wakeSpared = time.Time{}
 	if b.refusing == 0 {
@@ -80,8 +85,8 @@ func (b *board) spare(now time.Time) {
 	}
 }
 
-// send records that a rank gets a request. If the rank was spared, this request tries it, and the rank is spared until the request is
-// answered. Then all ranks may be spared, so the board looks at the pool once more.
+// send records that a rank gets a request. If the rank is on trial, this request is its trial, and the rank gets no other until the trial
+// is answered. If this was the last rank that took requests, spare must run once more, so the board gets another turn now.
 func (b *board) send(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)

@@ -18,44 +18,44 @@ import (
 	"evenkeel/predictor"
 )
 
-// board mirrors the decode ranks of one model and has the pool of entries that wait for them.
+// board mirrors the decode ranks of one model, and has the pool of entries (requests) that wait for them.
 type board struct {
 	*rules
 	model   string
 	pool    *pool.Pool
 	waiting map[uint64]entrant // by entry ID; the same entries as the pool's
 
-	ranks  map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
-	groups []*group        // groups with a present rank, by the lowest ID of their ranks
-	up     int             // present ranks that are up or awaited
-	mixed  bool            // the ranks are mixed, by the last list that had any worker
-	downTo time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
+	ranks     map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
+	groups    []*group        // groups with a present rank, by the lowest ID of their ranks
+	up        int             // present ranks that are up or awaited
+	mixed     bool            // the ranks prefill and decode; an empty list of workers does not change it
+	graceEnds time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
 	// largest prompt that any present rank could ever take, in KV tokens
 	largest int64
 	ledger  ledger
 
-	arrived     bool      // entries came since the last turn
-	changed     bool      // something else happened that may let an entry in
-	windowEnds  time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
-	stepped     bool      // a group that holds entries for a round began a step
-	pairs       pairs
-	heldUntil   time.Time           // when to look at held entries even if nothing happens; zero: no policy has set a time
-	avoiding    int                 // waiting entries that are particular: they cannot go to just any rank
-	discarding  int                 // waiting entries that are discarded hand-offs
-	holders     int                 // waiting entries of whose prompt a rank holds something
-	partial     map[string]*listing // by name: the names that some ranks list and others do not
-	common      *Names              // the list of the first rank: each name that is not partial is in it, or no rank lists the name
-	listed      []lister            // ranks and lists from which partial was computed
-	listers     []lister            // memory for the next such list
-	names       []*listing          // the values of partial, sorted by name
-	named       []string            // their names
-	paces       []Pace              // their paces
-	lonelyUntil time.Time           // when the first wait ends for a name of which all ranks are down; zero: there is no such wait
-	wakeShy     time.Time           // when the first shy entry stops being shy; zero: there is none
-	refusing    int                 // ranks whose engines refused their last requests
-	wakeSpared  time.Time           // when the first spared rank may be tried; zero: no rank is spared
-	wakeTight   time.Time           // when the first tight rank has its whole room again; zero: no rank is tight
-	keptUntil   time.Time           // when an engine gives up the first of the KV that it keeps of answers; zero: no engine keeps any
+	arrived         bool      // entries came since the last Tick
+	changed         bool      // another event happened after which a rank may take an entry
+	windowEnds      time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
+	stepped         bool      // a group whose policy holds entries back began a step
+	pairs           pairs
+	heldUntil       time.Time           // when a policy wants to look at entries again that it holds back; zero: no policy has set a time
+	restrictedCount int                 // waiting entries that some ranks may not get
+	discarding      int                 // waiting entries that are discarded hand-offs
+	holders         int                 // waiting entries whose prompt is partly in the prefix cache of a rank
+	partial         map[string]*listing // by name: the names that some ranks list and others do not
+	common          *Names              // the list of the first rank: a name that is neither here nor in partial is listed by no rank
+	listed          []lister            // the ranks and their lists when partial was computed
+	listers         []lister            // the present ranks and their lists, to be compared with listed
+	names           []*listing          // the values of partial, sorted by name
+	named           []string            // their names
+	paces           []Pace              // their paces
+	nameOutageEnds  time.Time           // end of the earliest outageGrace of a name whose ranks are all down; zero: no entry waits for one
+	wakeAvoiding    time.Time           // when the first waiting entry may go to ranks that it avoids; zero: no entry waits for that
+	refusing        int                 // ranks whose engines refused their last requests
+	wakeSpared      time.Time           // when the first spared rank may be tried; zero: no rank is spared
+	wakeTight       time.Time           // when the first tight rank (tight.go) has its whole room again; zero: no rank is tight
+	keptUntil       time.Time           // when an engine next frees KV that it keeps of answers (kept.go); zero: no engine keeps any
 
 	waits    waits
 	pace     Pace
@@ -65,33 +65,33 @@ type board struct {
 
 	counts *Counts // Counts that hold for the event that is applied now; nil: none
 
-	lengths map[uint64]int32 // by entry ID: the output lengths that came with Enqueue, of entries that wait or run
+	lengths map[uint64]int32 // by entry ID: Enqueue.Output of the entries that wait or run
 
 	// Memory of a tick, which the next tick reuses.
 	snapshot    policy.Snapshot
 	survival    *predictor.Survival // table of the snapshot's MeanOutput; nil: it has none
 	assignments []policy.Assignment
-	weights     []float64 // scores of ranks, see explain
+	weights     []float64 // scores of ranks for explain
 	order       []*group
 	expired     []*pool.Entry
 
 	// State of the rounds that are under way, see deciding.
 	asked        *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
-	leastTokens  int         // tokens of the asked entry that a rank must have to compute to be offered
+	leastTokens  int         // the policy may choose a rank that has to compute this many tokens of the asked entry's prompt
 	nextGroup    int         // index in order of the group that decides next
 	fallbackNext bool        // this group's policy has failed, and the fallback decides next
 	round        Round       // the last round, for the decision log
-	went         went        // how the last round went
+	result       result      // how the last round went
 }
 
 // rank is one decode rank with the requests that are charged to it.
 type rank struct {
 	Worker
-	present     bool             // false: the rank has left the fleet, and its last slots are not released yet
+	present     bool             // false: the rank has left the fleet, but some of its slots are not released yet
 	slots       []int32          // indices in the ledger of the charged slots
 	running     []policy.Request // the same requests, as policies see them
-	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, and what was bound or left since
-	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; never too few
+	kv          int64            // KV tokens on the rank, with Others and guests: of the last refresh, updated when a request comes or goes
+	queued      int              // slots whose requests wait in the engine's own queue, as of the last refresh; it may be too high since
 	departed    []departed       // released requests that the step model still needs, see depart
 	unreadSlots int              // slots whose requests do not decode yet (unread), as of the last refresh
 	unreadKV    int64            // KV tokens of these requests' prompts; they are part of kv
@@ -102,13 +102,13 @@ type rank struct {
 	empty      uint64  // answers that the engine ended without any text
 	unsaid     uint64  // answers for which the engine reported no token usage
 	prompts    uint64  // prompts that were sent to the rank so far, if it is mixed
-	toCompute  []int32 // slots without a token yet, or without one since they were preempted, in the order in which the rank computes them
+	toCompute  []int32 // slots that have no token, or none since a preemption, in the order in which the rank computes their prompts
 	stepPrompt int64   // prompt tokens that the rank computes in the current step
 
-	engine   []*rank // present ranks of the same engine: the KV of straying requests is divided among them
+	engine   []*rank // present ranks of the same engine: the KV of straying requests (strays.go) is divided among them
 	strays   int     // slots whose requests stray
 	parts    int64   // number of ranks among which the KV of a straying request is divided
-	guests   int64   // KV tokens here of requests that stray and have their slots on other ranks; they are part of kv
+	guests   int64   // KV tokens charged here for straying requests whose slots are on other ranks; they are part of kv
 	orphans  []orphan
 	orphaned int64   // KV tokens of the orphans; not part of kv
 	kept     kept.KV // KV that the engine keeps of ended answers; not part of kv
@@ -116,13 +116,13 @@ type rank struct {
 	group    *group // set while the rank is present
 	pressure pressure
 	refusals circuit.Circuit // requests that the engine refused in a row
-	spared   bool            // the engine refused so many requests that it gets none now
+	spared   bool            // the engine refused several requests in a row, so it gets none now (spare.go)
 }
 
-// free returns how many slots of the rank may still be filled; below 0: more are in use than may be.
+// free returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
 func (r *rank) free() int { return r.usable() - len(r.slots) }
 
-// usable returns how many slots may be in use now.
+// usable returns how many slots may be in use at one time.
 func (r *rank) usable() int {
 	if r.Limit > 0 {
 		return min(r.Slots, r.Limit)
@@ -152,48 +152,53 @@ type group struct {
 
 	forecast       forecast.Running
 	budget         effort.Budget
-	held           int       // entries that the last decision held for a round although they had a slot
+	held           int       // entries that the last decision held back, to send them together, although a slot was free for them
 	wakeHeld       time.Time // when the policy wants to look at held entries again; zero: it has set no time
 	gathered       gathered
 	recent         recent
 	tempo          tempo
 	steps          step.Times    // what the group's steps have taught
 	lawWeights     *step.Weights // weights of a Law event; nil: there was none, and they follow from steps
-	stepRanks      []step.Rank   // memory of hear: what the ranks did in a step
-	last           Step          // last step that was reported; which requests it was made for is known when the next one is
+	stepRanks      []step.Rank   // memory of inStep: what the ranks did in a step
+	last           Step          // last step that was reported; see takeSteps
 	departedTokens int64         // tokens of all released requests that were in a step
 	lag            ahead.Lag
 	lead           ahead.Lead
-	tokensAtStep   int64 // gone, and the tokens of the requests that run, when the last step was reported
+	tokensAtStep   int64 // group.generated when the last step was reported
 }
 
-// gathered counts what a group that prefills and decodes has done so far.
+// gathered counts how a mixed group, whose ranks prefill and decode, has computed prompts so far. A policy may hold requests back and send
+// them together, in a round, so that all ranks compute prompts in the same steps.
 type gathered struct {
-	rounds, filled  uint64 // rounds that were sent, and the sum of the ranks that had a prompt to compute then
-	steps, prefills uint64 // steps that were reported, and those in which a prompt was computed
-	ranks, idle     uint64 // sum over the steps with prompts: of the ranks, and of the ranks that computed none
+	rounds, filled  uint64 // rounds that were sent, and the sum over these rounds of the ranks that then had a prompt to compute
+	steps, prefills uint64 // steps that were reported, and those of them that computed a prompt
+	ranks, idle     uint64 // sums over the steps that computed a prompt: of all ranks, and of the ranks that computed none
 
 	heldSince time.Time     // when the first of the held entries could have been sent
 	maxHold   time.Duration // the policy holds no request longer than this
 }
 
-// recent has sums over the steps of a group, in which the past fades: request-seconds that requests which were not held waited for their
-// first token, prompt tokens that the ranks computed, and seconds. Requests that have not reached the pool do not count.
-type recent struct{ waited, tokens, seconds float64 }
+// recent has sums over the steps of a group, in which older steps count for less and less.
+type recent struct {
+	waited  float64 // seconds that all requests together waited for their first token, without the time in which a policy held them back
+	tokens  float64 // prompt tokens that the ranks computed
+	seconds float64 // length of the steps
+}
 
 const (
-	fadeSeconds = 60 // after so many seconds of steps, the past counts for about a third (1/e)
-	longestStep = 5  // most seconds that a step counts for: if an engine stood still for long, that must not rule the next minutes
+	fadeSeconds = 60 // after so many seconds of steps, older steps count for about a third (1/e)
+	longestStep = 5  // seconds; a longer step counts as this long, because a long standstill would dominate the means for minutes
 )
 
-// add takes in a step of the given length, in which so many requests waited and the ranks computed so many prompt tokens.
+// add adds a step of the given length, during which so many requests waited and the ranks computed so many prompt tokens.
 func (l *recent) add(requests float64, tokens int64, length time.Duration) {
 	seconds := min(longestStep, length.Seconds())
 	fade := math.Exp(-seconds / fadeSeconds)
 	l.waited, l.tokens, l.seconds = l.waited*fade+requests*seconds, l.tokens*fade+float64(tokens), l.seconds*fade+seconds
 }
 
-// means returns how many requests waited on average, and how many prompt tokens were computed per second; below 0: no step was reported.
+// means returns how many requests waited on average, and how many prompt tokens were computed per second; both are below 0 if no step was
+// reported.
 func (l *recent) means() (requests, rate float32) {
 	if l.seconds <= 0 {
 		return -1, -1
@@ -204,28 +209,27 @@ func (l *recent) means() (requests, rate float32) {
 // entrant is an entry that waits.
 type entrant struct {
 	entry      *pool.Entry
-	local      *Local          // which ranks may compute a prompt without a hand-off, which does not wait; nil: an entry of the pool
-	output     int32           // output length that came with Enqueue; 0: none did
-	trace      *decision.Trace // where the tick writes why the rank was chosen, so that it allocates nothing; nil: it does not
-	hits       []Hit           // what ranks hold of its prompt
-	particular bool            // it cannot go to just any rank, and board.avoiding counts it
-	since      time.Time       // when it could first have been sent to a mixed rank; zero: it never could
+	local      *Local          // the entry has no hand-off: one of these ranks may compute its prompt; nil: an entry of the pool
+	output     int32           // Enqueue.Output: tokens that its answer will have; 0: not known
+	trace      *decision.Trace // memory of the caller in which the tick writes why the rank was chosen; nil: it does not
+	hits       []Hit           // how much of its prompt is in the prefix caches of ranks
+	restricted bool            // some ranks may not get it; board.restrictedCount counts it
+	since      time.Time       // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
 }
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
 
-// pairs has the pairs of a prefill and a decode engine whose hand-offs fail, perhaps although both
-// work with other engines: one of them may have kept a connection from before a
-// restart of the other, or a route may be gone. For a second, a quarantined pair gets
-// no hand-off that another rank can take. Then one hand-off tries the pair. If it fails,
-// too, the time doubles, up to 30 s.
+// pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
+// between them is broken: one engine may still use a connection from before a restart of the other, or the network may have lost a route.
+// Such a pair is quarantined: for one second it gets no hand-off that another rank can take. Then one hand-off is its trial. If the trial
+// fails, too, the time doubles, up to 30 s.
 type pairs struct {
 	suspects    map[Pair]*suspect
 	quarantined int       // how many suspects are quarantined; 0: rounds skip the checks of pairs
-	checkAt     time.Time // when to look at entries that were left in the pool until a quarantine ends; zero: there are none
+	checkAt     time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
 }
 
-// suspect is a pair that has failed since it last worked.
+// suspect is the account of a pair whose hand-offs have failed since one last worked.
 type suspect struct {
 	circuit   circuit.Circuit
 	failures  int       // failures in a row
@@ -243,10 +247,10 @@ type orphan struct {
 	since  time.Time
 }
 
-// pressure is what follows from the preemptions of a rank's engine.
+// pressure says whether a rank is tight: its engine has preempted requests for want of KV room, so the rank is kept emptier.
 type pressure struct {
-	last  time.Time // the last preemption
-	until time.Time // until then the rank is tight: it is kept emptier
+	last  time.Time // time of the last preemption
+	until time.Time // end of the time in which the rank is tight; in the past: it is not tight
 }
 
 // Pace is how fast the slots of a board come free. Dispatcher.Room computes from it how many
@@ -265,16 +269,16 @@ type Bound struct {
 	WorkerName string
 	Group      string // Worker.Group
 	Policy     string // name of the policy that decided; the fallback's if that decided
-	Stage      uint8  // Assignment.Stage: 0 the starvation guard, 1 singles, 2 subsets
+	Stage      uint8  // Assignment.Stage, the part of the policy that chose: 0 the starvation guard, 1 one by one, 2 sets of entries
 	Score      float64
 	Wait       time.Duration // in the pool
 	Beyond     bool          // the rank has no slot or no KV room for the entry yet, so it waits in the engine's queue
 	Full       bool          // the rank has no slot or no KV room for the entry; unlike Beyond, also set if an immediate policy chose the rank
 	NewTokens  int32         // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
-	Held       time.Duration // the part of Wait in which the entry was held for a round
+	Held       time.Duration // the part of Wait in which the policy held the entry back, to send it together with others
 	Step       uint32        // number of the group's step that was reported last; 0: none was
 
-	StepMs    float32 // for an early entry: length of a step of the group, in ms; 0: unknown
+	StepMs    float32 // for an entry that is bound before its prefill: length of a step of the group, in ms; 0: unknown
 	ComputeMs float32 // time until a mixed rank has computed the prompt and those before it, in ms; 0: unknown
 }
 
@@ -299,14 +303,14 @@ type LocalRank struct {
 	Tokens int // tokens of the prompt that are not in its prefix cache
 }
 
-// departed is a request that was released, with the first and the last step that it was in.
+// departed is a request that was released, with the numbers of the steps that brought its first and its last tokens.
 type departed struct {
 	first, last uint32
 	kv          int64
 	prompt      int64 // tokens of its prompt that the step of its first token computed, on a mixed rank
 }
 
-// waits has the times that the last admitted entries waited in the pool, for the starvation guard.
+// waits has the times that the last 1000 admitted entries waited in the pool. The starvation guard uses their mean.
 type waits struct {
 	last    [1000]time.Duration
 	n, next int
@@ -327,28 +331,28 @@ func (w *waits) meanMs() float32 {
 	return float32(w.sum.Seconds() * 1000 / float64(w.n))
 }
 
-// Boards are the boards of all models: the mirror of their decode ranks, what these hold, and
-// the pools of entries that wait for them. They have no goroutine, clock, log, metric or lock:
-// their owner applies events with the time, and carries out the effects that come back.
+// Boards are the boards of all models. They mirror the decode ranks with their requests, and have the pools of entries that wait for ranks.
+// They have no goroutine, clock, log, metric or lock: their owner applies events with the current time, and carries out the effects that
+// Apply returns.
 type Boards struct {
 	*rules
 	boards   map[string]*board // by model
-	inOrder  []*board          // the same, sorted by model
+	inOrder  []*board          // the same boards, sorted by model
 	round    *board            // the board whose round was decided, until the event Decided; nil: none
 	draining bool
 }
 
-// rules are what all boards share: the settings, what was learned, and the effects of the current event.
+// rules is shared by all boards: it has the settings, the learned tables, and the effects of the current event.
 type rules struct {
 	cfg    Config
 	spec   string          // of the policy of barrier groups, as the settings give it
-	name   string          // Policy.Name of the policy that spec makes
+	name   string          // canonical name of this policy
 	shared map[string]bool // group names that are used for several models
 
 	replayed []policy.Needs // needs of the policies that the twin replays
 
 	fit      *predictor.Fit     // what predictors start from; nil: from nothing
-	subjects map[Subject]*known // kept when a board is removed
+	subjects map[Subject]*known // they stay when the board of their model is removed
 
 	effects []Effect  // effects of the current event, to be carried out
 	now     time.Time // time of the current event
@@ -356,19 +360,18 @@ type rules struct {
 
 func (r *rules) emit(e Effect) { r.effects = append(r.effects, e) }
 
-// decider is a policy in use. Each group has a value of its own, since a policy
-// keeps memory and, if it takes ranks in turn, which rank is next.
+// decider is a policy in use. Each group has its own, because a policy keeps memory and, if it takes ranks in turn, the next rank.
 type decider struct {
 	policy.Policy
 	spec   string
 	name   string
 	rules  *rules
-	ahead  bool   // it sends requests ahead of the slots that will come free for them
-	hits   bool   // it reads what ranks hold of prompts
+	ahead  bool   // it sends requests before their slots are free (ahead.go)
+	hits   bool   // it reads which ranks have a part of a prompt in their prefix caches
 	source *known // tables for its predictions; nil: it reads none
 }
 
-// charge is a request's place on a rank, from its admission until its release.
+// charge is a request that has a slot of a rank, from its admission until its release.
 type charge struct {
 	rank         *rank // nil: the index is free
 	pos          int   // in rank.slots and rank.running
@@ -377,29 +380,28 @@ type charge struct {
 	prompt, age  int32
 	newTokens    int32 // prompt tokens that the rank has to compute
 	discard      bool
-	strays       bool      // the engine runs it on any of its ranks, so its KV is charged to all of them in equal parts
+	strays       bool      // the engine runs it on any of its ranks, so its KV is charged to all of these in equal parts
 	started      bool      // its first event has come, as counted last
-	waits        bool      // it is in the engine's queue, beyond the rank's slots or KV room
+	waits        bool      // it waits in the engine's queue, because the rank has no slot or no KV room for it
 	since        time.Time // when it was bound
 	bound        uint32    // number of the group's step that was reported last before it was bound; 0: none was
 	early        bool      // it was bound before its prefill
 	unread       bool      // it is early or on a mixed rank, and no step has read its KV yet
 	promptLeft   int32     // tokens of its prompt that a mixed rank has yet to compute
 	chunks       chunks    // how much of its prompt the last steps computed
-	tokensBefore int32     // tokens that it had got when a mixed rank preempted it; 0: it was not preempted
+	tokensBefore int32     // tokens that its answer had when a mixed rank preempted it; 0: it was not preempted
 	unheard      unheard
 }
 
-// ledger has all charges by index, and the totals of what was charged and
-// released. The totals are kept apart from the table so that drift can compare the two
-// while the program runs.
+// ledger has all charges by index, and the totals of what was ever charged and released. The totals do not depend on the table, so that
+// drift can compare the two while the program runs, and find mistakes in the accounts.
 type ledger struct {
 	table    []charge
 	unused   []int32 // free indices of the table; the last one is used first
 	charged  tally
 	released tally
-	kept     int64 // total of the KV tokens that engines began to keep of ended answers
-	givenUp  int64 // total of those that they keep no longer
+	kept     int64 // total of the KV tokens that engines have ever kept of ended answers
+	givenUp  int64 // total of the kept KV tokens that they have freed since
 }
 
 // tally counts slots and the KV tokens of their prompts.
@@ -430,15 +432,15 @@ func (g *group) rank(id int32) *rank {
 	return g.ranks[at]
 }
 
-// went is how a round went.
-type went struct {
+// result says how a round went.
+type result struct {
 	policy  *decider
 	invalid int // assignments that were not bound
 	failure error
 	bound   bool // the asked entry was bound
 }
 
-// Gauged reports how many KV tokens were in use on a worker at an instant, by its engine's gauges.
+// Gauged reports how many KV tokens were in use on a worker at the time At, by the metrics (gauges) of its engine.
 type Gauged struct {
 	Worker   int32
 	KVTokens int64
@@ -453,12 +455,13 @@ type examined struct {
 	newPolicies bool // policies are made anew
 }
 
-// started says whether the first event of a slot has come or, for an unheard answer, whether it has its first token by the estimate.
+// started says whether the first event of a slot's answer has come. If the engine reports the answer's tokens only at its end (unheard.go),
+// the board's estimate says whether it has its first token.
 func (b *board) started(slot int32) bool {
 	return b.seen(slot) || b.ledger.table[slot].unheard.first != 0
 }
 
-// seen says whether the first event of a slot has come, so that its KV is there.
+// seen says whether the first event of a slot has come. Then its KV is certainly on the rank.
 func (b *board) seen(slot int32) bool {
 	c := &b.ledger.table[slot]
 	c.started = c.started || b.counts != nil && b.counts.started(slot)
@@ -504,17 +507,17 @@ type Names struct{ all map[string]struct{} }
 // listing has the ranks of a name that some ranks of a board list and others do not.
 type listing struct {
 	ranks []*rank  // present ranks that list the name, ascending ID
-	whole []*group // groups of which all ranks list it
+	whole []*group // groups in which all ranks list the name
 	parts []*rank  // those of ranks that are in other groups
 
-	up      int       // how many of ranks are up or awaited
-	largest int64     // largest prompt that any of ranks could ever take, in KV tokens
-	downTo  time.Time // end of outageGrace while all of ranks are down; zero: one is up
-	full    uint64    // number of the tick in which none of parts had a slot left
-	waiting int       // entries in the pool that ask for the name, without discarded hand-offs
+	up        int       // how many of these ranks are up or awaited
+	largest   int64     // largest prompt that any of these ranks could ever take, in KV tokens
+	graceEnds time.Time // end of outageGrace while all these ranks are down; zero: one is up
+	full      uint64    // number of the tick in which none of parts had a slot left
+	waiting   int       // entries in the pool that ask for the name, without discarded hand-offs
 }
 
-// lister is a rank with what the listings depend on: its group and the names that it lists.
+// lister has what the listings depend on: a rank, its group and the names that it lists.
 type lister struct {
 	rank  *rank
 	group *group

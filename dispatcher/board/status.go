@@ -12,63 +12,62 @@ import (
 	"evenkeel/predictor"
 )
 
-// Status is a copy of the boards for people and metrics.
+// Status describes the boards for GET /status and for metrics.
 type Status struct {
 	Policy string        `json:"policy"` // of barrier groups
 	Models []ModelStatus `json:"models"`
 	Drift  DriftStatus   `json:"audit_drift"`
 }
 
-// DriftStatus is what was charged less what was released and what is held; any
-// number but zero is a bug.
+// DriftStatus is the result of a check of the accounts: what was charged, less what was released, less what is still charged. Any number
+// but zero is a bug.
 type DriftStatus struct {
 	Slots    int64 `json:"slots"`
 	KVTokens int64 `json:"kv_tokens"`
 }
 
-// ModelStatus is one board.
+// ModelStatus describes the board of one model.
 type ModelStatus struct {
 	Model         string         `json:"model"`
 	Pool          int            `json:"pool"`
 	OldestSeconds float64        `json:"oldest_seconds"`
-	PoolAges      []int          `json:"pool_ages"` // entries by age, up to each of PoolAgeSeconds, and the older ones
+	PoolAges      []int          `json:"pool_ages"` // entries in each age class of PoolAgeSeconds; the last number is of the oldest entries
 	Ticks         uint64         `json:"ticks"`
 	Finished      uint64         `json:"finished"`
 	Cancelled     uint64         `json:"cancelled"`
 	Failed        uint64         `json:"failed"`
-	OutputTokens  int64          `json:"output_tokens"` // of all that left
+	OutputTokens  int64          `json:"output_tokens"` // of all requests that have ended
 	Groups        []GroupStatus  `json:"groups"`
 	Workers       []WorkerStatus `json:"workers"`
-	Pairs         []PairStatus   `json:"pairs,omitempty"` // that failed since they last worked
-	// Predictors are what is learned of the model's outputs, one a kind.
+	Pairs         []PairStatus   `json:"pairs,omitempty"` // pairs of engines whose hand-offs have failed since one last worked
+	// Predictors describe what is learned about the lengths of the model's answers, one for each kind of predictor.
 	Predictors []PredictorStatus `json:"predictors,omitempty"`
 }
 
-// PredictorStatus is what is known of output lengths, and how good the
-// predictions were that policies really used.
+// PredictorStatus says what a predictor has learned about output lengths, and how good its predictions were that policies used.
 type PredictorStatus struct {
 	Kind         string      `json:"kind"`
-	Outputs      int         `json:"outputs"` // finished requests remembered
+	Outputs      int         `json:"outputs"` // finished requests that it remembers
 	Keys         int         `json:"keys,omitempty"`
-	Drift        DriftReport `json:"drift"`          // of the last outputs from the table in force
-	DriftFromFit DriftReport `json:"drift_from_fit"` // and from the fit file
+	Drift        DriftReport `json:"drift"`          // difference of the last outputs from the table in use
+	DriftFromFit DriftReport `json:"drift_from_fit"` // difference of the last outputs from the fit file
 
-	Scores *predictor.Scores `json:"scores,omitempty"` // nil: none were used
+	Scores *predictor.Scores `json:"scores,omitempty"` // nil: no policy used a prediction
 
-	rows []predictor.Row // of the sample; Score makes the scores of it
+	rows []predictor.Row // a sample of predictions, from which Score computes Scores
 }
 
-// DriftReport says how far output lengths have moved.
+// DriftReport says how much the output lengths have changed.
 type DriftReport struct {
-	Distance float64 `json:"distance"` // largest difference of the two distributions
-	Critical float64 `json:"critical"` // chance alone exceeds it once in a thousand times
+	Distance float64 `json:"distance"` // largest difference between the two cumulative distributions
+	Critical float64 `json:"critical"` // by chance alone, Distance is larger than this once in a thousand times
 	Drifted  bool    `json:"drifted"`
 }
 
-// GroupStatus is what one Snapshot shows.
+// GroupStatus describes a group of ranks about which a policy decides.
 type GroupStatus struct {
 	GroupLoads
-	Held   int   `json:"held"`   // entries that the last decision held for a round although they had a slot
+	Held   int   `json:"held"`   // entries that the last decision held back, to send them together, although a slot was free for them
 	Budget int32 `json:"budget"` // evaluations that the policy may spend on the next tick
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
@@ -80,105 +79,105 @@ type GroupStatus struct {
 	Steps StepHistogram `json:"-"`
 }
 
-// GroupLoads is a group, and how level its ranks are.
+// GroupLoads describes a group, and how equal the loads of its ranks are.
 type GroupLoads struct {
 	Name            string  `json:"name"`            // empty for the ranks of a model that have no barrier: they are one group
 	Barrier         bool    `json:"barrier"`         // its ranks step together: each step waits for the slowest rank
 	Policy          string  `json:"policy"`          // in force now
 	FallbackRounds  int     `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
 	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
-	KVTokens        int64   `json:"kv_tokens"`       // of all of them
+	KVTokens        int64   `json:"kv_tokens"`       // of all these ranks
 	MeanTokens      float64 `json:"mean_tokens"`
 	LeastTokens     int64   `json:"least_tokens"`
 	MostTokens      int64   `json:"most_tokens"`
-	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
+	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over the ranks of the largest load less the rank's own load
 	IdleShare       float64 `json:"idle_share"`       // imbalance_tokens as a share of the KV tokens if all ranks had the largest load
 }
 
-// RoundStatus is how requests are sent to ranks that prefill and decode.
+// RoundStatus describes how requests were sent to ranks that prefill and decode: together, in rounds.
 type RoundStatus struct {
-	Sent         uint64  `json:"sent"`          // rounds
-	RanksFilled  float64 `json:"ranks_filled"`  // that had a prompt to compute when a round was sent, in the mean
-	Steps        uint64  `json:"steps"`         // that were told
-	PrefillSteps uint64  `json:"prefill_steps"` // of these, those in which a prompt was computed
-	EmptyShare   float64 `json:"empty_share"`   // of the ranks, in the latter: those that computed none
-	MostBacklog  int64   `json:"most_backlog_tokens"`
+	Sent         uint64  `json:"sent"`                // rounds
+	RanksFilled  float64 `json:"ranks_filled"`        // mean number of ranks that had a prompt to compute when a round was sent
+	Steps        uint64  `json:"steps"`               // steps that were reported
+	PrefillSteps uint64  `json:"prefill_steps"`       // steps in which a rank computed a prompt
+	EmptyShare   float64 `json:"empty_share"`         // mean share of the ranks that computed no prompt in such a step
+	MostBacklog  int64   `json:"most_backlog_tokens"` // prompt tokens that the rank with the most of them has yet to compute
 	MeanBacklog  float64 `json:"mean_backlog_tokens"`
-	HeldS        float64 `json:"held_seconds"`     // how long the first of the held entries could have been sent; 0: none is held
+	HeldS        float64 `json:"held_seconds"`     // since the first held entry could have been sent; 0: none is held
 	MaxHoldS     float64 `json:"max_hold_seconds"` // the policy holds no request longer than this
 }
 
-// StepStatus is how long the steps of a group take and what imbalance costs.
+// StepStatus says how long the steps of a group take, and how much of this time imbalance costs.
 type StepStatus struct {
 	MeanMs        float32  `json:"mean_ms"`           // 0 = unknown
 	C0Ms          float64  `json:"c0_ms"`             // of the model in force
-	C1Ms          float64  `json:"c1_ms"`             // a KV token of the fullest rank; 0 = unknown
+	C1Ms          float64  `json:"c1_ms"`             // time that a KV token of the fullest rank adds; 0 = unknown
 	RequestMs     float64  `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
-	OwnMs         float64  `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
-	SharedMs      float64  `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
+	OwnMs         float64  `json:"own_prefill_ms"`    // time that a prompt token adds if the slowest rank computes it; 0 = unknown
+	SharedMs      float64  `json:"shared_prefill_ms"` // time that a prompt token of any rank adds, times the number of ranks
 	PrefillMs     float64  `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
 	RequestTokens int64    `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
 	Source        string   `json:"source"`            // learned or configured, empty: no model
-	Way           step.Way `json:"requests_of"`       // that a step waits for: fullest rank, or two ranks, of which one has the most KV and one the most requests; empty: steps do not tell
+	Way           step.Way `json:"requests_of"`       // ranks that a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests; empty: the steps do not show it
 	Samples       uint64   `json:"samples"`           // steps regressed
 	R2            float64  `json:"r2"`                // of the learned model, in force or not
 	ModelMs       float64  `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
-	LostShare     float64  `json:"lost_share"`        // the part of ModelMs that imbalance costs
-	LostMs        float64  `json:"lost_ms"`           // the part of ModelMs that imbalance costs
-	Says          string   `json:"says"`              // the same in words, empty while unknown
-	Why           string   `json:"why,omitempty"`     // there is no model
+	LostShare     float64  `json:"lost_share"`        // the part of ModelMs that imbalance costs, 0 to 1
+	LostMs        float64  `json:"lost_ms"`           // the part of ModelMs that imbalance costs, in ms
+	Says          string   `json:"says"`              // LostShare in a sentence; empty while there is no model
+	Why           string   `json:"why,omitempty"`     // why there is no model
 
-	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // that a rank waits for the others before a step by its engine's own clock, in the mean between the last two readings; 0: no engine tells it, or no step fell between them
+	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // mean time that a rank waited for the others before a step, by its engine's metrics, between their last two readings; 0: no engine reports it, or there was no step between them
 }
 
-// StepHistogram is evenkeel_step_seconds.
+// StepHistogram has the values of the metric evenkeel_step_seconds.
 type StepHistogram = step.Histogram
 
-// WorkerStatus is one decode rank.
+// WorkerStatus describes one decode rank.
 type WorkerStatus struct {
 	ID           int32  `json:"id"`
 	Name         string `json:"name"`
 	Group        string `json:"group"`
 	Barrier      bool   `json:"barrier"`
 	State        string `json:"state,omitempty"` // absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd; the fleet fills it in
-	Why          string `json:"why,omitempty"`   // it takes nothing; the fleet fills it in
+	Why          string `json:"why,omitempty"`   // why it takes no requests; the fleet fills it in
 	Up           bool   `json:"up"`
 	Down         bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
 	Removed      bool   `json:"removed"` // no longer in the fleet, but some of its slots are not released yet
 	Slots        int    `json:"slots"`
-	Limit        int    `json:"limit"`        // of the slots, those that may be used now; 0 while the rank is not up
+	Limit        int    `json:"limit"`        // slots that may be used now; 0 while the rank is not up
 	Used         int    `json:"used"`         // may be above slots under an immediate policy, or because of beyond_slots
-	Beyond       int    `json:"beyond_slots"` // the used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
+	Beyond       int    `json:"beyond_slots"` // used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"`          // admitted, no event seen yet
-	Output       int64  `json:"output_tokens"`         // of all answers since the rank came
-	Answers      uint64 `json:"answers"`               // that were whole, since then
-	Empty        uint64 `json:"empty_answers"`         // of them, those that the engine ended without any text
-	Unsaid       uint64 `json:"answers_without_usage"` // and those for which it reported no token usage
+	Output       int64  `json:"output_tokens"`         // of all answers since the rank joined the fleet
+	Answers      uint64 `json:"answers"`               // complete answers since the rank joined the fleet
+	Empty        uint64 `json:"empty_answers"`         // complete answers that the engine ended without any text
+	Unsaid       uint64 `json:"answers_without_usage"` // complete answers for which the engine reported no token usage
 	KVTokens     int64  `json:"kv_tokens"`
-	Unread       int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet, which no step reads
-	Others       int64  `json:"others_kv_tokens"`           // of requests that are not ours, while this proxy has just taken the rank over
+	Unread       int64  `json:"unread_kv_tokens,omitempty"` // the part of KVTokens for requests that do not decode yet, which no step reads
+	Others       int64  `json:"others_kv_tokens"`           // of requests of other proxies, just after this proxy has taken over the rank
 	Capacity     int64  `json:"capacity"`                   // KV tokens, 0 = unlimited
-	Tight        bool   `json:"tight"`                      // its engine preempted: kept emptier for a while
+	Tight        bool   `json:"tight"`                      // its engine preempted requests, so it is kept emptier for a while
 	Early        bool   `json:"early,omitempty"`            // its requests are bound before their prefill
-	Bound        int    `json:"bound,omitempty"`            // of these, those without an event yet
+	Bound        int    `json:"bound,omitempty"`            // requests that were bound before their prefill and have no event yet
 	Mixed        bool   `json:"mixed,omitempty"`            // it prefills and decodes
 	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
-	Prompts      uint64 `json:"prompts,omitempty"`          // that were sent to it so far
-	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their KV had come, which its engine may keep
-	Kept         int64  `json:"kept_kv_tokens,omitempty"`   // of answers that have ended, which its engine keeps for the next turns of their chats
-	Keeps        bool   `json:"keeps,omitempty"`            // its engine does so
-	Lists        *Names `json:"-"`                          // what may be asked for there; /status has the models of its engine
+	Prompts      uint64 `json:"prompts,omitempty"`          // prompts that were sent to it so far, if it is mixed
+	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that ended before their KV had come, which its engine may still hold
+	Kept         int64  `json:"kept_kv_tokens,omitempty"`   // of ended answers, which its engine keeps for the next turns of their chats
+	Keeps        bool   `json:"keeps,omitempty"`            // its engine keeps the KV of ended answers
+	Lists        *Names `json:"-"`                          // model names that requests may ask for; /status shows those of its engine
 }
 
-// Loads is a sample of all boards that costs as little as possible. The ranks are in no order.
+// Loads is a short status of all boards that costs as little as possible. The ranks are in no order.
 type Loads struct {
-	Ranks        []Load // present ones
+	Ranks        []Load // ranks of the fleet that are not down
 	Pool         int    // entries that wait
-	OutputTokens int64  // of all requests that have left and of those that run
+	OutputTokens int64  // of all requests that have ended or are running
 }
 
-// Load is what one decode rank holds now, and what it has done since it joined the fleet.
+// Load has the present load of one decode rank, and its answers since it joined the fleet.
 type Load struct {
 	Worker         int32
 	Running        int
@@ -200,14 +199,14 @@ func (l *Boards) Status(now time.Time) Status {
 	return s
 }
 
-// Loads returns a sample of the boards. It uses the Counts that were applied just before.
+// Loads returns the loads of the ranks. It uses the Counts that were applied just before.
 func (l *Boards) Loads() Loads {
 	defer l.forgetCounts()
-	n := 0
+	ranks := 0
 	for _, b := range l.inOrder {
-		n += len(b.ranks)
+		ranks += len(b.ranks)
 	}
-	all := Loads{Ranks: make([]Load, 0, n)}
+	all := Loads{Ranks: make([]Load, 0, ranks)}
 	for _, b := range l.inOrder {
 		all.Pool += b.pool.Len()
 		all.OutputTokens += b.output
@@ -230,7 +229,7 @@ func (l *Boards) Loads() Loads {
 	return all
 }
 
-// streams returns how many answers of a rank have begun.
+// streams returns how many of the answers that a rank generates have begun.
 func (b *board) streams(r *rank) (n int) {
 	for _, slot := range r.slots {
 		if b.started(slot) {
@@ -324,7 +323,7 @@ func (g *group) status(now time.Time) GroupStatus {
 	return s
 }
 
-// roundStatus returns how rounds were sent to a group that prefills and decodes, and how level the backlogs of its ranks are now.
+// roundStatus returns how rounds were sent to a mixed group, and how equal the backlogs of prompts on its ranks are now.
 func (g *group) roundStatus(now time.Time) *RoundStatus {
 	counts := &g.gathered
 	s := &RoundStatus{
@@ -342,26 +341,26 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 	return s
 }
 
-// stepStatus returns the status of the group's steps. b has the loads of the ranks as rank.stepLoad returns them.
-func (g *group) stepStatus(b policy.Balance) *StepStatus {
+// stepStatus returns the status of the group's steps. loads has the loads of the ranks as rank.stepLoad returns them.
+func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs,
+		MeanMs: g.steps.Ms(m, loads.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs,
 		PrefillMs:     m.PrefillMs,
 		RequestTokens: g.requestWeight(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source == "" {
 		s.Why = g.steps.Unknown(r2)
 	} else {
-		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)
-		s.LostMs = s.ModelMs - b.IdealStepMs(m.C0Ms, m.C1Ms)
+		s.ModelMs, s.LostShare = loads.StepMs(m.C0Ms, m.C1Ms), loads.LostShare(m.C0Ms, m.C1Ms)
+		s.LostMs = s.ModelMs - loads.IdealStepMs(m.C0Ms, m.C1Ms)
 		s.Says = fmt.Sprintf("this imbalance costs you %.1f %% of every step", 100*s.LostShare)
 	}
 	return s
 }
 
 // predictors reports every kind of predictor that is learned for the board's model, sorted by kind. The report of the kind
-// that a group's policy uses also has the group's forecasts (rows); PredictorStatus.Score computes the scores from them later.
+// that a group's policy uses also has the group's forecasts (rows). Status.Score computes the scores from them later.
 func (b *board) predictors() []PredictorStatus {
 	var all []PredictorStatus
 	for subject, learned := range b.subjects {
@@ -388,7 +387,8 @@ func driftReport(d predictor.Drift) DriftReport {
 	return DriftReport{Distance: d.Distance, Critical: d.Critical, Drifted: d.Drifted()}
 }
 
-// Score computes the scores of the predictors. It is not part of Boards.Status because it would take the goroutine of the boards too long.
+// Score computes the scores of the predictors. It is not part of Boards.Status, because it takes too long for the goroutine that owns the
+// boards and decides.
 func (s *Status) Score() {
 	for i := range s.Models {
 		for j := range s.Models[i].Predictors {

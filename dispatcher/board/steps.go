@@ -11,7 +11,7 @@ import (
 // LeastStep is the shortest time that counts as a step while the steps of a group are not known yet.
 const LeastStep = time.Millisecond
 
-// watchHeld sets heldUntil, when the first policy that holds entries for a round wants to look at them again.
+// watchHeld sets heldUntil to the earliest time at which a policy wants to look at entries again that it holds back.
 func (b *board) watchHeld() {
 	for _, g := range b.groups {
 		if b.pool.Len() == 0 {
@@ -29,10 +29,11 @@ func (g *group) stepMs() float32 {
 	return g.steps.Ms(m, g.largestLoad)
 }
 
-// takeSteps takes in new steps of a group, and teaches the step model what the ranks did in the step before. Only when the next step is
-// reported is it known which requests the step before was made for: those that had got their first token by its end, and had not got
-// their last token before it. The charged requests are not the same: a request that was just bound is still on its way to the engine or
-// waits in its queue, and a request that got its last token in the step is still charged when the first stream reports the step.
+// takeSteps takes in new steps of a group, and teaches the step model what the ranks did in the step before.
+//
+// The board learns which requests a step computed only when the next step is reported: the requests that had got their first token by the
+// end of the step, and had not got their last token before it. The charged requests differ from these. A request that was just bound may
+// still wait in the engine's queue, and a request that got its last token in the step is still charged when the step is reported.
 func (b *board) takeSteps(g *group, reported []Step) {
 	if len(reported) == 0 {
 		return
@@ -41,7 +42,8 @@ func (b *board) takeSteps(g *group, reported []Step) {
 	before := g.tokensAtStep
 	g.tokensAtStep = g.generated()
 	for _, s := range reported {
-		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(reported) == 1 { // else the counts are of several steps
+		follows := g.last.Number != 0 && s.Number == g.last.Number+1
+		if follows && len(reported) == 1 { // else the token counts are sums over several steps
 			if requests, sure := b.inStep(g); sure {
 				g.steps.Teach(step.Sample{
 					Ranks: g.stepRanks, Tokens: float64(g.tokensAtStep-before) / float64(max(1, requests)), Length: g.last.Length})
@@ -72,14 +74,14 @@ func (g *group) generated() int64 {
 }
 
 // inStep writes to g.stepRanks what each rank of the group did in the last step, scaled by the rank's Cost. It returns how many requests
-// got a token in it. sure is false if the board cannot tell how many prompt tokens the step computed.
+// got a token in this step. sure is false if the board cannot tell how many prompt tokens the step computed.
 func (b *board) inStep(g *group) (requests int, sure bool) {
 	g.stepRanks, sure = g.stepRanks[:0], true
 	for _, r := range g.ranks {
 		kv, decode, prompt := r.Others+r.guests, 0, int64(0)
 		addRequest := func(first uint32, tokens int64) {
 			requests++
-			if !r.Mixed || first != g.last.Number { // else the step computed its prompt, and did not decode it
+			if !r.Mixed || first != g.last.Number { // else the step computed the request's prompt, and did not decode the request
 				kv += tokens
 				decode++
 			}
@@ -112,9 +114,9 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 // laterStep says whether step number x is later than y. Numbers begin anew after the largest uint32.
 func laterStep(x, y uint32) bool { return int32(x-y) > 0 }
 
-// depart remembers a request that is about to be released, because the step model still needs it for
-// steps that are not complete. The list never grows beyond its capacity, which fits the rank's slots: if more
-// requests leave in one step, that step teaches little, and the list is cleared.
+// depart remembers a request that is about to be released, because the step model still needs it for steps that are not complete. The list
+// never grows beyond its capacity, which has room for the rank's slots: the tick must not allocate. If more requests leave in one step,
+// the list is cleared, because the model can learn little from such a step.
 func (b *board) depart(slot, generated int32, first, last uint32) {
 	if first == 0 {
 		return // it was in no step
@@ -129,7 +131,7 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 		}
 	}
 	r, kv := c.rank, int64(c.prompt)+int64(generated)
-	if c.strays { // only this rank's part: the parts of the other ranks are missing in this one step
+	if c.strays { // only this rank's part counts; in this one step, the parts of the other ranks are missing
 		kv /= r.parts
 	}
 	if len(r.departed) == cap(r.departed) {
@@ -173,11 +175,11 @@ func (b *board) rest(g *group) {
 	}
 }
 
-// decoding returns the KV tokens that the rank's steps read: without those of requests that have not begun to decode.
+// decoding returns the KV tokens that the rank's steps read. Those of requests that have not begun to decode are left out.
 func (r *rank) decoding() int64 { return r.kv - r.unreadKV }
 
-// stepLoad returns the load of the rank in the group's steps, in KV tokens: those that its steps read, and the given
-// number for each request that decodes, times the rank's Cost.
+// stepLoad returns the load of the rank in the group's steps, in KV tokens: the tokens that its steps read plus weight tokens for each
+// request that decodes, times the rank's Cost.
 func (r *rank) stepLoad(weight int64) int64 {
 	return r.weigh(r.decoding() + weight*int64(len(r.slots)-r.unreadSlots))
 }
@@ -193,14 +195,15 @@ func (r *rank) weigh(kv int64) int64 {
 // slowness returns what a KV token costs on the rank, 1 = the group's mean.
 func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
 
-// requestWeight returns the weight of a request in the group's steps, in KV tokens. It may be an assumed weight.
+// requestWeight returns how many KV tokens lengthen a step as much as one request does. The number may be an assumption.
 func (g *group) requestWeight() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// knownWeight returns the weight of a request in KV tokens without what is only assumed. The status and estimates of a step's length use
-// it.
+// knownWeight returns requestWeight as far as it was measured or configured, without assumptions. The status and the estimates of a step's
+// length use it.
 func (g *group) knownWeight() int64 { return int64(math.Round(g.steps.Known())) }
 
-// ownMs returns how many ms of a step a prompt token takes on its own rank: step.UsualOwnMs until the steps or the config show it.
+// ownMs returns how many ms a prompt token adds to a step on the rank that computes it: step.UsualOwnMs while neither the steps nor the
+// config give the number.
 func (g *group) ownMs(m *step.Model) float64 {
 	if g.lawWeights != nil {
 		return m.OwnMs
@@ -208,7 +211,7 @@ func (g *group) ownMs(m *step.Model) float64 {
 	return cmp.Or(m.OwnMs, step.UsualOwnMs)
 }
 
-// weights returns what policies count a request as.
+// weights returns how many KV tokens policies count for a request, beside its own: on its rank, and on the rank with most requests.
 func (g *group) weights() step.Weights {
 	if g.lawWeights != nil {
 		return *g.lawWeights

@@ -10,15 +10,15 @@ import (
 // SlowRounds is how many rounds of a group the fallback decides after a round that took longer than TickLimit.
 const SlowRounds = 64
 
-// guardWaits is how many mean waits an entry must have waited to be overdue. With fewer, the starvation guard
-// would turn a saturated pool into first come, first served.
+// guardWaits: an entry is overdue only if it has waited at least this many times the mean wait. With a smaller factor, most entries of a
+// saturated pool would be overdue, and the starvation guard would serve them first come, first served.
 const guardWaits = 6
 
-// advance ends the waits that are over. If something happened that may let an entry in, it prepares the rounds, which
-// then follow one by one, see deciding.
+// advance ends the waits that are over. If an event happened after which a rank may take an entry, it prepares the rounds of
+// decisions, which then follow one by one (see deciding).
 func (b *board) advance(now time.Time) {
-	b.outage(now)
-	b.lonely(now)
+	b.refuseInOutage(now)
+	b.refuseInNameOutage(now)
 	b.expire(now)
 	b.expireKept(now)
 	due := b.due(now)
@@ -29,7 +29,7 @@ func (b *board) advance(now time.Time) {
 	}
 	b.changed, b.stepped = false, false
 	b.windowEnds, b.heldUntil, b.pairs.checkAt = time.Time{}, time.Time{}, time.Time{}
-	b.wakeShy, b.wakeSpared, b.wakeTight = time.Time{}, time.Time{}, time.Time{}
+	b.wakeAvoiding, b.wakeSpared, b.wakeTight = time.Time{}, time.Time{}, time.Time{}
 	b.spare(now)
 	if b.pool.Len() > 0 {
 		b.tick(now)
@@ -39,19 +39,19 @@ func (b *board) advance(now time.Time) {
 	}
 }
 
-// looks says whether the next advance may read what the ranks hold, so that it needs Counts.
+// looks says whether the next advance may read how many tokens the requests on the ranks have got, so that Counts must be applied first.
 func (b *board) looks(now time.Time) bool {
 	return b.pool.Len() > 0 && (b.due(now) || !b.pool.NextDeadline().IsZero() && !now.Before(b.pool.NextDeadline()))
 }
 
-// due says whether something happened that may let an entry in.
+// due says whether an event happened, or a time has come, after which a rank may take an entry.
 func (b *board) due(now time.Time) bool {
 	passed := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
-	// What arrives while a window is open waits for its end, unless a policy
-	// sends everything on at once. Held entries are looked at with each step, and when the policy wants to.
-	return b.changed || passed(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		passed(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || passed(b.wakeShy) || passed(b.wakeSpared) || passed(b.wakeTight) ||
-		passed(b.keptUntil) || b.pairs.due(now)
+	windowOpen := !b.windowEnds.IsZero()
+	arrived := b.arrived && (!windowOpen || b.immediate()) // in a window, only an immediate policy decides at once
+	stepped := b.stepped && !windowOpen                    // a policy looks at the entries that it holds back in each step
+	return b.changed || arrived || stepped || passed(b.windowEnds) || passed(b.heldUntil) || passed(b.wakeAvoiding) ||
+		passed(b.wakeSpared) || passed(b.wakeTight) || passed(b.keptUntil) || b.pairs.due(now)
 }
 
 // settle ends a turn, after all its rounds.
@@ -67,8 +67,8 @@ func (b *board) immediate() bool {
 	return slices.ContainsFunc(b.groups, func(g *group) bool { return g.inForce().Immediate() })
 }
 
-// tick prepares the rounds: every group that can take an entry decides, the group with the fewest
-// KV tokens per rank first. Each sees the entries that the groups before it have left.
+// tick prepares the rounds: every group that can take an entry decides, the group with the fewest KV tokens per rank first. Each group sees
+// the entries that the groups before it have not taken.
 func (b *board) tick(now time.Time) {
 	b.arrange()
 	if len(b.order) == 0 {
@@ -76,29 +76,28 @@ func (b *board) tick(now time.Time) {
 	}
 	b.ticks++
 	b.findTight(now)
-	if b.avoiding > 0 {
-		b.placeShy(now)
+	if b.restrictedCount > 0 {
+		b.placeAvoiding(now)
 		b.placeNamed(now, true)
 	}
 	b.asked, b.nextGroup, b.fallbackNext = nil, 0, false
 }
 
-// deciding says whether a group has yet to decide. While it does, only two calls may follow:
-// decide, which is one round of one policy, and then decided, which gets how long
-// the round took, because a board has no clock.
+// deciding says whether a group has yet to decide. While it returns true, only two calls may follow: decide, which is one round of one
+// policy, and then decided, with the time that the round took, because a board has no clock.
 func (b *board) deciding() bool {
 	return b.nextGroup < len(b.order) && (b.asked != nil || b.pool.Len() > 0)
 }
 
-// decide runs the round of the next group's policy. If that has just failed, the fallback decides
-// instead, so that a bug in a policy costs balance but no request.
+// decide runs the round of the next group's policy. If this policy has just failed, the fallback decides instead: a bug in a policy then
+// makes the loads less equal, but no request fails.
 func (b *board) decide(now time.Time) {
 	g := b.order[b.nextGroup]
 	p := g.inForce()
 	if b.fallbackNext {
 		p = &g.fallback
 	}
-	b.went = went{policy: p}
+	b.result = result{policy: p}
 	if b.asked != nil {
 		b.roundLocal(g, p, now)
 	} else {
@@ -106,15 +105,16 @@ func (b *board) decide(now time.Time) {
 	}
 }
 
-// decided gets how long the last round took, and goes on to the next round or ends the turn.
+// decided judges the last round by the time that it took, and goes on to the next round or ends the turn.
 func (b *board) decided(took time.Duration, now time.Time) {
-	switch g := b.order[b.nextGroup]; {
-	case b.asked != nil:
+	g := b.order[b.nextGroup]
+	if b.asked != nil {
 		b.decidedLocal(g)
 		return
-	case b.fallbackNext: // the fallback has decided: nothing else could decide in its place, so its round is not judged
+	}
+	if b.fallbackNext { // this was the round of the fallback, which is not judged, because no other policy could replace it
 		g.held, b.fallbackNext = 0, false
-	default:
+	} else {
 		b.judge(g, took)
 	}
 	if !b.fallbackNext {
@@ -125,9 +125,9 @@ func (b *board) decided(took time.Duration, now time.Time) {
 	}
 }
 
-// judge looks at how a round of the policy in force went, and decides whether the fallback takes over.
+// judge lets the fallback take over if the round of the policy in force failed, broke a hard limit or took too long.
 func (b *board) judge(g *group, took time.Duration) {
-	p, went := b.went.policy, b.went
+	p := b.result.policy
 	g.held = policy.Held(p.Policy)
 	if p == &g.fallback {
 		g.slow--
@@ -135,11 +135,11 @@ func (b *board) judge(g *group, took time.Duration) {
 	}
 	g.budget.Spent(took)
 	switch {
-	case went.failure != nil:
+	case b.result.failure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosen = b.choose(g.barrier) // a policy that panicked may have left its memory half written
+		g.chosen = b.choose(g.barrier) // the panic may have left the memory of the policy half written
 		b.fallbackNext = true
-	case went.invalid > 0:
+	case b.result.invalid > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
 		b.fallbackNext = true
 	case took > b.cfg.TickLimit:
@@ -148,14 +148,14 @@ func (b *board) judge(g *group, took time.Duration) {
 	}
 }
 
-// decideRound is one round about the pool: snapshot, decision, binding.
+// decideRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries.
 func (b *board) decideRound(g *group, p *decider, now time.Time) {
 	b.fill(g, p, now)
 	b.consult(g, p, now)
-	var t policy.Gathered
-	if b.mixed && b.went.failure == nil {
-		t = policy.GatheredBy(p.Policy)
-		b.takeReport(g, t, now)
+	var report policy.Gathered
+	if b.mixed && b.result.failure == nil {
+		report = policy.GatheredBy(p.Policy)
+		b.takeReport(g, report, now)
 	}
 	for i := range b.assignments {
 		if b.pairs.quarantined > 0 && !b.steer(g, p, i, now) {
@@ -163,11 +163,11 @@ func (b *board) decideRound(g *group, p *decider, now time.Time) {
 		}
 		a := b.assignments[i]
 		if fault := b.bind(g, p, a, now); fault != "" {
-			b.went.invalid++
+			b.result.invalid++
 			b.emit(Effect{Kind: EffectInvalid, Policy: p.name, Label: fault, ID: a.Entry, Worker: a.Worker})
 		}
 	}
-	if t.Released {
+	if report.Released {
 		b.countRound(g)
 	}
 }

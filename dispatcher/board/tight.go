@@ -7,16 +7,17 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// A rank whose engine preempts requests has less KV room than its capacity
-// says. After two preemptions within preemptWithin, the rank is kept emptier for tightFor: twice the policy's
-// watermark, but at most tightMost, is then the share of its room that stays empty.
+// Tight ranks. An engine preempts requests when its KV room is used up, so a rank whose engine does so has less room than its capacity
+// says. After two preemptions within preemptWithin, the rank is tight for the time tightFor: twice the share of its room that the policy
+// keeps empty (its watermark) stays empty, but at most tightMost of the room.
 const (
 	preemptWithin = 10 * time.Second
 	tightFor      = time.Minute
 	tightMost     = 0.3
 )
 
-// preempted records a preemption on the rank. If the one before was no longer ago than preemptWithin, the rank is tight for tightFor.
+// preempted records a preemption on the rank. If the last preemption was at most preemptWithin ago, the rank is tight for tightFor from
+// now.
 func (p *pressure) preempted(now time.Time) {
 	if !p.last.IsZero() && now.Sub(p.last) <= preemptWithin {
 		p.until = now.Add(tightFor)
@@ -27,7 +28,7 @@ func (p *pressure) preempted(now time.Time) {
 // tight says whether the rank is kept emptier now, because its engine preempted requests.
 func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
 
-// findTight makes the board look at the pool again when the first tight rank has its whole room again.
+// findTight sets wakeTight, so that the board looks at the pool when the first tight rank has its whole room again.
 func (b *board) findTight(now time.Time) {
 	for _, g := range b.order {
 		for _, r := range g.ranks {
@@ -38,10 +39,9 @@ func (b *board) findTight(now time.Time) {
 	}
 }
 
-// capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller, so that a policy
-// which keeps its watermark's share of it empty keeps twice that share of the true room empty.
-// A tight rank on which nothing runs still has room for the longest prompt that waits: a prompt that runs alone
-// is not preempted, and would otherwise wait for as long as the rank is tight.
+// capacity returns the rank's capacity as policies see it, in KV tokens. For a tight rank it is smaller: a policy that keeps its share
+// (watermark) of the smaller number empty then keeps twice this share of the true room empty. A tight rank without requests still shows
+// room for the longest prompt that waits. A prompt that runs alone is not preempted, and would wait until the rank is not tight any more.
 func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
 		return r.room()
@@ -59,7 +59,7 @@ func (r *rank) fits(prompt int64, watermark float64, now time.Time) bool {
 	return r.free() > 0 && r.kv+prompt <= policy.KVBudget(r.capacity(watermark, now, prompt), watermark)
 }
 
-// preempted records that the engine of a worker ran out of KV room and preempted a request. On a mixed rank, that request is computed
+// preempted records that the engine of a worker ran out of KV room and preempted a request. A mixed rank will compute this request's prompt
 // again.
 func (l *Boards) preempted(worker int32) {
 	for _, b := range l.inOrder {
@@ -72,8 +72,7 @@ func (l *Boards) preempted(worker int32) {
 	}
 }
 
-// largest returns the longest prompt, in tokens, that any rank of the group that is up could take if
-// it were idle.
+// largest returns the longest prompt, in tokens, that any rank of the group that is up could take if the rank were idle.
 func (g *group) largest(watermark float64) (most int64) {
 	for _, r := range g.ranks {
 		if r.Up {

@@ -7,13 +7,13 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// mostAsked bounds how many scores of ranks a policy computes after one round: to explain a
-// round must not take longer than to decide it. In a group of 144 ranks, 16 entries of a round get scores, and
-// the traces of the others have the loads alone.
-const mostAsked = 16 * 144
+// mostScores bounds how many scores of ranks a policy computes for the traces of one round, because explaining a round must not take longer
+// than deciding it. In a group of 144 ranks, the first 16 entries of a round get scores. The traces of the other entries only have the
+// loads of the ranks.
+const mostScores = 16 * 144
 
-// explain fills in the traces of a round's assignments, before they are bound. Enqueue brought the
-// memory of the traces, so that explain allocates only when a group has grown.
+// explain writes why each rank of a round was chosen into the traces of the entries, before these are bound. Enqueue brought the memory of
+// the traces, so that explain allocates only when a group has grown.
 func (b *board) explain(g *group, p *decider) {
 	if !b.cfg.Explain {
 		return
@@ -27,7 +27,7 @@ func (b *board) explain(g *group, p *decider) {
 		b.weights = make([]float64, len(s.Workers))
 	}
 	weigher, _ := p.Policy.(policy.Weigher)
-	scoresLeft := mostAsked
+	scoresLeft := mostScores
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
 		if !ok || w.trace == nil {
@@ -47,8 +47,8 @@ func (b *board) explain(g *group, p *decider) {
 	}
 }
 
-// addAlternatives adds the ranks that could have taken the entry to its trace, which sorts them by score or, without scores (nil), by KV
-// tokens. A score that is NaN says that the rank could not have taken it.
+// addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV
+// tokens. The score of a rank that could not have taken the entry is NaN.
 func addAlternatives(trace *decision.Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.ranks {
 		worker := &s.Workers[i]

@@ -5,23 +5,24 @@ import (
 	"time"
 )
 
-// Unheard answers. An engine may report nothing of an answer before its end, because the answer comes in one piece or the engine
-// holds the text back. The board estimates that the KV of such an answer grows as fast as that of the other streams of the group,
-// until the engine's own count comes at the end. The pace is the mean number of tokens that a request gets in a second. So it is also
-// right for steps that bring several tokens, and for groups without a barrier.
+// Unheard answers. An engine may report nothing of an answer before its end, because the answer comes in one piece or the engine holds the
+// text back. Until the engine reports the number of tokens at the end, the board assumes that such an answer grows as fast as the other
+// answers of the group: by the mean number of tokens that a request gets per second. This also suits engines that generate several tokens
+// per step, and groups without a barrier.
 
 const (
-	// paceEvery is the least time between two looks at the streams of a group. It is as long as several steps, so that looks cost little.
+	// paceEvery is the least time between two looks at the streams of a group. It is as long as several steps, because each look costs
+	// time.
 	paceEvery = 100 * time.Millisecond
-	// paceMemory is how fast old looks fade: a look that is this old weighs about a third (1/e).
+	// paceMemory is the age at which an old look counts for about a third (1/e) in the mean.
 	paceMemory = 10 * time.Second
 )
 
 // tempo is how fast the streams of a group get tokens.
 type tempo struct {
 	at      time.Time // of the last look
-	tokens  float64   // sum of the tokens that streams got, older tokens fading
-	seconds float64   // sum of the seconds that all streams ran, fading likewise
+	tokens  float64   // sum of the tokens that streams got; older tokens count for less
+	seconds float64   // sum of the seconds that the streams ran; older seconds count for less
 }
 
 // perSecond returns how many tokens a request gets in a second; 0: not known.
@@ -32,7 +33,7 @@ func (t *tempo) perSecond() float64 {
 	return t.tokens / t.seconds
 }
 
-// learn takes in how many tokens so many streams together got between two looks.
+// learn adds the tokens that so many streams together got in the time between two looks.
 func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
 	if streams == 0 {
 		return
@@ -44,13 +45,13 @@ func (t *tempo) learn(streams int, tokens int64, between time.Duration) {
 
 // unheard is the estimate for an answer whose engine reports nothing before its end.
 type unheard struct {
-	most       int32   // tokens that the answer may have; 0: its tokens are reported as they come
+	most       int32   // upper bound of the answer's tokens; 0: its tokens are reported as they come
 	tokens     float64 // estimate of the tokens that it has by now
-	first      uint32  // number of the group's step in which it got the first token, by the estimate; 0: it has none yet
-	atLastLook int32   // if its tokens are reported: how many there were at the last look
+	first      uint32  // number of the group's step in which it got its first token, by the estimate; 0: it has none yet
+	atLastLook int32   // for an answer whose tokens are reported as they come: the tokens that it had at the last look
 }
 
-// listen looks at the streams of each group, and lets the estimates of unheard answers grow at their pace.
+// listen measures how fast the streams of each group grow, and lets the estimates of its unheard answers grow as fast.
 func (b *board) listen(now time.Time) {
 	for _, g := range b.groups {
 		between := now.Sub(g.tempo.at)
@@ -84,16 +85,16 @@ func (b *board) listen(now time.Time) {
 	}
 }
 
-// grow adds to each unheard answer of a group the tokens that it may have got since the last look. An answer whose prompt a mixed rank
-// still computes gets none, and each step takes at most the rank's budget off the prompt. If the group's steps are reported
-// (stepsReported), compute does that, else grow does.
+// grow adds to each unheard answer of a group the tokens that it may have got since the last look. While a mixed rank still computes the
+// prompt of an answer, the answer gets none. If the group's steps are reported (stepsReported), the method compute estimates how much of
+// the prompt is computed. Otherwise grow does, with the rank's token budget for each step.
 func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReported bool) {
 	perSecond := g.tempo.perSecond()
 	for _, r := range g.ranks {
-		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget()))
+		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget())) // prompt tokens; a step brings about one token per request
 		for _, slot := range r.slots {
 			c := &b.ledger.table[slot]
-			if c.unheard.most == 0 || c.waits {
+			if heard := c.unheard.most == 0; heard || c.waits {
 				continue
 			}
 			if c.promptLeft > 0 && !stepsReported {
@@ -112,7 +113,7 @@ func (b *board) grow(g *group, between time.Duration, now time.Time, stepsReport
 	}
 }
 
-// generated returns how many tokens a slot has got: the reported number or, for an unheard answer, the estimate if that is larger.
+// generated returns how many tokens the answer of a slot has: the reported number or, for an unheard answer, the estimate if it is larger.
 func (b *board) generated(slot int32) int32 {
 	n := b.counts.generated(slot)
 	if c := &b.ledger.table[slot]; c.unheard.most > 0 {
@@ -121,8 +122,8 @@ func (b *board) generated(slot int32) int32 {
 	return n
 }
 
-// settleUnheard emits how many tokens an unheard answer had by the estimate, now that its engine has counted them. If the group has no
-// streams to learn the pace from, the answer itself teaches it.
+// settleUnheard emits the estimate for an unheard answer, together with the number of tokens that its engine reported at the end. If the
+// group has no streams from which the pace can be learned, it learns the pace from this answer.
 func (b *board) settleUnheard(c *charge, o Outcome, generated int32, now time.Time) {
 	if c.unheard.most == 0 || o.Kind != Finished || generated <= 0 {
 		return

@@ -10,7 +10,7 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// GroupView is what the boards know of a barrier group. The twin replays the group from it.
+// GroupView describes a barrier group for the twin, which replays it.
 type GroupView struct {
 	Key     GroupKey
 	Line    step.Line
@@ -57,8 +57,8 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	return all, dense
 }
 
-// Charge is a request on a rank of the fleet, with its progress as counted last. A request that strays is shown whole on the rank of its
-// slot.
+// Charge is a request on a rank of the fleet, with its progress as the board read it last. A request that strays is shown with all its KV
+// on the rank of its slot.
 type Charge struct {
 	Worker, Slot           int32
 	ID, Key                uint64
@@ -89,7 +89,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	return all
 }
 
-// Kept returns a copy of the account of the KV that the engine of a rank keeps of answers.
+// Kept returns a copy of the account of the KV that a rank's engine keeps of ended answers.
 func (l *Boards) Kept(model string, worker int32) kept.KV {
 	if b := l.boards[model]; b != nil && b.ranks[worker] != nil {
 		return b.ranks[worker].kept.Clone()
@@ -100,7 +100,7 @@ func (l *Boards) Kept(model string, worker int32) kept.KV {
 // Waiting returns the entries in the pool of a model, which must have a board.
 func (l *Boards) Waiting(model string) []*Entry { return l.boards[model].pool.Entries() }
 
-// Held returns about how many requests the boards have on ranks and in their pools. The cost of a Clone grows with it.
+// Held returns about how many requests the boards have on ranks and in their pools. The time that a Clone takes grows with this number.
 func (l *Boards) Held() (n int) {
 	for _, b := range l.inOrder {
 		n += len(b.ledger.table) + b.pool.Len()
