@@ -1,6 +1,6 @@
 package policy
 
-// ahead is what BR-H has in addition to BR-0: a score over all steps up to the horizon.
+// ahead is the part of greedy that only BR-H has: a score over all steps up to the horizon, where BR-0 scores only the present step.
 type ahead struct {
 	horizon     int // steps, or auto
 	alpha, beta float64
@@ -8,13 +8,13 @@ type ahead struct {
 	fixedNeeds  Needs   // without Horizon and MeanOutput, which the method needs fills in
 
 	// Values of the current round.
-	discounts      []float64 // gamma^h, h = 0..H
+	discounts      []float64 // gamma^h for each step h from 0 to the horizon
 	discountsGamma float64   // the gamma of the discounts
 	discountSum    float64   // sum of the discounts
 	margins        []int64   // memory of greedy.setScore
 }
 
-// needs returns what BR-H reads of a snapshot; BR-0 needs nothing. The mean output is needed where horizon or gamma follow it.
+// needs returns what BR-H reads of a snapshot; BR-0 needs nothing. BR-H reads the mean output if horizon or gamma is computed from it.
 func (p *greedy) needs(meanOutput float64) Needs {
 	if p.ahead == nil {
 		return Needs{}
@@ -27,7 +27,7 @@ func (p *greedy) needs(meanOutput float64) Needs {
 	return n
 }
 
-// resolve computes the horizon and the discounts of the round, which may follow the mean output.
+// resolve computes the horizon and the discounts of the round, from the mean output if they are auto.
 func (a *ahead) resolve(meanOutput float64) (horizon int) {
 	horizon = horizonFor(a.horizon, meanOutput)
 	gamma := gammaFor(a.gamma, meanOutput)
@@ -45,8 +45,8 @@ func (a *ahead) resolve(meanOutput float64) (horizon int) {
 	return horizon
 }
 
-// score returns F of so many more tokens, scaled by the cost of the rank, on rank g: what they are worth over all steps, less beta for
-// each token above the envelope.
+// score returns the score F of a prompt on rank g: what its tokens are worth over all steps, less beta for each token by which the rank
+// would exceed the envelope. The tokens are scaled by the cost of the rank.
 func (a *ahead) score(e *envelope, g int, tokens int64) float64 {
 	f := a.alpha * a.discountSum * float64(tokens)
 	if tokens <= e.marginOf(g) {
@@ -54,9 +54,9 @@ func (a *ahead) score(e *envelope, g int, tokens int64) float64 {
 	}
 	row := e.row(g)
 	top, discounts := e.top[:len(row)], a.discounts[:len(row)]
-	var over float64
-	for h, x := range row {
-		over += discounts[h] * float64(max(0, tokens-top[h]+x))
+	var above float64 // discounted tokens above the envelope, over all steps
+	for h, load := range row {
+		above += discounts[h] * float64(max(0, tokens-top[h]+load))
 	}
-	return f - a.beta*over
+	return f - a.beta*above
 }

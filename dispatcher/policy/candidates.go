@@ -2,26 +2,26 @@ package policy
 
 import "math"
 
-// candidates are the entries that a round chooses from: the overdue ones, then the
-// oldest others. If enough entries wait, there are more candidates than can be placed.
+// candidates are the entries that a round chooses from: the overdue ones first, then the oldest of the others. If enough entries wait,
+// there are more candidates than free slots.
 type candidates struct {
 	all          []candidate
 	overdueCount int    // how many of all are overdue; these come first
 	nextInPool   int    // index in the pool of the first entry that choose has not looked at
-	taken        []bool // by index in the pool
+	taken        []bool // by index in the pool: the entry is a candidate
 
-	growth    int64   // KV tokens that a request counts as beyond its prompt
-	ageTokens float64 // KV tokens that each ms of its wait takes off the cost of an entry
+	growth    int64   // KV tokens that each request counts for in addition to its prompt
+	ageTokens float64 // KV tokens by which each ms that an entry has waited lowers the cost of placing it
 }
 
-// candidate is an entry as the search sees it.
+// candidate is an entry with the values that the search compares.
 type candidate struct {
 	entry   int32 // index in the pool
-	overdue bool  // overdue: must be placed, never replaced
+	overdue bool  // the starvation guard takes it: once placed, it is never replaced by another candidate
 	placed  bool
 	tokens  int64 // KV tokens, not scaled by a rank's cost
-	load    int64 // what it adds to the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
-	age     int64 // what its wait takes off the cost, in units of 2^-fixedBits tokens
+	load    int64 // by how much it raises the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
+	age     int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
 // reset empties the list. With stepMs 0 (unknown), waits do not count.
@@ -46,8 +46,7 @@ func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	})
 }
 
-// choose adds the overdue entries, at most n, and the oldest others that any rank has room for, up to
-// n+more candidates in all.
+// choose adds at most n overdue entries, and then the oldest entries that any rank has room for, up to n+more candidates in all.
 func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 	for _, w := range late[:min(len(late), n)] {
 		k.add(s, int(w.entry), true)
@@ -61,8 +60,8 @@ func (k *candidates) choose(s *Snapshot, late []wait, r *ranks, n, more int) {
 	}
 }
 
-// addFromPool adds the oldest entry that is no candidate yet and is no larger than room. It returns the index of the new candidate, or
-// none if there is no such entry.
+// addFromPool adds the oldest entry that is no candidate yet and is no larger than room (in tokens). It returns the index of the new
+// candidate, or none if there is no such entry.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
@@ -73,7 +72,7 @@ func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	return none
 }
 
-// loadOn returns what candidate who (an index) adds to the load of rank g, in units of 2^-fixedBits tokens.
+// loadOn returns by how much a candidate (who is its index) raises the load of rank g, in units of 2^-fixedBits tokens.
 func (k *candidates) loadOn(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
 
 // largestRoom returns the largest KV room, in tokens, of any rank with a free slot; MinInt64 if no rank has one.

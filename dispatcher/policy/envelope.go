@@ -6,17 +6,16 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// envelope has the projected load of every rank at each of the steps 0..H, and the largest of these loads at
-// each step: the top. A rank's margin is how far it is below the top. Loads are KV tokens,
-// scaled by what a token costs on the rank.
+// envelope has the projected load of every rank at each step from 0 to the horizon H, and the largest of these loads at each step, the top.
+// The margin of a rank at a step is the top less the rank's own load. Loads are KV tokens, scaled by what a token costs on the rank.
 type envelope struct {
 	columns int     // H + 1
-	load    []int64 // P_g(h) at g*columns+h
-	top     []int64 // E(h)
-	held    []int64 // KV tokens that a rank holds now, neither scaled nor projected
+	load    []int64 // projected load of rank g at step h, at the index g*columns+h; P_g(h) in the paper
+	top     []int64 // largest load at step h; E(h) in the paper
+	held    []int64 // by rank: KV tokens that it holds now, neither scaled nor projected
 
-	// The smallest margin of each rank over all steps as last measured, and the step at which it
-	// was found; none: it must be measured anew. See marginOf.
+	// The smallest margin of each rank over all steps when it was last measured, and the step at which it was found; none: it must be
+	// measured anew. See marginOf.
 	least   []int64
 	leastAt []int32
 }
@@ -65,9 +64,8 @@ func scale(row []int64, cost float32) {
 // row returns the projected load of rank g at each step.
 func (e *envelope) row(g int) []int64 { return e.load[g*e.columns:][:e.columns] }
 
-// marginOf returns how far rank g stays below the top at every step, which is its smallest margin. When requests are placed on
-// other ranks, the top only rises. So the measured margin is still the smallest as long as it has not
-// changed at the step at which it was found.
+// marginOf returns the smallest margin of rank g over all steps. While requests are placed on other ranks, the top can only rise. So the
+// measured margin is still the smallest if it has not changed at the step at which it was found, and need not be measured anew.
 func (e *envelope) marginOf(g int) int64 {
 	if at := int(e.leastAt[g]); at >= 0 && e.top[at]-e.load[g*e.columns+at] == e.least[g] {
 		return e.least[g]
@@ -98,8 +96,7 @@ func (e *envelope) margins(g int, dst []int64) []int64 {
 	return dst
 }
 
-// add adds a scaled size to the load of rank g at every step. The top rises if need be,
-// and never falls within a round.
+// add adds a scaled number of tokens to the load of rank g at every step, and raises the top where the rank exceeds it now.
 func (e *envelope) add(g int, size int64) {
 	row := e.row(g)
 	top := e.top[:len(row)]
@@ -111,8 +108,7 @@ func (e *envelope) add(g int, size int64) {
 	e.leastAt[g] = none
 }
 
-// KVTokens returns the KV tokens that the worker holds: of Others and of all its requests, also of those
-// that do not decode yet.
+// KVTokens returns the KV tokens that the worker holds: Others and those of all its requests, even if they do not decode yet.
 func (w *Worker) KVTokens() int64 {
 	held := w.Others
 	for i := range w.Running {
@@ -122,17 +118,16 @@ func (w *Worker) KVTokens() int64 {
 	return held
 }
 
-// Project writes the projected KV tokens of the running requests at steps
-// 0..len(dst)-1. Each request grows by a token a step until its predicted end Rhat. If Rhat reaches the
-// horizon or is unknown, the request does not end within the steps.
+// Project writes to dst[h] how many KV tokens the running requests will have h steps from now. Each request grows by one token per step,
+// and is gone after Rhat steps, its predicted end. If Rhat reaches the last step or is unknown, the request does not end within the steps.
 func Project(dst []int64, running []Request) {
-	const one = 1 << 40 // the upper bits of a sum count requests, the lower 40 bits their tokens
+	const one = 1 << 40 // one request: the bits of a sum from 40 on count requests, and the lower 40 bits count their tokens
 	last := len(dst) - 1
 	clear(dst)
 	horizon := float32(last)
 	for i := range running {
 		r := &running[i]
-		lastStep := last // the last step at which it is there
+		lastStep := last // the last step at which the request is there
 		if r.Rhat < horizon && r.Rhat > 0 {
 			lastStep = int(r.Rhat)
 			if float32(lastStep) == r.Rhat {

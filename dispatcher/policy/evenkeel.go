@@ -2,8 +2,8 @@ package policy
 
 import "math"
 
-// evenkeel places all entries of a round together. It minimizes the cost itself: the sum over the
-// ranks of the KV tokens by which each is below the fullest rank.
+// evenkeel is the default policy. It places all entries of a round together, so as to minimize the cost: the sum over the ranks of the KV
+// tokens by which each rank is below the fullest rank.
 type evenkeel struct {
 	name string
 	set  settings
@@ -16,13 +16,13 @@ type evenkeel struct {
 	climb      climb
 	late       []wait
 
-	wanted   int         // number of placements wanted: that of the free slots, or of the entries if that is less
+	wanted   int         // number of placements to make: the number of free slots or of entries, whichever is less
 	placed   []placement // in the order of placement
-	unplaced []int32     // candidates that are not placed: the overdue ones, then the others by age
+	unplaced []int32     // candidates that are not placed: the overdue ones, then the others, oldest first
 
-	rows   rows      // used where the rank with most requests makes steps longer, see Snapshot.RowTokens
-	tight  tight     // used where KV room is short
-	gather gather    // used where ranks prefill
+	rows   rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
+	tight  tight     // used if KV room is short
+	gather gather    // used if the ranks prefill
 	byRank residents // used by stayNear
 }
 
@@ -45,8 +45,8 @@ func (p *evenkeel) limits() limits {
 	}
 }
 
-// Decide places the entries, improves the placements by a search, and then moves entries to ranks that hold a part of their prompts if
-// that costs next to nothing.
+// Decide places the entries, and improves the placements by a search. Then it moves entries to ranks that already hold a part of their
+// prompts, if these moves hardly raise the cost.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
 	if !p.measure(s) {
@@ -69,11 +69,11 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 func (p *evenkeel) measure(s *Snapshot) bool {
 	p.placed = p.placed[:0]
 	p.ranks.reserved, p.ranks.reservedFor = none, none
-	open := false
+	anySlot := false
 	for g := range s.Workers {
-		open = open || s.Workers[g].Up && s.Workers[g].Free > 0
+		anySlot = anySlot || s.Workers[g].Up && s.Workers[g].Free > 0
 	}
-	if !open || len(s.Pool) == 0 {
+	if !anySlot || len(s.Pool) == 0 {
 		return false
 	}
 	p.loads.build(s, p.requestTokens(s, s.Mixed))
@@ -81,19 +81,19 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	return true
 }
 
-// requestTokens returns what a request counts as in a load, in KV tokens. all adds RowTokens: for rounds that do not look at the
-// rank with most requests by itself.
-func (p *evenkeel) requestTokens(s *Snapshot, all bool) int64 {
+// requestTokens returns how many KV tokens each request counts for in a load, beside its own. withRows adds Snapshot.RowTokens: rounds that
+// do not treat the rank with most requests separately count them on every rank.
+func (p *evenkeel) requestTokens(s *Snapshot, withRows bool) int64 {
 	switch {
 	case !p.set.requests:
 		return 0
-	case all:
+	case withRows:
 		return s.RequestTokens + s.RowTokens
 	}
 	return s.RequestTokens
 }
 
-// budget returns how many evaluations the search of this round may spend: the setting, or less if the board says so.
+// budget returns how many changes of placements the search of this round may try: the setting, or less if the snapshot says so.
 func (p *evenkeel) budget(s *Snapshot) int {
 	if s.Budget > 0 {
 		return min(int(s.Budget), p.set.budget)
@@ -101,8 +101,7 @@ func (p *evenkeel) budget(s *Snapshot) int {
 	return p.set.budget
 }
 
-// stepMs returns the mean step time in ms, from the step model if it was not measured;
-// 0: unknown.
+// stepMs returns the mean step time in ms, by the step model if none was measured; 0: unknown.
 func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	if s.StepMs > 0 || s.C1Ms <= 0 {
 		return float64(s.StepMs)
@@ -110,7 +109,7 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())
 }
 
-// add places candidate who (an index) on rank g.
+// add places a candidate (who is its index) on rank g.
 func (p *evenkeel) add(who int32, g int) {
 	c := &p.candidates.all[who]
 	p.ranks.charge(g, c.tokens)
@@ -119,16 +118,16 @@ func (p *evenkeel) add(who int32, g int) {
 	c.placed = true
 }
 
-// bind appends the placements to dst as assignments. The score of an assignment is by how many KV tokens its placement lowers the cost (see
-// Cost). The largest load counts once for each rank in the cost, so the score is the entry's own load, less the product of the number of
-// ranks and the rise of the largest load.
+// bind appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the placement lowers
+// the cost (see Cost). The placement lowers the cost by its own load, because its rank comes closer to the fullest. But if it raises the
+// largest load, each rank is farther below the fullest, so the cost rises by the rise of the largest load times the number of ranks.
 func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 	rankCount := int64(len(s.Workers))
-	for _, a := range p.placed {
-		c := &p.candidates.all[a.candidate]
-		g := int(a.rank)
+	for _, placed := range p.placed {
+		c := &p.candidates.all[placed.candidate]
+		g := int(placed.rank)
 		others := p.loads.without(g)
-		peakWithout := max(others.largest, p.loads.load[g]-p.candidates.loadOn(&p.loads, a.candidate, g))
+		peakWithout := max(others.largest, p.loads.load[g]-p.candidates.loadOn(&p.loads, placed.candidate, g))
 		stage := stageSubset
 		if c.overdue {
 			stage = stageGuard

@@ -5,23 +5,23 @@ import (
 	"math"
 )
 
-// Left is an entry that a round did not place.
+// Left is an entry that a round did not place, with the reason.
 type Left struct {
 	Entry uint64 `json:"entry"`
 	Why   string `json:"why"`
 }
 
-// limits are the slots and the room that a policy admits entries into, and what its last round reserved or held.
+// limits say which slots and how much KV room a policy fills, and for which entry its last round reserved a rank.
 type limits struct {
 	watermark             float64 // share of a rank's KV capacity that is kept empty
-	extra                 int32   // slots of a rank beyond the free ones
+	extra                 int32   // entries that a rank may get in addition to its free slots
 	ahead                 bool    // the policy may fill slots that are not free yet, but soon will be
 	queues                bool    // free slots and KV room do not count: an entry must only fit the rank's capacity
-	reserved, reservedFor int     // index of the rank that was reserved, and of the entry in the pool; or none
-	gather                *gather // the entries held for a round; nil: the policy holds none
+	reserved, reservedFor int     // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
+	gather                *gather // entries that the policy holds back, to send them together; nil: it holds none
 }
 
-// limited is a policy that has limits.
+// limited is implemented by policies that have limits.
 type limited interface{ limits() limits }
 
 func (p *greedy) limits() limits {
@@ -35,8 +35,8 @@ func (p *firstCome) limits() limits {
 	}
 }
 
-// Watermark returns the share of a rank's KV capacity that the policy keeps empty. An
-// entry that is larger than the rest on every rank can never be placed.
+// Watermark returns the share of a rank's KV capacity that the policy keeps empty. The policy can never place an entry that is larger than
+// the rest of the capacity of every rank.
 func Watermark(p Policy) float64 {
 	if l, ok := p.(limited); ok {
 		return l.limits().watermark
@@ -44,15 +44,15 @@ func Watermark(p Policy) float64 {
 	return 0
 }
 
-// SendsAhead says whether the policy may fill slots that are not free yet, but will be when
-// the KV of the request has arrived on the rank.
+// SendsAhead says whether the policy may fill slots that are not free yet, but probably will be when the KV of the request has been copied
+// to the rank.
 func SendsAhead(p Policy) bool {
 	l, ok := p.(limited)
 	return ok && l.limits().ahead
 }
 
-// Explain runs one round, and says for every entry that was not placed why it was not. It computes the reasons
-// from the snapshot and the result, so that Decide need not.
+// Explain runs one round, and gives the reason for every entry that the policy did not place. It finds the reasons in the snapshot and the
+// result, so that Decide spends no time on them.
 func Explain(p Policy, s *Snapshot) ([]Assignment, []Left) {
 	assigned := p.Decide(s, nil)
 	if len(assigned) == len(s.Pool) {
@@ -82,7 +82,7 @@ type load struct {
 	held int64
 }
 
-// after returns, by worker ID, the free slots and the KV tokens that the ranks have once the assignments are bound.
+// after returns, by worker ID, the free slots and the KV tokens that each rank will have when the assignments are bound.
 func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 	ranks := make(map[int32]load, len(s.Workers))
 	for g := range s.Workers {
@@ -100,7 +100,7 @@ func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 	return ranks
 }
 
-// why returns the first reason that applies to the entry with this index in the pool, which was not placed. after has the ranks at the
+// why returns the first reason that applies to an entry that was not placed. entry is its index in the pool, and after has the ranks at the
 // end of the round.
 func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)

@@ -15,13 +15,12 @@ const (
 	ruleP2C         // of two random ranks the one with fewer requests
 	ruleJSQ         // fewest requests; ties take turns
 	ruleJSQKV       // fewest KV tokens; ties to the lower id
-	ruleLeastF      // largest F of BR-0; ties to the larger margin, then the lower id
+	ruleLeastF      // largest score F of BR-0; ties to the larger margin, then the lower id
 )
 
-// firstCome takes the oldest entry first and chooses its rank.
-// The immediate form sends every entry to a rank at once, and the engine queues it. In the pooled form an entry
-// waits for a rank with a free slot and room. br0:bypass is immediate for up to
-// `extra` entries beyond the free slots of a rank.
+// firstCome takes the entries one by one, oldest first, and chooses a rank for each by its rule. The immediate form sends every entry to a
+// rank at once, and the engine queues it. In the pooled form an entry waits until a rank has a free slot and KV room. The policy
+// br0:bypass is immediate, but a rank gets at most `extra` entries more than it has free slots.
 type firstCome struct {
 	name       string
 	rule       rule
@@ -33,17 +32,16 @@ type firstCome struct {
 	sendsAhead bool
 	dice       *rand.PCG // random numbers of the rules random and p2c; nil for br0:bypass
 
-	lastRank int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the next rank after it
+	lastRank int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the first suitable rank after it
 
 	ranks    ranks
-	env      envelope // held has the KV tokens of each rank, and ruleLeastF reads the margins
+	env      envelope // ruleJSQKV reads its held, and ruleLeastF its margins
 	requests []int32  // by rank: requests on it
 	eligible []int32
 }
 
-// Resume lets p go on where the policy from is now. Both must have been built from the same spec. Only first-come
-// policies have something that matters from one round to the next: the rank that got the last entry, and the
-// state of the random numbers.
+// Resume copies into p the state with which the policy `from` would begin its next round. Both must have been built from the same spec.
+// Only first-come policies have such a state: the rank that got the last entry, and the state of the random numbers.
 func Resume(p, from Policy) {
 	old, ok := from.(*firstCome)
 	if !ok {
@@ -98,8 +96,8 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// choose returns the rank for an entry, or none, and the value by which the rank was chosen: its
-// requests or KV tokens without the entry, or F. The value is 0 if the rule compares nothing.
+// choose returns the rank for an entry, or none, and the value by which the rule chose the rank: its requests or its KV tokens without the
+// entry, or the score F. The value is 0 if the rule compares nothing.
 func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
@@ -153,8 +151,8 @@ func (p *firstCome) nextRank(s *Snapshot) int {
 	return 0
 }
 
-// ofTwo draws two different ranks that have a slot and room for so many tokens. It returns the one with fewer requests, and their
-// number; none: no rank has a slot and room.
+// ofTwo draws two different ranks that have a slot and room for so many tokens. It returns the rank with fewer requests, and the number of
+// its requests; none: no rank has a slot and room.
 func (p *firstCome) ofTwo(tokens int64) (int, float64) {
 	fitting := p.fitting(tokens)
 	if len(fitting) == 0 {
@@ -174,9 +172,9 @@ func (p *firstCome) ofTwo(tokens int64) (int, float64) {
 	return int(g), float64(p.requests[g])
 }
 
-// fewest returns the rank with the smallest of the values among those that have a slot and room for so many tokens, and that value.
-// values has one for each rank. In a tie it takes the first of these ranks, counted from index `from` on. It returns none if no rank has
-// a slot and room.
+// fewest returns the rank with the smallest value among the ranks that have a slot and room for so many tokens, and its value; none: no
+// rank has. values has one value for each rank. In a tie, the first rank from index `from` on wins; after the last rank, the search goes on
+// with the first.
 func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int, float64) {
 	best := none
 	for k := range values {
@@ -194,8 +192,8 @@ func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int,
 	return best, float64(values[best])
 }
 
-// largestF returns the rank with the largest F of BR-0 for an entry of so many tokens, and that F; in a tie, the rank with the larger
-// margin. It returns none if no rank has a slot and room.
+// largestF returns the rank with the largest score F of BR-0 for an entry of so many tokens, and this score; none: no rank has a slot and
+// room. In a tie, the rank with the larger margin wins.
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
 	for g := range p.requests {

@@ -7,23 +7,24 @@ import (
 	"evenkeel/dispatcher/rounds"
 )
 
-// gather is used by evenkeel where ranks prefill and decode. A prompt that one rank computes stops the decodes of
-// all ranks of the group, so prompts are held for a moment and sent together, in rounds.
+// gather is the part of the evenkeel policy for ranks that prefill and decode. When one rank of a group computes a prompt, the decodes of
+// all its ranks wait. So the policy holds requests back for a moment and sends them together: the ranks then compute their prompts in the
+// same steps, and fewer steps are slow.
 type gather struct {
 	planner       rounds.Planner
 	group         rounds.Group
 	waiting       []rounds.Candidate
-	poolIndex     []int32 // for each of waiting, its index in the pool
+	poolIndex     []int32 // for each element of waiting, its index in the pool
 	hits          []rounds.Hit
 	firstSendable []uint64 // see Gathered.First
 	nextMs        float64  // see Gathered.NextMs
 }
 
-// Gathered is what a policy reports of a round on ranks that prefill and decode.
+// Gathered is the report of a policy about its last round on ranks that prefill and decode.
 type Gathered struct {
-	NextMs   float64  // time after which it wants to decide again even if nothing happens, in ms; +Inf: it does not
+	NextMs   float64  // time after which the policy wants to decide again even if nothing happens, in ms; +Inf: only when something happens
 	First    []uint64 // entries that could have been sent in this round for the first time
-	Released bool     // a round was sent, and not only requests that go beside a round
+	Released bool     // held requests were sent together; false: none or only urgent ones, which are sent alone, were sent
 	HeldS    float64  // seconds since the first of the held entries could have been sent
 	MaxHoldS float64  // no entry is held for more seconds than this; 0: no entry is ever held
 }
@@ -40,20 +41,20 @@ func GatheredBy(p Policy) Gathered {
 	}
 }
 
-// reset forgets what the last round reported.
+// reset clears the report of the last round.
 func (r *gather) reset() {
 	r.firstSendable, r.nextMs = r.firstSendable[:0], math.Inf(1)
 	r.planner.Forget()
 }
 
-// holds says whether the last round held an entry although it had a slot.
+// holds says whether the last round held an entry (an index in the pool) back although a slot was free for it.
 func (r *gather) holds(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	return r.planner.Held() > 0 && at >= 0 && r.waiting[at].Since <= 0
 }
 
-// inRounds decides a round where ranks prefill, by the planner of package rounds. Times of the planner are in seconds from the instant
-// of the snapshot, which is 0. The score of an assignment is the backlog of its rank before the round.
+// inRounds decides a round for ranks that prefill and decode, by the planner of package rounds. The planner's times are in seconds, and 0
+// is the time of the snapshot. The score of an assignment is the backlog of its rank before the round.
 func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
@@ -62,7 +63,9 @@ func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
 	r.nextMs = next * 1000
 	for i := range r.waiting {
-		if at := r.poolIndex[i]; s.Waits[at].HeldMs < 0 && r.waiting[i].Since == 0 {
+		at := r.poolIndex[i]
+		sendableBefore, sendableNow := s.Waits[at].HeldMs >= 0, r.waiting[i].Since == 0
+		if sendableNow && !sendableBefore {
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
@@ -113,7 +116,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 			}
 		}
 		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.atStart[i])}
-		if decoding > 0 { // leaves room into which answers grow until one of them ends
+		if decoding > 0 { // the running answers need room to grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)
 		}
 		group.Ranks[i] = rank
@@ -122,10 +125,11 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	}
 }
 
-// fillCandidates fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent ones, which are not held.
+// fillCandidates fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent requests, which the planner
+// does not hold back.
 func (r *gather) fillCandidates(s *Snapshot, most int) {
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
-	room := int64(math.MinInt64) // largest room beside a free slot
+	room := int64(math.MinInt64) // largest KV room of a rank with a free slot
 	for _, rank := range r.group.Ranks {
 		if rank.Slots > 0 {
 			room = max(room, rank.Room)
@@ -133,7 +137,7 @@ func (r *gather) fillCandidates(s *Snapshot, most int) {
 	}
 	for i := range s.Pool {
 		e, w := &s.Pool[i], &s.Waits[i]
-		if int64(e.Prompt) > room { // no rank has room for it: else it would keep a slot from a younger one
+		if int64(e.Prompt) > room { // no rank has room for it; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: w.Express || isOverdue(s, e)}

@@ -6,30 +6,30 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// The values of Assignment.Stage.
+// The values of Assignment.Stage: the part of the policy that placed the entry.
 const (
-	stageGuard uint8 = iota
-	stageSingle
-	stageSubset
+	stageGuard  uint8 = iota // the starvation guard
+	stageSingle              // one entry at a time
+	stageSubset              // several entries chosen together
 )
 
-// groupSize is the value of theta that stands for the number of workers in the snapshot.
+// groupSize as the value of theta stands for the number of workers in the snapshot.
 const groupSize = -1
 
-// greedy is the policy of BR-0 and BR-H: one rank after the other takes the entries that have the best score F
-// for it. BR-H has a score that looks ahead, with a margin for each step up to the horizon.
+// greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: one rank after the other takes the entries that have the best score F
+// on it. BR-0 scores the present step only. BR-H looks ahead: its score counts the margin of each step up to a horizon.
 type greedy struct {
 	name       string
 	window     int   // how many candidates the subset stage looks at
-	theta      int64 // the subset stage begins when so many slots or fewer are free; or groupSize
+	theta      int64 // the subset stage begins when at most so many slots are free; or groupSize
 	slotsFirst bool  // queue=capacity: the rank with the most free slots is next, in a tie the one farthest below the fullest rank
 	longest    bool  // order=desc: the longest prompts come first
-	guard      bool  // whether there is a starvation guard; false in the paper's form
+	guard      bool  // overdue entries are served first (starvation guard); false in the paper's form
 	maxAgeMs   float32
 	watermark  float64
 	sendsAhead bool
 
-	ahead *ahead // nil: BR-0
+	ahead *ahead // what only BR-H has; nil: the policy is BR-0
 
 	ranks  ranks
 	env    envelope
@@ -38,15 +38,15 @@ type greedy struct {
 	solver subset.Solver
 
 	late       []wait
-	candidates [subset.MaxItems]int32 // positions in line
-	tokens     [subset.MaxItems]int64
+	candidates [subset.MaxItems]int32 // candidates of the subset stage: their positions in line
+	tokens     [subset.MaxItems]int64 // prompt tokens of the candidates
 }
 
 func (p *greedy) Name() string      { return p.name }
 func (p *greedy) Immediate() bool   { return false }
 func (p *greedy) MaxAgeMs() float32 { return p.maxAgeMs }
 
-// Decide runs the three stages.
+// Decide runs three stages: overdue entries, then one entry at a time while many slots are free, then subsets for the last slots.
 func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if !p.start(s) {
 		return dst
@@ -57,8 +57,7 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
-// start computes the loads and puts the entries in line. It returns false if no slot is free or no
-// entry waits.
+// start computes the loads and puts the entries in line. It returns false if no slot is free or no entry waits.
 func (p *greedy) start(s *Snapshot) bool {
 	horizon := 0
 	if p.ahead != nil {
@@ -131,24 +130,24 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank(p.slotsFirst)
 	p.setScore(s, g)
-	at, f, ok := p.bestSingle(s, g)
+	position, score, ok := p.bestSingle(s, g)
 	if !ok {
 		p.ranks.close(g)
 		return dst
 	}
-	return p.admit(s, dst, g, at, f, stageSingle)
+	return p.admit(s, dst, g, position, score, stageSingle)
 }
 
-// bestSingle finds the position of the entry with the best score that fits rank g; in a tie, the
-// earliest. Since F is concave, the best prompt is next to the knee of F, on one of its sides, among the
-// prompts sorted by length.
+// bestSingle finds the position in line of the entry that fits rank g and has the best score; in a tie, the earliest. The score F rises
+// with the length of the prompt up to a knee, but not beyond it. So among the prompts sorted by length, the best is the longest up to the
+// knee or the shortest beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.score.Knee(), p.ranks.room[g]
-	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room })
-	over := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
+	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room }) // how many prompts fit the rank
+	beyondKnee := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
 	score := func(r int) float64 { return p.score.F(subset.Scaled(p.line.prompt(r), cost)) }
 
-	low, high := p.line.atOrBefore(over-1), p.line.atOrAfter(over)
+	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
 		best, ok = score(low), true
 	}
@@ -160,7 +159,8 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	if !ok {
 		return 0, 0, false
 	}
-	// Prompts with the best score lie side by side around the knee. Of prompts of one length, only the earliest can win.
+	// Several prompts around the knee may have the best score. Look for the earliest in line among them. Of prompts of one length, only the
+	// earliest can win.
 	at = p.line.head()
 	for low >= 0 && p.score.Equal(score(low), best) {
 		start := int(p.line.firstEqual[low])
@@ -175,15 +175,15 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	return at, best, true
 }
 
-// placeSubset is one step of stage 2: the first rank in the queue of ranks takes the best
-// subset of the first window entries that fit it. If no subset has a positive score, it still takes the best single
-// entry, so that no slot idles while an entry waits that fits.
+// placeSubset is one step of stage 2: the first rank in the queue of ranks takes the best subset of the first entries that fit it (as many
+// as window says). If no subset has a positive score, the rank takes the best single entry nevertheless, so that no slot stays empty
+// while an entry waits that fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank(p.slotsFirst)
-	n := 0
-	for at := p.line.next[p.line.head()]; at != p.line.head() && n < p.window; at = p.line.next[at] {
-		if tokens := int64(s.Pool[p.line.entry[at]].Prompt); tokens <= p.ranks.room[g] {
-			p.candidates[n], p.tokens[n] = at, tokens
+	n := 0 // number of candidates
+	for pos := p.line.next[p.line.head()]; pos != p.line.head() && n < p.window; pos = p.line.next[pos] {
+		if tokens := int64(s.Pool[p.line.entry[pos]].Prompt); tokens <= p.ranks.room[g] {
+			p.candidates[n], p.tokens[n] = pos, tokens
 			n++
 		}
 	}
@@ -209,7 +209,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// firstOfBest returns the candidate with the best score by itself; in a tie, the earliest.
+// firstOfBest returns the set of one candidate with the best score; in a tie, the earliest candidate.
 func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
 		f := p.score.F(p.scaled(s, g, p.tokens[i]))
@@ -220,9 +220,9 @@ func (p *greedy) firstOfBest(s *Snapshot, g, n int) (best subset.Set) {
 	return best
 }
 
-// firstRank returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie with the most free slots,
-// then with the lower ID. With slotsFirst, free slots come before the margin. The queue is not kept sorted, because one admission can
-// change the margins of all ranks. none: no rank has a free slot.
+// firstRank returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie the rank with the most free
+// slots, then the rank with the lower ID; none: no rank has a free slot. With slotsFirst, free slots are compared before margins. The
+// queue is searched anew each time, because one admission can change the margins of all ranks.
 func (p *greedy) firstRank(slotsFirst bool) int {
 	best, bestMargin, bestFree := none, int64(0), int32(0)
 	for _, rank := range p.ranks.withSlots {
@@ -250,17 +250,17 @@ func (p *greedy) setScore(s *Snapshot, g int) {
 	p.score.SetBR0(p.env.marginOf(g), len(s.Workers))
 }
 
-// scoreOf returns F of one entry of so many tokens on rank g. It does without prepare, which would be most of the work
-// for a single score.
+// scoreOf returns the score F of one entry of so many tokens on rank g. Unlike setScore, it prepares nothing for further entries, which
+// would take longer than the one score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
-	w := p.scaled(s, g, tokens)
+	scaled := p.scaled(s, g, tokens)
 	if p.ahead != nil {
-		return p.ahead.score(&p.env, g, w)
+		return p.ahead.score(&p.env, g, scaled)
 	}
-	return float64(subset.F0(w, p.env.marginOf(g), len(s.Workers)))
+	return float64(subset.F0(scaled, p.env.marginOf(g), len(s.Workers)))
 }
 
-// equal says whether two scores tie.
+// equal says whether two scores count as equal.
 func (p *greedy) equal(x, y float64) bool {
 	if p.ahead != nil {
 		return subset.Equal(x, y)
@@ -276,9 +276,9 @@ func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
 }
 
 // admit places the entry at a position of the line on rank g.
-func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, at int32, score float64, stage uint8) []Assignment {
-	e := &s.Pool[p.line.entry[at]]
-	p.line.remove(at)
+func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, position int32, score float64, stage uint8) []Assignment {
+	e := &s.Pool[p.line.entry[position]]
+	p.line.remove(position)
 	p.ranks.charge(g, int64(e.Prompt))
 	p.env.add(g, p.scaled(s, g, int64(e.Prompt)))
 	return append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stage})

@@ -2,37 +2,36 @@ package policy
 
 import "evenkeel/dispatcher/subset"
 
-// climb is the memory of the search: the loads as if one placement were not there.
+// climb is the memory of the search: the loads without the placement that the search is about to change.
 type climb struct {
-	evaluationsLeft int        // evaluations that may still be spent
+	evaluationsLeft int        // changes that the search may still try
 	rank            int        // the rank of the placement
 	ownLoad         int64      // what the placement adds to that rank's load
 	baseLoad        int64      // the rank's load without the placement
 	others          otherLoads // the largest loads of the other ranks
 }
 
-// worthwhile is the smallest gain for which a move is made, in units of 2^-20 KV tokens: about 2e-6 tokens.
+// worthwhile is the smallest fall of the cost for which the search makes a change, in units of 2^-fixedBits KV tokens (about 2e-6 tokens).
 const worthwhile = 2
 
-// improve changes placements as long as that lowers the cost and the budget of evaluations is not
-// spent. For each placement it tries an unplaced candidate in its place, a swap with a later placement, and a
-// free slot of another rank.
+// improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries to place
+// another candidate instead, to swap the ranks with a later placement, and to move to a free slot of another rank.
 func (p *evenkeel) improve(budget int) {
 	p.climb.evaluationsLeft = budget
 	p.loads.startMix(p.set.kappa)
-	// It ends once it has looked at all placements in a row without a change (quiet).
-	for a, quiet := 0, 0; quiet < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
+	unchanged := 0 // placements in a row that could not be improved: the search ends when these are all
+	for a := 0; unchanged < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
 		if a == len(p.placed) {
 			a = 0
 		}
-		quiet++
+		unchanged++
 		if int(p.placed[a].rank) == p.ranks.reserved {
 			continue // the reserved rank is kept free for an overdue entry
 		}
 		p.without(a)
 		replaced, swapped := p.replace(a), p.swap(a)
 		if p.move(a) || replaced || swapped {
-			quiet = 0
+			unchanged = 0
 		}
 	}
 }
@@ -46,17 +45,18 @@ func (p *evenkeel) without(a int) {
 	m.others = p.loads.without(m.rank)
 }
 
-// lowersCost spends one evaluation. It says whether a change of placements lowers the cost: ceiling is the ceiling of the loads after
-// it, and gain is by how much the placed entries are worth more.
+// lowersCost says whether a change of placements lowers the cost, and spends one evaluation. ceiling is the value of mix.ceiling after the
+// change. gain is by how much the load and age of the placed candidates rise together: both lower the cost.
 func (p *evenkeel) lowersCost(ceiling, gain int64) bool {
 	p.climb.evaluationsLeft--
 	l := &p.loads
-	return int64(len(l.load))*(ceiling-l.mix.ceiling(l.peak(), l.mix.smooth))-gain <= -worthwhile
+	rise := ceiling - l.mix.ceiling(l.peak(), l.mix.smooth) // it counts once for each rank
+	return int64(len(l.load))*rise-gain <= -worthwhile
 }
 
-// replace gives placement a to each candidate without a place (p.unplaced) that lowers the cost there, one after the other: the next one
-// is compared with the one that has the place by then. An entry that is overdue keeps its place. replace stops when no evaluations are
-// left, which lowersCost counts. changed says whether another candidate has the place.
+// replace tries each unplaced candidate in turn in place of the candidate of placement a, and keeps it if it lowers the cost. The next one
+// is then compared with this candidate. A candidate that is overdue is never replaced. changed says whether placement a has another
+// candidate in the end.
 func (p *evenkeel) replace(a int) (changed bool) {
 	l, m := &p.loads, &p.climb
 	holder := p.placed[a].candidate
@@ -71,8 +71,9 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		}
 		gain := rival.load + rival.age - held.load - held.age
 		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
-		if !p.lowersCost(l.mix.ceiling(max(m.others.largest, m.baseLoad+added),
-			l.mix.smooth+l.mix.rise(l.load[m.rank], m.baseLoad+added)), gain) {
+		load := m.baseLoad + added
+		ceiling := l.mix.ceiling(max(m.others.largest, load), l.mix.smooth+l.mix.rise(l.load[m.rank], load))
+		if !p.lowersCost(ceiling, gain) {
 			continue
 		}
 		l.shift(m.rank, added-m.ownLoad)
@@ -80,13 +81,13 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		held.placed, rival.placed = false, true
 		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], holder
 		holder, held, changed = p.placed[a].candidate, rival, true
-		p.without(a) // the loads, now without the candidate that has the place
+		p.without(a) // placement a has another candidate now
 	}
 	return changed
 }
 
-// ceilingWithTwo returns the ceiling of the loads if the load of climb's rank becomes its baseLoad plus added, and that of rank b
-// changes by change.
+// ceilingWithTwo returns mix.ceiling for the case that the load of the rank in p.climb becomes its baseLoad plus added, and the load of
+// rank b changes by change.
 func (p *evenkeel) ceilingWithTwo(added int64, b int, change int64) int64 {
 	l, m := &p.loads, &p.climb
 	loadA, loadB := m.baseLoad+added, l.load[b]+change
@@ -102,8 +103,8 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		g := int(p.placed[b].rank)
 		whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 		candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
-		if g == m.rank || g == p.ranks.reserved || candidateB.tokens-candidateA.tokens > p.ranks.room[m.rank] ||
-			candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
+		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[m.rank] && candidateA.tokens-candidateB.tokens <= p.ranks.room[g]
+		if g == m.rank || g == p.ranks.reserved || !fits {
 			continue
 		}
 		added, change := p.candidates.loadOn(l, whoB, m.rank), p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g)
@@ -118,7 +119,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 }
 
 // exchange swaps the ranks of placements a and b, and updates the loads and the KV room of both ranks. The caller must have called
-// p.without(a): p.climb then has the rank of a, and what a adds to the load of that rank.
+// p.without(a), which fills p.climb with the rank of a and the load that a adds to this rank.
 func (p *evenkeel) exchange(a, b int) {
 	l, rankA, rankB := &p.loads, p.climb.rank, int(p.placed[b].rank)
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
@@ -168,7 +169,7 @@ func (p *evenkeel) relocate(a, g int) {
 	p.placed[a].rank = int32(g)
 }
 
-// changeRoom updates the room of rank g when an entry of `in` tokens takes the place of an entry of `out` tokens.
+// changeRoom updates the KV room of rank g when an entry of `in` tokens replaces an entry of `out` tokens.
 func (r *ranks) changeRoom(g int, out, in int64) {
 	if r.room[g] != subset.Unlimited {
 		r.room[g] += out - in

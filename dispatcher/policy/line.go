@@ -2,26 +2,26 @@ package policy
 
 import "slices"
 
-// line has the entries that wait in this round, in the order in which the window takes them (W in the paper). A position
-// is an index in that order, and does not change when entries leave.
+// line has the entries that wait in this round, in the order in which they are served. A position is an index in this order, and does not
+// change when entries leave the line.
 type line struct {
 	entry   []int32  // by position: the entry's index in the pool
 	pos     []int32  // by index in the pool: the entry's position
-	next    []int32  // by position: the next entry in line; position n is the head, before the first and after the last entry
-	prev    []int32  // by position: the entry before it in line
+	next    []int32  // by position: the position of the next entry; position n, the head, is before the first and after the last entry
+	prev    []int32  // by position: the position of the entry before it in line
 	waiting int      // how many entries are still in line
 	keys    []uint64 // memory for sorting
 
-	// The order by prompt length, once index was called. A rank is an index in this order: 0 is the shortest prompt.
+	// The order by prompt length, after index was called. In this type, a rank is an index in this order: 0 is the shortest prompt.
 	sorted     []uint64 // by rank: prompt<<32 | position, ascending
 	rankOf     []int32  // by position: the rank
 	firstEqual []int32  // by rank: the lowest rank with a prompt of the same length
-	after      []int32  // by rank: the rank itself while its entry is in line, else a higher rank from which to search on; n at the end
-	before     []int32  // by rank+1: likewise for lower ranks, all plus 1; 0 at the end
+	after      []int32  // by rank: the rank itself while its entry is in line, else a higher rank where the search goes on; n at the end
+	before     []int32  // by rank+1: the same for the search towards lower ranks; each value is a rank plus 1, and 0 at the end
 	indexed    bool     // whether index was called
 }
 
-// build puts the whole pool in line: by arrival or, if longestFirst, the longest prompts first.
+// build puts all entries of the pool in line: by arrival or, if longestFirst, the longest prompts first.
 func (l *line) build(pool []Entry, longestFirst bool) {
 	n := len(pool)
 	l.entry, l.pos = sized(l.entry, n), sized(l.pos, n)
@@ -53,7 +53,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	l.next[n], l.prev[n] = 0, int32(n)-1
 }
 
-// head returns the position before the first entry: l.next of it is the first entry.
+// head returns the position before the first entry: l.next[l.head()] is the position of the first entry.
 func (l *line) head() int32 { return int32(len(l.entry)) }
 
 // remove takes the entry at a position out of the line.
@@ -95,23 +95,23 @@ func (l *line) prompt(rank int) int64 { return int64(l.sorted[rank] >> 32) }
 // position returns the position of the entry with this rank.
 func (l *line) position(rank int) int32 { return int32(uint32(l.sorted[rank])) }
 
-// atOrAfter returns the first rank from r on whose entry is still in line; len(sorted) if
-// there is none. It halves the paths in after on the way, so that later calls are faster.
+// atOrAfter returns the first rank from r on whose entry is still in line; len(sorted): there is none. On its way, it shortens the paths in
+// after by half, so that later calls are faster.
 func (l *line) atOrAfter(r int) int {
-	x := int32(r)
-	for l.after[x] != x {
-		l.after[x] = l.after[l.after[x]]
-		x = l.after[x]
+	rank := int32(r)
+	for l.after[rank] != rank {
+		l.after[rank] = l.after[l.after[rank]]
+		rank = l.after[rank]
 	}
-	return int(x)
+	return int(rank)
 }
 
-// atOrBefore returns the last rank up to r whose entry is still in line, -1 if there is none.
+// atOrBefore returns the last rank up to r whose entry is still in line; -1: there is none.
 func (l *line) atOrBefore(r int) int {
-	x := int32(r) + 1
-	for l.before[x] != x {
-		l.before[x] = l.before[l.before[x]]
-		x = l.before[x]
+	next := int32(r) + 1 // the rank plus 1, as in before
+	for l.before[next] != next {
+		l.before[next] = l.before[l.before[next]]
+		next = l.before[next]
 	}
-	return int(x) - 1
+	return int(next) - 1
 }

@@ -6,8 +6,8 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// fixedBits is the number of binary places of loads: they are in units of 2^-20 KV tokens, so that costs are exact and compare as whole
-// numbers. An int64 has room for 2^31 tokens on each rank of a group of 1024.
+// fixedBits is the number of binary places of loads: they are whole numbers of 2^-20 KV tokens. Whole numbers add up and compare exactly,
+// in whatever order they are added. An int64 has room for 2^31 tokens on each rank of a group of 1024 ranks.
 const fixedBits = 20
 
 // Cost returns the cost of the loads of a group (J in the paper): the sum over the ranks of the KV tokens by which each is below the
@@ -24,19 +24,19 @@ func Cost(loads []float64) float64 {
 // growthShare is the share of the mean answer by which a request is expected to grow.
 const growthShare = 0.25
 
-// loads has the loads of all ranks in a round. It keeps the three largest, so that the largest load of all
-// ranks but two is found without a search.
+// loads has the loads of all ranks in a round. It keeps the three largest loads at hand, because the search often asks for the largest load
+// of all ranks but two.
 type loads struct {
 	load    []int64    // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
-	top     [3]topLoad // the largest of x, the largest first
-	cost    []float32  // what a KV token costs on each rank, 1 = the group's mean
+	top     [3]topLoad // the three largest loads, the largest first
+	cost    []float32  // step time per KV token on each rank, as a multiple of the group's mean
 	held    []int64    // KV tokens of each rank when the round began, unscaled
 	atStart []int64    // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
 
-	// growth is how many KV tokens a request counts as beyond those it holds: a rank with many short
-	// requests grows faster than a rank with a few long ones.
+	// growth is how many KV tokens each request counts for in addition to those that it holds, because a rank with many short requests
+	// grows faster than a rank with a few long ones.
 	growth        int64
-	requestWeight int64 // the part of growth that a request adds to each step already now; the rest is KV that it is expected to add
+	requestWeight int64 // the part of growth that lengthens steps already now; the rest is KV that the request is expected to add
 
 	mix mix
 }
@@ -47,7 +47,7 @@ type topLoad struct {
 	rank int32
 }
 
-// build computes the loads from a snapshot. request is the weight of a request beside its own KV tokens, in KV tokens.
+// build computes the loads from a snapshot. requestWeight is how many KV tokens each request counts for beside its own.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
 	l.load, l.cost, l.held, l.atStart = sized(l.load, n), sized(l.cost, n), sized(l.held, n), sized(l.atStart, n)
@@ -71,13 +71,13 @@ func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens,
 // rescan finds the three largest loads anew.
 func (l *loads) rescan() {
 	l.top = [3]topLoad{{0, none}, {0, none}, {0, none}}
-	for g, x := range l.load {
-		l.rise(topLoad{x, int32(g)})
+	for g, load := range l.load {
+		l.offer(topLoad{load, int32(g)})
 	}
 }
 
-// rise puts a load, whose rank is not in top, into top if it is large enough.
-func (l *loads) rise(e topLoad) {
+// offer puts the load of a rank that is not in top into top if the load is large enough.
+func (l *loads) offer(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
 			l.top[i], e = e, l.top[i]
@@ -92,32 +92,32 @@ func (l *loads) shift(g int, change int64) {
 	l.mix.smooth += l.mix.rise(before, l.load[g])
 	e := topLoad{l.load[g], int32(g)}
 	for i := range l.top {
-		switch {
-		case l.top[i].rank != e.rank:
+		if l.top[i].rank != e.rank {
 			continue
-		case change < 0: // it may now be smaller than a load that is not in top
+		}
+		if change < 0 { // the load may now be smaller than one that is not in top
 			l.rescan()
 			return
 		}
 		copy(l.top[i:], l.top[i+1:])
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
-	l.rise(e)
+	l.offer(e)
 }
 
 // peak is the largest load.
 func (l *loads) peak() int64 { return l.top[0].load }
 
-// fullest returns the largest load when the round began, which set the length of steps.
+// fullest returns the largest load when the round began, without expected growth. It determines the present length of a step.
 func (l *loads) fullest() (most int64) {
-	for _, x := range l.atStart {
-		most = max(most, x)
+	for _, load := range l.atStart {
+		most = max(most, load)
 	}
 	return most
 }
 
-// otherLoads has the two largest loads of all ranks but one, and the rank of the largest. It serves to compute the
-// peak when the load of that one rank, and perhaps of a second rank, changes.
+// otherLoads has the two largest loads of all ranks but one, and the rank of the largest. From it, the largest load of the group is
+// computed for a change of the load of this one rank, and perhaps of a second rank.
 type otherLoads struct {
 	largest, second int64
 	largestRank     int32
@@ -135,7 +135,7 @@ func (l *loads) without(g int) otherLoads {
 	return otherLoads{first.load, second.load, first.rank}
 }
 
-// largestWithout returns the largest of these loads if rank b is left out, too.
+// largestWithout returns the largest of these loads, except the load of rank b.
 func (r *otherLoads) largestWithout(b int) int64 {
 	if r.largestRank == int32(b) {
 		return r.second
@@ -143,13 +143,13 @@ func (r *otherLoads) largestWithout(b int) int64 {
 	return r.largest
 }
 
-// mix is what the search lowers, the ceiling: a weighted mean of the largest load and, with the weight kappa, of the
-// eighth root of the mean eighth power of all loads. Heavy ranks dominate that root, but it also levels the ranks below the
-// fullest. The root is replaced by its tangent at the loads with which the search begins, so that the effect
-// of a move is a sum over the ranks that it changes.
+// mix computes the ceiling, which the search lowers. The ceiling is a weighted mean of the largest load and, with the weight kappa, of the
+// eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks changes
+// it, too. The root is replaced by its tangent at the loads with which the search begins. Then the effect of a move is a sum over the
+// ranks whose loads it changes.
 type mix struct {
 	kappa  float64
-	slope  float64 // by how much smooth rises with the eighth power of a load
+	slope  float64 // by how much smooth rises when the eighth power of a load rises by 1
 	smooth float64 // kappa times the root, by its tangent
 }
 
@@ -157,8 +157,8 @@ type mix struct {
 func (l *loads) startMix(kappa float64) {
 	l.mix = mix{kappa: kappa}
 	power := 0.0
-	for _, x := range l.load {
-		power += eighth(x)
+	for _, load := range l.load {
+		power += eighth(load)
 	}
 	if power > 0 {
 		l.mix.smooth = kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(len(l.load)))))
@@ -166,8 +166,8 @@ func (l *loads) startMix(kappa float64) {
 	}
 }
 
-// ceiling returns the mix for a largest load and a value of smooth. For a tangent at loads of a few tokens, smooth is
-// huge at large loads. So the result is cut at 2^52, which can still be multiplied by a group of 1024.
+// ceiling returns the weighted mean for the largest load (peak) and a value of smooth. If the search begins with loads of a few tokens, the
+// tangent makes smooth huge for large loads. So the result is at most 2^52, which times a group of 1024 ranks still fits an int64.
 func (m *mix) ceiling(peak int64, smooth float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
 }
@@ -175,6 +175,7 @@ func (m *mix) ceiling(peak int64, smooth float64) int64 {
 // rise returns by how much smooth rises when the load of a rank changes.
 func (m *mix) rise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
 
+// eighth returns the eighth power of a load.
 func eighth(x int64) float64 {
 	f := float64(x)
 	f *= f

@@ -1,6 +1,6 @@
 package policy
 
-// Balance measures how level the loads of a group are.
+// Balance measures how equal the loads of the ranks of a group are.
 type Balance struct {
 	Ranks         int
 	Max, Min, Sum int64 // KV tokens
@@ -15,7 +15,7 @@ func Measure(loads []int64) Balance {
 	return b
 }
 
-// Add takes in the load of one more rank.
+// Add adds the load of one more rank, in KV tokens.
 func (b *Balance) Add(load int64) {
 	if b.Ranks == 0 {
 		b.Max, b.Min = load, load
@@ -48,10 +48,10 @@ func (b Balance) IdleShare() float64 {
 	return float64(b.Imbalance()) / (float64(b.Ranks) * float64(b.Max))
 }
 
-// StepMs returns how long a step takes, in ms, by the step model with c0 and c1: the other ranks wait for the fullest.
+// StepMs returns how long a step takes, in ms: c0 plus c1 for each KV token of the fullest rank, for which the other ranks wait.
 func (b Balance) StepMs(c0, c1 float64) float64 { return c0 + c1*float64(b.Max) }
 
-// IdealStepMs returns how long a step would take, in ms, if the load were spread evenly.
+// IdealStepMs returns how long a step would take, in ms, if all ranks had the mean load.
 func (b Balance) IdealStepMs(c0, c1 float64) float64 {
 	return c0 + c1*b.Mean()
 }

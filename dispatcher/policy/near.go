@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// residents has the placements of each rank, as linked lists.
+// residents has the placements on each rank, as linked lists.
 type residents struct {
 	first []int32 // by rank: its first placement, or none
-	next  []int32 // by placement: the next one of the same rank, or none
+	next  []int32 // by placement: the next placement on the same rank, or none
 }
 
-// list makes the lists of all placements, by the rank on which each is.
+// list makes the lists of all placements.
 func (r *residents) list(placed []placement, ranks int) {
 	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
 	for g := range r.first {
@@ -27,31 +27,32 @@ func (r *residents) push(i, rank int32) { r.first[rank], r.next[i] = i, r.first[
 
 // move takes placement i from one rank's list to another's.
 func (r *residents) move(i, from, to int32) {
-	at := &r.first[from]
-	for *at != i {
-		at = &r.next[*at]
+	link := &r.first[from] // the link that leads to i
+	for *link != i {
+		link = &r.next[*link]
 	}
-	*at = r.next[i]
+	*link = r.next[i]
 	r.push(i, to)
 }
 
-// nearLooks bounds how many hits and placements stayNear looks at in a round.
+// nearLooks bounds the work of stayNear in a round: the number of hits and placements that it looks at.
 const nearLooks = 1024
 
-// stayNear moves placements to ranks that hold more of their prompts, so that less KV must be pulled. It does so only if the
-// fullest rank does not become fuller. The ranks below it may become less level: if all of a prompt is spared, by at most the share `near`
-// of a step, and by less if a part is spared.
+// stayNear moves placements to ranks whose prefix caches hold more of their prompts, so that less KV must be copied to the ranks. The
+// fullest rank never becomes fuller, but the loads of the other ranks may become less equal. A move for which a whole prompt need not be
+// copied may raise the ceiling of the loads by at most the share `near` of a step. For a part of a prompt, it may raise it by the same part
+// of this share.
 func (p *evenkeel) stayNear(s *Snapshot) {
 	if p.set.near == 0 || len(s.Waits) == 0 || p.ranks.openSlots == 0 {
 		return
 	}
 	l := &p.loads
 	search := nearest{evenkeel: p, s: s, peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
-	search.allowance = search.ceiling // plus the fixed part of a step: the length of a step, in units of load
+	step := search.ceiling // length of a step, in the units of loads
 	if s.C1Ms > 0 {
-		search.allowance += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
+		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // the part of a step that does not depend on the load
 	}
-	search.allowance *= p.set.near
+	search.allowance = step * p.set.near
 	p.climb.evaluationsLeft = nearLooks
 	p.byRank.list(p.placed, len(s.Workers))
 	for a := 0; a < len(p.placed) && p.climb.evaluationsLeft > 0; a++ {
@@ -61,16 +62,16 @@ func (p *evenkeel) stayNear(s *Snapshot) {
 	}
 }
 
-// nearest has the loads that the search has reached, and how much worse stayNear may make them.
+// nearest is the state of stayNear: the loads that the search has reached, and how much worse a move may make them.
 type nearest struct {
 	*evenkeel
 	s         *Snapshot
-	peak      int64
-	ceiling   float64
-	allowance float64 // by how much the ceiling may rise for a move that spares all of a prompt
+	peak      int64   // largest load
+	ceiling   float64 // see mix
+	allowance float64 // by how much the ceiling may rise for a move that saves the copy of a whole prompt
 }
 
-// hits returns what ranks hold of a candidate's prompt.
+// hits returns which ranks hold how much of a candidate's prompt.
 func (p *nearest) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
 
 // holds returns how many tokens of a candidate's prompt rank g holds.
@@ -82,44 +83,43 @@ func (p *nearest) holds(who int32, g int) int {
 	return 0
 }
 
-// approach moves placement a to the rank that spares most tokens of its prompt: to a free slot, or else in exchange with another
-// placement.
+// approach moves placement a to the rank where the most tokens of its prompt need not be copied (are spared): to a free slot, or else in
+// exchange with another placement.
 func (p *nearest) approach(a int) {
 	who := p.placed[a].candidate
 	heldHere := p.holds(who, int(p.placed[a].rank))
-	mostSpared, rank, swapWith := 0, none, none
+	mostSpared, rank, swapWith := 0, none, none // the best move so far
 	p.without(a)
 	for _, h := range p.hits(who) {
 		if p.climb.evaluationsLeft--; p.climb.evaluationsLeft < 0 {
 			break
 		}
 		g, ok := p.s.index(h.Worker)
-		if !ok || g == p.climb.rank || g == p.ranks.reserved || h.Tokens-heldHere <= mostSpared {
+		spared := h.Tokens - heldHere
+		if !ok || g == p.climb.rank || g == p.ranks.reserved || spared <= mostSpared {
 			continue
 		}
-		if p.ranks.fits(g, p.candidates.all[who].tokens) && p.affords(0, g, p.candidates.loadOn(&p.loads, who, g), h.Tokens-heldHere, who) {
-			mostSpared, rank, swapWith = h.Tokens-heldHere, g, none
+		if p.ranks.fits(g, p.candidates.all[who].tokens) && p.affords(0, g, p.candidates.loadOn(&p.loads, who, g), spared, who) {
+			mostSpared, rank, swapWith = spared, g, none
 			continue
 		}
 		for b := p.byRank.first[g]; b != none && p.climb.evaluationsLeft > 0; b = p.byRank.next[b] {
 			p.climb.evaluationsLeft--
-			if spared := h.Tokens - heldHere + p.sparesFor(int(b), g); spared > mostSpared && p.canSwap(a, int(b), g, spared) {
-				mostSpared, rank, swapWith = spared, g, int(b)
+			if bothSpared := spared + p.sparesFor(int(b), g); bothSpared > mostSpared && p.canSwap(a, int(b), g, bothSpared) {
+				mostSpared, rank, swapWith = bothSpared, g, int(b)
 			}
 		}
 	}
-	switch {
-	case rank == none:
-	case swapWith != none:
+	if swapWith != none {
 		p.exchange(a, swapWith)
-	default:
+	} else if rank != none {
 		p.byRank.move(int32(a), p.placed[a].rank, int32(rank))
 		p.relocate(a, rank)
 	}
 }
 
-// affords says whether the loads may change so that candidate who (an index) has so many prompt tokens spared: the load of climb's rank
-// becomes its baseLoad plus added, and that of rank g changes by change.
+// affords says whether it is worth a change of loads that so many prompt tokens of a candidate (who is its index) need not be copied. The
+// load of the rank in p.climb becomes its baseLoad plus added, and the load of rank g changes by change.
 func (p *nearest) affords(added int64, g int, change int64, spared int, who int32) bool {
 	l, m := &p.loads, &p.climb
 	if max(m.others.largestWithout(g), m.baseLoad+added, l.load[g]+change) > p.peak {
@@ -129,13 +129,13 @@ func (p *nearest) affords(added int64, g int, change int64, spared int, who int3
 	return float64(p.ceilingWithTwo(added, g, change))-p.ceiling <= p.allowance*share
 }
 
-// sparesFor returns how many prompt tokens placement b spares if it moves from rank g to climb's rank; below 0 if rank g holds more of it.
+// sparesFor returns how many tokens fewer must be copied for placement b if it moves from rank g to the rank in p.climb; below 0: more.
 func (p *nearest) sparesFor(b, g int) int {
 	who := p.placed[b].candidate
 	return p.holds(who, p.climb.rank) - p.holds(who, g)
 }
 
-// canSwap says whether placements a and b may exchange their ranks, which spares so many prompt tokens. The rank of b is g.
+// canSwap says whether placements a and b may exchange their ranks, so that so many prompt tokens need not be copied. The rank of b is g.
 func (p *nearest) canSwap(a, b, g, spared int) bool {
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 	candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]

@@ -2,29 +2,27 @@ package policy
 
 import "math"
 
-// Needs is what a policy wants to find in its Snapshot in addition to loads, slots and
-// the pool. The board and the simulator provide it. Without it, a policy still works, but decides
-// worse.
+// Needs says what a policy reads in its Snapshot in addition to loads, slots and the pool. The board or the simulator provides it. A policy
+// that does not get what it needs still works, but decides worse.
 type Needs struct {
-	// Predictor sets Request.Rhat: none, survival, exact or oracle (in
-	// simulations only). Empty: Rhat is not read and the next four do not count.
+	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the policy
+	// does not read Rhat, and the next four fields have no meaning.
 	Predictor       string
 	Horizon         int     // horizon H of Rhat, in steps; when it changes, every running request is predicted anew
-	Tau             float64 // if a request ends within the horizon with a smaller probability, Rhat is H (see predictor.Rules)
-	Every           int     // tokens between two predictions for a request
+	Tau             float64 // if the probability that a request ends within the horizon is smaller, Rhat is H (see predictor.Rules)
+	Every           int     // tokens that a request gets between two predictions for it
 	DecrementAnchor bool    // an Rhat that is H because of Tau counts down, too, as in the paper; see predictor.Rules
 
 	MeanOutput bool // the policy reads Snapshot.MeanOutput
-	Hits       bool // the policy reads Snapshot.Waits, for what ranks hold of prompts
+	Hits       bool // the policy reads Wait.Hits: which ranks hold a part of a prompt
 }
 
-// needy is a policy that has Needs.
+// needy is implemented by policies that have Needs.
 type needy interface {
 	needs(meanOutput float64) Needs
 }
 
-// NeedsOf returns what p wants. meanOutput is that of the next Snapshot, 0 at first: the horizon
-// depends on it if it is auto.
+// NeedsOf returns what p needs. meanOutput is the value in the next Snapshot, 0 if it is not known: a horizon of auto depends on it.
 func NeedsOf(p Policy, meanOutput float64) Needs {
 	if n, ok := p.(needy); ok {
 		return n.needs(meanOutput)
@@ -32,7 +30,7 @@ func NeedsOf(p Policy, meanOutput float64) Needs {
 	return Needs{}
 }
 
-// Held returns how many entries p's last decision held for a round although they had a slot.
+// Held returns how many entries p's last decision held back, to send them together, although a slot was free for them.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
 		return e.gather.planner.Held()
@@ -40,12 +38,12 @@ func Held(p Policy) int {
 	return 0
 }
 
-// auto is the value of a setting that the policy computes itself: of horizon and gamma from the mean output, of age_weight from the loads.
+// auto as the value of a setting means that the policy computes it: horizon and gamma from the mean output, age_weight from the loads.
 const auto = -1
 
-// ageWeightFor returns the weight of waiting, in KV tokens per step. For auto it is a share of
-// what a request holds on average. With a fixed weight, waiting would count too much where prompts are
-// short, and too little where they are long.
+// ageWeightFor returns by how many KV tokens each step that an entry waits lowers the cost of placing it. For auto it is a share of the KV
+// tokens that a request holds on average. A fixed weight would count the wait too much if prompts are short, and too little if they are
+// long.
 func ageWeightFor(weight float64, s *Snapshot) float64 {
 	if weight != auto {
 		return weight
@@ -64,27 +62,29 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 	return float64(tokens) / float64(max(1, requests)) / ageShare
 }
 
-// ageShare divides the mean KV tokens of a request: the result is what a step of waiting is
-// worth, about 15 tokens on Azure's conversations and 160 on Mooncake's. A
-// third more or less moved idle time there by a few tenths of a percentage point.
+// ageShare is the divisor of the mean KV tokens of a request that gives the weight of one step of waiting: about 15 tokens in Azure's trace
+// of conversations, and 160 in Mooncake's. A weight that is a third larger or smaller changed the idle time there by a few tenths of a
+// percentage point.
 const ageShare = 80
 
 // maxHorizon bounds the horizon that a user may set, in steps: the memory of a policy grows with it.
 const maxHorizon = 512
 
-// horizonFor returns the horizon in steps, and computes it for auto. It is short for short answers: farther
-// ahead, the requests that run now will be gone.
+// horizonFor returns the horizon in steps. For auto, it computes a shorter horizon for shorter answers, because beyond it the requests that
+// run now will have ended.
 func horizonFor(horizon int, meanOutput float64) int {
 	if horizon != auto {
 		return horizon
 	}
 	if meanOutput == 0 {
-		return 80
+		return longestAuto
 	}
-	return int(min(80, max(1, math.Round(meanOutput/4))))
+	return int(min(longestAuto, max(1, math.Round(meanOutput/4))))
 }
 
-// gammaFor returns the discount per step, and computes it for auto.
+const longestAuto = 80 // steps: the longest horizon that auto gives, and the one for an unknown mean output
+
+// gammaFor returns the factor by which a step counts less than the step before. For auto, it computes the factor from the mean output.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

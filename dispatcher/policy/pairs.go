@@ -1,17 +1,16 @@
 package policy
 
-// pair is by how much one candidate on one rank changes the cost. It was computed when the
-// peak had risen by rise.
+// pair says by how much it changes the cost to place one candidate on one rank.
 type pair struct {
 	change   int64
-	peakRise int64 // rise of the peak since the start; never: the change is not computed
+	peakRise int64 // rise of the largest load since bestPair began, when change was computed; never: change is not computed
 }
 
 const never = -1
 
-// bestPair places the candidates of [from, to), each time the candidate and the rank by which the
-// cost changes least. In a tie, a candidate goes to the rank with the smallest load, because a rank that is filled
-// while others are empty will grow to be the next fullest.
+// bestPair places the candidates with the indices from `from` to `to`-1. Each time, it takes the candidate and the rank that change the
+// cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon grow to be the
+// fullest.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks)
@@ -19,7 +18,7 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	for i := range pairs {
 		pairs[i].peakRise = never
 	}
-	var peakRise int64 // rise of the peak since the start
+	var peakRise int64 // rise of the largest load since bestPair began
 	for len(p.placed) < p.wanted {
 		who, rank, least := none, none, int64(0)
 		for i := from; i < to; i++ {
@@ -37,15 +36,15 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 		before := p.loads.peak()
 		p.add(int32(who), rank)
 		peakRise += p.loads.peak() - before
-		for at := rank; at < len(pairs); at += ranks {
-			pairs[at].peakRise = never
+		for i := rank; i < len(pairs); i += ranks { // all pairs with this rank
+			pairs[i].peakRise = never
 		}
 	}
 }
 
-// bestRank returns the rank on which candidate who (an index) changes the cost least, and that change. pairs has the pair of the
-// candidate with each rank, and peakRise is the rise of the peak since the start. A pair is computed anew only if it could be the best:
-// since it was computed, the change can have fallen by at most the rise of the peak times the number of ranks.
+// bestRank returns the rank on which a candidate (who is its index) changes the cost least, and this change. pairs has the pair of the
+// candidate with each rank, and peakRise is the rise of the largest load (the peak) since bestPair began. A pair is computed anew only if
+// it could be the best: since it was computed, its change can have fallen by at most the rise of the peak times the number of ranks.
 func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
 	c, rankCount := &p.candidates.all[who], int64(len(l.load))
@@ -57,8 +56,8 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, 
 		}
 		known := &pairs[g]
 		if known.peakRise != peakRise {
-			if leastChange := known.change - rankCount*(peakRise-known.peakRise); known.peakRise != never &&
-				best != none && leastChange > least {
+			leastChange := known.change - rankCount*(peakRise-known.peakRise)
+			if known.peakRise != never && best != none && leastChange > least {
 				continue
 			}
 			known.change = rankCount*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.age

@@ -11,23 +11,23 @@ import (
 // none as an index means that there is no such rank or entry.
 const none = -1
 
-// ranks has the slots and the room that the workers of a snapshot still have in this round.
-// Indices are those of Snapshot.Workers.
+// ranks has the slots and the KV room that the workers of a snapshot still have in this round. Its lists have the order of
+// Snapshot.Workers.
 type ranks struct {
 	free      []int32 // slots left; 0 once a rank is closed for the round
-	room      []int64 // KV tokens left under the limit; negative if the rank is over the limit already
+	room      []int64 // KV tokens that still fit under the rank's budget (KVBudget); negative: it holds more than its budget
 	openSlots int64   // sum of free
-	withSlots []int32 // ranks that had slots when the round began, ascending: often few, so that a round need not look at all
+	withSlots []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
 
 	watermark float64 // share of a rank's capacity that is kept empty
-	anyRank   bool    // a reservation takes the rank with the most room, even if that rank could never hold the entry
+	anyRank   bool    // reserve takes the rank with the most room, even if this rank could not hold the entry when it is idle
 
-	reserved    int // the one rank kept for an overdue entry, or none
-	reservedFor int // that entry's index in the pool
+	reserved    int // the one rank that gets no more entries, so that room for an overdue entry comes free there; or none
+	reservedFor int // index of the overdue entry in the pool
 }
 
-// load takes over the free slots, plus extra ones for each rank, and computes the KV room. tokens are
-// the KV tokens that the workers hold.
+// load sets the free slots of each rank, plus extra ones, and its KV room, from the snapshot. tokens are the KV tokens that the workers
+// hold.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
 	r.watermark = watermark
@@ -47,8 +47,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 	}
 }
 
-// loadWhole is load for policies that let the engine queue: any rank that is up
-// takes any entry that its capacity could ever hold.
+// loadWhole does the same as load for policies that let the engine queue: a rank that is up takes any entry that fits its whole capacity.
 func (r *ranks) loadWhole(s *Snapshot) {
 	r.reset(len(s.Workers))
 	for g := range s.Workers {
@@ -89,27 +88,27 @@ func (r *ranks) charge(g int, tokens int64) {
 	}
 }
 
-// close takes rank g out of the round: it gets no more entries.
+// close makes rank g get no more entries in this round.
 func (r *ranks) close(g int) {
 	r.openSlots -= int64(r.free[g])
 	r.free[g] = 0
 }
 
-// reserve closes a rank, with or without a free slot, for an overdue entry that fits no rank: its room then grows from round to round until
-// the entry fits. It takes the rank with the most room of those that could hold the entry if they were idle; if there is none, or with
-// anyRank, of all. There is one reservation in a round.
+// reserve closes a rank, with or without a free slot, for an overdue entry that fits no rank. Requests end there and none begins, so its
+// room grows from round to round until the entry fits. Among the ranks that could hold the entry if they were idle, it takes the rank with
+// the most room. If no rank could, or with anyRank, it takes the rank with the most room of all. It reserves at most one rank in a round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return
 	}
-	tokens, holds := int64(s.Pool[entry].Prompt), false // holds: the reserved rank could hold the entry if it were idle
+	tokens, reservedFits := int64(s.Pool[entry].Prompt), false // reservedFits: the reserved rank could hold the entry if it were idle
 	for g := range r.room {
 		if !s.Workers[g].Up {
 			continue
 		}
-		could := !r.anyRank && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
-		if r.reserved == none || could && !holds || could == holds && r.room[g] > r.room[r.reserved] {
-			r.reserved, r.reservedFor, holds = g, entry, could
+		fits := !r.anyRank && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
+		if r.reserved == none || fits && !reservedFits || fits == reservedFits && r.room[g] > r.room[r.reserved] {
+			r.reserved, r.reservedFor, reservedFits = g, entry, fits
 		}
 	}
 	if r.reserved != none {
@@ -123,8 +122,7 @@ type wait struct {
 	entry int32 // index in the pool
 }
 
-// overdue appends the entries that the starvation guard takes, those with the longest wait first; in a tie, by
-// arrival.
+// overdue appends the entries that the starvation guard takes to dst, the longest wait first; in a tie, by arrival.
 func overdue(s *Snapshot, dst []wait) []wait {
 	for i := range s.Pool {
 		if e := &s.Pool[i]; isOverdue(s, e) {
@@ -142,7 +140,7 @@ func isOverdue(s *Snapshot, e *Entry) bool {
 	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
 }
 
-// sized returns a slice of length n, on the old array where it is long enough.
+// sized returns a slice of length n. It reuses the memory of old if that is large enough, and does not clear it.
 func sized[T any](old []T, n int) []T {
 	if cap(old) < n {
 		return make([]T, n, n+n/4)

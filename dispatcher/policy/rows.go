@@ -5,25 +5,27 @@ import (
 	"slices"
 )
 
-// rows is the memory of rounds in which the rank with most requests makes a step longer, whatever its KV. Such a step depends on two
-// ranks, which may differ: the rank with the largest load and the rank with most requests.
+// rows is the memory of rounds in which each request of the rank with most requests makes a step longer (Snapshot.RowTokens). The length of
+// such a step depends on two ranks, which may differ: the rank with the largest load and the rank with most requests. A request is one
+// row of the matrices that an engine multiplies in a step.
 type rows struct {
-	requests []int32 // requests of each rank
-	closed   []int32 // slots of each rank that are closed for now
+	requests []int32 // by rank: its requests
+	closed   []int32 // by rank: free slots that may not be used, because of a limit of requests
 }
 
-// arrangements is how many searches share the evaluations of a round: one without a limit of requests, two with a limit, and the best
-// of these once more.
+// arrangements is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and the
+// best of these three once more.
 const arrangements = 4
 
 // arrangement is the result of one search.
 type arrangement struct {
 	placed, late int     // entries that were placed, and the overdue ones among them
-	load         float64 // length of a step by the largest load and the most requests, in KV tokens
+	load         float64 // the largest load plus RowTokens for each request of the rank with most requests, in KV tokens
 }
 
-// arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of the requests on a
-// rank. It takes the result with the shortest step that places no fewer entries, and no fewer overdue ones.
+// arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of the requests per
+// rank. It takes the result with the shortest step that places no fewer entries and no fewer overdue entries than the search without a
+// limit.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	if s.RowTokens <= 0 || !p.set.requests {
@@ -56,8 +58,8 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.improve(budget)
 }
 
-// withLimit begins the round anew, with at most limit requests on a rank, if the rank does not run more already; 0: no limit. Entries
-// that find no place under the limit may then be placed beyond it.
+// withLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no entry. In
+// the end, entries that could not be placed under the limit may be placed without it.
 func withLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
@@ -74,26 +76,27 @@ func withLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 		}
 	}
 	placeAndImprove(p, s, budget)
-	for g, n := range p.rows.closed {
+	for g, closed := range p.rows.closed {
 		if g != p.ranks.reserved {
-			p.ranks.free[g] += n
-			p.ranks.openSlots += int64(n)
+			p.ranks.free[g] += closed
+			p.ranks.openSlots += int64(closed)
 		}
 	}
 	p.wanted = wanted
 	p.fillUp(s)
 }
 
-// limitsOfRows returns the two limits of requests on a rank that arrange tries: the number that makes all ranks equal or, if a rank runs
-// more, that rank's number; and the middle between that and the most requests in the placements without a limit.
+// limitsOfRows returns the two limits of requests per rank that arrange tries. The first is the number that gives all ranks equally many
+// requests or, if a rank already runs more, the number of that rank. The second is the middle between the first and the largest number
+// of requests on a rank when entries are placed without a limit.
 func limitsOfRows(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
-		n := len(s.Workers[g].Running)
-		sum, most = sum+n, max(most, n)
+		running := len(s.Workers[g].Running)
+		sum, most = sum+running, max(most, running)
 	}
 	sum += len(p.placed)
-	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
+	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers)) // the mean of requests per rank, rounded up
 	mostWithPlaced := most
 	for _, n := range requestsByRank(p, s) {
 		mostWithPlaced = max(mostWithPlaced, int(n))

@@ -10,19 +10,19 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// settings has the values of all keys that policies take; each form takes some of them.
+// settings has the values of all keys that a user may set for some policy. Each policy reads only those of its own keys.
 type settings struct {
 	window    int
 	theta     int64 // a number of slots, or groupSize
-	capacity  bool  // of the key queue
-	longest   bool  // of the key order
+	capacity  bool  // the key queue has the value capacity
+	longest   bool  // the key order has the value desc
 	maxAgeMs  float64
 	watermark float64
 	ahead     bool
 	margin    int32
 	seed      uint64
 
-	// Of policies that look ahead, and of evenkeel.
+	// Settings of policies that look ahead, and of evenkeel.
 	horizon    int     // or auto
 	gamma      float64 // or auto
 	alpha      float64
@@ -30,7 +30,7 @@ type settings struct {
 	predictor  string
 	tau        float64
 	every      int
-	decrement  bool // of the key decrement_anchor
+	decrement  bool // value of the key decrement_anchor
 	candidates int
 	budget     int
 	pairs      int
@@ -45,7 +45,7 @@ type settings struct {
 
 type key = namedargs.Key[settings]
 
-// allSettings are all keys, in the order in which a policy's name shows them.
+// allSettings has all keys, in the order in which the canonical name of a policy shows them.
 var allSettings = []key{
 	namedargs.Whole("window", 1, subset.MaxItems, func(v *settings) *int { return &v.window }),
 	namedargs.Or(namedargs.Whole("theta", 0, math.MaxInt32, func(v *settings) *int64 { return &v.theta }),
@@ -92,7 +92,7 @@ var allSettings = []key{
 // predictors are the kinds that a policy may ask for; oracle works in simulations only.
 var predictors = []string{"none", "survival", "exact", "oracle"}
 
-// orAuto returns a key whose value is a number up to most, or auto. field returns where the value is kept.
+// orAuto returns a key whose value is a number from 0 to most, or auto. field returns the field that has the value.
 func orAuto(name string, most float64, field func(*settings) *float64) key {
 	return namedargs.Or(namedargs.Number(name, 0, most, field), "auto", auto, field)
 }

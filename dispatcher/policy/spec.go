@@ -8,11 +8,10 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// form is a policy or a preset of a policy: its name, the keys that may be set, and their
-// defaults.
+// form is a policy, or a preset of one, that a user can name: its name, the keys that may be set, and their defaults.
 type form struct {
 	name     string
-	presets  []string // keys that the preset itself sets
+	presets  []string // keys that the preset sets and a user cannot
 	keys     []key    // keys that a user may set
 	defaults settings
 	build    func(name string, v *settings) Policy
@@ -72,7 +71,6 @@ var forms = slices.Concat([]form{
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
 	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
 
-// changed returns the settings with a change made to them.
 func changed(v settings, change func(*settings)) settings {
 	change(&v)
 	return v
@@ -83,7 +81,7 @@ func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longest: v.longest,
 		guard: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.ahead,
-		ranks: ranks{anyRank: true}, // as the golden vectors of BR-0 have it
+		ranks: ranks{anyRank: true}, // the golden vectors of BR-0 reserve ranks in this way
 	}
 }
 
@@ -98,8 +96,7 @@ func newBRH(name string, v *settings) Policy {
 	return p
 }
 
-// newPaper makes the policy without a starvation guard, even if the snapshot has a MaxAgeMs or an urgent
-// entry.
+// newPaper makes BR-0 as in the paper: without a starvation guard, even if the snapshot has a MaxAgeMs or an urgent entry.
 func newPaper(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.guard = false
@@ -144,14 +141,14 @@ func Names() []string {
 	return names
 }
 
-// Spec is a policy as a user writes it, taken apart and checked.
+// Spec is a policy that a user has written as text, parsed and checked.
 type Spec struct {
 	form   *form
 	values settings
 	set    []string // keys that were set
 }
 
-// ParseSpec reads one policy in the syntax of package namedargs.
+// ParseSpec parses the text of one policy, in the syntax of package namedargs.
 func ParseSpec(text string) (Spec, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {
@@ -170,7 +167,7 @@ func ParseSpec(text string) (Spec, error) {
 // Accepts reports whether the policy has the key.
 func (sp Spec) Accepts(key string) bool { return namedargs.Has(sp.form.keys, key) }
 
-// Sets reports whether the user or the preset has set the key.
+// Sets reports whether the text or the preset sets the key.
 func (sp Spec) Sets(key string) bool {
 	return slices.Contains(sp.set, key) || slices.Contains(sp.form.presets, key)
 }

@@ -9,12 +9,12 @@ import (
 type starts struct {
 	order    []ranked
 	setAside []bool  // by rank: no candidate fits it
-	pairs    []pair  // of bestPair: for each candidate, its pair with every rank
-	heap     []int32 // of longestFirst: open ranks, the one with the least load on top
+	pairs    []pair  // for bestPair: for each candidate, its pair with every rank
+	heap     []int32 // for longestFirst: heap of the ranks with a free slot, the smallest load on top
 }
 
-// ranked is a candidate with a value by which candidates are sorted. In workerFirst, the gain is by how much the
-// candidate lowers the cost if the peak does not rise.
+// ranked is a candidate with a value by which candidates are sorted. In workerFirst, gain is by how much the candidate lowers the cost if
+// the largest load does not rise. In longestFirst, gain is the length of its prompt.
 type ranked struct {
 	gain int64
 	who  int32
@@ -23,32 +23,30 @@ type ranked struct {
 // startEvaluations bounds the work of the first placements: candidates times placements.
 const startEvaluations = 4096
 
-// extraCandidates returns how many more candidates than the n that will be placed the search has to choose from. If n is small, which it
-// nearly always is, this is the number in the settings.
+// extraCandidates returns how many candidates the search gets in addition to the n that will be placed. For small n, the usual case, it is
+// the number in the settings.
 func (p *evenkeel) extraCandidates(n int) int {
 	return min(p.set.candidates, max(leastExtra, startEvaluations/max(1, n)))
 }
 
 const leastExtra = 32
 
-// place makes the first placements of the round, which improve then improves:
-// the overdue entries, then as many of the others as there are slots. For an overdue
-// entry that fits no rank, a rank is reserved.
+// place makes the first placements of the round, which improve then improves: the overdue entries, then as many other entries as there are
+// slots. For an overdue entry that fits no rank, it reserves a rank.
 func (p *evenkeel) place(s *Snapshot) {
-	scarce := p.ranks.openSlots <= int64(len(s.Pool))
-	n := int(min(p.ranks.openSlots, int64(len(s.Pool))))
+	slotsAreScarce := p.ranks.openSlots <= int64(len(s.Pool))
+	p.wanted = int(min(p.ranks.openSlots, int64(len(s.Pool))))
 	p.late = overdue(s, p.late[:0])
 	p.candidates.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
-	p.candidates.choose(s, p.late, &p.ranks, n, p.extraCandidates(n))
+	p.candidates.choose(s, p.late, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
 	placeRange := p.longestFirst
 	switch {
-	case scarce && n <= p.set.refill:
+	case slotsAreScarce && p.wanted <= p.set.refill:
 		placeRange = p.workerFirst
-	case !scarce && n <= p.set.pairs:
+	case !slotsAreScarce && p.wanted <= p.set.pairs:
 		placeRange = p.bestPair
 	}
-	p.wanted = n
 	if p.candidates.overdueCount > 0 {
 		p.reserve(s, true)
 		placeRange(s, 0, p.candidates.overdueCount, false)
@@ -64,16 +62,16 @@ func (p *evenkeel) place(s *Snapshot) {
 	}
 }
 
-// fillUp places entries for which improve has made room, so that no slot stays free for which there
-// is an entry.
+// fillUp places entries for which improve has made room, so that no slot stays free while an entry waits that fits.
 func (p *evenkeel) fillUp(s *Snapshot) {
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
 		p.workerFirst(s, 0, len(p.candidates.all), true)
 	}
 }
 
-// reserve reserves a rank for the first overdue entry that fits no rank with a free slot. beforePlacing says that no entry is placed
-// yet. Afterwards, an overdue entry also counts if it was not placed although slots are free, because the others left it no room.
+// reserve reserves a rank for the first overdue entry that fits no rank with a free slot. beforePlacing says that no entry is placed yet.
+// Once entries are placed, an overdue entry without a rank gets a reservation as well if slots are still free: the placed entries have
+// left it no KV room.
 func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	room := p.ranks.largestRoom()
 	for i := range p.candidates.overdueCount {
@@ -84,8 +82,9 @@ func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	}
 }
 
-// workerFirst gives the rank with the smallest load the candidate of [from, to) that changes the cost least there, again and again until
-// p.wanted are placed. With fromPool, a rank that no candidate fits gets a later entry of the pool.
+// workerFirst takes the rank with the smallest load, and places the candidate there that changes the cost least, again and again until
+// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. With fromPool, a rank that none of them
+// fits gets a later entry of the pool.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.sortByGain(from, to)
 	p.start.setAside = sized(p.start.setAside, len(p.loads.load))
@@ -95,9 +94,9 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 		if g == none {
 			return
 		}
-		if at := p.bestFor(g, order); at != none {
-			p.add(order[at].who, g)
-			order = slices.Delete(order, at, at+1)
+		if best := p.bestFor(g, order); best != none {
+			p.add(order[best].who, g)
+			order = slices.Delete(order, best, best+1)
 			continue
 		}
 		who := none
@@ -123,8 +122,7 @@ func (p *evenkeel) leastLoaded() int {
 	return best
 }
 
-// sortByGain returns the unplaced candidates of a range, those with the largest gain first; in a tie, the
-// earlier.
+// sortByGain returns the unplaced candidates of a range, the largest gain first; in a tie, the earlier candidate.
 func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -139,33 +137,35 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 
 func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
-// bestFor returns the position in order of the candidate with the smallest change of cost on rank g; none: no candidate fits.
+// bestFor returns the index in order of the candidate that changes the cost least on rank g; none: no candidate fits.
 func (p *evenkeel) bestFor(g int, order []ranked) int {
 	l := &p.loads
-	top, rankCount := l.peak(), int64(len(l.load))
+	peak, rankCount := l.peak(), int64(len(l.load))
 	best, least := none, int64(0)
 	room := p.ranks.room[g]
-	for at := range order {
-		o := &order[at]
+	for i := range order {
+		o := &order[i]
 		if best != none && -o.gain > least {
-			break // this candidate would be no better even if the peak did not rise, and no later one would
+			break // even if the peak did not rise, neither this candidate nor a later one would change the cost less
 		}
-		c := &p.candidates.all[o.who]
-		if c.tokens > room {
+		if p.candidates.all[o.who].tokens > room {
 			continue
 		}
-		change := rankCount*(max(top, l.load[g]+p.candidates.loadOn(l, o.who, g))-top) - o.gain
+		peakWith := max(peak, l.load[g]+p.candidates.loadOn(l, o.who, g))
+		change := rankCount*(peakWith-peak) - o.gain
 		if best == none || change < least || change == least && o.who < order[best].who {
-			best, least = at, change
+			best, least = i, change
 		}
 	}
 	return best
 }
 
-// longestFirst is for many placements at once: it puts one candidate of [from, to) after the other on the rank that has the smallest
-// load then and room for it. With fromPool, the oldest of them, as many as are still wanted, come sorted by length, the longest prompt
-// first. The other candidates and then later entries of the pool follow while there are slots. Without it, these are the overdue
-// entries, which stay in the order of their waits.
+// longestFirst is for many placements at once. It takes one candidate after the other, and places it on the rank with the smallest load
+// that has room for it. The candidates are those with the indices from `from` to `to`-1.
+//
+// Without fromPool, these are the overdue entries, which it takes in the order of their waits. With fromPool, it first takes the oldest
+// candidates, as many as are still wanted, the longest prompt first. Then it takes the other candidates, and then later entries of the
+// pool, while slots are free.
 func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -185,7 +185,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 		}
 		if g := p.leastLoadedFor(p.candidates.all[o.who].tokens); g != none {
 			p.add(o.who, g)
-			p.heapSettle(g)
+			p.heapUpdate(g)
 		}
 	}
 	for fromPool && len(p.placed) < p.wanted {
@@ -195,16 +195,17 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 		}
 		g := p.leastLoadedFor(p.candidates.all[who].tokens)
 		p.add(int32(who), g)
-		p.heapSettle(g)
+		p.heapUpdate(g)
 	}
 }
 
 // leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: no rank has.
 func (p *evenkeel) leastLoadedFor(tokens int64) int {
-	if h := p.start.heap; len(h) == 0 || tokens <= p.ranks.room[h[0]] {
-		if len(h) == 0 {
-			return none
-		}
+	h := p.start.heap
+	if len(h) == 0 {
+		return none
+	}
+	if tokens <= p.ranks.room[h[0]] {
 		return int(h[0])
 	}
 	best := none
@@ -236,8 +237,8 @@ func (p *evenkeel) heapOpen() {
 	}
 }
 
-// heapSettle restores the heap after rank g took an entry: g moves down or, without a free slot, out.
-func (p *evenkeel) heapSettle(g int) {
+// heapUpdate restores the order of the heap after rank g took an entry: g moves down or, if it has no free slot left, out of the heap.
+func (p *evenkeel) heapUpdate(g int) {
 	i := 0
 	if p.start.heap[0] != int32(g) {
 		i = slices.Index(p.start.heap, int32(g))
@@ -255,7 +256,7 @@ func (p *evenkeel) heapSettle(g int) {
 	p.heapDown(i)
 }
 
-// heapUp moves the rank at position i of the heap up to where its load belongs.
+// heapUp moves the rank at index i of the heap up until no parent has a larger load.
 func (p *evenkeel) heapUp(i int) {
 	h := p.start.heap
 	for i > 0 && p.lessLoaded(int(h[i]), int(h[(i-1)/2])) {
@@ -264,7 +265,7 @@ func (p *evenkeel) heapUp(i int) {
 	}
 }
 
-// heapDown moves the rank at position i of the heap down to where its load belongs.
+// heapDown moves the rank at index i of the heap down until no child has a smaller load.
 func (p *evenkeel) heapDown(i int) {
 	h := p.start.heap
 	for {

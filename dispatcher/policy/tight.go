@@ -6,20 +6,20 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// tight is the memory of rounds in which KV room, and not slots, limits what is placed. All ranks will soon hold as much KV as they may,
-// and then the rank with most requests will be the slowest. If each rank got the entries that suit it best now, that rank would get the
-// shortest prompts, because they add least to its load, and so even more requests. So each rank counts with the load that it will
-// have once its room is full.
+// tight is the memory of rounds in which KV room, and not the number of slots, limits how many entries can be placed. All ranks will soon
+// hold as much KV as they may, and then the rank with most requests will be the slowest. By its present load, this rank would get the
+// shortest prompts, which add least to its load, and so even more requests. Therefore these rounds compare the loads that the ranks will
+// have when their room is full.
 type tight struct {
-	full []float64 // by rank: its load once its room is full, in scaled KV tokens
+	full []float64 // by rank: its load when its room is full, in KV tokens, scaled by what a token costs there
 	mean float64   // mean KV tokens of an entry in the pool
 }
 
-// mostTight bounds the work of such a round: the number of entries that are placed, times the number of ranks.
+// mostTight bounds the work of a round that is short of room: the number of placed entries times the number of ranks.
 const mostTight = 1 << 16
 
-// shortOfRoom says whether KV room, and not slots, is short: the waiting entries would fill the room before they fill the slots. mean is
-// the mean number of KV tokens of an entry.
+// shortOfRoom says whether the waiting entries would fill the KV room of the ranks before they fill the slots. mean is the mean number of
+// KV tokens of an entry.
 func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.withSlots {
@@ -33,11 +33,12 @@ func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
 		waitingTokens += float64(s.Pool[i].Prompt)
 	}
 	mean = max(1, waitingTokens/float64(len(s.Pool)))
-	return mean, room <= waitingTokens && room <= slots*mean && room/mean*float64(len(p.ranks.withSlots)) <= mostTight
+	work := room / mean * float64(len(p.ranks.withSlots))
+	return mean, room <= waitingTokens && room <= slots*mean && work <= mostTight
 }
 
-// placeTight places the overdue entries and then the oldest others that find room. For an overdue entry that finds none, a
-// rank is reserved. It places at most mostTight/ranks entries and leaves the rest to the next round.
+// placeTight places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that finds
+// no room, it reserves a rank. It places at most mostTight/ranks entries, and leaves the rest to the next round.
 func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	p.late = overdue(s, p.late[:0])
 	p.candidates.reset(s, p.loads.growth, 0, 0)
@@ -47,11 +48,13 @@ func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	room := p.ranks.largestRoom()
 	roomBefore := room
 	for _, w := range p.late {
-		switch tokens := int64(s.Pool[w.entry].Prompt); {
+		tokens := int64(s.Pool[w.entry].Prompt)
+		waitsForRoom := tokens > room && (tokens > roomBefore || p.ranks.openSlots > 0) // otherwise it waits only for a slot
+		switch {
 		case tokens <= room && len(p.placed) < most:
 			p.placeLevel(s, int(w.entry), true)
 			room = p.ranks.largestRoom()
-		case tokens > room && p.ranks.reserved == none && (tokens > roomBefore || p.ranks.openSlots > 0):
+		case waitsForRoom && p.ranks.reserved == none:
 			p.ranks.reserve(s, int(w.entry))
 			room = p.ranks.largestRoom()
 		}
@@ -64,7 +67,7 @@ func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	}
 }
 
-// projectFull computes the loads that the ranks will have once their room is full.
+// projectFull computes the loads that the ranks will have when entries of mean length have filled their room.
 func (p *evenkeel) projectFull(s *Snapshot) {
 	t := &p.tight
 	t.full = sized(t.full, len(s.Workers))
@@ -74,16 +77,20 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 	}
 }
 
-// placeLevel puts an entry that finds room on the rank where the group becomes most level. A full rank holds more requests in the end if
-// its prompts are short. So a short entry goes to the rank with the smallest load once full, and a long entry to the one with the
-// largest. late says that the entry is overdue.
+// placeLevel places an entry that finds room on the rank where it makes the later loads of full ranks most equal. A full rank holds more
+// requests, so a larger load, if its prompts are short. So an entry that is shorter than the mean goes to the rank whose load will be
+// the smallest, and a longer entry to the rank whose load will be the largest. late says that the entry is overdue.
 func (p *evenkeel) placeLevel(s *Snapshot, entry int, late bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)
 	short := float64(tokens) <= t.mean
 	best := none
 	for _, rank := range p.ranks.withSlots {
-		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || t.full[g] != t.full[best] && short == (t.full[g] < t.full[best])) {
+		g := int(rank)
+		if !p.ranks.fits(g, tokens) {
+			continue
+		}
+		if best == none || short && t.full[g] < t.full[best] || !short && t.full[g] > t.full[best] {
 			best = g
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// A Weigher is a policy that can also score the ranks that it did not choose. Only the decision traces of a round need these
-// scores, so they are computed after Decide.
+// A Weigher is a policy that can also score the ranks that it did not choose. Only decision traces show these scores, so they are not
+// computed in Decide but afterwards, and only for traces.
 type Weigher interface {
 	// Weigh writes one score for each rank into dst: the score that the i-th assignment of the last Decide (a) would have on that
 	// rank if all other assignments stayed as they are; NaN for a rank that could not take the entry. tokens are the KV tokens of the
@@ -16,9 +16,9 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
 }
 
-// Weigh sets dst[g] for each rank g to what it saves to bind the entry there, in KV tokens: the load of the entry, less the number of ranks
-// times what the entry adds to the largest load. bind scores assignments in the same way. A higher value is better, so less is false. ok is
-// false if there is no i-th placement.
+// Weigh writes by how many KV tokens it would lower the cost to bind the entry to each rank: the load of the entry, less the number of
+// ranks times the rise of the largest load (see bind). A larger value is better, so less is false. ok is false if there is no i-th
+// placement.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (less, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
@@ -42,7 +42,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	return false, true
 }
 
-// Weigh writes F of the entry by itself on each rank.
+// Weigh writes the score F that the entry alone has on each rank. A larger score is better.
 func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok {
@@ -60,8 +60,8 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	return false, true
 }
 
-// Weigh writes what the rule compares: requests or KV tokens of each rank without
-// the entry, or F. The rules random and rr compare nothing.
+// Weigh writes the values that the rule compares: the requests or the KV tokens of each rank without the entry, or the score F. The rules
+// random and rr compare nothing.
 func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok || p.rule == ruleRandom || p.rule == ruleRR {
@@ -93,7 +93,7 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 	return p.rule != ruleLeastF, true
 }
 
-// fillNaN sets all scores to NaN: the rank could not take the entry.
+// fillNaN sets all scores to NaN, which means that the rank could not take the entry.
 func fillNaN(dst []float64) {
 	for g := range dst {
 		dst[g] = math.NaN()
@@ -105,8 +105,8 @@ func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// remove takes a scaled size off the load of rank g at every step, and computes the top without it.
-// Only add with the same size restores it.
+// remove subtracts a scaled number of tokens from the load of rank g at every step, and computes the top anew. To restore the envelope, the
+// caller must call add with the same number.
 func (e *envelope) remove(g int, size int64) {
 	row := e.row(g)
 	for h := range row {
