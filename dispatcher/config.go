@@ -11,22 +11,21 @@ import (
 	"evenkeel/predictor"
 )
 
-// Config has the section `dispatch` of the config file, and what else Start needs. Where a
-// default is named, a field that is zero has that default.
+// Config has the section `dispatch` of the config file, and what else Start needs. A field that is zero means the default that its comment
+// names.
 type Config struct {
 	board.Config `yaml:",inline"`
 	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: no decision log is written
 
 	Registerer prometheus.Registerer `yaml:"-"`
-	// Places counts the room in the pool. The caller of Enqueue has taken a place for its entry, and the
-	// dispatcher releases the place when the entry leaves the pool, with or without a slot. Discarded
-	// hand-offs and entries of EnqueueLocal hold no place. nil: places are not counted.
+	// Places bounds the number of entries in the pool. The caller of Enqueue must have taken a place for its entry, and the dispatcher
+	// releases the place when the entry leaves the pool, with or without a slot. Discarded hand-offs and entries of EnqueueLocal have
+	// no place. nil: the number is not bounded.
 	Places *pool.Places `yaml:"-"`
-	// OnRoom is called at the end of a turn after which Room returns more than before. It
-	// must not block. nil: it is not called.
+	// OnRoom is called at the end of a turn that made Room larger. It must not block. nil: nothing is called.
 	OnRoom func() `yaml:"-"`
-	// EngineMetrics returns what the engine of a worker reports; ok is false if nothing is known. The
-	// Prometheus gauges show these values. nil: they show none.
+	// EngineMetrics returns what the engine of a worker reports, to be shown by Prometheus gauges; ok is false if nothing is known. nil:
+	// the gauges do not exist.
 	EngineMetrics func(worker int32) (s EngineMetrics, ok bool) `yaml:"-"`
 	Log           *zap.Logger                                   `yaml:"-"`
 }
@@ -51,7 +50,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit says which part of a fit file of this kind neither the policy nor the policies of the twin read; empty: they read all of it.
+// DoubtFit warns if neither the policy nor the policies of the twin read a part of a fit file of this kind; empty: they read all of it.
 func (c *Config) DoubtFit(kind predictor.Kind) string {
 	return c.Config.DoubtFit(kind, append([]string{c.Policy}, c.Twin...)...)
 }
@@ -65,11 +64,11 @@ func (c Config) withDefaults() Config {
 // DecisionLogConfig sets up the decision log, a file with one JSON line for every round.
 type DecisionLogConfig struct {
 	File     string `yaml:"file"`      // "" = off
-	MaxBytes int64  `yaml:"max_bytes"` // of the file and the older half, FILE.1, together; 0: DefaultLogBytes
+	MaxBytes int64  `yaml:"max_bytes"` // of the file and of FILE.1, which has the older lines, together; 0: DefaultLogBytes
 }
 
 // Bounds of the decision log.
 const (
 	DefaultLogBytes = 256 << 20
-	leastLogBytes   = 1 << 20 // the least that the config file may say: one round may take 300 KB
+	leastLogBytes   = 1 << 20 // smallest max_bytes of the config file: one round may take 300 KB
 )

@@ -13,12 +13,12 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// roundsMost bounds the rounds that are copied and not yet written, since copies take memory:
-// a round of 144 ranks with 40 requests each takes 300 KB.
+// roundsMost bounds the number of rounds that are copied and not written yet, because copies take memory: a round of 144 ranks with 40
+// requests each takes 300 KB.
 const roundsMost = 8
 
-// decisionLog writes rounds in a goroutine of its own. Rounds that come faster than it can
-// write are dropped and counted: a slow disk loses lines and never delays a tick.
+// decisionLog writes rounds to a file in a goroutine of its own. It drops and counts rounds that come faster than it can write, so a slow
+// disk loses lines but never delays a decision.
 type decisionLog struct {
 	cfg     DecisionLogConfig
 	log     *zap.Logger
@@ -32,9 +32,9 @@ type decisionLog struct {
 	file    *os.File
 	size    int64
 	line    []byte
-	outputs []int32 // the outputs of the survival table that has the version in the next field
-	version uint64
-	lastOK  bool // the last write succeeded
+	outputs []int32 // output lengths of the survival table of the last round
+	version uint64  // version of this table
+	lastOK  bool    // the last write succeeded
 }
 
 // openDecisionLog opens the file. It returns nil if the config names none.
@@ -82,7 +82,7 @@ func (l *decisionLog) record(round *board.Round) {
 	}
 }
 
-// run writes rounds until ctx ends, and then those that are still queued.
+// run writes rounds until ctx ends, and then the rounds that are still queued.
 func (l *decisionLog) run(ctx context.Context) {
 	defer func() {
 		if l.file != nil {
@@ -102,10 +102,10 @@ func (l *decisionLog) run(ctx context.Context) {
 	}
 }
 
-// write writes one round as a line of the file, and then gives the memory of the round back for the next copy. Each failure is counted,
-// and only the first of several in a row is logged.
+// write writes one round as a line of the file. The memory of the round can then be used for another copy. Each failure is counted, but
+// only the first of several in a row is logged.
 func (l *decisionLog) write(r *board.Round) {
-	if v := r.Survival.Version(); v != l.version { // the table is another one than that of the last round
+	if v := r.Survival.Version(); v != l.version { // a newer table than in the last round
 		l.outputs, l.version = r.Survival.Outputs(), v
 	}
 	line := LogLine{
@@ -115,11 +115,11 @@ func (l *decisionLog) write(r *board.Round) {
 	l.line = line.AppendJSON(l.line[:0])
 	l.free <- r
 	err := l.append(l.line)
-	switch {
-	case err == nil:
+	if err == nil {
 		l.lastOK = true
 		return
-	case l.lastOK: // log only the first of several failures in a row
+	}
+	if l.lastOK { // this is the first of several failures in a row
 		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again",
 			zap.String("file", l.cfg.File), zap.Error(err))
 	}
@@ -127,7 +127,8 @@ func (l *decisionLog) write(r *board.Round) {
 	l.failed.Inc()
 }
 
-// append writes one line. If the line would make the file larger than half the bound, the file first becomes FILE.1, the older half.
+// append writes one line. If the line would make the file larger than half of MaxBytes, append first renames the file to FILE.1, which
+// replaces the former FILE.1, and opens a new file.
 func (l *decisionLog) append(line []byte) error {
 	if l.file == nil {
 		if err := l.open(); err != nil {

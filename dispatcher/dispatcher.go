@@ -1,8 +1,7 @@
-// Package dispatcher admits finished prefills to decode ranks.
+// Package dispatcher decides which decode rank gets a request whose prefill has finished, and when.
 //
-// One goroutine owns a board for each model: the mirror of its decode ranks,
-// what they hold, and the pool of entries that wait for them. Other goroutines use
-// the methods of Dispatcher.
+// One goroutine owns a board for each model. The board mirrors the model's decode ranks with their requests, and has the pool of entries
+// that wait for a rank. Other goroutines use the methods of Dispatcher.
 package dispatcher
 
 import (
@@ -19,8 +18,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// Start runs a dispatcher until ctx is cancelled. Then every waiting entry
-// gets ErrDraining; slots may still be released.
+// Start runs a dispatcher until ctx is cancelled. Then it answers every waiting entry with ErrDraining. Slots may still be released
+// afterwards.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	cfg = cfg.withDefaults()
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
@@ -39,22 +38,21 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	return d, nil
 }
 
-// Enqueue adds e to the pool and sends exactly one answer on the channel, which has room
-// for it. A caller that no longer wants the slot must call Withdraw and then still read the
-// channel, because the assignment may have come first. hits are the ranks that hold a part
-// of the prompt, and need not pull that part.
+// Enqueue adds e to the pool, and sends exactly one answer on the channel, which has room for it. A caller that no longer wants the slot
+// must call Withdraw and then still read the channel, because the entry may have got a slot before. hits are the ranks whose prefix caches
+// hold a part of the prompt, so that this part need not be copied there.
 func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
 	return d.enqueue(waiting{entry: e, hits: hits})
 }
 
-// EnqueueMixed is Enqueue for ranks that prefill and decode. hits say how much of the entry's prompt each rank holds. Entries
-// for the same ranks keep the order in which they come here.
+// EnqueueMixed does the same as Enqueue for ranks that prefill and decode. hits say how much of the entry's prompt each rank has in its
+// prefix cache. Entries for the same ranks keep the order of these calls.
 func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
 	e.Mixed = true
 	return d.enqueue(waiting{entry: e, hits: hits})
 }
 
-// enqueue hands an entry to the goroutine that owns the boards, and returns the channel of its answer. If the dispatcher has ended, the
+// enqueue passes an entry to the goroutine that owns the boards, and returns the channel for its answer. If the dispatcher has ended, the
 // answer is ErrDraining at once.
 func (d *Dispatcher) enqueue(w waiting) <-chan Result {
 	if w.entry.Entered.IsZero() {
@@ -67,15 +65,13 @@ func (d *Dispatcher) enqueue(w waiting) <-chan Result {
 	return w.result
 }
 
-// Withdraw takes e out of the pool because its client has left. The channel of Enqueue
-// then yields ErrWithdrawn. If the assignment came first, the channel yields the slot, and the
-// caller must release it.
+// Withdraw takes e out of the pool because its client has left. The channel of Enqueue then yields ErrWithdrawn. If the entry got a slot
+// before, the channel yields the slot, and the caller must release it.
 func (d *Dispatcher) Withdraw(e *pool.Entry) {
 	d.inbox.push(func(r *runner) { r.apply(board.Withdraw{Entry: e}) })
 }
 
-// Release gives a slot back. A second call for the same slot is a bug of the caller: it is
-// counted and changes nothing.
+// Release gives a slot back. A second call for the same slot is a bug of the caller, which Release counts; the call changes nothing.
 func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	if !s.released.CompareAndSwap(false, true) {
 		d.metrics.doubleReleases.Inc()
@@ -84,14 +80,12 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	d.inbox.push(func(r *runner) { r.giveBack(s, o) })
 }
 
-// SetWorkers replaces the fleet of all models. A worker with a known ID keeps
-// its load. The slots of a worker that is gone stay charged until they are released, and
-// count again when the worker comes back. When SetWorkers returns, all rounds that used the
-// old fleet are over: a rank that is no longer up has then got the last request
-// that it will get.
+// SetWorkers replaces the ranks of all models. A worker with a known ID keeps its load. The slots of a worker that has left the fleet stay
+// charged until they are released, and count again if the worker comes back. When SetWorkers returns, all rounds that used the old ranks
+// are over, so a rank that is no longer up gets no more requests.
 func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	ws = slices.Clone(ws)
-	_ = d.ask(func(r *runner) error { // the error is that the dispatcher has ended, and then nothing is bound any more
+	_ = d.ask(func(r *runner) error { // an error means that the dispatcher has ended, so that it binds no more requests to old ranks
 		r.setWorkers(ws)
 		return nil
 	})
@@ -110,7 +104,7 @@ func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 // Policy is the canonical name of the barrier groups' policy.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
-// Loads returns a sample of the boards' loads; ok is false if ctx or the dispatcher ends first.
+// Loads returns the present loads of all ranks; ok is false if ctx or the dispatcher ends first.
 func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 	reply := make(chan board.Loads, 1)
 	if !d.inbox.push(func(r *runner) { reply <- r.loads() }) {
@@ -124,8 +118,8 @@ func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 	}
 }
 
-// Status returns a copy of what the boards hold. After the dispatcher has ended, it returns what
-// the boards held at the end. If ctx ends first, the status is empty.
+// Status returns the status of all boards. After the dispatcher has ended, it returns the last status before the end. If ctx ends before
+// the dispatcher has answered, the status is empty.
 func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	reply := make(chan board.Status, 1)
 	if !d.inbox.push(func(r *runner) { reply <- r.status(time.Now()) }) {
@@ -141,26 +135,26 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	}
 }
 
-// EnqueueLocal offers a prompt without a hand-off to the decode ranks that may compute
-// it. The policy decides at once, within the limits of every admission. But if any entry waits
-// in the pool, the answer is an error: prefill engines already hold KV for those entries. The
-// answer is a slot, charged with the whole prompt, or an error.
+// EnqueueLocal offers a prompt without a hand-off to the decode ranks that may compute it. The policy decides at once, and the slots and KV
+// room of the ranks are bounds as for all entries. The answer is a slot, charged with the whole prompt, or an error. It is an error if any
+// entry waits in the pool: prefill engines hold KV for these entries, so they come first.
 func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 	return d.enqueue(waiting{entry: e, local: l})
 }
 
-// Counted corrects the prompt length that a slot is charged with. The proxy had only
-// estimated it, and now the rank's engine has counted the tokens.
+// Counted corrects the prompt length, in tokens, that a slot is charged with. Until now it was an estimate of the proxy, and now the rank's
+// engine has counted the tokens.
 func (d *Dispatcher) Counted(s *Slot, prompt int) {
 	d.inbox.push(func(r *runner) { r.recount(s, prompt) })
 }
 
-// Shunned returns the prefill engines from which no KV should go to a slot's rank now, because KV from them lately did not arrive there.
+// Shunned returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this rank's
+// engine failed.
 func (d *Dispatcher) Shunned(s *Slot) (prefillers []string) {
 	if s.owner.pace.watched.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *runner) error { // the error is that the dispatcher has ended, and then no pair is avoided any more
+	_ = d.ask(func(r *runner) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
 		if s.held() {
 			prefillers = r.boards.Shunned(s.owner.model, s.Slot, time.Now())
 		}
@@ -174,14 +168,14 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 	if p, ok := d.paces.Load(board); !ok || p.(*published).watched.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *runner) error { // the error is that the dispatcher has ended, and then no pair is avoided any more
+	_ = d.ask(func(r *runner) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
 		prefillers = r.boards.Shunned(board, -1, time.Now())
 		return nil
 	})
 	return prefillers
 }
 
-// Rerouted records that the KV of a slot, which was bound before its prefill, comes from another prefill engine.
+// Rerouted records that the KV of a slot, which was bound before its prefill, comes from another prefill engine than was planned.
 func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	d.inbox.push(func(r *runner) {
 		if s.held() {
@@ -190,17 +184,16 @@ func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	})
 }
 
-// Preempted records that the engine of a worker ran out of KV room and preempted a
-// request.
+// Preempted records that the engine of a worker ran out of KV room and preempted a request.
 func (d *Dispatcher) Preempted(worker int32) {
 	d.inbox.push(func(r *runner) {
-		r.countAll() // a mixed rank also computes again the tokens that the request had generated
+		r.countAll() // the board needs the number of generated tokens, because a mixed rank computes them again
 		r.apply(board.Preempted{Worker: worker})
 	})
 }
 
-// Gauged records how many KV tokens were in use on a worker at an instant, by its engine's gauges.
-// The boards use this only for ranks with orphans, or whose engines keep the KV of answers.
+// Gauged records how many KV tokens were in use on a worker at a given time, by its engine's gauges. The boards use the number only for
+// ranks whose engines may hold KV of ended requests (see board.Boards.Keeps).
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *runner) {
@@ -211,8 +204,8 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	})
 }
 
-// Configure changes the settings between two rounds. If a setting cannot work, or not
-// together with the others, Configure returns an error and changes nothing.
+// Configure changes the settings between two rounds. If a setting cannot work, alone or together with the others, Configure returns an
+// error and changes nothing.
 func (d *Dispatcher) Configure(s board.Settings) error {
 	return d.ask(func(r *runner) error { return r.set(s) })
 }
@@ -222,7 +215,7 @@ func (d *Dispatcher) Accepts(s board.Settings) error {
 	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
 }
 
-// ask makes the loop run a command and waits for its result.
+// ask makes the goroutine that owns the boards run a command, and waits for the result.
 func (d *Dispatcher) ask(command func(r *runner) error) error {
 	reply := make(chan error, 1)
 	if !d.inbox.push(func(r *runner) { reply <- command(r) }) {
@@ -231,8 +224,8 @@ func (d *Dispatcher) ask(command func(r *runner) error) error {
 	return <-reply // an accepted command is always run
 }
 
-// run is the goroutine that owns the boards. A turn takes every command that
-// is queued and only then decides, so that a burst is one round.
+// run is the goroutine that owns the boards. In each turn, it runs all queued commands before it lets the boards decide, so that a burst of
+// requests leads to one round.
 func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	defer close(d.done)
 	defer r.start(ctx)()
@@ -242,7 +235,7 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	for {
 		queue = d.inbox.swap(queue)
 		r.advance(queue, time.Now())
-		clear(queue) // so that the garbage collector can free what the commands refer to
+		clear(queue) // the commands would keep the memory that they refer to from being garbage collected
 		if next := r.boards.Next(); next.IsZero() {
 			timer.Stop()
 		} else {
@@ -260,10 +253,9 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	}
 }
 
-// Room returns how many more hand-offs for a model, besides those that wait in the pool of the board,
-// would get a slot within the given time. If none waits, Room returns at least 1, so that prefills
-// never stop. own says that only some ranks of the board list the model, so that n counts these ranks
-// and this model's hand-offs alone.
+// Room estimates how many more hand-offs for a model, in addition to those that wait in the pool, would get a slot within the given time.
+// If none waits, n is at least 1, because prefills must never stop. own says that only some ranks of the board list the model. Then n
+// counts only these ranks and the hand-offs for this model.
 func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
@@ -274,12 +266,13 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
 		return math.MaxInt, own
 	}
-	// Within the mean time that a request has its slot, each slot comes free once.
+	// Each slot comes free about once in the mean time for which a request has its slot.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
-	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load()), own
+	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))
+	return free - int(p.waiting.Load()), own
 }
 
-// Free returns how many slots of a board were free for a model after the last turn. own means the same as for Room.
+// Free returns how many slots of a board were free for a model after the last turn. own is the same as in Room.
 func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
@@ -289,7 +282,7 @@ func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	return int(p.free.Load()), own
 }
 
-// register registers the metrics, and the gauges that read the status of d at each scrape. r nil: nothing is registered.
+// register registers the metrics with r, and the gauges that read the status of d at each scrape. r nil: nothing is registered.
 func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 	if r == nil {
 		return nil

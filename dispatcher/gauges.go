@@ -11,7 +11,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// gauges reads one Status for each scrape.
+// gauges is a Prometheus collector that reads one Status for each scrape.
 type gauges struct{ d *Dispatcher }
 
 var (
@@ -135,8 +135,8 @@ var (
 	againstLabels   = []string{"group", "against"}
 )
 
-// describeDrift describes the metric with a fixed label kind, because the prefill tier exports
-// the same metric with kinds of its own.
+// describeDrift describes the metric evenkeel_audit_drift with a fixed value of the label kind. The prefill tier exports the same metric
+// with other kinds.
 func describeDrift(kind string) *prometheus.Desc {
 	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the "+
 		"proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
@@ -163,18 +163,10 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	status := g.d.Status(ctx)
 	if ctx.Err() != nil {
-		return // the loop is stuck: missing gauges show that, stale gauges would not
+		return // the dispatcher is stuck: missing gauges show this to the operator, but old values would not
 	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	gaugeIfDefined := func(d *prometheus.Desc, v predictor.Figure, labels ...string) {
-		if v.Defined() {
-			gauge(d, float64(v), labels...)
-		}
-	}
+	s := sender{ch: ch, names: labelsOf(status)}
 	entries, oldest, quarantined := 0, 0.0, 0
-	names := labelsOf(status)
 	for _, m := range status.Models {
 		entries += m.Pool
 		for _, p := range m.Pairs {
@@ -187,102 +179,135 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			if w.Down {
 				continue // no series: a zero would count in every mean over ranks
 			}
-			group, rank := names.group(m.Model, w.Group), names.rank(w)
-			gauge(descKVTokens, float64(w.KVTokens), group, rank)
-			if w.Capacity > 0 {
-				gauge(descCapacity, float64(w.Capacity), group, rank)
-				gauge(descUsage, float64(w.KVTokens+w.Kept)/float64(w.Capacity), group, rank, "own")
-			}
-			if engine, ok := g.engineMetrics(w.ID); ok {
-				gaugeIfReported := func(d *prometheus.Desc, v float64, what string) {
-					if v >= 0 { // below 0: the engine does not report this value
-						gauge(d, v, group, rank, what)
-					}
-				}
-				gaugeIfReported(descScraped, engine.Running, "running")
-				gaugeIfReported(descScraped, engine.Waiting, "waiting")
-				gaugeIfReported(descUsage, engine.KVShare, "scraped")
-			}
-			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
-			gauge(descSlots, float64(w.Used), group, rank, "used")
-			gauge(descRunning, float64(w.Running), group, rank)
-			ch <- prometheus.MustNewConstMetric(descOutput, prometheus.CounterValue, float64(w.Output), group, rank)
-			ch <- prometheus.MustNewConstMetric(descAnswers, prometheus.CounterValue, float64(w.Answers), group, rank)
-			ch <- prometheus.MustNewConstMetric(descEmpty, prometheus.CounterValue, float64(w.Empty), group, rank)
-			ch <- prometheus.MustNewConstMetric(descUnsaid, prometheus.CounterValue, float64(w.Unsaid), group, rank)
-			gauge(descBeyond, float64(w.Beyond), group, rank)
-			if w.Mixed { // it computes prompts itself, so no prefill engine writes KV into it
-				gauge(descBacklog, float64(w.Backlog), group, rank)
-			} else {
-				gauge(descOrphans, float64(w.Orphans), group, rank)
-			}
-			if w.Early { // its requests are bound before their prefill
-				gauge(descBound, float64(w.Bound), group, rank)
-			}
-			if w.Keeps { // its engine keeps the KV of answers that have ended
-				gauge(descKept, float64(w.Kept), group, rank)
-			}
+			engine, known := g.engineMetrics(w.ID)
+			s.sendRank(w, s.names.group(m.Model, w.Group), engine, known)
 		}
-		for _, q := range m.Groups {
-			if !q.Barrier { // its ranks do not wait for each other, so it has no common steps
-				continue
-			}
-			group := names.group(m.Model, q.Name)
-			gauge(descImbalance, float64(q.ImbalanceTokens), group)
-			gauge(descIdle, q.IdleShare, group)
-			gauge(descHeld, float64(q.Held), group)
-			gauge(descBudget, float64(q.Budget), group)
-			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
-			gauge(descR2, q.Step.R2, group)
-			if rounds := q.Rounds; rounds != nil { // the group prefills and decodes
-				ch <- prometheus.MustNewConstMetric(descRounds, prometheus.CounterValue, float64(rounds.Sent), group)
-				ch <- prometheus.MustNewConstMetric(descPrefillSteps, prometheus.CounterValue, float64(rounds.PrefillSteps), group)
-				if rounds.MeanBacklog > 0 {
-					gauge(descBacklogImbalance, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
-				}
-			}
-			if twin := q.Twin; twin != nil {
-				gauge(descTwinError, twin.ErrorRatio, group)
-				gauge(descTwinAge, twin.AgeSeconds, group)
-				for _, a := range twin.Against {
-					ch <- prometheus.MustNewConstMetric(descTwinSaved, prometheus.CounterValue, a.SavedSeconds, group, a.Policy)
-					ch <- prometheus.MustNewConstMetric(descTwinLost, prometheus.CounterValue, a.LostSeconds, group, a.Policy)
-				}
-			}
-			if q.Step.Source != "" { // there is a step model
-				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)
-				gauge(descC1, q.Step.C1Ms/1000, group, q.Step.Source)
-				gauge(descRequest, q.Step.RequestMs/1000, group, q.Step.Source)
-				if q.Step.OwnMs+q.Step.SharedMs > 0 { // steps with a prefill are known
-					gauge(descOwnPrefill, q.Step.OwnMs/1000, group, q.Step.Source)
-					gauge(descSharedPrefill, q.Step.SharedMs/1000, group, q.Step.Source)
-					gauge(descPrefillStep, q.Step.PrefillMs/1000, group, q.Step.Source)
-				}
-				gauge(descLost, q.Step.LostShare, group)
+		for _, group := range m.Groups {
+			if group.Barrier { // ranks without a barrier do not wait for each other, so they have no common steps
+				s.sendGroup(group, s.names.group(m.Model, group.Name))
 			}
 		}
 		for _, p := range m.Predictors {
-			model, kind := m.Model, p.Kind
-			gauge(descOutputs, float64(p.Outputs), model, kind)
-			gauge(descDrift, p.Drift.Distance, model, kind, "table")
-			gauge(descDriftMax, p.Drift.Critical, model, kind, "table")
-			gauge(descDrift, p.DriftFromFit.Distance, model, kind, "fit")
-			gauge(descDriftMax, p.DriftFromFit.Critical, model, kind, "fit")
-			if p.Scores != nil {
-				gaugeIfDefined(descBrier, p.Scores.Brier, model, kind)
-				gaugeIfDefined(descAUC, p.Scores.AUC, model, kind)
-				gaugeIfDefined(descMAE, p.Scores.ConditionalMAE, model, kind)
-			}
+			s.sendPredictor(m.Model, p)
 		}
 	}
-	gauge(descPool, float64(entries))
-	gauge(descQuarantined, float64(quarantined))
-	gauge(descPoolOldest, oldest)
-	gauge(descDriftSlots, float64(status.Drift.Slots))
-	gauge(descDriftKV, float64(status.Drift.KVTokens))
+	s.gauge(descPool, float64(entries))
+	s.gauge(descQuarantined, float64(quarantined))
+	s.gauge(descPoolOldest, oldest)
+	s.gauge(descDriftSlots, float64(status.Drift.Slots))
+	s.gauge(descDriftKV, float64(status.Drift.KVTokens))
 }
 
-// engineMetrics returns what the engine of a rank reports of the rank; ok is false if nothing is known.
+// sender sends the metrics of one scrape to Prometheus.
+type sender struct {
+	ch    chan<- prometheus.Metric
+	names labels
+}
+
+func (s sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s.ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (s sender) counter(d *prometheus.Desc, v float64, labels ...string) {
+	s.ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+}
+
+// sendRank sends the metrics of one rank. known says whether its engine has reported metrics.
+func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetrics, known bool) {
+	rank := s.names.rank(w)
+	s.gauge(descKVTokens, float64(w.KVTokens), group, rank)
+	if w.Capacity > 0 {
+		s.gauge(descCapacity, float64(w.Capacity), group, rank)
+		s.gauge(descUsage, float64(w.KVTokens+w.Kept)/float64(w.Capacity), group, rank, "own")
+	}
+	if known {
+		gaugeIfReported := func(d *prometheus.Desc, v float64, what string) {
+			if v >= 0 { // below 0: the engine does not report this value
+				s.gauge(d, v, group, rank, what)
+			}
+		}
+		gaugeIfReported(descScraped, engine.Running, "running")
+		gaugeIfReported(descScraped, engine.Waiting, "waiting")
+		gaugeIfReported(descUsage, engine.KVShare, "scraped")
+	}
+	s.gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
+	s.gauge(descSlots, float64(w.Used), group, rank, "used")
+	s.gauge(descRunning, float64(w.Running), group, rank)
+	s.counter(descOutput, float64(w.Output), group, rank)
+	s.counter(descAnswers, float64(w.Answers), group, rank)
+	s.counter(descEmpty, float64(w.Empty), group, rank)
+	s.counter(descUnsaid, float64(w.Unsaid), group, rank)
+	s.gauge(descBeyond, float64(w.Beyond), group, rank)
+	if w.Mixed { // it computes prompts itself, so no prefill engine writes KV into it
+		s.gauge(descBacklog, float64(w.Backlog), group, rank)
+	} else {
+		s.gauge(descOrphans, float64(w.Orphans), group, rank)
+	}
+	if w.Early { // its requests are bound before their prefill
+		s.gauge(descBound, float64(w.Bound), group, rank)
+	}
+	if w.Keeps { // its engine keeps the KV of answers that have ended
+		s.gauge(descKept, float64(w.Kept), group, rank)
+	}
+}
+
+// sendGroup sends the metrics of one barrier group, with its label.
+func (s sender) sendGroup(g board.GroupStatus, group string) {
+	s.gauge(descImbalance, float64(g.ImbalanceTokens), group)
+	s.gauge(descIdle, g.IdleShare, group)
+	s.gauge(descHeld, float64(g.Held), group)
+	s.gauge(descBudget, float64(g.Budget), group)
+	s.ch <- prometheus.MustNewConstHistogram(descStep, g.Steps.Count, g.Steps.Seconds, g.Steps.Buckets, group)
+	s.gauge(descR2, g.Step.R2, group)
+	if rounds := g.Rounds; rounds != nil { // the group prefills and decodes
+		s.counter(descRounds, float64(rounds.Sent), group)
+		s.counter(descPrefillSteps, float64(rounds.PrefillSteps), group)
+		if rounds.MeanBacklog > 0 {
+			s.gauge(descBacklogImbalance, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
+		}
+	}
+	if twin := g.Twin; twin != nil {
+		s.gauge(descTwinError, twin.ErrorRatio, group)
+		s.gauge(descTwinAge, twin.AgeSeconds, group)
+		for _, a := range twin.Against {
+			s.counter(descTwinSaved, a.SavedSeconds, group, a.Policy)
+			s.counter(descTwinLost, a.LostSeconds, group, a.Policy)
+		}
+	}
+	if step := g.Step; step.Source != "" { // there is a step model
+		s.gauge(descC0, step.C0Ms/1000, group, step.Source)
+		s.gauge(descC1, step.C1Ms/1000, group, step.Source)
+		s.gauge(descRequest, step.RequestMs/1000, group, step.Source)
+		if step.OwnMs+step.SharedMs > 0 { // steps with a prefill are known
+			s.gauge(descOwnPrefill, step.OwnMs/1000, group, step.Source)
+			s.gauge(descSharedPrefill, step.SharedMs/1000, group, step.Source)
+			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)
+		}
+		s.gauge(descLost, step.LostShare, group)
+	}
+}
+
+// sendPredictor sends the metrics of one predictor of a model.
+func (s sender) sendPredictor(model string, p board.PredictorStatus) {
+	s.gauge(descOutputs, float64(p.Outputs), model, p.Kind)
+	s.gauge(descDrift, p.Drift.Distance, model, p.Kind, "table")
+	s.gauge(descDriftMax, p.Drift.Critical, model, p.Kind, "table")
+	s.gauge(descDrift, p.DriftFromFit.Distance, model, p.Kind, "fit")
+	s.gauge(descDriftMax, p.DriftFromFit.Critical, model, p.Kind, "fit")
+	if p.Scores == nil {
+		return
+	}
+	gaugeIfDefined := func(d *prometheus.Desc, v predictor.Figure) {
+		if v.Defined() {
+			s.gauge(d, float64(v), model, p.Kind)
+		}
+	}
+	gaugeIfDefined(descBrier, p.Scores.Brier)
+	gaugeIfDefined(descAUC, p.Scores.AUC)
+	gaugeIfDefined(descMAE, p.Scores.ConditionalMAE)
+}
+
+// engineMetrics returns the values that the engine of a rank reports for it; ok is false if nothing is known.
 func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	if g.d.cfg.EngineMetrics == nil {
 		return s, false
@@ -290,8 +315,8 @@ func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	return g.d.cfg.EngineMetrics(worker)
 }
 
-// labels makes labels unique where the names of groups or workers are not: one duplicate series
-// would make the whole scrape fail.
+// labels makes unique labels from names of groups and workers, which may not be unique: one duplicate series would make the whole scrape
+// fail.
 type labels struct {
 	models map[string]map[string]bool // by group name: the models that use it
 	names  map[string]int             // by worker name: how many workers use it
@@ -312,7 +337,7 @@ func labelsOf(s board.Status) labels {
 	return l
 }
 
-// group returns the label of a group: its name, behind that of its model if groups of several models have the same name.
+// group returns the label of a group: its name, with the name of its model before it if groups of several models have the same name.
 func (l labels) group(model, name string) string {
 	if len(l.models[name]) > 1 {
 		return model + "/" + name
@@ -320,7 +345,7 @@ func (l labels) group(model, name string) string {
 	return name
 }
 
-// rank returns the label of a rank: its name, with its ID if it has no name or several ranks have the same.
+// rank returns the label of a rank: its name, with its ID if it has no name or several ranks have the same name.
 func (l labels) rank(w board.WorkerStatus) string {
 	if w.Name == "" || l.names[w.Name] > 1 {
 		return fmt.Sprintf("%s#%d", w.Name, w.ID)

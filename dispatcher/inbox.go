@@ -2,10 +2,8 @@ package dispatcher
 
 import "sync"
 
-// inbox is the queue of commands for the goroutine that owns the boards.
-// A push never waits, because its callers are the goroutines that serve connections. After
-// close, every push is refused, so that no command stays in a queue that is no longer
-// read.
+// inbox is the queue of commands for the goroutine that owns the boards. A push never waits, because its callers are the goroutines that
+// serve connections. After close, the inbox refuses commands, because no goroutine would run them.
 type inbox struct {
 	mu     sync.Mutex
 	queue  []command
@@ -15,7 +13,7 @@ type inbox struct {
 
 func newInbox() *inbox { return &inbox{wake: newBell()} }
 
-// push reports whether the owner will run c.
+// push queues a command, and reports whether it will be run; false: the inbox is closed.
 func (b *inbox) push(c command) bool {
 	b.mu.Lock()
 	if b.closed {
@@ -28,8 +26,8 @@ func (b *inbox) push(c command) bool {
 	return true
 }
 
-// swap returns the queued commands in order, and uses the memory of spare for the next
-// ones. So two slices take turns and nothing is allocated.
+// swap returns the queued commands in order, and uses the memory of spare for the next commands. If the caller passes the slice of the last
+// call as spare, two slices take turns, and nothing is allocated.
 func (b *inbox) swap(spare []command) []command {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -48,7 +46,7 @@ func (b *inbox) close() []command {
 	return queue
 }
 
-// bell wakes the one goroutine that receives from it. It holds one token while there may be work.
+// bell wakes the one goroutine that receives from it. While there may be work, the channel holds one value.
 type bell chan struct{}
 
 func newBell() bell { return make(bell, 1) }
@@ -56,6 +54,6 @@ func newBell() bell { return make(bell, 1) }
 func (b bell) ring() {
 	select {
 	case b <- struct{}{}:
-	default: // a token is there already
+	default: // the goroutine will wake up in any case
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// endingsMost bounds the endings that wait to be learned from.
+// endingsMost bounds the queue of ended requests that the learner has not learned from yet.
 const endingsMost = 4096
 
 // learner runs a board.Learner in a goroutine of its own.
@@ -21,23 +21,22 @@ type learner struct {
 	dropped prometheus.Counter
 
 	mu      sync.Mutex
-	orders  []func() // for the goroutine to run
+	orders  []func() // functions that the goroutine of run must call
 	endings []board.Ending
 	wake    bell
 
 	// Only the goroutine of run uses it.
 	learned board.Learner
 
-	// tell sends finished tables to the goroutine that owns the boards.
-	tell func(board.Learned)
+	// publish sends finished tables to the goroutine that owns the boards.
+	publish func(board.Learned)
 }
 
-func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner {
-	return &learner{log: log, tell: tell, dropped: m.endingsDropped, wake: newBell()}
+func newLearner(log *zap.Logger, m *metrics, publish func(board.Learned)) *learner {
+	return &learner{log: log, publish: publish, dropped: m.endingsDropped, wake: newBell()}
 }
 
-// follow begins to learn a subject, from a fit if there is one. The boards can predict nothing of
-// the subject before its first tables are built.
+// follow begins to learn a subject, from a fit if there is one. Before its first tables are built, the boards have no predictions for it.
 func (l *learner) follow(key board.Subject, fit *predictor.Fit) {
 	l.queueOrder(func() { l.logRefused(key, l.learned.Follow(key, fit)) })
 }
@@ -51,7 +50,7 @@ func (l *learner) load(fit *predictor.Fit) {
 	})
 }
 
-// logRefused logs that a subject could not be learned from a fit; err nil: it could, and nothing is logged.
+// logRefused logs that a subject could not be learned from a fit. err nil: it could, so nothing is logged.
 func (l *learner) logRefused(key board.Subject, err error) {
 	if err != nil {
 		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model),
@@ -67,8 +66,8 @@ func (l *learner) queueOrder(order func()) {
 	l.wake.ring()
 }
 
-// hear queues an ending. It never waits: if the queue is full, the ending is dropped and counted.
-func (l *learner) hear(e board.Ending) {
+// add queues an ended request. It never waits: if the queue is full, it drops the request and counts it.
+func (l *learner) add(e board.Ending) {
 	l.mu.Lock()
 	full := len(l.endings) == endingsMost
 	if !full {
@@ -91,7 +90,7 @@ func (l *learner) run(ctx context.Context) {
 		var more bool
 		spare, more = l.learn(spare, time.Now())
 		if more {
-			timer.Reset(time.Second) // by then tables are due even if only a few requests have ended
+			timer.Reset(time.Second) // after a second, new tables are due even if only a few requests have ended
 		} else {
 			timer.Stop()
 		}
@@ -104,9 +103,10 @@ func (l *learner) run(ctx context.Context) {
 	}
 }
 
-// learn runs the queued orders, learns from the queued endings, and sends the tables that are due to the boards. The memory of spare
-// serves for the endings that come meanwhile. learned are the endings that were learned from: the next call can take them as spare. more
-// says whether tables will become due later, even if nothing else comes.
+// learn runs the queued orders, learns from the queued endings, and sends the tables that are due to the boards. more says whether tables
+// will become due later even if no other request ends.
+//
+// Endings that come meanwhile are queued in the memory of spare. learned is the old queue: its memory can be the spare of the next call.
 func (l *learner) learn(spare []board.Ending, now time.Time) (learned []board.Ending, more bool) {
 	l.mu.Lock()
 	endings, orders := l.endings, l.orders
@@ -120,7 +120,7 @@ func (l *learner) learn(spare []board.Ending, now time.Time) (learned []board.En
 	}
 	built, more := l.learned.Rebuild(now)
 	for _, table := range built {
-		l.tell(table)
+		l.publish(table)
 	}
 	return endings, more
 }

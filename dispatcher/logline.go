@@ -7,16 +7,15 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// LogLine is one line of the decision log: a round as `evenkeel decide` and
-// `evenkeel simulate --log` read it. The member "in" of the line has the same form as in the
-// golden vectors of the tests.
+// LogLine is one line of the decision log: a round in the form that `evenkeel decide` and `evenkeel simulate --log` read. The member "in"
+// of the line has the same form as in the golden vectors of the tests.
 type LogLine struct {
 	Tick     uint64
 	TimeMs   int64 // Unix time, in ms
 	Group    string
 	Policy   string // canonical name
 	Snapshot *policy.Snapshot
-	Outputs  []int32 // lengths in tokens from which the mean output was computed, ascending; empty: the policy saw no mean
+	Outputs  []int32 // answer lengths in tokens from which Snapshot.MeanOutput was computed, ascending; empty: the policy saw no mean
 	Assign   []policy.Assignment
 }
 
@@ -68,8 +67,8 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	return append(dst, "]}\n"...)
 }
 
-// appendWorker appends a rank and the requests that run on it as a JSON object. Members that have their usual value are left out, and
-// the reader then assumes that value.
+// appendWorker appends a rank and the requests that run on it as a JSON object. It leaves out members with their default values, because
+// the reader assumes these.
 func appendWorker(dst []byte, w *policy.Worker) []byte {
 	dst = whole(append(dst, `{"id":`...), w.ID)
 	dst = whole(append(dst, `,"free":`...), w.Free)
@@ -103,8 +102,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
-// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, with what the snapshot's Waits say of it, if there are
-// any.
+// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, together with its Wait if the snapshot has Waits.
 func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
@@ -122,7 +120,7 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	return append(key(dst, e.Key), '}')
 }
 
-// appendWait appends the members of an entry that count only where ranks prefill, or hold a part of its prompt.
+// appendWait appends the members of an entry that matter only if ranks prefill, or if a rank holds a part of its prompt.
 func appendWait(dst []byte, e *policy.Wait) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
@@ -144,7 +142,7 @@ func appendWait(dst []byte, e *policy.Wait) []byte {
 	return append(dst, ']')
 }
 
-// key appends the exact-match key of a request, unless it is 0: the request has none.
+// key appends the key that identifies equal prompts; 0: the request has no key, and nothing is appended.
 func key(dst []byte, k uint64) []byte {
 	if k == 0 {
 		return dst
@@ -152,7 +150,7 @@ func key(dst []byte, k uint64) []byte {
 	return strconv.AppendUint(append(dst, `,"key":`...), k, 10)
 }
 
-// field appends a member unless it is zero: the reader takes a missing member as zero.
+// field appends a member unless its value is zero, which the reader assumes for a missing member.
 func field(dst []byte, name string, x float32) []byte {
 	if x == 0 {
 		return dst

@@ -7,8 +7,8 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// metrics are the counters and histograms that are updated when events happen. States are
-// not among them: gauges reads those from a Status at each scrape.
+// metrics are the counters and histograms that are updated when events happen. Present values, such as the KV tokens of a rank, are not
+// among them: the type gauges reads these from a Status at each scrape.
 type metrics struct {
 	all *prometheus.Registry // the metrics below, and the gauges
 
@@ -33,7 +33,7 @@ type metrics struct {
 	twinWork prometheus.Counter
 }
 
-// newMetrics creates the metrics in a registry of their own, and those of their series whose labels have few values.
+// newMetrics creates the metrics in a registry of their own. It also creates the series of the metrics whose labels have few values.
 func newMetrics() *metrics {
 	all := prometheus.NewRegistry()
 	own := promauto.With(all)
@@ -95,15 +95,15 @@ func newMetrics() *metrics {
 	return m
 }
 
-// forget drops the series of a group that is gone.
+// forget drops the series of a group that has no ranks any more.
 func (m *metrics) forget(group string) {
 	gone := prometheus.Labels{"group": group}
 	m.tickSeconds.DeletePartialMatch(gone)
 	m.roundRanks.DeletePartialMatch(gone)
 }
 
-// createSeries creates the series whose labels have few values. For Prometheus, a counter that begins
-// to exist with its first event has not increased, so no alert would see that event.
+// createSeries creates the series whose labels have few values, before their first event. If a counter came into existence with its first
+// event, Prometheus would see no increase, and no alert would fire for this event.
 func (m *metrics) createSeries() {
 	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)

@@ -7,16 +7,16 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// published is what any goroutine may read of a board: its pace, and whether first events are of interest to it.
+// published has the values of a board that any goroutine may read: its pace, and whether it needs reports of first events.
 type published struct {
 	watched              atomic.Int32 // suspected pairs plus ranks that refuse requests; 0: the board needs no reports of first events
 	slots, free, waiting atomic.Int64
-	seconds              atomic.Uint64                         // a float64, as bits
-	named                atomic.Pointer[map[string]*published] // for each name that some ranks list and others do not
+	seconds              atomic.Uint64                         // mean time for which a request has its slot: the bits of a float64
+	named                atomic.Pointer[map[string]*published] // values for each model name that some ranks list and others do not
 }
 
-// of returns what is published of a name. If only some ranks list the name, it has values of its own, and own is true. Else
-// the values are those of all ranks of the board.
+// of returns the values for a model name. If only some ranks list the name, the values count only these ranks, and own is true. Otherwise
+// they count all ranks of the board.
 func (p *published) of(name string) (q *published, own bool) {
 	if byName := p.named.Load(); byName != nil && (*byName)[name] != nil {
 		return (*byName)[name], true
@@ -24,7 +24,7 @@ func (p *published) of(name string) (q *published, own bool) {
 	return p, false
 }
 
-// list sets the names that have values of their own. A name that had values before keeps them.
+// list sets the model names that have values of their own. A name that had values before keeps them.
 func (o *owned) list(names []string) {
 	byName := make(map[string]*published, len(names))
 	o.named = o.named[:0]
@@ -45,14 +45,14 @@ func newPublished() *published {
 	return p
 }
 
-// publish stores the pace, so that any goroutine can read it. more says whether more hand-offs than before may get a slot in time:
-// because there are more slots, more of them are free for each entry that waits, or requests keep them for a shorter time. If no rank
-// takes requests any more, more is true as well, because Room then has no limit.
+// publish stores the pace, so that any goroutine can read it. more says whether Room may return more than before.
 func (p *published) publish(pace *board.Pace) (more bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
-	more = slots > slotsBefore || slots == 0 && slotsBefore > 0 || pace.Seconds < math.Float64frombits(p.seconds.Load()) ||
-		free-waiting > p.free.Load()-p.waiting.Load()
+	unlimited := slots == 0 && slotsBefore > 0 // no rank takes requests any more, and Room then has no limit
+	freeSooner := pace.Seconds < math.Float64frombits(p.seconds.Load())
+	moreFree := free-waiting > p.free.Load()-p.waiting.Load()
+	more = slots > slotsBefore || unlimited || freeSooner || moreFree
 	p.slots.Store(slots)
 	p.free.Store(free)
 	p.waiting.Store(waiting)

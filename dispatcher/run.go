@@ -15,7 +15,7 @@ import (
 	"evenkeel/pool"
 )
 
-// newRunner makes the runner, with boards that have no ranks yet. wake queues a command for the next turn of the runner.
+// newRunner makes the runner, whose boards have no ranks yet. wake queues a command for the next turn of the runner.
 func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
 	boards, err := board.New(cfg.Config)
 	if err != nil {
@@ -27,13 +27,13 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 		twins:   newTwins(cfg, d.metrics),
 		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, detectors: map[board.GroupKey]*stepDetector{},
 	}
-	name := boards.Policy() // so that Dispatcher.Policy has a value before the first event
+	name := boards.Policy() // Dispatcher.Policy may be called before the first event
 	d.policy.Store(&name)
 	return r, nil
 }
 
-// start starts the goroutines of the learner, the twin and the decision log. The function that it
-// returns waits for their end, so that no goroutine outlives the dispatcher.
+// start starts the goroutines of the learner, the twin and the decision log. The returned function waits until they have ended, because no
+// goroutine may outlive the dispatcher.
 func (r *runner) start(ctx context.Context) (wait func()) {
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { r.learner.run(ctx) })
@@ -46,7 +46,7 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 	return goroutines.Wait
 }
 
-// advance runs the commands, and then has each board decide if something changed on it.
+// advance runs the queued commands, and then lets each board decide that has something to decide.
 func (r *runner) advance(queue []command, now time.Time) {
 	r.now = now
 	for _, c := range queue {
@@ -61,8 +61,8 @@ func (r *runner) advance(queue []command, now time.Time) {
 	r.record()
 }
 
-// apply gives the boards an event and carries out the effects. Then it runs the rounds that follow from the event, one after the other:
-// Decide runs a round, and Decided tells the boards how long it took.
+// apply gives the boards an event and carries out the effects. Then it runs the rounds that the event causes, one after the other: the
+// event Decide runs a round, and the event Decided has the time that the round took.
 func (r *runner) apply(e board.Event) {
 	if r.twins != nil {
 		r.twins.tape.Record(e, r.now)
@@ -73,7 +73,7 @@ func (r *runner) apply(e board.Event) {
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
 		if r.twins != nil && r.decided.Took > r.boards.Config().TickLimit/2 {
-			// A round this slow makes the twin rest for a moment, see restAfterLate.
+			// The twin may have slowed down this round, so it rests for a moment, see restAfterLate.
 			r.twins.lateRound.Store(int64(time.Since(r.twins.began)))
 		}
 		r.carryOut(effects, r.decided.Took)
@@ -88,23 +88,23 @@ func (r *runner) set(e board.Event) error {
 	return r.rejected
 }
 
-// count reads the progress of a board's slots and gives it to the board as Counts, which hold for the
-// next event. So the board decides with the tokens that the streams have seen until now.
+// count reads the progress of a board's slots and gives it to the board as Counts, which are valid for the next event. So the board decides
+// with all tokens that the streams have brought until now.
 func (r *runner) count(o *owned) {
 	counts := &o.counts
 	if missing := len(o.slots) - len(counts.Tokens); missing > 0 {
-		counts.Tokens, counts.Began, counts.Joined = append(counts.Tokens, make([]int32, missing)...),
-			append(counts.Began, make([]bool, missing)...),
-			append(counts.Joined, make([]uint32, missing)...)
+		counts.Tokens = append(counts.Tokens, make([]int32, missing)...)
+		counts.Began = append(counts.Began, make([]bool, missing)...)
+		counts.Joined = append(counts.Joined, make([]uint32, missing)...)
 		counts.Unheard = append(counts.Unheard, make([]int32, missing)...)
 	}
 	for i, s := range o.slots {
-		if s != nil {
-			counts.Tokens[i], counts.Began[i], counts.Joined[i], counts.Unheard[i] = s.generated.Load(), s.started.Load(),
-				s.stream.first.Load(), s.unheard.Load()
-		} else {
+		if s == nil {
 			counts.Tokens[i], counts.Began[i], counts.Joined[i], counts.Unheard[i] = 0, false, 0, 0
+			continue
 		}
+		counts.Tokens[i], counts.Began[i] = s.generated.Load(), s.started.Load()
+		counts.Joined[i], counts.Unheard[i] = s.stream.first.Load(), s.unheard.Load()
 	}
 	r.boards.Apply(counts, r.now) // has no effects
 }
@@ -116,21 +116,21 @@ func (r *runner) countAll() {
 	}
 }
 
-// enqueue gives the boards a new entry. Until the answer, the runner keeps its slot and the channel of its caller.
+// enqueue gives the boards a new entry. Until the boards answer it, r.waiting has its slot and the channel of its caller.
 func (r *runner) enqueue(w waiting) {
-	if o := r.owned[w.entry.Model]; o != nil && w.local != nil { // the policy decides about it at once, so the board needs the progress
+	if o := r.owned[w.entry.Model]; o != nil && w.local != nil { // the policy decides about the entry at once, by the present progress
 		r.count(o)
 	}
 	r.waiting[w.entry] = w
 	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Trace: w.slot.Trace}
 	r.apply(&r.arrival)
-	r.arrival = board.Enqueue{} // drops the references, so that the entry can be freed before the next one comes
+	r.arrival = board.Enqueue{} // old references would keep the entry from being garbage collected
 }
 
 // giveBack handles Dispatcher.Release.
 func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	o := s.owner
-	if o.beyond > 0 { // which request is next in an engine's queue depends on the progress of the others
+	if o.beyond > 0 { // whether the engine begins with a queued request now depends on the KV, and so on the progress, of the others
 		r.count(o)
 	}
 	if s.Beyond {
@@ -144,7 +144,7 @@ func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	r.apply(&r.release)
 }
 
-// recount corrects what a slot is charged with, unless it has been given back.
+// recount corrects the prompt length, in tokens, that a slot is charged with, unless the slot has been given back.
 func (r *runner) recount(s *Slot, prompt int) {
 	if s.held() {
 		r.apply(board.Recount{Model: s.owner.model, Slot: s.Slot, Prompt: prompt})
@@ -165,9 +165,10 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 	}
 }
 
-// status returns the status of the boards, and for each group what the twin, which replays the last minutes under other policies, found.
+// status returns the status of the boards. For each group, it adds the result of the twin, which replays the last minutes under other
+// policies.
 func (r *runner) status(now time.Time) board.Status {
-	r.countAll() // else the boards would not know the tokens that have come since their last event
+	r.countAll() // the boards do not know yet which tokens have come since their last event
 	s := r.boards.Status(now)
 	for i := range s.Models {
 		m := &s.Models[i]
@@ -184,8 +185,7 @@ func (r *runner) loads() board.Loads {
 	return r.boards.Loads()
 }
 
-// carryOut carries out effects. took is how long the round took that they come from; 0: they
-// do not come from a round.
+// carryOut carries out effects. took is the duration of the round that caused them; 0: they were not caused by a round.
 func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
 		if r.twins != nil {
@@ -195,7 +195,8 @@ func (r *runner) carryOut(effects []board.Effect, took time.Duration) {
 	}
 }
 
-// do carries out one effect: it answers a caller, updates a metric, logs, or passes on what the boards report. took is as for carryOut.
+// do carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the dispatcher.
+// took is the duration of the round that caused the effect; 0: no round.
 func (r *runner) do(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
@@ -270,7 +271,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectFit:
 		r.learner.load(e.Fit)
 	case board.EffectEnding:
-		r.learner.hear(e.Ending)
+		r.learner.add(e.Ending)
 	case board.EffectGroup:
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
 		r.detectSteps(e.Group)
@@ -285,7 +286,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectGroupGone:
 		m.forget(e.Label)
 		r.twins.gone(e.Group)
-		delete(r.detectors, e.Group) // the last streams still report steps to it, which are not read any more
+		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but they are not read any more
 	case board.EffectGone:
 		r.disown(e.Group.Model)
 	case board.EffectRejected:
@@ -293,7 +294,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	}
 }
 
-// own returns what the runner keeps of a board, and creates it if it is missing.
+// own returns the runner's state for a board, and creates it if it is missing.
 func (r *runner) own(model string) *owned {
 	o := r.owned[model]
 	if o == nil {
@@ -313,7 +314,7 @@ func (r *runner) own(model string) *owned {
 	return o
 }
 
-// disown forgets a board that is gone.
+// disown drops the runner's state for a board that is removed.
 func (r *runner) disown(model string) {
 	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(o *owned) bool { return o.model == model })
 	delete(r.owned, model)
@@ -326,22 +327,22 @@ func (r *runner) detectSteps(key board.GroupKey) {
 	if !key.Barrier {
 		return
 	}
-	hearSteps := func(r *runner) { r.hearSteps(key) } // made once, so that a step allocates nothing
-	r.detectors[key] = newStepDetector(func() { r.wake(hearSteps) })
+	takeSteps := func(r *runner) { r.takeSteps(key) } // this function is made once, so that a step allocates nothing
+	r.detectors[key] = newStepDetector(func() { r.wake(takeSteps) })
 }
 
-// hearSteps gives a board the steps that the step detector of a group has found, after the progress of the board's slots.
-func (r *runner) hearSteps(key board.GroupKey) {
+// takeSteps passes the steps that the step detector of a group has found to the board, after the progress of the board's slots.
+func (r *runner) takeSteps(key board.GroupKey) {
 	detector := r.detectors[key]
 	if detector == nil {
-		return // the group is gone
+		return // the group has no ranks any more
 	}
 	r.steps.Group, r.steps.List = key, detector.read(r.steps.List[:0])
 	r.count(r.owned[key.Model])
 	r.apply(&r.steps)
 }
 
-// bind completes a slot and sends it to the caller of Enqueue.
+// bind completes the slot of an entry that was bound to a rank, and sends it to the caller of Enqueue.
 func (r *runner) bind(e *board.Effect, took time.Duration) {
 	owner, slot := r.own(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Bound, slot.Decide = e.Bound, took
@@ -360,14 +361,14 @@ func (r *runner) bind(e *board.Effect, took time.Duration) {
 	r.answer(e.Entry, Result{Slot: slot})
 }
 
-// answer answers a caller of Enqueue.
+// answer sends the result of an entry to its caller.
 func (r *runner) answer(e *pool.Entry, result Result) {
 	w := r.waiting[e]
 	delete(r.waiting, e)
 	w.answer(r.cfg.Places, result)
 }
 
-// answer releases the entry's place and then answers the caller. So the place is free when the caller goes on.
+// answer releases the entry's place in the pool, and then sends the result to the caller, which can rely on the place being free.
 func (w waiting) answer(places *pool.Places, r Result) {
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
@@ -375,19 +376,19 @@ func (w waiting) answer(places *pool.Places, r Result) {
 	w.result <- r
 }
 
-// record ends the current stretch of the twin's tape if that is due, and queues it for the twin with a copy of the boards, with which
-// the next stretch begins.
+// record ends the current stretch of the twin's tape if it is due: the recorded events of some time. It queues the stretch for the twin,
+// together with a copy of the boards, with which the next stretch begins.
 func (r *runner) record() {
 	t := r.twins
 	if t == nil || !t.tape.Due(r.now, t.leastStretch) {
 		return
 	}
-	r.countAll() // so that the copy has the tokens that the streams have seen until now
+	r.countAll() // the copy must have all tokens that the streams have brought until now
 	boards := r.boards.Clone()
 	t.leastStretch = twin.LeastStretch(boards.Held())
 	if stretch := t.tape.Cut(r.now, boards); stretch != nil {
 		t.mu.Lock()
-		if len(t.untaken) >= mostUntaken { // the twin does not keep up, so what waits is dropped, and this stretch comes after a gap
+		if len(t.untaken) >= mostUntaken { // the twin cannot keep up: drop the queued stretches, so that there is a gap before this one
 			t.untaken, stretch.AfterGap = nil, true
 		}
 		t.untaken = append(t.untaken, recorded{stretch, boards})

@@ -10,26 +10,24 @@ import (
 	"evenkeel/pool"
 )
 
-// Slot is a request's place on a decode rank, from its admission until
-// Release. The exported fields are set before the caller gets it and never
-// change.
+// Slot is the right to run one request on a decode rank, from its admission until Release. The exported fields are set before the caller
+// gets the slot, and never change.
 type Slot struct {
 	board.Bound
-	Decide time.Duration   // how long the round took that chose the rank; Wait ends when its turn begins
+	Decide time.Duration   // how long the round took that chose the rank; it is not part of Bound.Wait
 	Trace  *decision.Trace // why this rank was chosen; nil without Config.Explain
 
 	generated atomic.Int32
-	stream    streamState   // the group's first and last step in which the request got tokens
-	detector  *stepDetector // of the rank's group; nil without a barrier
+	stream    streamState   // the group's first and last steps in which the request got tokens
+	detector  *stepDetector // step detector of the rank's group; nil without a barrier
 	owner     *owned        // the board that the slot belongs to
 	started   atomic.Bool
 	released  atomic.Bool
-	waits     atomic.Bool  // the request is in the engine's queue, beyond the rank's slots or KV room
-	unheard   atomic.Int32 // most tokens that the answer may have, see Unheard; 0: its tokens are reported as they come
+	waits     atomic.Bool  // the request waits in the engine's queue, because the rank has no slot or no KV room for it
+	unheard   atomic.Int32 // upper bound of the answer's tokens, see Unheard; 0: its tokens are reported as they come
 }
 
-// newSlot returns an empty slot, with a Trace if explain is set. The trace is in the same piece of memory, so that there is one
-// allocation.
+// newSlot returns an empty slot, with a Trace if explain is set. The slot and its trace are allocated together, as one object.
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	if !explain {
 		return &Slot{}
@@ -42,13 +40,12 @@ func newSlot(e *pool.Entry, explain bool) *Slot {
 	return &slotWithTrace.Slot
 }
 
-// held says whether the slot has not been given back yet. Only the runner's goroutine may call it.
+// held returns false once the slot has been given back. Only the runner's goroutine may call it.
 func (s *Slot) held() bool { return s.owner.slots[s.Slot] == s }
 
-// Progress reports how many tokens the request has generated on this rank so far. The board counts them as
-// KV tokens of the request, and the step detector of the group finds steps by these reports.
-// A number that is not larger than before is ignored. Progress may be called from any goroutine
-// and does not allocate.
+// Progress reports how many tokens the request has generated on this rank so far. The board counts them as KV tokens of the request, and
+// the step detector of the group finds the group's steps by these reports. Progress ignores a number that is not larger than the last one.
+// Any goroutine may call it, and it does not allocate.
 func (s *Slot) Progress(generated int) {
 	for {
 		old := s.generated.Load()
@@ -64,8 +61,8 @@ func (s *Slot) Progress(generated int) {
 	}
 }
 
-// Unheard records that the engine computes the request from now on, but reports its tokens only at the end. most is how many
-// tokens the answer may have. Until then the board estimates them by the pace of the group's other streams.
+// Unheard records that the engine computes the request from now on, but reports its tokens only at the end. Until then, the board estimates
+// them by the pace of the group's other streams. most is an upper bound of the answer's tokens.
 func (s *Slot) Unheard(most int) {
 	s.unheard.Store(int32(max(1, min(most, math.MaxInt32))))
 }
@@ -83,6 +80,6 @@ func (s *Slot) Started() {
 	}
 }
 
-// Waits says whether the request is in its engine's queue because the rank has no slot or no KV
-// room for it yet. While it waits there, a missing first event is not the engine's fault.
+// Waits says whether the request waits in its engine's queue, because the rank has no slot or no KV room for it yet. While it waits there,
+// the missing first event is not a failure of the engine.
 func (s *Slot) Waits() bool { return s.waits.Load() }

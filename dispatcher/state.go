@@ -11,15 +11,15 @@ import (
 	"evenkeel/pool"
 )
 
-// Dispatcher is the handle to the goroutine that owns the boards and decides.
+// Dispatcher passes the calls of other goroutines to the goroutine that owns the boards, and their answers back.
 type Dispatcher struct {
 	cfg     Config
 	inbox   *inbox
 	metrics *metrics
 	policy  atomic.Pointer[string] // canonical name of the policy of barrier groups
-	paces   sync.Map               // of *published, by model of the board
-	done    chan struct{}
-	last    board.Status // what the boards held at the end; read only after done is closed
+	paces   sync.Map               // *published by the model of the board
+	done    chan struct{}          // closed when the dispatcher has ended
+	last    board.Status           // last status before the end; it may be read only after done is closed
 }
 
 // Result is the answer to an Enqueue: either a slot, or an error that says why there is none.
@@ -28,31 +28,30 @@ type Result struct {
 	Err  error
 }
 
-// waiting is an entry with the slot and the channel that answer its caller. The caller's goroutine
-// allocates both, so that the tick allocates nothing.
+// waiting is an entry with the slot that it may get, and the channel on which its caller gets the answer. The caller's goroutine allocates
+// both, so that a round of decisions allocates nothing.
 type waiting struct {
 	entry  *pool.Entry
 	slot   *Slot
-	result chan Result  // has room for one result; one is sent
-	local  *board.Local // ranks that may compute a prompt without a hand-off, which does not wait; nil: any other entry
-	hits   []board.Hit  // what ranks hold of its prompt
+	result chan Result  // exactly one result is sent; the channel has room for it
+	local  *board.Local // the entry has no hand-off, and one of these ranks may compute its prompt; nil: any other entry
+	hits   []board.Hit  // which ranks have a part of its prompt in their prefix caches
 }
 
-// owned is what the runner keeps of a board.
+// owned is the runner's state for one board.
 type owned struct {
 	model         string
 	slots         []*Slot      // by Slot.Slot; nil: free
-	beyond        int          // slots that were bound beyond the slots or KV room of their ranks
+	beyond        int          // slots whose ranks had no slot or no KV room for the request when it was bound
 	counts        board.Counts // progress of the slots as it was read last
 	tick          board.Tick
 	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
 	pace          *published
-	named         []*published // for the names that only some of its ranks list, in the order of the last EffectNames
+	named         []*published // values for the names that only some of its ranks list, in the order of the last EffectNames
 }
 
-// runner owns the boards. It reads the clock, gives them the commands of other goroutines in order
-// as events, and carries out the effects that come back: it answers callers, updates metrics, and writes the
-// log and the decision log.
+// runner owns the boards. It reads the clock, turns the commands of other goroutines into events for the boards, and carries out the
+// effects that the boards return: it answers callers, updates metrics, and writes the log and the decision log.
 type runner struct {
 	boards    *board.Boards
 	cfg       Config
@@ -62,13 +61,13 @@ type runner struct {
 	log       *zap.Logger
 	metrics   *metrics
 	learner   *learner
-	twins     *twins       // nil: no policies are replayed
+	twins     *twins       // replays the last minutes under other policies; nil: no policy is replayed
 	declog    *decisionLog // nil: off
 	waiting   map[*pool.Entry]waiting
 	owned     map[string]*owned // by model
-	inOrder   []*owned          // the same, in order of the model
+	inOrder   []*owned          // the same values, sorted by model
 	detectors map[board.GroupKey]*stepDetector
-	rejected  error // why the boards rejected the last event that changes settings; nil: they took it
+	rejected  error // why the boards rejected the last event that changes settings; nil: they accepted it
 
 	// Events that are reused, so that they allocate nothing.
 	decided board.Decided
@@ -77,5 +76,5 @@ type runner struct {
 	arrival board.Enqueue
 }
 
-// command is what another goroutine wants done. The runner's goroutine calls it.
+// command is a function that another goroutine queues and the runner's goroutine calls.
 type command func(*runner)

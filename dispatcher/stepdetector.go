@@ -8,18 +8,17 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// stepDetector finds the steps of a barrier group in its streams. All requests of
-// a group get a token in the same step. So when a stream that already has a token of the current
-// step gets another one, the next step has come. The other streams then find the new number
-// and take it over, late streams too, without reading the clock.
+// stepDetector finds the steps of a barrier group by the tokens of its streams. All requests of a group get a token in the same step. So
+// when a stream that already has a token of the current step gets another token, the next step has begun. The first such stream begins the
+// step. The other streams then find the new step number, and need not read the clock.
 type stepDetector struct {
-	number atomic.Uint32 // of the step under way, from 1
-	least  atomic.Int64  // ns; a token that comes sooner after the step began is of a stream that catches up, not of a new step
+	number atomic.Uint32 // number of the current step, from 1
+	least  atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
 
-	mu    sync.Mutex // held by the stream that reports a step; the others do not wait for it
+	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for it
 	base  time.Time
-	began time.Duration // when the current step was reported, since base; 0: nothing ran, so the length of the step is not known
-	steps []board.Step  // reported and not yet read
+	began time.Duration // when the current step began, since base; 0: no request ran before, so the length of the step is not known
+	steps []board.Step  // steps that the runner has not read yet
 
 	notify func() // wakes the runner, which then reads steps
 }
@@ -28,8 +27,8 @@ type stepDetector struct {
 // 0: the stream has no token yet.
 type streamState struct{ first, last atomic.Uint32 }
 
-// stepsMost bounds the steps that wait to be read. If the runner is so late that more come, these
-// are dropped, and the numbers of the next steps show the gap.
+// stepsMost bounds the steps that wait to be read. If the runner is so late that more come, the detector drops these, and the numbers of
+// the next steps show the gap.
 const stepsMost = 64
 
 func newStepDetector(notify func()) *stepDetector {
@@ -39,21 +38,19 @@ func newStepDetector(notify func()) *stepDetector {
 	return d
 }
 
-// onToken reports that a stream got tokens. If the stream already has tokens of the current step, these are of the next step, and
-// onToken begins that step. Otherwise the stream only notes that it has tokens of the current step.
+// onToken reports that a stream got tokens. If the stream already has tokens of the current step, the new tokens are of the next step, and
+// onToken begins this step. Otherwise it only notes that the stream has tokens of the current step.
 func (d *stepDetector) onToken(stream *streamState) {
 	current := d.number.Load()
-	switch stream.last.Load() {
-	case current: // the tokens are of the next step
-	case 0: // the first tokens of the stream
-		stream.first.Store(current)
-		fallthrough
-	default:
+	if last := stream.last.Load(); last != current {
+		if last == 0 { // these are the first tokens of the stream
+			stream.first.Store(current)
+		}
 		stream.last.Store(current)
 		return
 	}
 	if !d.mu.TryLock() {
-		return // another stream is reporting the same step
+		return // another stream is just beginning the same step
 	}
 	begun := d.number.Load() == current && d.begin(time.Since(d.base))
 	d.mu.Unlock()
@@ -63,8 +60,8 @@ func (d *stepDetector) onToken(stream *streamState) {
 	}
 }
 
-// begin begins the next step at an instant, given since d.base. It returns false, and begins nothing, if the current step began less
-// than d.least ago.
+// begin begins the next step at a time, given as the time since d.base. It returns false, and changes nothing, if the current step began
+// less than d.least before.
 func (d *stepDetector) begin(at time.Duration) bool {
 	s := board.Step{Number: d.number.Load() + 1}
 	if d.began > 0 {
@@ -80,7 +77,7 @@ func (d *stepDetector) begin(at time.Duration) bool {
 	return true
 }
 
-// read appends the steps that were reported since the last call.
+// read appends the steps that have begun since the last call to dst.
 func (d *stepDetector) read(dst []board.Step) []board.Step {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,8 +86,8 @@ func (d *stepDetector) read(dst []board.Step) []board.Step {
 	return dst
 }
 
-// pause forgets when the current step began: nothing runs any more, so the time until the next
-// step is not a step's length.
+// pause forgets when the current step began. No request of the group runs any more, so the time until the next step is not the length of a
+// step.
 func (d *stepDetector) pause() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -16,11 +16,12 @@ import (
 	"evenkeel/dispatcher/verdict"
 )
 
-// twins records the events of the boards on a tape and replays them in a goroutine of its own, which rests most of
-// the time. The loop only appends to the tape, and copies the boards at the end of each stretch.
+// twins records the events of the boards on a tape, and replays them under other policies, to find out what these would have cost. The
+// replays run in a goroutine of their own, which rests most of the time. The runner's goroutine only appends to the tape, and copies the
+// boards at the end of each stretch of the tape.
 type twins struct {
 	tape         twin.Tape
-	leastStretch time.Duration // least length of a stretch
+	leastStretch time.Duration // least length of the current stretch
 	wake         bell
 	workSeconds  prometheus.Counter
 	log          *zap.Logger
@@ -32,35 +33,37 @@ type twins struct {
 	judged  map[board.GroupKey]*judged
 }
 
+// recorded is a stretch of the tape, with a copy of the boards at its end.
 type recorded struct {
 	*twin.Stretch
 	end *board.Boards
 }
 
-// judged is what the twin has found of a group so far.
+// judged has the results of the twin for a group.
 type judged struct {
 	verdict twin.Verdict
-	against map[string]*saved
+	against map[string]*saved // by policy
 }
 
-// saved is what the policy in force saved or lost against another one, in seconds of steps.
+// saved is the time that the policy in force saved or lost against another policy.
 type saved struct {
-	saved, lost float64
-	day         string  // UTC
-	today       float64 // rank-hours saved on that day; below 0: lost
+	saved, lost float64 // seconds of steps
+	day         string  // date of the last verdict, UTC
+	today       float64 // rank-hours saved on this day; below 0: lost
 }
 
-// mostUntaken bounds the stretches that wait to be judged.
+// mostUntaken bounds the stretches that wait for the twin's goroutine.
 const mostUntaken = 20
 
-// coreShare is how much of one core the twin may use. It is so small that the cost of the twin need not be weighed against its use.
+// coreShare is the share of one core that the twin may use. It is so small that an operator need not weigh its cost.
 const coreShare = 0.01
 
-// costFactor is how many seconds of processor time one second of replays costs, because garbage collection runs outside that second. With
-// 144 ranks, a proxy with a twin took 1.03 % of a core more than a proxy without a twin, and the twin itself counted 0.95 %.
+// costFactor is how many seconds of processor time one second of replays costs. It is above 1, because garbage collection runs outside the
+// measured second. With 144 ranks, a proxy with a twin used 1.03 % of a core more than a proxy without a twin, while the twin counted 0.95
+// %.
 const costFactor = 1.1
 
-// restAfterLate is how long the twin rests after a tick that was late.
+// restAfterLate is how long the twin rests after a round that took more than half of tick_limit. Then decisions get the whole processor.
 const restAfterLate = time.Second
 
 func newTwins(cfg Config, m *metrics) *twins {
@@ -70,8 +73,7 @@ func newTwins(cfg Config, m *metrics) *twins {
 	return &twins{workSeconds: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
 }
 
-// run replays stretches until ctx ends. Between two slices of work it rests for so long that the twin uses no more than coreShare of a
-// core.
+// run replays stretches until ctx ends. After each slice of work, it rests for so long that the twin uses at most coreShare of a core.
 func (t *twins) run(ctx context.Context, specs []string) {
 	judge, turns := twin.New(specs), 1
 	timer := time.NewTimer(0)
@@ -93,15 +95,16 @@ func (t *twins) run(ctx context.Context, specs []string) {
 		}
 		for more := true; more; {
 			t.take(judge)
-			if late := t.lateRound.Load(); late > 0 && time.Since(t.began) < time.Duration(late)+restAfterLate {
+			if t.wasLate() {
 				if !rest(restAfterLate) {
 					return
 				}
 				continue
 			}
 			start := time.Now()
-			verdicts, again, failure := work(judge, turns)
-			if more = again; failure != nil {
+			verdicts, unfinished, failure := work(judge, turns)
+			more = unfinished
+			if failure != nil {
 				t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
 				judge = twin.New(specs)
 			}
@@ -118,6 +121,12 @@ func (t *twins) run(ctx context.Context, specs []string) {
 	}
 }
 
+// wasLate says whether a round of decisions took more than half of tick_limit less than restAfterLate ago.
+func (t *twins) wasLate() bool {
+	lateRound := t.lateRound.Load()
+	return lateRound > 0 && time.Since(t.began) < time.Duration(lateRound)+restAfterLate
+}
+
 // work runs one slice of the replays. A panic becomes the failure, because a bug in a replay must not end the proxy.
 func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure error) {
 	defer func() {
@@ -129,7 +138,8 @@ func work(judge *twin.Twin, turns int) (fresh []twin.Verdict, more bool, failure
 	return fresh, more, nil
 }
 
-// sliceTarget is how long a slice of work should take: short compared to a tick, and long compared to a read of the clock.
+// sliceTarget is how long a slice of work should take. It is short compared to a round of decisions, which the slice may delay, and long
+// compared to a read of the clock.
 const sliceTarget = time.Millisecond
 
 // nextTurns returns how many turns the next slice of work makes, so that it takes about sliceTarget. The last slice made the given turns
@@ -155,8 +165,8 @@ func (t *twins) take(judge *twin.Twin) {
 	}
 }
 
-// book takes in a verdict on a group: it becomes the latest one, and the time that the policy in force saved or lost against each other
-// policy is added up. Only claimed differences count.
+// book makes a verdict the latest of its group, and adds up the time that the policy in force saved or lost against each other policy. It
+// counts only differences that are larger than the error of the replay (Claimed).
 func (t *twins) book(v *twin.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,13 +188,13 @@ func (t *twins) book(v *twin.Verdict) {
 		if !a.Claimed {
 			continue
 		}
-		seconds := a.SavedMs / 1000 * float64(v.Fresh) // over the steps that no earlier verdict has counted
+		seconds := a.SavedMs / 1000 * float64(v.Fresh) // saved per step, times the steps that no earlier verdict has counted
 		sums.saved, sums.lost = sums.saved+max(0, seconds), sums.lost+max(0, -seconds)
 		sums.today += seconds * float64(v.Ranks) / 3600
 	}
 }
 
-// status returns what the twin has found of a group; nil: nothing yet, or there is no twin.
+// status returns the results of the twin for a group; nil: there are none yet, or there is no twin.
 func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	if t == nil {
 		return nil
@@ -223,7 +233,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 	return s
 }
 
-// gone forgets a group.
+// gone drops the results for a group that has no ranks any more.
 func (t *twins) gone(key board.GroupKey) {
 	if t != nil {
 		t.mu.Lock()
