@@ -1,28 +1,24 @@
-// Package ahead learns how many requests a rank may get beyond its slots: as many as end on the rank
-// while new ones are on their way to it.
+// Package ahead learns how many requests a rank may get beyond its slots. A new request gets its first token only some steps after it was
+// sent. A rank may get as many requests more than it has slots as end there in the meantime, so that no slot stays empty.
 package ahead
 
 import "math"
 
-// Lag learns for how many steps a bound request has a slot and gets no token yet, the lag, and for how many steps it
-// then gets tokens. The lag is the least of many requests, because the lag of a request that waited in the engine's queue
-// also has that wait.
+// Lag learns for how many steps a bound request gets no token yet (its lag), and for how many steps it then gets tokens (its stay). It uses
+// the least lag of many requests, because the lag of a request that waited in the engine's queue includes this wait.
 type Lag struct {
-	lastMin, thisMin int32   // least lag of the window of requests before, and of the present one, in steps
+	lastMin, thisMin int32   // least lag of the requests in the last complete window, and in the present one, in steps
 	seen             int     // requests that ended
 	stay             float64 // mean number of steps in which a request gets tokens
 }
 
-// A window is a number of requests; before the first is over, no request is sent ahead. Each request moves the
-// mean stay by stayWeight of the difference.
 const (
-	window     = 64
-	stayWeight = 1.0 / 64
+	window     = 64       // requests over which a least lag is taken; no request is sent ahead before so many have ended
+	stayWeight = 1.0 / 64 // each request moves a mean by this share of its difference from the mean
 )
 
-// Ended learns from a request that has ended how many steps passed before its first token (its lag), and for how many steps it got
-// tokens (its stay). bound is the number of the step that was reported last before the request was
-// bound; first and last are the steps that brought its first and its last token.
+// Ended learns the lag and the stay of a request that has ended. bound is the number of the step that was reported last before the request
+// was bound. first and last are the numbers of the steps that brought its first and its last token.
 func (l *Lag) Ended(bound, first, last uint32) {
 	if !known(bound, first) {
 		return
@@ -32,18 +28,18 @@ func (l *Lag) Ended(bound, first, last uint32) {
 		l.stay = stay
 	}
 	if l.seen%window == 0 {
-		l.lastMin, l.thisMin = l.thisMin, lag // a new window begins, and the minimum of the one before is kept
+		l.lastMin, l.thisMin = l.thisMin, lag // a new window begins
 	}
 	l.thisMin = min(l.thisMin, lag)
 	l.stay += stayWeight * (stay - l.stay)
 	l.seen++
 }
 
-// known says whether the two numbers can be compared: a step had been reported when the request was bound, and the steps were not
-// numbered anew before its first token.
+// known says whether the two step numbers can be compared: a step had been reported when the request was bound, and the numbers did not
+// begin again before its first token.
 func known(bound, first uint32) bool { return bound != 0 && int32(first-bound) > 0 }
 
-// Slots returns how many of the requests that run on a rank will end within the lag: the requests that may be sent ahead.
+// Slots returns how many requests may be sent to a rank beyond its slots: as many as probably end there within the lag of a new request.
 func (l *Lag) Slots(running int) int {
 	if l.seen < window {
 		return 0
@@ -55,12 +51,12 @@ func (l *Lag) Slots(running int) int {
 	return int(math.Round(float64(running) * steps / (steps + l.stay)))
 }
 
-// Lead learns for how many steps a request that was bound before its prefill gets no token, and for how
-// many it then gets tokens, both as means. If too many requests are sent beyond the slots, they wait for slots, which
-// makes the first mean longer, but by less than would keep their number as high. So the number falls until no request waits.
+// Lead learns for how many steps a request that was bound before its prefill gets no token, and for how many steps it then gets tokens.
+// Both are means. If too many requests are sent beyond the slots, they wait for slots, which makes the first mean longer. But it grows by
+// less than their number would need to stay as high, so the number falls until no request waits.
 type Lead struct {
 	seen        int
-	steps, stay float64
+	steps, stay float64 // mean number of steps without a token, and with tokens
 }
 
 // Ended learns from a request that has ended, as Lag.Ended does.
@@ -78,7 +74,7 @@ func (l *Lead) Ended(bound, first, last uint32) {
 	l.seen++
 }
 
-// Slots returns how many requests a rank may have beyond its slots, at most a quarter of their number.
+// Slots returns how many requests a rank with so many slots may have beyond them, at most a quarter of the number of slots.
 func (l *Lead) Slots(slots int) int {
 	if l.seen < window {
 		return 0
