@@ -1,11 +1,10 @@
-// Package decision has the trace of a decision: why a request got its rank, by the state of the round and the ranks that were
+// Package decision has the trace of a decision, which shows why a request got its rank: the state of the round, and the ranks that were
 // nearly as good.
 package decision
 
 import "math"
 
-// A Trace says why a rank was chosen for an entry: it has the state of the round, and the best of
-// the ranks that could have taken the entry. Slots have traces if Config.Explain is set.
+// A Trace shows why a rank was chosen for a waiting request (an entry). Slots have traces if Config.Explain is set.
 type Trace struct {
 	Tick     uint64
 	Waiting  int   // entries that the policy saw in the round, with this entry
@@ -18,8 +17,7 @@ type Trace struct {
 	count int
 }
 
-// An Alternative is a rank that could have taken the entry. Its score is for the entry on this rank, with the other entries of the
-// round where they were put.
+// An Alternative is a rank that could have taken the entry. Its score assumes that the other entries of the round stay on their ranks.
 type Alternative struct {
 	Worker   int32
 	Name     string
@@ -31,8 +29,8 @@ type Alternative struct {
 // mostAlternatives is how many ranks a trace keeps.
 const mostAlternatives = 8
 
-// Best returns the kept ranks, the best first. The chosen rank is
-// among them, unless the board moved the assignment off a pair that fails.
+// Best returns the best ranks of those that could have taken the entry, the best first. The chosen rank is among them, unless the board
+// moved the entry to another rank because hand-offs between its prefill engine and the chosen rank's engine fail.
 func (o *Trace) Best() []Alternative {
 	if o == nil {
 		return nil
@@ -42,27 +40,28 @@ func (o *Trace) Best() []Alternative {
 
 // Keep adds a rank to the list if it is one of the best, or the chosen rank.
 func (o *Trace) Keep(c Alternative, chosen int32) {
-	at := o.count
+	const last = mostAlternatives - 1
+	at := o.count // index at which the rank belongs
 	for at > 0 && o.before(&c, &o.best[at-1]) {
 		at--
 	}
+	end := o.count // the list up to here moves by one: its last rank drops out
 	switch {
-	case o.count < mostAlternatives:
+	case o.count < mostAlternatives: // there is room, so no rank drops out
 		o.count++
-	case at == mostAlternatives:
+		end = o.count
+	case at == mostAlternatives: // all ranks in the list are better, but the chosen rank must be in it
 		if c.Worker != chosen {
 			return
 		}
-		at--
-	case o.best[mostAlternatives-1].Worker == chosen: // the chosen rank stays in the list, as the last
-		if at == mostAlternatives-1 {
+		at = last
+	case o.best[last].Worker == chosen: // the chosen rank stays in the list, as the last
+		if at == last {
 			return
 		}
-		copy(o.best[at+1:mostAlternatives-1], o.best[at:mostAlternatives-2])
-		o.best[at] = c
-		return
+		end = last
 	}
-	copy(o.best[at+1:o.count], o.best[at:o.count-1])
+	copy(o.best[at+1:end], o.best[at:end-1])
 	o.best[at] = c
 }
 
