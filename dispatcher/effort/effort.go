@@ -1,24 +1,23 @@
-// Package effort steers how hard a policy may search, so that a tick takes a millisecond at most.
+// Package effort limits how long a policy may search, so that a round of decisions takes about a millisecond at most.
 package effort
 
 import "time"
 
-// Bounds of the evaluations that a policy may spend on a tick, and when their number changes.
 const (
-	budgetMost  = 4000
-	budgetLeast = 250
-	tickSlow    = time.Millisecond       // after a longer tick, the budget becomes a quarter smaller
-	tickQuick   = 500 * time.Microsecond // after ticksQuick shorter ticks in a row, it becomes a sixteenth larger
+	budgetMost  = 4000                   // evaluations
+	budgetLeast = 250                    // evaluations
+	tickSlow    = time.Millisecond       // after a longer round, the budget becomes a quarter smaller
+	tickQuick   = 500 * time.Microsecond // after ticksQuick shorter rounds in a row, the budget becomes a sixteenth larger
 	ticksQuick  = 64
 )
 
-// Budget is how many evaluations the policy of a group may spend on a tick.
+// Budget is how many evaluations a policy may spend on a round: how many changes of its placements it may try.
 type Budget struct {
-	now   int32 // 0 reads as budgetMost
-	quick int   // ticks shorter than tickQuick in a row
+	now   int32 // evaluations; 0 means budgetMost
+	quick int   // rounds in a row that were shorter than tickQuick
 }
 
-// Evaluations returns the budget of the next tick.
+// Evaluations returns the budget of the next round.
 func (b *Budget) Evaluations() int32 {
 	if b.now == 0 {
 		return budgetMost
@@ -26,7 +25,7 @@ func (b *Budget) Evaluations() int32 {
 	return b.now
 }
 
-// Spent adapts the budget to how long a tick took.
+// Spent adapts the budget to the duration of the last round.
 func (b *Budget) Spent(took time.Duration) {
 	before := b.Evaluations()
 	switch {
