@@ -30,8 +30,8 @@ func (f *Policy) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.As
 	return f.Decides(s, dst)
 }
 
-// LeastKV returns a Decides that admits the entries, oldest first, to the rank with the fewest KV tokens. If immediate is
-// false, it admits entries only to ranks with a free slot and room for the prompt.
+// LeastKV returns a function for Policy.Decides that sends the entries, oldest first, to the rank with the fewest KV tokens. If immediate
+// is false, it sends entries only to ranks with a free slot and room for the prompt.
 func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
 	var kv []int64
 	var free []int32
@@ -47,8 +47,8 @@ func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []polic
 		for _, e := range s.Pool {
 			best := -1
 			for i, w := range s.Workers {
-				pooled := free[i] > 0 && (w.Capacity == 0 || kv[i]+int64(e.Prompt) <= w.Capacity)
-				if w.Up && (immediate || pooled) && (best < 0 || kv[i] < kv[best]) {
+				hasRoom := free[i] > 0 && (w.Capacity == 0 || kv[i]+int64(e.Prompt) <= w.Capacity)
+				if w.Up && (immediate || hasRoom) && (best < 0 || kv[i] < kv[best]) {
 					best = i
 				}
 			}
@@ -62,8 +62,8 @@ func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []polic
 	}
 }
 
-// Parser returns a parser for the policies of tests. It looks at extra first; otherwise it knows "immediate", and as pooled
-// policies "pooled" and the name in fallback.
+// Parser returns a function that builds the policies of tests by name. It looks for the name in extra first. Then it knows "immediate", and
+// builds a policy that waits for free slots for the name "pooled" and for the name in fallback.
 func Parser(fallback string, extra ...*Policy) func(string) (policy.Policy, error) {
 	return func(spec string) (policy.Policy, error) {
 		if i := slices.IndexFunc(extra, func(f *Policy) bool { return f.Spec == spec }); i >= 0 {
