@@ -1,5 +1,4 @@
-// Package forecast keeps the predictions of the requests that run: r̂, how many tokens each
-// will still get within the horizon.
+// Package forecast keeps a prediction r̂ for each running request: how many tokens the request will still get within the horizon.
 package forecast
 
 import (
@@ -9,33 +8,32 @@ import (
 	"evenkeel/predictor"
 )
 
-// Live scores. A policy that only reads the mean output has no horizon. For it, one slot in scoreEvery gets
-// predictions that serve only to be scored, over the horizon that `evenkeel fit` uses, so that the scores
-// can be compared with those of the fit file.
+// A policy that reads only the mean output needs no predictions. To score the predictor nevertheless, one of scoreEvery slots gets
+// predictions that only serve this purpose. Their horizon is the one that `evenkeel fit` uses, so that the scores can be compared with
+// those of the fit file.
 const (
 	scoreHorizon = 80   // steps
 	scoreEvery   = 8    // slots
-	scoreRows    = 4096 // outcomes kept
+	scoreRows    = 4096 // predictions with outcomes that are kept
 )
 
-// Running keeps r̂ of the running requests of one group. In each tick it
-// updates r̂ by the tokens that were generated since the last tick, and asks the
-// predictor once for all requests that are due. Only the goroutine that decides uses it.
+// Running keeps r̂ of the running requests of one group. In each round, it updates r̂ by the tokens that were generated since the last
+// round, and asks the predictor once for all requests that need a new prediction. Only the goroutine that decides may use it.
 type Running struct {
 	rules predictor.Rules
-	reads bool   // the policy reads r̂; false: a sample is predicted only to be scored
-	era   uint32 // changes with rules or reads; requests with a life of another era are predicted anew
+	reads bool   // the policy reads r̂; false: a sample of the requests is predicted, only to be scored
+	era   uint32 // it grows when rules or reads change; a request whose life has another era is predicted anew
 	lives []life // by slot
 
-	live        *predictor.Live // nil: no prediction is scored
-	liveHorizon int             // horizon of live
+	live        *predictor.Live // scores of the predictions; nil: none is scored
+	liveHorizon int             // horizon of these predictions, in steps
 
 	due     []*policy.Request
 	queries []predictor.Query
 	answers []predictor.Prediction
 }
 
-// life is r̂ of one request, with the age in tokens at which it was true.
+// life is r̂ of one request, with the age of the request, in tokens, at the time of r̂.
 type life struct {
 	predictor.State
 	id  uint64
@@ -43,8 +41,7 @@ type life struct {
 	era uint32
 }
 
-// Demand sets what the policy needs. If that has changed, every
-// request is due.
+// Demand sets what the policy needs. If this has changed, every request will be predicted anew.
 func (f *Running) Demand(n policy.Needs) {
 	reads := n.Predictor != ""
 	rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
@@ -57,25 +54,24 @@ func (f *Running) Demand(n policy.Needs) {
 	}
 }
 
-// Score makes Running score its predictions from now on. The sample starts anew if the horizon has changed by
-// more than a tenth. Smaller changes are ignored, because a horizon that follows the mean output often moves by a step, and
-// the sample would never fill.
+// Score makes Running score its predictions from now on. If the horizon has changed by more than a tenth, the sample of predictions starts
+// anew. Smaller changes do not count: a horizon that follows the mean output often moves by a step, so the sample would never be complete.
 func (f *Running) Score() {
 	if h := f.rules.H; f.live == nil || 10*max(h, f.liveHorizon) > 11*min(h, f.liveHorizon) {
 		f.live, f.liveHorizon = predictor.NewLive(h, scoreRows), h
 	}
 }
 
-// Follow sets Rhat of the running requests. Their ages must be up to date.
+// Follow sets Rhat of the running requests. Their Age must be up to date.
 func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 	f.due = f.due[:0]
 	for g := range workers {
 		running := workers[g].Running
 		for i := range running {
-			if q := &running[i]; f.reads || q.Slot%scoreEvery == 0 {
-				f.advance(q)
+			if request := &running[i]; f.reads || request.Slot%scoreEvery == 0 {
+				f.advance(request)
 			} else {
-				q.Rhat = 0
+				request.Rhat = 0
 			}
 		}
 	}
@@ -83,22 +79,22 @@ func (f *Running) Follow(workers []policy.Worker, p predictor.Predictor) {
 }
 
 // advance updates r̂ of one request to its age, and adds the request to f.due if it must be predicted anew.
-func (f *Running) advance(q *policy.Request) {
-	if grow := int(q.Slot) + 1 - len(f.lives); grow > 0 {
-		f.lives = append(f.lives, make([]life, grow)...)
+func (f *Running) advance(request *policy.Request) {
+	if missing := int(request.Slot) + 1 - len(f.lives); missing > 0 {
+		f.lives = append(f.lives, make([]life, missing)...)
 	}
-	l := &f.lives[q.Slot]
+	l := &f.lives[request.Slot]
 	due := true
-	if l.id == q.ID && l.era == f.era {
-		due = f.rules.Advance(&l.State, l.age, q.Age)
-	} else {
-		*l = life{id: q.ID, era: f.era}
+	if l.id == request.ID && l.era == f.era {
+		due = f.rules.Advance(&l.State, l.age, request.Age)
+	} else { // the request is new in this slot, or the rules have changed
+		*l = life{id: request.ID, era: f.era}
 	}
-	l.age = q.Age
+	l.age = request.Age
 	if due {
-		f.due = append(f.due, q)
+		f.due = append(f.due, request)
 	}
-	q.Rhat = f.visibleRhat(l)
+	request.Rhat = f.visibleRhat(l)
 }
 
 // visibleRhat returns r̂ of a request as the policy sees it: 0 (unknown) if the policy does not read predictions.
@@ -109,31 +105,32 @@ func (f *Running) visibleRhat(l *life) float32 {
 	return l.Rhat
 }
 
-// ask predicts all requests that are due in one batch.
+// ask predicts all requests in f.due in one batch.
 func (f *Running) ask(p predictor.Predictor) {
 	if len(f.due) == 0 {
 		return
 	}
 	f.queries = f.queries[:0]
-	for _, q := range f.due {
-		f.queries = append(f.queries, predictor.Query{Prompt: q.Prompt - (q.Age - q.Generated), Age: q.Age, Key: q.Key})
+	for _, request := range f.due {
+		generatedBefore := request.Age - request.Generated // on earlier ranks: these tokens are a part of Prompt
+		f.queries = append(f.queries, predictor.Query{Prompt: request.Prompt - generatedBefore, Age: request.Age, Key: request.Key})
 	}
 	if n := len(f.queries); n > cap(f.answers) {
 		f.answers = make([]predictor.Prediction, n, cap(f.queries))
 	}
 	answers := f.answers[:len(f.queries)]
 	p.Predict(f.rules.H, f.queries, answers)
-	for i, q := range f.due {
-		l := &f.lives[q.Slot]
+	for i, request := range f.due {
+		l := &f.lives[request.Slot]
 		f.rules.Set(&l.State, answers[i])
-		q.Rhat = f.visibleRhat(l)
+		request.Rhat = f.visibleRhat(l)
 		if f.live != nil {
-			f.live.Used(q.Slot, q.ID, q.Age, answers[i])
+			f.live.Used(request.Slot, request.ID, request.Age, answers[i])
 		}
 	}
 }
 
-// Ended scores the prediction about a request that has left its rank.
+// Ended scores the predictions about a request that has left its rank, by the number of tokens of its answer.
 func (f *Running) Ended(slot int32, id uint64, finished bool, output int32) {
 	switch {
 	case f.live == nil:
@@ -144,7 +141,7 @@ func (f *Running) Ended(slot int32, id uint64, finished bool, output int32) {
 	}
 }
 
-// Rows returns the predictions that can be scored, with their outcomes.
+// Rows returns the predictions whose outcomes are known, with these outcomes.
 func (f *Running) Rows() []predictor.Row {
 	if f.live == nil {
 		return nil
