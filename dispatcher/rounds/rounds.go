@@ -1,5 +1,5 @@
-// Package rounds decides which requests go now to which ranks of a group that prefills and decodes. A prompt that one
-// rank computes stops the decodes of all ranks, so prompts are held for a moment until several ranks can compute
+// Package rounds decides which requests go now to which ranks of a group whose ranks prefill and decode. While one rank computes a prompt,
+// the decodes of all ranks wait. So requests are held back for a moment and then sent together, in a round: several ranks then compute
 // prompts in the same steps. The package reads no clock: times are seconds that the caller gives.
 package rounds
 
@@ -12,11 +12,11 @@ import (
 type Rank struct {
 	Slots   int     // free slots
 	Room    int64   // KV tokens that are free for prompts
-	Backlog int64   // prompt tokens that were sent to the rank, are not in its cache, and are not computed yet
-	Load    float64 // what its decodes cost a step, in KV tokens
+	Backlog int64   // prompt tokens that the rank has yet to compute
+	Load    float64 // number of KV tokens that would lengthen a step as much as the rank's decodes do
 }
 
-// Hit is a prefix that a rank holds.
+// Hit says how many tokens of a prompt, from its start, a rank has in its prefix cache.
 type Hit struct {
 	Rank   int32
 	Tokens int32
@@ -26,46 +26,46 @@ type Hit struct {
 type Candidate struct {
 	Prompt int32   // tokens
 	Hits   []Hit   // at most one for each rank
-	Since  float64 // when it could first have been sent, s; NaN: it never could. Decide sets it when a rank has room for it
-	Until  float64 // by when it must be sent to be answered in time, s; +Inf: at any time
-	Urgent bool    // it is sent before the others, and is not held
+	Since  float64 // time at which it could first have been sent, in s; NaN: not yet. Decide sets it when a rank has room for the request
+	Until  float64 // time by which it must be sent to be answered in time, in s; +Inf: no limit
+	Urgent bool    // it is sent before the others, and never held back
 }
 
-// Group is what Decide needs to know of the ranks.
+// Group describes the ranks for Decide.
 type Group struct {
 	Ranks    []Rank
 	Decoding int     // requests that decode
-	Unbegun  float64 // mean number of requests that waited for their first token and were not held, over the last minute; below 0: not known
-	Rate     float64 // prompt tokens that all ranks together computed per second, over the last minute; below 0: not known
+	Unbegun  float64 // mean number of requests that waited for their first token and were not held, in the last minute; below 0: not known
+	Rate     float64 // prompt tokens that all ranks together computed per second, in the last minute; below 0: not known
 	Slots    int     // slots of all ranks, free or not
-	Own      float64 // seconds of a step that a prompt token takes on its own rank; 0: not known, so no request is held
-	Request  float64 // what one more request costs a step, in KV tokens
+	Own      float64 // seconds that a prompt token adds to a step on the rank that computes it; 0: not known, so no request is held back
+	Request  float64 // number of KV tokens that would lengthen a step as much as one more request does
 }
 
-// Rule says how long requests are held.
+// Rule says how long requests may be held back.
 type Rule struct {
 	Patience float64 // by how many percent the time to the first token may rise for each percent by which the time per token falls
-	MaxHold  float64 // the longest time that a request is held, s
+	MaxHold  float64 // longest time for which a request is held back, in s
 }
 
-// Default is the rule that did best with loads that were drawn at random.
+// Default is the rule that did best on randomly drawn loads.
 var Default = Rule{Patience: 2.5, MaxHold: 5}
 
-// mostShare bounds how long requests are held, all together, as a share of the time that holding them spares all decodes. It holds if at
-// least half of the slots decode; with fewer decodes, the share is smaller.
+// mostShare bounds the time for which requests are held back, all together, as a share of the time that this saves all decodes together. If
+// less than half of the slots decode, the share is smaller.
 const mostShare = 0.25
 
 // Pick sends a candidate to a rank.
 type Pick struct{ Candidate, Rank int32 }
 
-// backlogClass is the width in tokens of the classes in which backlogs count as equal, so that small differences do not outweigh the
-// load. Loads drawn at random are served equally well with any value from 1 to 4,096.
+// backlogClass is the width, in tokens, of the classes in which backlogs count as equal, so that a small difference of backlogs does not
+// decide against a smaller load. Randomly drawn loads were served equally well with any value from 1 to 4,096.
 const backlogClass = 256
 
-// Planner decides. From one decision to the next it only keeps memory, and the result until the next decision.
+// Planner decides which candidates are sent now. It has no state of earlier decisions, except the results of the last one.
 type Planner struct {
-	ranks  []Rank  // the ranks of the group, with the candidates that are sent or placed
-	base   []Rank  // a copy of ranks before candidates were placed
+	ranks  []Rank  // the ranks of the group, charged with the candidates that are sent or placed
+	base   []Rank  // a copy of ranks from before candidates were placed
 	order  []int32 // candidates in the order in which they are placed
 	placed []int32 // by candidate: its rank, or one of the constants below
 	picks  []Pick
@@ -75,16 +75,16 @@ type Planner struct {
 }
 
 const (
-	unplaced = -1 // the candidate found no slot or no room, or is not placed
-	picked   = -2 // the candidate is in picks already
+	unplaced = -1 // the candidate found no slot or no room, or is not placed yet
+	picked   = -2 // the candidate is in picks
 )
 
 // Decide returns which candidates are sent, and the time at which to call it again if nothing happens before; +Inf: never. waiting is in
 // the order of arrival. The picks are valid until the next call.
 //
-// Decide sends urgent candidates first. It places the others on the ranks as if they were all sent now, and release says until when such
-// a round is worth holding. When that time has come, the placed candidates are sent. Otherwise they are held, and only those are sent
-// that make no step longer (see ride); the others are then placed anew.
+// Decide sends urgent candidates first. It places the others on the ranks as if they were all sent now, and asks release how long it is
+// worth holding such a round back. If this time is over, it sends the placed candidates. Otherwise it sends only the candidates that
+// lengthen no step (see ride), and then places the rest anew. When no such candidate is left, it holds the rest back.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget()
@@ -125,44 +125,25 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 // Forget resets the results of the last decision: Held and HeldFor then return 0, and Released returns false.
 func (p *Planner) Forget() { p.held, p.oldest, p.round = 0, 0, false }
 
-// Held returns how many candidates the last decision held although they had a slot.
+// Held returns how many candidates the last decision held back although a slot was free for them.
 func (p *Planner) Held() int { return p.held }
 
 // HeldFor returns how many seconds ago the first of the held candidates could have been sent.
 func (p *Planner) HeldFor() float64 { return p.oldest }
 
-// Released says whether the last decision sent a round, not only requests that go beside one.
+// Released says whether the last decision sent a round, and not only urgent candidates and candidates that lengthen no step.
 func (p *Planner) Released() bool { return p.round }
 
-// place finds ranks for as many candidates as there are slots, and charges the ranks with them. Candidates that were held for MaxHold
-// come first, so that larger ones do not take their room; the others come by their uncached tokens, largest first. n is how many
-// candidates found a rank. uneven is by how many tokens the largest backlog grows more than the backlogs do on average: so many tokens
-// one rank computes while the others wait.
+// place finds ranks for as many candidates as there are slots, and charges the ranks with them. n is how many candidates found a rank.
+// uneven is by how many tokens the largest backlog grows more than the backlogs grow on average: one rank computes so many tokens while the
+// others wait.
 func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
 	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
 		slots += p.ranks[i].Slots
 		largestBefore, sumBefore = max(largestBefore, p.ranks[i].Backlog), sumBefore+p.ranks[i].Backlog
 	}
-	p.order = p.order[:0]
-	for i := range waiting {
-		if len(p.order) == slots {
-			break
-		}
-		if p.placed[i] != picked {
-			p.order = append(p.order, int32(i))
-		}
-	}
-	slices.SortStableFunc(p.order, func(a, b int32) int {
-		x, y := &waiting[a], &waiting[b]
-		switch late := now-x.Since >= rule.MaxHold; {
-		case late != (now-y.Since >= rule.MaxHold) && late:
-			return -1
-		case late != (now-y.Since >= rule.MaxHold):
-			return 1
-		}
-		return int(y.leastUncached()) - int(x.leastUncached())
-	})
+	p.sortCandidates(now, waiting, rule, slots)
 	largest := largestBefore
 	for _, i := range p.order {
 		c := &waiting[i]
@@ -173,7 +154,7 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 		}
 		p.charge(g, c, r)
 		largest = max(largest, p.ranks[r].Backlog)
-		if !(c.Since <= now) { // it could never be sent before (NaN), or the clock went back
+		if !(c.Since <= now) { // no rank had room for it before (NaN), or the clock went back
 			c.Since = now
 		}
 		n++
@@ -185,18 +166,46 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 	return n, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
-// release returns when the placed candidates are sent: when they have been held, all together, for as long as that is worth.
+// sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are slots. Candidates that were held back for
+// MaxHold come first, because larger candidates could take their room. The others follow by the tokens that no rank has cached, the largest
+// number first.
+func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, slots int) {
+	p.order = p.order[:0]
+	for i := range waiting {
+		if len(p.order) == slots {
+			break
+		}
+		if p.placed[i] != picked {
+			p.order = append(p.order, int32(i))
+		}
+	}
+	slices.SortStableFunc(p.order, func(a, b int32) int {
+		x, y := &waiting[a], &waiting[b]
+		xLate, yLate := now-x.Since >= rule.MaxHold, now-y.Since >= rule.MaxHold
+		switch {
+		case xLate && !yLate:
+			return -1
+		case yLate && !xLate:
+			return 1
+		}
+		return int(y.leastUncached()) - int(x.leastUncached())
+	})
+}
+
+// release returns the time at which the placed candidates are sent: when they have been held back, all together, for as long as that pays.
 //
-// Let prompts come at a rate r, each of which takes its rank the time a, and let k of them be sent together. Then the decodes stand
-// still for r*a/k of the time, and a request is held for about (k-1)/2r. One prompt more in each round spares the decodes a
-// share of r*a/k^2, and adds 1/2r to a time to the first token of T. With the rule's patience p the former is worth the latter as long as
-// k^2 < 2p * r*a * r*T. Here r*T is how many requests wait for their first token, whatever the rate, and until then the requests of a
-// round have been held for k^2/2r in all: for p * r*T times the time a. A round that fills every rank is worth no wait, so a is what it is
-// not level by. Where 2p * r*a * r*T is only x, which is less than 1, no second prompt is expected to come meanwhile: then a request is
-// held for x times that long.
+// Suppose that prompts come at a rate r, that each takes its rank the time a to compute, and that k prompts are sent together. Then the
+// decodes stand still for the share r*a/k of the time, and a request is held back for about (k-1)/2r. One more prompt in each round saves
+// the decodes the share r*a/k^2 of their time, and adds 1/2r to the time to the first token, which is T. With the rule's patience p, this
+// pays as long as k^2 < 2p * r*a * r*T.
+//
+// Here r*T is the number of requests that wait for their first token, at any rate r. At the largest k that pays, the requests of a round
+// have been held back for k^2/2r in total, which is p * r*T times a. A round that gives all ranks equally many tokens need not wait for
+// others. So the time that the uneven tokens take is used for a. If x = 2p * r*a * r*T is less than 1, no second prompt is expected to come
+// in time, and a request is held back only x times as long.
 func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
-	// How many request-seconds of holding it is worth if all decodes are spared a stop of one second.
+	// For how many request-seconds it pays to hold requests back in order to save all decodes a stop of one second.
 	worthPerSecond := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
 	if g.Unbegun >= 0 || rule.Patience == 0 {
 		worthPerSecond = min(worthPerSecond, rule.Patience*g.Unbegun)
@@ -204,7 +213,7 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 			worthPerSecond *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate)
 		}
 	}
-	worth := worthPerSecond * g.Own * uneven // request-seconds: the n placed candidates together may be held for so long
+	worth := worthPerSecond * g.Own * uneven // for so many request-seconds, the n placed candidates together may be held back
 	if worth <= 0 {
 		return now
 	}
@@ -229,18 +238,18 @@ func (p *Planner) longestHeld(now float64, waiting []Candidate) (most float64) {
 	return most
 }
 
-// ride sends the candidates, oldest first, that fit a rank without making its backlog larger than the given largest one: the rank
-// computes them while another rank computes more, so they make no step longer. sent says whether there were some.
+// ride sends the candidates, oldest first, that fit a rank without making its backlog larger than largest, the largest backlog of any rank.
+// The rank computes them while another rank computes more tokens, so they lengthen no step. sent says whether it sent any.
 func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (sent bool) {
 	for i := range waiting {
 		if p.placed[i] == picked {
 			continue
 		}
 		best := int32(unplaced)
-		for r := range p.ranks {
-			if p.fits(int32(r), &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(int32(r))) <= largest &&
-				(best == unplaced || p.ranks[r].Backlog < p.ranks[best].Backlog) {
-				best = int32(r)
+		for r := range int32(len(p.ranks)) {
+			rides := p.fits(r, &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(r)) <= largest
+			if rides && (best == unplaced || p.ranks[r].Backlog < p.ranks[best].Backlog) {
+				best = r
 			}
 		}
 		if best != unplaced {
@@ -251,7 +260,7 @@ func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (sent bool)
 	return sent
 }
 
-// unplace takes back what place did. Candidates that are in picks stay there.
+// unplace undoes place. Candidates that are in picks stay there.
 func (p *Planner) unplace() {
 	copy(p.ranks, p.base)
 	for i := range p.placed {
@@ -268,9 +277,9 @@ func (p *Planner) pick(g *Group, waiting []Candidate, i int, r int32) {
 	p.picks = append(p.picks, Pick{int32(i), r})
 }
 
-// bestRank returns the rank for a candidate; unplaced: no rank has a slot and room. It is the rank with the least backlog or, among
-// equal backlogs, with the least load. A rank that holds a prefix of the prompt is taken instead if the tokens that this saves are at
-// least as many as those by which the largest backlog grows.
+// bestRank returns the rank for a candidate; unplaced: no rank has a slot and room. It is the rank with the smallest backlog or, among
+// equal backlogs, with the smallest load. But it prefers a rank that holds a prefix of the prompt if this saves at least as many tokens as
+// it makes the largest backlog grow.
 func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	best := int32(unplaced)
 	for i := range p.ranks {
@@ -309,7 +318,7 @@ func (p *Planner) fits(r int32, c *Candidate) bool {
 	return p.ranks[r].Slots > 0 && p.ranks[r].Room >= int64(c.Prompt)
 }
 
-// charge takes a slot and room of rank r for a candidate, and adds to its backlog and load.
+// charge takes a slot and room of rank r for a candidate, and adds the candidate to the rank's backlog and load.
 func (p *Planner) charge(g *Group, c *Candidate, r int32) {
 	rank := &p.ranks[r]
 	rank.Slots--
@@ -318,7 +327,7 @@ func (p *Planner) charge(g *Group, c *Candidate, r int32) {
 	rank.Load += float64(c.Prompt) + g.Request
 }
 
-// largestBacklog returns the largest backlog of a rank, with the candidates that are sent or placed.
+// largestBacklog returns the largest backlog of any rank, which includes the candidates that are sent or placed.
 func (p *Planner) largestBacklog() (most int64) {
 	for i := range p.ranks {
 		most = max(most, p.ranks[i].Backlog)
@@ -336,7 +345,7 @@ func (c *Candidate) uncached(r int32) int32 {
 	return c.Prompt
 }
 
-// leastUncached returns how many tokens of the prompt would have to be computed on the rank that holds most of it.
+// leastUncached returns how many tokens of the prompt the rank that holds most of it would have to compute.
 func (c *Candidate) leastUncached() int32 {
 	fewest := c.Prompt
 	for _, h := range c.Hits {
