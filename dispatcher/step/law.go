@@ -2,20 +2,21 @@ package step
 
 import "slices"
 
-// Form says which rows of its ranks a step computes. A row is a token that a rank processes in the step. Attention and dense layers compute
-// the rank's own rows, and experts the rows of all ranks. How an engine pads rows for graphs changes both numbers.
+// Form says how many rows the ranks compute in a step. A row is a token that a rank processes in the step. Attention and dense layers
+// compute the rank's own rows, and expert layers compute the rows of all ranks. An engine that runs CUDA graphs pads rows to the size of a
+// graph, which changes both numbers.
 type Form uint8
 
-// The forms. In vLLM all ranks take the same graph or none (v1/worker/dp_utils.py, 0.32; v1/worker/gpu/dp_utils.py, 0.33). In SGLang
-// 0.5.23 with deepep, moe_dense_tp_size 1 and enable_dp_lm_head each rank has a graph of its own.
+// The forms. In vLLM, all ranks run the same graph or none (v1/worker/dp_utils.py, 0.32; v1/worker/gpu/dp_utils.py, 0.33). In SGLang 0.5.23
+// with deepep, moe_dense_tp_size 1 and enable_dp_lm_head, each rank runs a graph of its own.
 const (
-	Eager      Form = iota // no rank is padded
-	Unmasked               // in graphs: each rank runs as many rows as the largest one, and experts compute these, too
-	Masked                 // in graphs, but experts skip the rows that pad
-	OwnBuckets             // in graphs: each rank is padded to a size of its own, and experts skip the rows that pad
+	Eager      Form = iota // without graphs: no rank is padded
+	Unmasked               // with graphs: each rank computes as many rows as the rank with most rows, and experts compute the padding, too
+	Masked                 // with graphs, as Unmasked, but experts skip the padding
+	OwnBuckets             // with graphs: each rank is padded to a size of its own, and experts skip the padding
 )
 
-// Way returns how the cost of requests enters a step of the form, if padding is left out.
+// Way returns how the number of requests makes a step of this form longer, if padding is left out.
 func (f Form) Way() Way {
 	if f == Eager || f == OwnBuckets {
 		return Fullest
@@ -28,29 +29,29 @@ var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "g
 
 func (f Form) String() string { return Forms[f] }
 
-// Law is how long a step takes, with its form. The Model's RequestMs is what each row of a rank costs that rank.
+// Law computes how long a step takes. The simulated engines follow it. Its Model.RequestMs is the time that each row takes on its own rank.
 type Law struct {
 	Model
 	Form   Form
-	MostMs float64 // ms for each row of the rank with most rows: the time of sending
-	MeanMs float64 // ms for each row that a rank has on average: the time of experts
+	MostMs float64 // ms for each row of the rank with most rows, for the communication between ranks
+	MeanMs float64 // ms for each row that a rank has on average, for the expert layers
 	Sizes  []int   // numbers of rows for which graphs are captured, ascending; a step with more rows than the last runs without a graph
 }
 
-// Captured returns the sizes of graphs that vLLM captures, up to the largest: 1, 2, 4, then in steps of 8 to 256, then in steps of 16
-// (config/vllm.py, 0.32).
+// Captured returns the sizes of the graphs that vLLM captures, up to the largest: 1, 2, 4, then multiples of 8 up to 256, then multiples of
+// 16 (config/vllm.py, 0.32).
 func Captured(largest int) (sizes []int) {
-	for _, n := range []int{1, 2, 4} {
-		if n <= largest {
-			sizes = append(sizes, n)
+	for _, size := range []int{1, 2, 4} {
+		if size <= largest {
+			sizes = append(sizes, size)
 		}
 	}
-	for n := 8; n <= largest; {
-		sizes = append(sizes, n)
-		if n < 256 {
-			n += 8
+	for size := 8; size <= largest; {
+		sizes = append(sizes, size)
+		if size < 256 {
+			size += 8
 		} else {
-			n += 16
+			size += 16
 		}
 	}
 	return sizes
@@ -73,7 +74,7 @@ func (l *Law) padded(rows float64) (float64, bool) {
 	return float64(l.Sizes[at]), true
 }
 
-// Plain says whether the law is just its Model: only the slowest rank sets the length of a step.
+// Plain says whether the Model alone gives the length of a step: no rows are padded, and rows cost nothing on other ranks.
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostMs == 0 && l.MeanMs == 0 }
 
 // Ms returns how long a step of these ranks takes, in ms.
@@ -85,18 +86,17 @@ func (l *Law) Ms(ranks []Rank) float64 {
 		return l.Model.Ms(ranks)
 	}
 	form, widest, mean := l.stepForm(ranks)
-	own := 0.0
+	slowest := 0.0 // ms of the rank whose own work takes longest
 	for i := range ranks {
-		own = max(own, l.ownMs(&ranks[i], form, widest))
+		slowest = max(slowest, l.ownMs(&ranks[i], form, widest))
 	}
-	switch form {
-	case Eager:
-		return l.C0Ms + own + l.eager(ranks)
-	case Unmasked:
+	if form == Eager {
+		return l.C0Ms + slowest + l.eager(ranks)
+	}
+	if form == Unmasked { // experts compute the padding of all ranks
 		mean = widest
-	case Masked, OwnBuckets:
 	}
-	return l.C0Ms + own + l.MostMs*widest + l.MeanMs*mean
+	return l.C0Ms + slowest + l.MostMs*widest + l.MeanMs*mean
 }
 
 // AppendWaits appends how many ms each rank of a step waits for the rank whose own work takes longest.
@@ -105,24 +105,24 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 		return dst
 	}
 	form, widest, _ := l.stepForm(ranks)
-	from, own := len(dst), 0.0
+	from, slowest := len(dst), 0.0
 	for i := range ranks {
 		dst = append(dst, l.ownMs(&ranks[i], form, widest))
-		own = max(own, dst[from+i])
+		slowest = max(slowest, dst[from+i])
 	}
 	for i := range dst[from:] {
-		dst[from+i] = own - dst[from+i]
+		dst[from+i] = slowest - dst[from+i]
 	}
 	return dst
 }
 
-// stepForm returns in which form these ranks step, the rows of the rank with most rows, padded to the size of a graph, and the mean rows
-// of a rank.
+// stepForm returns the form in which these ranks run the step, the rows of the rank with most rows, padded to the size of a graph (widest),
+// and the mean number of rows of a rank.
 func (l *Law) stepForm(ranks []Rank) (form Form, widest, mean float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
-		n := ranks[i].rows()
-		most, sum = max(most, n), sum+n
+		rows := ranks[i].rows()
+		most, sum = max(most, rows), sum+rows
 	}
 	widest, fits := l.padded(most)
 	if form = l.Form; !fits {
@@ -145,14 +145,14 @@ func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
 	case Unmasked, Masked:
 		return l.RequestMs * widest
 	case OwnBuckets:
-		n, _ := l.padded(r.rows())
-		return l.RequestMs * n
-	case Eager:
+		rows, _ := l.padded(r.rows())
+		return l.RequestMs * rows
+	case Eager: // see below
 	}
 	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt
 }
 
-// eager returns how many ms a step without graphs takes in addition to the own work of the slowest rank.
+// eager returns how many ms a step without graphs takes in addition to the slowest rank's own work.
 func (l *Law) eager(ranks []Rank) (ms float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -165,9 +165,9 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 	return ms
 }
 
-// Assumed returns the law in the form that policies decide by: a model of the ranks' own loads, and what a request weighs in the load of
-// its rank and on the rank with most requests. With graphs, a request costs only in the second way, but half of its weight is counted in
-// the first, see Halves. Captured sizes are left out, because a rank that is just below a size now is above it a few steps later.
+// Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
+// for. With graphs, a request makes a step longer only on the rank with most requests. But half of its weight is counted on its own rank,
+// see Halves. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights Weights) {
 	load = l.Model
 	if l.C1Ms <= 0 {
@@ -186,7 +186,8 @@ func (l *Law) Assumed() (load Model, weights Weights) {
 	return load, weights
 }
 
-// Level returns the law as a Model for ranks with equal loads: for these, all forms cost the same if padding is left out.
+// Level returns the law as a Model for ranks with equal loads. For such ranks, a step takes the same time in all forms if padding is left
+// out.
 func (l *Law) Level() Model {
 	m := l.Model
 	m.RequestMs += l.MostMs + l.MeanMs

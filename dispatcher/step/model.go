@@ -1,13 +1,13 @@
 package step
 
-// Model is how long a step of a barrier group takes. A rank needs time for its requests, their KV
-// tokens and its prompts, and the other ranks wait for the slowest. If C1Ms is 0, no model is known.
+// Model computes how long a step of a barrier group takes. A rank needs time for its requests, their KV tokens and its prompts, and the
+// other ranks wait for the slowest rank. If C1Ms is 0, no model is known.
 type Model struct {
 	C0Ms      float64 `yaml:"c0_ms"`             // ms of a step without any load
-	C1Ms      float64 `yaml:"c1_ms"`             // per KV token of a rank
-	RequestMs float64 `yaml:"request_ms"`        // per request that decodes on a rank
-	OwnMs     float64 `yaml:"own_prefill_ms"`    // per token of a prompt that a rank computes
-	SharedMs  float64 `yaml:"shared_prefill_ms"` // per prompt token that a rank computes on average over all ranks
+	C1Ms      float64 `yaml:"c1_ms"`             // ms per KV token of a rank
+	RequestMs float64 `yaml:"request_ms"`        // ms per request that decodes on a rank
+	OwnMs     float64 `yaml:"own_prefill_ms"`    // ms per prompt token that a rank computes, on this rank
+	SharedMs  float64 `yaml:"shared_prefill_ms"` // ms per prompt token that a rank computes on average over all ranks
 	PrefillMs float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
 }
 
@@ -18,7 +18,7 @@ type Rank struct {
 	Prompt   float64 // prompt tokens that the rank computed
 }
 
-// Weight returns the weight of a request in KV tokens, which cost a step as much as the request; 0: not known.
+// Weight returns how many KV tokens make a step as much longer as one request does; 0: not known.
 func (m *Model) Weight() float64 {
 	if m.C1Ms <= 0 {
 		return 0
@@ -26,15 +26,16 @@ func (m *Model) Weight() float64 {
 	return m.RequestMs / m.C1Ms
 }
 
-// Weights are what policies count a request as, in KV tokens.
+// Weights are how many KV tokens policies count for each request, in addition to its own.
 type Weights struct {
 	Request float64 // in the load of its rank
-	Row     float64 // in addition, on the rank with most requests, whatever the KV of that rank
+	Row     float64 // in addition, on the rank with most requests, whatever the KV of this rank
 }
 
-// Halves divides a weight equally between Request and Row, as if the engine padded all ranks to the rank with most requests (Unmasked).
-// Boards without a Law event always do so, because it loses least if the engine does not pad. A search that moves one request at a time
-// needs Request to level the numbers of requests: by the largest number alone it would not find the way.
+// Halves divides a weight equally between Request and Row. Boards use it unless a Law event sets the weights. If the engine pads all ranks
+// to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a time also needs Request:
+// only moves from the one rank with most requests would lower Row, so the search would not find most of the others. If the engine does not
+// pad, halves lose the least.
 func Halves(weight float64) Weights { return Weights{weight / 2, weight / 2} }
 
 // Ms returns how long a step of these ranks takes, in ms.
@@ -42,25 +43,27 @@ func (m *Model) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return m.C0Ms
 	}
-	at, mean := m.slowest(ranks), meanPrompt(ranks)
-	ms := m.C0Ms + m.of(&ranks[at]) + m.SharedMs*mean
+	slowest, mean := m.slowest(ranks), meanPrompt(ranks)
+	ms := m.C0Ms + m.ownMs(&ranks[slowest]) + m.SharedMs*mean
 	if mean > 0 {
 		ms += m.PrefillMs
 	}
 	return ms
 }
 
-// of returns how many ms a rank's own work takes.
-func (m *Model) of(r *Rank) float64 { return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnMs*r.Prompt }
+// ownMs returns how many ms a rank's own work takes.
+func (m *Model) ownMs(r *Rank) float64 {
+	return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnMs*r.Prompt
+}
 
 // slowest returns the index of the rank whose own work takes longest.
-func (m *Model) slowest(ranks []Rank) (at int) {
+func (m *Model) slowest(ranks []Rank) (slowest int) {
 	for i := range ranks {
-		if m.of(&ranks[i]) > m.of(&ranks[at]) {
-			at = i
+		if m.ownMs(&ranks[i]) > m.ownMs(&ranks[slowest]) {
+			slowest = i
 		}
 	}
-	return at
+	return slowest
 }
 
 // meanPrompt returns how many prompt tokens a rank computed on average.
@@ -71,24 +74,24 @@ func meanPrompt(ranks []Rank) (mean float64) {
 	return mean / float64(len(ranks))
 }
 
-// Way says how the cost of requests enters the length of a step.
+// Way says which ranks' requests make a step longer.
 type Way string
 
-// The ways. Steps of the forms Eager and OwnBuckets are of the way Fullest, steps of the other forms of the way TwoRanks.
+// The ways. Steps of the forms Eager and OwnBuckets have the way Fullest, and steps of the other forms the way TwoRanks.
 const (
-	Untold   Way = ""             // the measured steps do not show which way it is
-	Fullest  Way = "fullest rank" // by KV and requests of the rank with the largest load of both together
-	TwoRanks Way = "two ranks"    // by the most KV of any rank and the most requests of any rank
+	Untold   Way = ""             // the measured steps do not show the way
+	Fullest  Way = "fullest rank" // the step waits for one rank: KV and requests of the rank for which both together are largest
+	TwoRanks Way = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
 )
 
-// weighing is what a request counts as.
+// weighing says how requests count in the length of a step.
 type weighing struct {
-	weight  float64 // KV tokens
-	fullest bool    // the way Fullest; false: TwoRanks
+	weight  float64 // KV tokens for which each request counts
+	fullest bool    // the way is Fullest; false: TwoRanks
 }
 
-// fullestOf returns the rank with the largest load or, in the way TwoRanks, a made-up rank with the most KV and the most requests of any.
-// It returns the zero Rank if no rank has a load.
+// fullestOf returns the rank with the largest load. In the way TwoRanks, it returns a made-up rank that has the most KV of any rank and the
+// most requests of any rank. If no rank has a load, it returns the zero Rank.
 func (w weighing) fullestOf(ranks []Rank) (most Rank) {
 	for i := range ranks {
 		switch r := &ranks[i]; {

@@ -1,33 +1,34 @@
 package step
 
-// prefills fits a line to the times of steps with a prefill, from which the time of the slowest rank's decodes is taken off. The load of a
-// step is the prompt tokens of that rank and the mean prompt tokens of a rank, each times its share of a token's cost.
-// The line's constant includes the time of a step without any load, so that the line is known even if all steps have a prefill.
+// prefills learns how long prompts make a step, from the steps that compute a prompt. It fits a line to their times, less the time of the
+// slowest rank's decodes. The load of a step on this line is a weighted mean of two numbers: the prompt tokens of the slowest rank, and the
+// mean prompt tokens of all ranks. The constant of the line includes the time of a step without any load, so that the line can be learned
+// even if all steps compute prompts.
 type prefills struct {
 	line  regression
-	share float64         // share of the rank's own tokens in that load
+	share float64         // weight of the slowest rank's own tokens in the load, 0 to 1
 	ratio median[float64] // measured time of the last steps divided by the expected time
 }
 
-// UsualOwnShare is the share of a prompt token's cost that falls on its own rank, if the config does not give it: the middle of the laws
-// of bench/lab/laws, with experts as fast as in published runs. It is not learned, because the board only estimates how much of a prompt a
-// step computes: shares that were learned from steps were 1.3 to 2.2 times too large or too small in the median of 16 drawn loads, and
-// policies that used them served 1 % fewer tokens.
+// UsualOwnShare is the share of a prompt token's cost that falls on its own rank, if the config does not give it: the middle of the laws of
+// bench/lab/laws, with experts as fast as in published runs. It is not learned, because the board only estimates how much of a prompt a
+// step computes. In the median of 16 randomly drawn loads, shares that were learned from steps were 1.3 to 2.2 times too large or too
+// small, and policies that used them served 1 % fewer tokens.
 const UsualOwnShare = 0.25
 
-// UsualOwnMs is how many ms of a step a prompt token is assumed to take on its own rank until that is known: about the middle of these
-// laws. With 0, no request would be held, and a group that gets prompts faster than it computes them one by one would stay overloaded
-// until it has learned the time.
+// UsualOwnMs is how many ms a prompt token is assumed to add to a step on the rank that computes it, until the number is known. It is about
+// the middle of the laws of bench/lab/laws. With 0, policies would hold no request back, and a group that gets prompts faster than it can
+// compute them one by one would stay overloaded until it has learned the number.
 const UsualOwnMs = 0.02
 
 const (
-	fitPrefills = 100 // the least number of steps with a prefill from which a line is used
-	// What steps are expected to take before anything is known, in ms and in ms per prompt token. Only the test for outliers uses it.
+	fitPrefills = 100 // number of steps with a prefill before the line is used
+	// Expected time of a step before the first line is known, in ms and in ms per prompt token. Only the test for outliers uses them.
 	guessC0Ms, guessMs = 20, 0.1
 )
 
-// add takes in a step with a prefill that took ms, unless that is far off the expected time. m is the model of steps without a prefill,
-// as far as it is known, and share is the share of a prompt token's cost that falls on its own rank.
+// add adds a step with a prefill that took ms, unless this time is far from the expected time. m is the model of steps without a prefill,
+// as far as it is known. share is the share of a prompt token's cost that falls on its own rank.
 func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	f.setShare(share)
 	if !f.fit(&m) && m.OwnMs+m.SharedMs == 0 {
@@ -38,19 +39,20 @@ func (f *prefills) add(m Model, share float64, ranks []Rank, ms float64) {
 	if ratio < tooShort*f.ratio.value || ratio > tooLong*f.ratio.value {
 		return
 	}
-	r := &ranks[m.slowest(ranks)] // the time of its decodes is taken off
-	f.line.add(share*r.Prompt+(1-share)*meanPrompt(ranks), ms-m.RequestMs*r.Requests-m.C1Ms*r.KV)
+	slowest := &ranks[m.slowest(ranks)]
+	withoutDecodes := ms - m.RequestMs*slowest.Requests - m.C1Ms*slowest.KV
+	f.line.add(share*slowest.Prompt+(1-share)*meanPrompt(ranks), withoutDecodes)
 }
 
-// setShare sets the share of a token's cost that falls on its own rank. If the share changes, the line begins anew.
+// setShare sets the share of a prompt token's cost that falls on its own rank. If the share changes, the line is learned anew.
 func (f *prefills) setShare(share float64) {
 	if share != f.share {
 		f.line, f.share = regression{}, share
 	}
 }
 
-// fit writes into the model what a prefill costs. It returns false, and changes nothing, if that is not known. The C0Ms of the model
-// must be that of steps without a prefill.
+// fit writes the times that a prefill takes into the model. It returns false, and changes nothing, if they are not known yet. The model's
+// C0Ms must be the time of a step without any load.
 func (f *prefills) fit(m *Model) bool {
 	if f.line.n < fitPrefills {
 		return false

@@ -6,21 +6,20 @@ import (
 	"slices"
 )
 
-// halfLife is after how many steps a step counts half in a regression.
+// halfLife is the number of steps after which a step counts for half of a new step in a regression.
 const halfLife = 500
 
-var fade = math.Exp2(-1. / halfLife)
+var fade = math.Exp2(-1. / halfLife) // factor by which each new step lowers the weight of the steps before it
 
-// regression is a least-squares fit of step times in ms to the largest load in KV tokens, in which the past
-// fades.
+// regression is a least-squares fit of step times in ms to the largest load in KV tokens. Older steps count for less and less.
 type regression struct {
-	weighing        // what a request counts as in a load
-	n        uint64 // number of steps, not faded
-	// Sums over the steps, in which the past fades: of the weights of steps, the loads x, the times y, and their products.
+	weighing        // how requests count in a load
+	n        uint64 // number of steps
+	// Weighted sums over the steps: of the weights (w), the loads (x), the times (y), and their products.
 	w, x, y, xx, xy, yy float64
 }
 
-// add takes in a step that took ms, and whose largest load is x KV tokens.
+// add adds a step that took ms, and whose largest load is x KV tokens.
 func (r *regression) add(x, ms float64) {
 	r.n++
 	r.w = r.w*fade + 1
@@ -28,33 +27,34 @@ func (r *regression) add(x, ms float64) {
 	r.xx, r.xy, r.yy = r.xx*fade+x*x, r.xy*fade+x*ms, r.yy*fade+ms*ms
 }
 
-// fit returns the line, and the share of the variance that it explains; zeros while the load or the
-// times have not varied.
+// fit returns the line as a model, and the share of the variance of the times that it explains. It returns zeros as long as all loads or
+// all times are the same.
 func (r *regression) fit() (m Model, r2 float64) {
 	if r.w == 0 {
 		return Model{}, 0
 	}
-	mx, my := r.x/r.w, r.y/r.w
-	vx, vy, cov := r.xx/r.w-mx*mx, r.yy/r.w-my*my, r.xy/r.w-mx*my
-	if vx <= 1e-12*mx*mx || vy <= 1e-12*my*my { // the variance is only rounding errors
+	meanX, meanY := r.x/r.w, r.y/r.w
+	varX, varY, covariance := r.xx/r.w-meanX*meanX, r.yy/r.w-meanY*meanY, r.xy/r.w-meanX*meanY
+	if varX <= 1e-12*meanX*meanX || varY <= 1e-12*meanY*meanY { // there are only rounding errors
 		return Model{}, 0
 	}
-	m.C1Ms = cov / vx
-	m.C0Ms = my - m.C1Ms*mx
+	m.C1Ms = covariance / varX
+	m.C0Ms = meanY - m.C1Ms*meanX
 	m.RequestMs = m.C1Ms * r.weight
-	return m, cov * cov / (vx * vy)
+	return m, covariance * covariance / (varX * varY)
 }
 
-// slopeFrom returns the slope of the line that is c0 at no load, and which share it explains of the times above c0.
+// slopeFrom fits a line that has the time c0 at no load. It returns the slope, and the share of the sum of squares of the times above c0
+// that the line explains.
 func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)
 }
 
-// sureSlope is how many times its standard error a slope must be to be trusted.
+// sureSlope: a slope is trusted if it is larger than so many times its standard error.
 const sureSlope = 4
 
-// sure says whether the slope of a line that explains the share r2 of the variance is larger than sureSlope standard errors.
+// sure says whether the slope of a line is larger than sureSlope standard errors. r2 is the share of the variance that the line explains.
 func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope*(1-r2) }
 
 // median keeps the median of the last 33 values.
@@ -65,7 +65,7 @@ type median[T cmp.Ordered] struct {
 	value  T
 }
 
-// add takes in a value, and computes the median of the last ones anew.
+// add adds a value, and computes the median anew.
 func (m *median[T]) add(v T) {
 	m.recent[m.next] = v
 	m.next = (m.next + 1) % len(m.recent)

@@ -2,18 +2,21 @@ package step
 
 import "math"
 
-// requests learns the weight of a request in KV tokens. It is hard to see in a group whose ranks are level in KV tokens: the
-// slowest rank is then the one with most requests, but which rank is the slowest depends on the weight that is looked for.
-// So a number of weights are tried side by side. Each has its own fullest ranks, and its own line of the
-// steps' times by their loads. The weight whose line has the smallest error is the likely one. If an engine pads its ranks, most KV and
-// most requests may be on different ranks, so each weight is tried in both ways. All sums are of differences within short
-// blocks of steps, because slow changes (of the engine's clock, or of the prompts) would otherwise seem to depend on the
-// number of requests.
+// requests learns the weight of a request: how many KV tokens make a step as much longer as one request does.
+//
+// A simple regression cannot find the weight, because it decides which rank is the slowest, and only the slowest rank determines the time
+// of a step. So a number of weights are tried side by side. Each weight has its own slowest rank in each step, and its own line through the
+// times of the steps by the loads of these ranks. The most likely weight is the one whose line has the smallest error. An engine may pad
+// all ranks to the rank with most requests. Then the most KV and the most requests may be on different ranks, so each weight is tried in
+// both ways (see Way).
+//
+// All sums are of differences within short blocks of steps. Otherwise slow changes, such as those of a GPU's clock rate or of the length of
+// prompts, would seem to depend on the number of requests.
 type requests struct {
 	assumed   float64  // weight in use until one is found
-	found     weighing // weight and way that steps have shown; weight 0: a request surely costs nothing
+	found     weighing // weight and way that the steps have shown; weight 0: a request surely costs nothing
 	isFound   bool     // found is set
-	waySure   bool     // the way of found is certain, too, and not only its weight
+	waySure   bool     // not only the weight of found is certain, but also its way
 	lastFound trial    // result of the last window
 
 	window, block sums
@@ -21,17 +24,17 @@ type requests struct {
 }
 
 const (
-	windowSteps  = 2000 // steps after which a weight is looked for
-	blockSteps   = 100  // steps within which differences are looked at
-	arms         = 30   // weights that are tried
-	armsPerTwo   = 2    // each weight is twice the weight that is so many before it
-	lightest     = 64   // KV tokens of the second weight; the last is about a million, as for models with sparse attention
-	sureFall     = 3    // how many times its standard error the mean fall of the blocks' errors must be
-	leastChange  = 0.05 // a found weight replaces the one in use if it differs by more than about this share
-	resolutionMs = 0.1  // errors of a step's time that are smaller than this, in ms, show nothing
+	windowSteps  = 2000 // a weight is looked for after so many steps
+	blockSteps   = 100  // steps of a block; only differences within a block count
+	arms         = 30   // number of weights that are tried
+	armsPerTwo   = 2    // a weight is twice as large as the one so many places before it
+	lightest     = 64   // KV tokens of the smallest weight above 0; the largest is about a million, as for models with sparse attention
+	sureFall     = 3    // the mean fall of the blocks' errors must be larger than so many times its standard error
+	leastChange  = 0.05 // a found weight replaces the weight in use only if it differs by more than about this share
+	resolutionMs = 0.1  // smaller errors of a step's time, in ms, show nothing
 )
 
-// triedWeights are the weights that are tried, in KV tokens. The first is 0: requests cost nothing.
+// triedWeights are the weights that are tried, in KV tokens. The first is 0, for the case that requests cost nothing.
 var triedWeights = func() (all [arms]float64) {
 	for k := 1; k < arms; k++ {
 		all[k] = lightest * math.Exp2(float64(k-1)/armsPerTwo)
@@ -42,31 +45,32 @@ var triedWeights = func() (all [arms]float64) {
 // sums has the number of steps, and the sums of their times and squared times.
 type sums struct{ n, y, yy float64 }
 
-// arm has the sums of one weight in one of the two ways. x are loads and y times: those with b are of the current block, the others sum
-// up the variation within the blocks of the window.
+// arm has the sums of one weight in one of the two ways. In the names, x is a load and y a time. The sums that begin with b are of the
+// current block; the others add up the variation within the blocks of the window.
 type arm struct{ bx, bxx, bxy, x, xx, xy float64 }
 
-// trial is what a window found, and how well it fits the next window.
+// trial is the result of a window, and a test of the result by the steps of the next window.
 type trial struct {
-	arm               int // index in requests.arms of the best weight; 0: no weight is surely better than requests that cost nothing
-	best              weighing
-	sure              bool    // the other way surely explains less
-	slope, plainSlope float64 // slopes of the lines of the best arm, and of arm 0
+	arm               int      // index in requests.arms of the best weight; 0: no weight explains the times surely better than 0
+	best              weighing // the best weight and way
+	sure              bool     // the other way surely explains the times less well
+	slope, plainSlope float64  // slopes of the lines of the best arm, and of arm 0, whose weight is 0
 
-	blocks, falls, squares float64 // blocks of the next window, and the sums of how much their squared errors fall by it, and of the squares
+	blocks         float64 // number of blocks of the next window
+	falls, squares float64 // sums over these blocks: how much best lowers the squared error (the fall), and the squares of the falls
 }
 
-// add takes in a step that took ms: in each arm, the load of the fullest rank by the weight and the way of the arm. After blockSteps
-// steps a block ends, and after windowSteps steps a window. If that changes the weight in use, line is the regression of the window with
-// the new weight.
+// add adds a step that took ms to each arm, with the load of the fullest rank by the weight and the way of the arm. A block ends after
+// blockSteps steps, and a window after windowSteps steps. If the end of a window changes the weight in use, changed is true, and line is
+// the regression of the window's steps with the new weight.
 func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	var loads [2 * arms]float64
 	mostKV, mostRequests := 0.0, 0.0
 	for i := range ranks {
-		kv, n := ranks[i].KV, ranks[i].Requests
-		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, n)
+		kv, requests := ranks[i].KV, ranks[i].Requests
+		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, requests)
 		for k := range triedWeights {
-			loads[k] = max(loads[k], kv+triedWeights[k]*n)
+			loads[k] = max(loads[k], kv+triedWeights[k]*requests)
 		}
 	}
 	for k := range triedWeights {
@@ -92,8 +96,8 @@ func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool)
 	return line, changed
 }
 
-// endBlock adds the variation within the current block to the window, and begins the next block. For the weight that the window before
-// has found, it also notes by how much the error of the block falls with it.
+// endBlock adds the variation within the current block to the window, and begins the next block. It also adds up by how much the weight
+// that the last window found lowers the error of the block.
 func (q *requests) endBlock() {
 	b := q.block
 	for k := range q.arms {
@@ -113,7 +117,7 @@ func (q *requests) endBlock() {
 	q.block = sums{}
 }
 
-// inUse returns what a request counts as now.
+// inUse returns the weight and the way that are in use now.
 func (q *requests) inUse() weighing {
 	if q.isFound {
 		return q.found
@@ -121,9 +125,9 @@ func (q *requests) inUse() weighing {
 	return weighing{weight: q.assumed}
 }
 
-// judge ends a window, and says whether that changed the weight in use. What the window before has found comes into use if the steps of
-// this window surely fit better with it. If they do not, and surely fit better with requests that cost nothing than with the weight in
-// use, that weight is replaced by what this window has found: another weight, or 0.
+// judge ends a window, and says whether this changed the weight in use. The weight that the last window found comes into use if the steps
+// of the present window surely fit it better than the weight 0. If they do not, and surely fit the weight 0 better than the weight in use,
+// the weight in use is replaced by the one that the present window has found, which may be 0.
 func (q *requests) judge() (changed bool) {
 	inUseBefore, lastTrial := q.inUse(), q.lastFound
 	q.lastFound = q.find()
@@ -135,26 +139,29 @@ func (q *requests) judge() (changed bool) {
 	return q.inUse() != inUseBefore
 }
 
-// use changes the weight to what the window before has found (lastTrial) or, if the last window agrees on the way, to the geometric mean
-// of what both have found. If the new weight differs by no more than leastChange, and the way is the same, the old weight stays.
+// use brings the weight of lastTrial, the result of the window before this one, into use. If the present window has found the same way, it
+// uses the geometric mean of both weights instead. If the way stays, and the new weight differs by no more than leastChange, the old
+// weight stays.
 func (q *requests) use(lastTrial *trial) {
 	found := lastTrial.best
 	if q.lastFound.arm > 0 && q.lastFound.best.fullest == found.fullest {
 		found.weight = math.Sqrt(found.weight * q.lastFound.best.weight)
 	}
-	if inUse := q.inUse(); !q.isFound || inUse.fullest != found.fullest || math.Abs(math.Log(found.weight/inUse.weight)) > leastChange {
+	inUse := q.inUse()
+	differs := inUse.fullest != found.fullest || math.Abs(math.Log(found.weight/inUse.weight)) > leastChange
+	if !q.isFound || differs {
 		q.found, q.isFound = found, true
 	}
 	q.waySure = lastTrial.sure && q.lastFound.sure && q.lastFound.best.fullest == q.found.fullest
 }
 
-// find returns the best weight of the window, or the zero trial if it is not surely better than requests that cost nothing.
+// find returns the best weight of the window, or the zero trial if no weight explains the times surely better than the weight 0 (plain).
 func (q *requests) find() trial {
 	best, plain := 0, q.arms[0].leastError(&q.window)
 	least, leastByWay := plain, [2]float64{plain, plain}
 	for k := range q.arms {
 		squaredError := q.arms[k].leastError(&q.window)
-		if k%arms == 0 || q.arms[k].xy <= 0 {
+		if k%arms == 0 || q.arms[k].xy <= 0 { // the weight is 0, or steps with larger loads were shorter
 			continue
 		}
 		leastByWay[k/arms] = min(leastByWay[k/arms], squaredError)
@@ -176,25 +183,25 @@ func (q *requests) find() trial {
 	return t
 }
 
-// refuted says whether the window is surely explained better if requests cost nothing than by the weight in use in either way. A window in
-// which all ranks always have equal numbers of requests shows nothing, so the weight stays.
+// refuted says whether the weight 0 explains the times of the window surely better than the weight in use does in either way. If all ranks
+// had equal numbers of requests in all steps of the window, it shows nothing, so the weight stays.
 func (q *requests) refuted() bool {
-	at, plainError := nearest(q.inUse().weight), q.arms[0].leastError(&q.window)
-	weightError := min(q.arms[at].leastError(&q.window), q.arms[arms+at].leastError(&q.window))
+	k, plainError := nearest(q.inUse().weight), q.arms[0].leastError(&q.window)
+	weightError := min(q.arms[k].leastError(&q.window), q.arms[arms+k].leastError(&q.window))
 	return weightError-plainError > q.sureDifference(plainError)
 }
 
-// sureDifference returns by how much the squared error of another line must be larger than least, so that chance does not explain it.
-// The variance of a step's time is estimated by least, divided by the degrees of freedom, and is at least the square of resolutionMs.
+// sureDifference returns by how much the squared error of another line must be larger than least before chance does not explain the
+// difference. The estimated variance of a step's time is least divided by the degrees of freedom, but at least the square of resolutionMs.
 func (q *requests) sureDifference(least float64) float64 {
 	degrees := q.window.n*(1-1./blockSteps) - 2
 	return sureSlope * sureSlope * max(least/degrees, resolutionMs*resolutionMs)
 }
 
-// errorFall returns by how much the squared error of the current block is lower with a slope than without.
+// errorFall returns by how much the squared error of the current block is lower with the given slope than with the slope 0.
 func (a *arm) errorFall(slope float64) float64 { return 2*slope*a.bxy - slope*slope*a.bxx }
 
-// confirmed says whether the errors of blocks surely fall with the trial's weight. It counts blocks and not steps, because the errors of
+// confirmed says whether the trial's weight surely lowers the errors of the blocks. It counts blocks and not steps, because the errors of
 // successive steps may depend on each other.
 func (t *trial) confirmed() bool {
 	return t.falls > 0 && t.falls*t.falls > sureFall*sureFall*(t.squares-t.falls*t.falls/t.blocks)*t.blocks/(t.blocks-1)
@@ -216,7 +223,7 @@ func (a *arm) slope() float64 {
 	return a.xy / a.xx
 }
 
-// nearest returns the index in triedWeights of the weight that is nearest.
+// nearest returns the index of the weight in triedWeights that is nearest to the given one by its logarithm.
 func nearest(weight float64) int {
 	if weight == 0 {
 		return 0
@@ -224,18 +231,18 @@ func nearest(weight float64) int {
 	return 1 + int(max(0, min(arms-2, math.Round(math.Log2(weight/lightest)*armsPerTwo))))
 }
 
-// line returns a regression with the weight in use, as if it had taken in the steps of the window.
+// line returns the regression that would result from adding the steps of the window with the weight in use.
 func (q *requests) line() regression {
 	inUse, w := q.inUse(), &q.window
-	at := nearest(inUse.weight)
+	k := nearest(inUse.weight)
 	if !inUse.fullest {
-		at += arms
+		k += arms
 	}
-	a := &q.arms[at]
+	a := &q.arms[k]
 	r := regression{
 		weighing: inUse, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}
-	// With many steps, the sums of a regression weigh as much as 1/(1-fade) steps, because the past fades in it.
+	// The weights in the sums of a regression add up to at most 1/(1-fade) steps, because older steps count for less.
 	if scale := 1 / (1 - fade) / w.n; scale < 1 {
 		r.w, r.x, r.y, r.xx, r.xy, r.yy = scale*r.w, scale*r.x, scale*r.y, scale*r.xx, scale*r.xy, scale*r.yy
 	}

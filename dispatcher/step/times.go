@@ -1,5 +1,4 @@
-// Package step learns how long the steps of a barrier group take, from the steps that
-// its streams report.
+// Package step learns how long the steps of a barrier group take, and how this depends on the loads of its ranks, from the measured steps.
 package step
 
 import (
@@ -11,54 +10,55 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// When a learned model is used. A model of fewer steps, or of times that hardly follow the load, would be worse
-// than no model.
+// A learned model is used only if both of these hold. A model from fewer steps, or of times that hardly depend on the load, would be worse
+// than none.
 const (
-	fitSteps = 200 // least number of steps
-	fitR2    = 0.3 // least share of the variance of step times that the model explains
+	fitSteps = 200 // it was learned from at least so many steps
+	fitR2    = 0.3 // it explains at least this share of the variance of step times
 )
 
-// UsualWeight is the weight of a request in KV tokens that is assumed until steps show it: about the middle of the laws of engines
-// with accelerators (bench/lab/laws). With loads drawn at random, to begin with weight 0 cost up to a third more.
+// UsualWeight is the weight of a request, in KV tokens, that is assumed until the steps show it: about the middle of the laws of engines
+// with accelerators (bench/lab/laws). On randomly drawn loads, imbalance cost up to a third more if the weight was 0 at first.
 const UsualWeight = 20_000
 
-// Times has what a group's steps have taught.
+// Times has what was learned from the steps of a group.
 type Times struct {
 	regression
 	Configured Model // see Configure; zero: none
-	Law        Model // the model that a Law event has set, so that none is learned; zero: there was none
+	Law        Model // the model that a Law event has set, in place of a learned model; zero: there was none
 
 	lengths      median[time.Duration] // lengths of all steps
-	plainLengths median[time.Duration] // lengths of steps without a prefill, once there were steps with one
+	plainLengths median[time.Duration] // lengths of steps without a prefill, since the first step with a prefill
 	base         time.Duration         // assumed length of steps without a prefill, see lowerBase
 	requests     requests
 	prefills     prefills
-	meanMs       float32 // fading mean of the lengths, half-life 32 steps
-	meanOff      float64 // fading mean of how many ms steps without a prefill are off the line
-	tokens       float64 // fading mean of the tokens that a request gets in a step; 0: not known
+	meanMs       float32 // mean of the lengths, in which a step counts half after 32 steps
+	meanOff      float64 // mean distance, in ms, of the lengths of steps without a prefill from the line; older steps count less
+	tokens       float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
 	learned      LearnedSteps
 	buckets      [len(bounds)]uint64
 	sumMs        float64
 }
 
-// bounds are the upper bounds of the buckets of evenkeel_step_seconds, in s.
+// bounds are the upper bounds of the buckets of the metric evenkeel_step_seconds, in s.
 var bounds = [...]float64{.005, .01, .015, .02, .03, .04, .05, .06, .08, .1, .15, .2, .3, .5, 1, 2}
 
-// A step whose length is below or above so many times the typical length teaches the model nothing: an engine stood
-// still, or the report of a step was missed.
 const (
+	// The model does not learn from a step that is shorter than tooShort times the typical length, or longer than tooLong times: an engine
+	// stood still, or the report of a step was missed.
 	tooShort = 0.4
 	tooLong  = 2.5
-	// severalSteps: if a step brings more than so many times the usual tokens, several steps were reported as one.
+	// If a step brings more than severalSteps times the usual tokens, several steps were reported as one.
 	severalSteps = 1.3
-	farOff       = 4 // a step counts as at most so many times as far off the line as steps are on average
-	// echoed: if a step brings less than so many times the usual tokens, it is not a step: the tokens of a few requests came late.
+	// A step counts as at most farOff times as far from the line as steps are on average.
+	farOff = 4
+	// A step that brings less than echoed times the usual tokens is no step: the tokens of a few requests came late.
 	echoed = 0.4
-	// shortest divides the median of all steps: steps without a prefill are not taken to be shorter than the result.
+	// A step without a prefill is assumed to take at least the median length of all steps, divided by shortest.
 	shortest = 50
 )
 
-// Add takes in the length of a step.
+// Add adds the length of a step to the statistics of lengths.
 func (s *Times) Add(length time.Duration) {
 	if length <= 0 {
 		return
@@ -76,20 +76,21 @@ func (s *Times) Add(length time.Duration) {
 	if s.meanMs == 0 {
 		s.meanMs = float32(ms)
 	}
-	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1 - 2^(-1/32)
+	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1/46 is about 1 - 2^(-1/32), for a half-life of 32 steps
 }
 
-// Sample is a step with what the ranks did in it.
+// Sample is a measured step with what each rank did in it.
 type Sample struct {
-	Ranks []Rank // all ranks of the group that step
-	// Tokens is how many tokens a request got. If tokens come late, several steps are reported as one, with their length and tokens together
+	Ranks []Rank // all ranks of the group that are not down
+	// Tokens is how many tokens each request got. If tokens come late, several steps are reported as one, with the sum of their lengths and
+	// tokens.
 	Tokens float64
 	Length time.Duration
 }
 
-// Teach learns from a step that was measured with what the ranks did in it. A sample with far more tokens than usual covers several steps,
-// so that its time bounds the base from above and teaches no more. One with far fewer is no step. A step without a prompt teaches the
-// decode model, a step with one what prompts add to it. Teach keeps no reference to the sample.
+// Teach learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
+// prompts make a step. A sample with far more tokens than usual covers several steps, and with far fewer it is no step; neither changes a
+// model. Teach keeps no reference to the sample.
 func (s *Times) Teach(t Sample) {
 	weighing := s.lineWeighing()
 	most := weighing.fullestOf(t.Ranks)
@@ -101,10 +102,10 @@ func (s *Times) Teach(t Sample) {
 		s.tokens = t.Tokens
 	}
 	several, echo := t.Tokens > severalSteps*s.tokens, t.Tokens < echoed*s.tokens
-	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46 // 1 - 2^(-1/32): half of what was is forgotten in 32 steps
+	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46 // 1/46 is about 1 - 2^(-1/32), for a half-life of 32 steps
 	ms := t.Length.Seconds() * 1000
 	switch {
-	case echo: // it teaches nothing
+	case echo: // there is nothing to learn from it
 	case several:
 		s.lowerBase()
 	case !prefill:
@@ -117,8 +118,8 @@ func (s *Times) Teach(t Sample) {
 	}
 }
 
-// lowerBase lowers base, the assumed length of a step without a prefill, until such a step is measured. If base is far too large, Least
-// is so large that the step detector finds no short steps.
+// lowerBase makes base, the assumed length of a step without a prefill, a little shorter, because no such step was measured. If base is far
+// too long, so is Least, and then the step detector does not find short steps.
 func (s *Times) lowerBase() {
 	if s.base == 0 {
 		s.base = s.lengths.value
@@ -126,48 +127,48 @@ func (s *Times) lowerBase() {
 	s.base -= s.base / 32
 }
 
-// isPlain says whether a step without a prefill has a usual length for such steps.
+// isPlain says whether a step without a prefill has a usual length for such steps. It also updates the base.
 func (s *Times) isPlain(length time.Duration) bool {
 	if s.prefills.ratio.seen == 0 {
 		return usual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	s.base = min(s.plainLengths.value, 2*length) // follows at once if steps without a prefill have become shorter
+	s.base = min(s.plainLengths.value, 2*length) // 2*length: base falls at once if steps without a prefill have become shorter
 	return usual(length, s.plainLengths.value)
 }
 
-// learn takes in a step without a prefill. most is what the fullest rank did in it.
+// learn adds a step without a prefill to the models. most is what the fullest rank did in it.
 func (s *Times) learn(ranks []Rank, most *Rank, weighing weighing, ms float64) {
 	if weighing != s.regression.weighing { // Configure has changed the weight
 		s.regression = regression{weighing: weighing}
 	}
-	x := most.load(weighing.weight)
-	tame := s.tame(x, ms)
-	s.regression.add(x, ms)
+	load := most.load(weighing.weight)
+	tamed := s.tame(load, ms)
+	s.regression.add(load, ms)
 	s.learned.add(most, ms)
-	if line, changed := s.requests.add(ranks, tame); changed {
+	if line, changed := s.requests.add(ranks, tamed); changed {
 		s.regression = line
 	}
 }
 
-// tame returns the length ms of a step, for the search of the weight of a request; x is the load of the step in KV tokens. The line is the
-// step model learned so far: the length that a step with this load should have. If a step is much farther off the line than usual, tame
-// brings it nearer: a few such steps, in which a rank had an unusual load, could otherwise lead to a wrong weight.
-func (s *Times) tame(x, ms float64) float64 {
-	line := s.y / max(1, s.w)
+// tame returns the length (ms) of a step with the given load, in KV tokens, for the search of the weight of a request. If the length is
+// much farther from the line of the present model than usual, tame moves it nearer to the line. Otherwise a few steps in which a rank had
+// an unusual load could lead to a wrong weight.
+func (s *Times) tame(load, ms float64) float64 {
+	expected := s.y / max(1, s.w)
 	if m, _ := s.fit(); m.C1Ms > 0 {
-		line = m.C0Ms + m.C1Ms*x
+		expected = m.C0Ms + m.C1Ms*load
 	}
-	off := ms - line
+	off := ms - expected
 	if s.meanOff > 0 {
 		off = min(farOff*s.meanOff, max(-farOff*s.meanOff, off))
 	}
 	s.meanOff += (math.Abs(off) - s.meanOff) / 46
-	return line + off
+	return expected + off
 }
 
-// Configure sets the model that is in force until steps have taught a better one. If it has no cost of a request, the weight of a request
-// begins at UsualWeight.
+// Configure sets the model that is used until a better one is learned. If it has no RequestMs, the weight of a request is UsualWeight at
+// first.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
 	s.prefills.setShare(s.ownShare())
@@ -177,29 +178,31 @@ func (s *Times) Configure(m Model) {
 	}
 }
 
-// Weight returns how many KV tokens a request counts as in a load; 0: it surely costs nothing.
+// Weight returns for how many KV tokens each request counts in a load; 0: it surely costs nothing.
 func (s *Times) Weight() float64 {
-	if s.Law.C1Ms > 0 { // else the law may have only what prompts cost
+	if s.Law.C1Ms > 0 { // otherwise the law may only have the cost of prompts
 		return s.Law.Weight()
 	}
 	return s.requests.inUse().weight
 }
 
-// Known returns the weight of a request as Weight does, but 0 instead of UsualWeight.
+// Known returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
 func (s *Times) Known() float64 { return s.lineWeighing().weight }
 
-// Told returns the way in which requests cost, if two windows of steps have shown it.
+// Told returns the way in which requests make steps longer, if two windows of steps have shown it.
 func (s *Times) Told() (way Way) {
-	switch q := &s.requests; {
-	case s.Law.C1Ms > 0 || !q.isFound || !q.waySure || q.found.weight == 0:
+	learned := &s.requests
+	sure := learned.isFound && learned.waySure && learned.found.weight != 0
+	switch {
+	case s.Law.C1Ms > 0 || !sure:
 		return Untold
-	case q.found.fullest:
+	case learned.found.fullest:
 		return Fullest
 	}
 	return TwoRanks
 }
 
-// lineWeighing returns what a request counts as in the line of the steps: the learned weight or, without one, that of the config.
+// lineWeighing returns how requests count in the line of the steps: with the learned weight or, without one, with the configured weight.
 func (s *Times) lineWeighing() weighing {
 	switch {
 	case s.Law.C1Ms > 0:
@@ -210,8 +213,8 @@ func (s *Times) lineWeighing() weighing {
 	return weighing{s.Configured.Weight(), true}
 }
 
-// decodeModel returns the model of steps without a prefill, as well as it is known. A line that is not good enough for policies
-// is better than none, and without a line, the mean of steps without a prefill is better than that of all steps.
+// decodeModel returns the best known model of steps without a prefill. It uses a line even if this is not good enough for policies and, if
+// there is none, the mean length of steps without a prefill.
 func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
 	switch {
@@ -228,7 +231,7 @@ func (s *Times) decodeModel() (m Model) {
 	return m
 }
 
-// withPrefills returns the model of decodes with the learned cost of a prefill; ok is false if that is not known.
+// withPrefills returns the model of decodes together with the learned cost of a prefill; ok is false if this cost is not known.
 func (s *Times) withPrefills() (m Model, ok bool) {
 	m = s.decodeModel()
 	ok = s.prefills.fit(&m)
@@ -243,7 +246,7 @@ func (s *Times) ownShare() float64 {
 	return UsualOwnShare
 }
 
-// LearnedSteps are the steps that the model was learned from since the start.
+// LearnedSteps has sums over all steps from which the model was learned.
 type LearnedSteps struct {
 	Steps    float64
 	Tokens   float64 // sum of the KV tokens of the fullest rank
@@ -255,15 +258,15 @@ func (t *LearnedSteps) add(most *Rank, ms float64) {
 	t.Steps, t.Tokens, t.Requests, t.Ms = t.Steps+1, t.Tokens+most.KV, t.Requests+most.Requests, t.Ms+ms
 }
 
-// Line is what the steps have taught of how long they take.
+// Line is the learned model of steps, with what a replay of steps needs in addition.
 type Line struct {
-	Model        // its C1Ms is 0 if the lengths do not show the load
-	InForce bool // false: the line is not good enough for policies
+	Model        // C1Ms is 0 if the lengths of steps do not depend on the load
+	InForce bool // false: the model is not good enough for policies
 	Learned LearnedSteps
-	Fixed   float64 // ms of a step with a prefill that do not depend on its load; 0: not known
+	Fixed   float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
 }
 
-// Line returns what the steps have taught so far.
+// Line returns the line that was learned so far.
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
@@ -279,23 +282,23 @@ func (s *Times) Line() Line {
 	return l
 }
 
-// Known says whether the steps have taught anything of how long they take.
+// Known says whether anything was learned about the length of steps.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.Fixed > 0 }
 
-// Through returns the line with a constant such that it goes through the mean of the steps since an earlier moment. Steps with a prefill
-// keep the learned length. If there are few steps without a prefill, some of them had a prefill that was not noticed. So they are taken to
-// be no longer than the fixed part of a step with a prefill.
+// Through returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned after an
+// earlier time, when the sums were before. Steps with a prefill keep their learned length. If there are few steps without a prefill, some
+// of them may have had a prefill that was not noticed. So C0Ms is then at most the fixed part of a step with a prefill.
 func (l *Line) Through(before LearnedSteps) Model {
-	m, t := l.Model, &l.Learned
-	if t.Steps == before.Steps && m.C0Ms == 0 { // no steps since then: use all steps, however old, rather than none
+	m, all := l.Model, &l.Learned
+	if all.Steps == before.Steps && m.C0Ms == 0 { // there were no steps since then, so use all steps, however old
 		before = LearnedSteps{}
 	}
-	n := t.Steps - before.Steps
+	n := all.Steps - before.Steps // steps whose mean the line goes through
 	if n > 0 {
-		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens)-m.RequestMs*(t.Requests-before.Requests))/n)
+		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
 	if l.Fixed > 0 {
-		if n == 0 && m.C0Ms == 0 || n < fitSteps && m.C0Ms > l.Fixed {
+		if unknown := n == 0 && m.C0Ms == 0; unknown || n < fitSteps && m.C0Ms > l.Fixed {
 			m.C0Ms = l.Fixed
 		}
 		m.PrefillMs = max(0, l.Fixed-m.C0Ms)
@@ -303,7 +306,7 @@ func (l *Line) Through(before LearnedSteps) Model {
 	return m
 }
 
-// usual says whether the length of a step is near enough to the typical length to teach the model something.
+// usual says whether the length of a step is near enough to the typical length to learn from it.
 func usual(length, typical time.Duration) bool {
 	ratio := length.Seconds() / typical.Seconds()
 	return ratio >= tooShort && ratio <= tooLong
@@ -316,14 +319,14 @@ const (
 	Given      = "told"
 )
 
-// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given, Learned or Configured; empty: they are not
-// known, and m has only what prefills cost. That cost is the configured one until it is learned. r2 is how well the learned model fits,
-// whether it is in force or not.
+// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (by a Law event), Learned or Configured;
+// empty: they are not known, and m only has the cost of prefills, which is the configured cost until it is learned. r2 is the share of the
+// variance that the learned model explains, even if it is not in force.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.Law != (Model{}):
-		return s.Law, Given, r2 // a Law sets the cost of prefills, too
+		return s.Law, Given, r2 // a Law event sets the cost of prefills, too
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned
@@ -338,7 +341,7 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	return m, source, r2
 }
 
-// Unknown says why no model is in force, given how well the learned one fits.
+// Unknown says why no model is in force. r2 is the share of the variance that the learned model explains.
 func (s *Times) Unknown(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
@@ -350,7 +353,8 @@ func (s *Times) Unknown(r2 float64) string {
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
 }
 
-// Ms returns the mean length of a step in ms or, if none was measured, that by the model at the given load in KV tokens; 0: unknown.
+// Ms returns the mean length of a step in ms or, if none was measured, the length by the model m at the given load in KV tokens; 0:
+// unknown.
 func (s *Times) Ms(m Model, load int64) float32 {
 	if s.meanMs > 0 || m.C1Ms == 0 {
 		return s.meanMs
@@ -358,15 +362,16 @@ func (s *Times) Ms(m Model, load int64) float32 {
 	return float32(m.C0Ms + m.C1Ms*float64(load))
 }
 
-// Samples returns how many steps the learned model comes from, whether it is in force or not.
+// Samples returns from how many steps the model was learned, even if it is not in force.
 func (s *Times) Samples() uint64 { return s.n }
 
-// fewSteps is how many steps must be known before Least has a value. With fewer, one long step, in which an engine stood still,
-// could make Least so large that the next steps are taken for parts of a step.
+// fewSteps is how many steps must be known before Least has a value. With fewer steps, one long step, in which an engine stood still, could
+// make Least so large that the next steps count as parts of one step.
 const fewSteps = 8
 
-// Least returns the shortest usual length of a step; 0: not known yet. Once some steps have a prefill, it follows from the steps without
-// one: if most steps have a prefill, the others are far shorter than the median of all, and the step detector would never find them.
+// Least returns the shortest usual length of a step; 0: not known yet. After the first steps with a prefill, it is computed from the steps
+// without one. If most steps have a prefill, the others are far shorter than the median of all steps, and the step detector would never
+// find them by this median.
 func (s *Times) Least() time.Duration {
 	if s.lengths.seen < fewSteps {
 		return 0
@@ -377,7 +382,7 @@ func (s *Times) Least() time.Duration {
 	return max(time.Duration(tooShort*float64(s.base)), s.lengths.value/shortest)
 }
 
-// Histogram is evenkeel_step_seconds.
+// Histogram has the values of the metric evenkeel_step_seconds.
 type Histogram struct {
 	Count   uint64
 	Seconds float64
