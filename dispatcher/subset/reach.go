@@ -2,30 +2,29 @@ package subset
 
 import "github.com/bits-and-blooms/bitset"
 
-// maxBits is the largest sum for which a table counts single tokens; for larger sums it counts blocks of tokens.
+// maxBits bounds the bits of a set of sums. If the largest sum is larger, sums count blocks of several tokens instead of single tokens.
 const maxBits = 65_536
 
-// reach has the set of sums that exactly j of the first i sizes can have, for every i
-// and j, as a bitset. All are kept, so that a sum can be traced back
-// to its items.
+// reach is a table of sets: for every i and j, the sums that exactly j of the first i sizes can have. Each set is a bitset. All sets are
+// kept, so that the items of a sum can be found again (see trace).
 type reach struct {
-	n, most int
-	bound   int64
-	rows    []row    // (i, j) at i*(c+1)+j
-	arena   []uint64 // words of all rows; reused
-	used    int
+	n, most int      // number of sizes, and the largest j
+	bound   int64    // larger sums are left out
+	rows    []row    // the set of (i, j) is at index i*(most+1)+j
+	arena   []uint64 // memory for the words of all rows, which the next table reuses
+	used    int      // words of the arena that are in use
 }
 
-// row is the set of sums of one (i, j). It has only the words from the smallest possible sum
-// to the largest. Rows with j > i have no words.
+// row is the set of sums of one (i, j), as a bitset. It has only the words from the smallest possible sum to the largest. Rows with j > i
+// have no words.
 type row struct {
 	words []uint64
 	low   int   // words begins with the bit of the sum 64*low
 	top   int64 // no sum of the set is larger
 }
 
-// fill builds the table for sums up to bound of at most `most` of the sizes. A row takes over the sums of the row without the new size,
-// and adds those of the row with one size fewer, shifted by the new size.
+// fill builds the table for sums up to bound of at most `most` of the sizes. The set of (i+1, j) has the sums that do without the new size,
+// which are those of (i, j), and the sums of (i, j-1) plus the new size.
 func (r *reach) fill(sizes []int64, most int, bound int64) {
 	r.n, r.most, r.bound, r.used = len(sizes), most, bound, 0
 	if need := (r.n + 1) * (most + 1); cap(r.rows) < need {
@@ -45,19 +44,19 @@ func (r *reach) fill(sizes []int64, most int, bound int64) {
 			without, fewer := before[j], before[j-1]
 			low := fewer.low + int(size>>6)
 			if fewer.words == nil || int64(low) > bound>>6 {
-				after[j] = without // rows never change once built: share it
+				after[j] = without // a row does not change after it is built, so both can share it
 				continue
 			}
 			if without.words != nil {
 				low = min(low, without.low)
 			}
 			next := r.newRow(low, max(without.top, min(bound, fewer.top+size)))
-			at := 0
+			first := 0 // where the words of without begin
 			if without.words != nil {
-				at = without.low - low
+				first = without.low - low
 			}
-			clear(next.words[:at])
-			clear(next.words[at+copy(next.words[at:], without.words):])
+			clear(next.words[:first])
+			clear(next.words[first+copy(next.words[first:], without.words):])
 			orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
 			next.trim(bound)
 			after[j] = next
@@ -65,7 +64,7 @@ func (r *reach) fill(sizes []int64, most int, bound int64) {
 	}
 }
 
-// reserve makes the arena large enough for every row, so that no row moves.
+// reserve makes the arena large enough for all rows, because the words of a row must not move.
 func (r *reach) reserve(sizes []int64) {
 	need := 1
 	var largest int64
@@ -80,7 +79,7 @@ func (r *reach) reserve(sizes []int64) {
 	}
 }
 
-// newRow returns a row with memory from the arena, which is not cleared.
+// newRow returns a row with memory from the arena. The words are not cleared.
 func (r *reach) newRow(low int, top int64) row {
 	n := wordsFor(top) - low
 	words := r.arena[r.used : r.used+n : r.used+n]
@@ -88,6 +87,7 @@ func (r *reach) newRow(low int, top int64) row {
 	return row{words: words, low: low, top: top}
 }
 
+// wordsFor returns how many 64-bit words a bitset of the sums from 0 to top has.
 func wordsFor(top int64) int { return int(top>>6) + 1 }
 
 // trim drops the bits above bound from the last word.
@@ -103,7 +103,7 @@ func (w row) has(sum int64) bool {
 	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1
 }
 
-// previous returns the largest sum of the row up to x.
+// previous returns the largest sum in the row that is at most x; false: there is none.
 func (w row) previous(x int64) (int64, bool) {
 	from := int64(w.low) << 6
 	if len(w.words) == 0 || x < from {
@@ -115,7 +115,7 @@ func (w row) previous(x int64) (int64, bool) {
 	return from + int64(at), ok
 }
 
-// next returns the smallest sum of the row from x on.
+// next returns the smallest sum in the row that is at least x; false: there is none.
 func (w row) next(x int64) (int64, bool) {
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
@@ -124,16 +124,16 @@ func (w row) next(x int64) (int64, bool) {
 	return from + int64(at), ok
 }
 
-// orShifted sets dst |= src << shift. Bits shifted past dst are lost.
+// orShifted sets dst |= src << shift, for bitsets of several words. Bits that are shifted beyond the end of dst are lost.
 func orShifted(dst, src []uint64, shift uint) {
 	dst = dst[min(int(shift>>6), len(dst)):]
 	up := shift & 63
-	down := 63 - up // of the word below once it is down by one, so that up = 0 takes nothing of it
+	down := 63 - up // a word shifted down by 1 and then by this gives the bits for the next word, and none if up is 0
 	src = src[:min(len(src), len(dst))]
 	to := dst[:len(src)]
-	var below uint64
+	var below uint64 // the word before, whose high bits move into this word
 	for k, w := range src {
-		to[k] |= w<<(up&63) | below>>1>>(down&63) // the masks spare the test for shifts of 64
+		to[k] |= w<<(up&63) | below>>1>>(down&63) // with these masks, the compiler need not test for shifts of 64 or more
 		below = w
 	}
 	if len(src) < len(dst) {
@@ -141,31 +141,28 @@ func orShifted(dst, src []uint64, shift uint) {
 	}
 }
 
-// largestUpTo returns the largest sum of at least one item up to x, and the largest
-// number of items that makes it.
+// largestUpTo returns the largest sum of at least one item that is at most x, and the largest number of items with this sum.
 func (r *reach) largestUpTo(x int64) (sum int64, count int, ok bool) {
 	for j := 1; j <= r.most; j++ {
-		if at, found := r.rows[r.n*(r.most+1)+j].previous(x); found && (!ok || at >= sum) {
-			sum, count, ok = at, j, true
+		if s, found := r.rows[r.n*(r.most+1)+j].previous(x); found && (!ok || s >= sum) {
+			sum, count, ok = s, j, true
 		}
 	}
 	return sum, count, ok
 }
 
-// smallestFrom returns the smallest sum of at least one item from x on, and the
-// largest number of items that makes it.
+// smallestFrom returns the smallest sum of at least one item that is at least x, and the largest number of items with this sum.
 func (r *reach) smallestFrom(x int64) (sum int64, count int, ok bool) {
 	for j := 1; j <= r.most; j++ {
-		if at, found := r.rows[r.n*(r.most+1)+j].next(x); found && (!ok || at <= sum) {
-			sum, count, ok = at, j, true
+		if s, found := r.rows[r.n*(r.most+1)+j].next(x); found && (!ok || s <= sum) {
+			sum, count, ok = s, j, true
 		}
 	}
 	return sum, count, ok
 }
 
-// trace returns the mask of items of a reachable (sum, count). From the last item to
-// the first, it leaves an item out if the sum can be had without it, which gives
-// the smallest mask.
+// trace returns the mask of so many items with the given sum, which the table must have. From the last item to the first, it leaves an item
+// out if the other items can make the sum without it. So the result is the smallest mask.
 func (r *reach) trace(sizes []int64, sum int64, count int) (mask uint64) {
 	for i := r.n; i > 0 && count > 0; i-- {
 		if r.rows[(i-1)*(r.most+1)+count].has(sum) {

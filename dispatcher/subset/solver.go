@@ -5,25 +5,25 @@ import (
 	"math/bits"
 )
 
-// MaxItems is the largest number of candidates, because a choice is a 64-bit mask.
+// MaxItems is the largest number of candidates, because a set of candidates is a 64-bit mask.
 const MaxItems = 64
 
-// enumerable is the number of subsets up to which all subsets are tried, which is exact for prompts of any size. For more subsets,
-// bitsets are faster (BenchmarkTwoWays).
+// enumerable is the largest number of subsets for which the solver tries all of them, which gives the exact answer for prompts of any
+// length. For more subsets, bitsets are faster (BenchmarkTwoWays).
 const enumerable = 4096
 
-// Problem is what one rank may choose from.
+// Problem describes the candidates and the bounds of one rank.
 type Problem struct {
-	Tokens []int64 // of each candidate in window order, at most MaxItems, none negative
-	Cost   float64 // what a KV token costs on the rank: a candidate adds Scaled(tokens, Cost) to its load
-	Cap    int     // most candidates that may be taken: free slots
-	Limit  int64   // most tokens that may be taken, unscaled: KV room, or Unlimited
+	Tokens []int64 // prompt tokens of each candidate, in the order of preference; at most MaxItems, none negative
+	Cost   float64 // cost of a KV token on the rank: a candidate adds Scaled(tokens, Cost) to the rank's load
+	Cap    int     // largest number of candidates in the set: the free slots
+	Limit  int64   // largest sum of Tokens in the set: the KV room, or Unlimited
 }
 
 // Set is a chosen subset.
 type Set struct {
-	Mask  uint64 // bit i: candidate i is in
-	Sum   int64  // added load, scaled
+	Mask  uint64 // bit i is 1 if candidate i is in the set
+	Sum   int64  // sum of the scaled tokens: the load that the set adds
 	Score float64
 }
 
@@ -32,35 +32,35 @@ func (s Set) Len() int { return bits.OnesCount64(s.Mask) }
 
 // choice is a subset during the search.
 type choice struct {
-	sum   int64
+	sum   int64 // of scaled tokens
 	count int
-	mask  uint64
-	ok    bool
+	mask  uint64 // bits are indices in Solver.sizes
+	ok    bool   // false: no subset was found yet
 }
 
-// Solver finds the best subset. It owns the scratch that makes it free of
-// allocations once it has seen its largest problem; it serves one goroutine.
+// Solver finds the best subset. It keeps memory between problems, so it allocates nothing after its largest problem, and only one goroutine
+// may use it.
 type Solver struct {
-	sizes   [MaxItems]int64 // scaled sizes of the candidates that fit alone
-	tokens  [MaxItems]int64
-	index   [MaxItems]uint8 // index in the problem: bits of a mask during the search are positions here
-	n, most int
-	limit   int64 // in tokens
+	sizes   [MaxItems]int64 // scaled tokens of the candidates that fit alone
+	tokens  [MaxItems]int64 // tokens of these candidates
+	index   [MaxItems]uint8 // index of these candidates in the problem
+	n, most int             // number of these candidates, and how many of them may be taken
+	limit   int64           // Problem.Limit
 	knee    int64
 
-	low, high choice // largest sum <= knee, smallest sum > knee
+	low, high choice // the subset with the largest sum <= knee, and the one with the smallest sum > knee
 
 	table reach
 	units [MaxItems]int64 // sizes in the table's unit
 }
 
-// Best returns the non-empty subset with the largest score within p.Cap and p.Limit.
-// In a tie, the smaller sum wins, then more candidates, then the smaller mask. It returns false if no candidate fits.
+// Best returns the non-empty subset with the largest score within p.Cap and p.Limit. In a tie, the smaller sum wins, then more candidates,
+// then the smaller mask. It returns false if no candidate fits.
 //
-// F is concave, so only the largest sum up to its knee and the smallest sum
-// beyond it can be best. All searches look for these two.
-// The answer is exact while min(Limit, knee + largest size) <= 65,536 tokens or
-// there are at most 4096 subsets, and Cost is 1 or the subsets are that few.
+// The score F rises up to its knee, and does not rise beyond it. So only the largest sum up to the knee and the smallest sum beyond it can
+// be the best. All searches look for these two sums.
+//
+// The answer is exact if there are at most 4096 subsets, or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	s.loadCandidates(f, p)
 	switch {
@@ -76,8 +76,8 @@ func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	return s.better(f), true
 }
 
-// better chooses between the sums on the two sides of the knee, of which at least one was found, and translates the mask
-// to the indices of the problem.
+// better returns the better of the two sums on both sides of the knee, of which at least one was found. Its mask has the indices of the
+// problem.
 func (s *Solver) better(f *Score) Set {
 	best := s.low
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
@@ -90,7 +90,7 @@ func (s *Solver) better(f *Score) Set {
 	return set
 }
 
-// loadCandidates takes over the candidates that fit within the limit by themselves, in order.
+// loadCandidates copies the candidates that fit within the limit by themselves, in their order.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.n, s.limit, s.knee = 0, p.Limit, f.Knee()
 	s.low, s.high = choice{}, choice{}
@@ -110,7 +110,7 @@ func (s *Solver) singles() {
 	}
 }
 
-// walk considers every allowed superset of have that adds candidates from on.
+// walk considers all allowed sets that add candidates with an index of at least from to the set have, which has so many tokens.
 func (s *Solver) walk(from int, have choice, tokens int64) {
 	for i := from; i < s.n; i++ {
 		t := tokens + s.tokens[i]
@@ -128,8 +128,8 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 	}
 }
 
-// consider keeps x if it is nearer to the knee than the choice kept on its side of the knee,
-// or ties with that and has more candidates or a smaller mask.
+// consider makes x the best choice on its side of the knee if its sum is nearer to the knee than that of the best so far. In a tie, more
+// candidates or a smaller mask win.
 func (s *Solver) consider(x choice) {
 	side, nearer := &s.low, x.sum > s.low.sum
 	if x.sum > s.knee {
@@ -141,8 +141,8 @@ func (s *Solver) consider(x choice) {
 	}
 }
 
-// countSubsets returns the number of subsets of n candidates with at most `most` elements, the empty one included. It stops counting
-// once there are more than enumerable.
+// countSubsets returns the number of subsets of n candidates with at most `most` elements, with the empty set. It stops counting above
+// enumerable.
 func countSubsets(n, most int) int {
 	sum, binomial := 1, 1
 	for k := 1; k <= most && sum <= enumerable; k++ {
@@ -152,9 +152,9 @@ func countSubsets(n, most int) int {
 	return sum
 }
 
-// bitsets searches in the table of reachable sums. If the table counts blocks of
-// tokens, or if the sums are scaled and the limit is not, its choices are only approximate: they are checked,
-// and compared with the best single and the greedy fill.
+// bitsets searches in a table of the sums that subsets can have. The two choices that it finds are only approximate if the table counts
+// blocks of tokens, or if sums are scaled, because the limit is not. Then bitsets checks them against the limit, and compares them with the
+// best single candidates and with a greedy choice.
 func (s *Solver) bitsets(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {
@@ -167,16 +167,16 @@ func (s *Solver) bitsets(f *Score, cost float64) {
 	if exact {
 		return
 	}
-	table := [2]choice{s.low, s.high}
+	approximate := [2]choice{s.low, s.high}
 	s.low, s.high = choice{}, choice{}
 	s.singles()
 	s.considerChecked(s.greedy())
-	for _, x := range table {
+	for _, x := range approximate {
 		s.considerChecked(x)
 	}
 }
 
-// considerChecked considers x if it was found, and if its tokens are within the limit.
+// considerChecked computes the exact sum of a choice, and considers the choice if it was found and its tokens are within the limit.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
@@ -193,9 +193,8 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// probe sets low and high from the table of reachable sums, and reports whether
-// the table counted single tokens. If it counted blocks, only the masks can be used: their sums are in blocks, and the
-// caller recomputes them.
+// probe sets low and high from the table of sums, and reports whether the table counted single tokens. If it counted blocks of tokens, only
+// the masks of the choices can be used, because their sums are in blocks.
 func (s *Solver) probe(limit int64) bool {
 	sizes, knee := s.sizes[:s.n], s.knee
 	bound := boundOf(sizes, s.most, knee, limit)
@@ -223,8 +222,7 @@ func (s *Solver) probe(limit int64) bool {
 	return unit <= 1
 }
 
-// boundOf returns the largest sum that the table needs: the smallest sum beyond the knee is at
-// most one size larger than the knee.
+// boundOf returns the largest sum that the table needs. The smallest sum beyond the knee exceeds the knee by at most one size.
 func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
@@ -238,16 +236,16 @@ func boundOf(sizes []int64, most int, knee, limit int64) int64 {
 	return min(sum, knee+largest)
 }
 
-// greedy returns the choice that takes the longest candidates first, as long as it stays within the knee,
-// the limit and the cap.
+// greedy returns a choice that takes the longest candidates first, as long as they fit within the knee, the limit and the cap.
 func (s *Solver) greedy() choice {
 	var taken choice
 	var tokens int64
 	for taken.count < s.most {
 		pick := -1
 		for i := range s.n {
-			if taken.mask>>i&1 == 0 && taken.sum+s.sizes[i] <= s.knee && tokens+s.tokens[i] <= s.limit &&
-				(pick < 0 || s.sizes[i] > s.sizes[pick]) {
+			free := taken.mask>>i&1 == 0
+			fits := taken.sum+s.sizes[i] <= s.knee && tokens+s.tokens[i] <= s.limit
+			if free && fits && (pick < 0 || s.sizes[i] > s.sizes[pick]) {
 				pick = i
 			}
 		}
