@@ -5,62 +5,61 @@ import (
 	"time"
 )
 
-// account is what the twin keeps of a model from verdict to verdict, to know how wrong its replays may be.
+// account is what the twin knows about a model from verdict to verdict, above all how large the errors of its replays may be.
 type account struct {
 	until  time.Time // steps before this time are part of a verdict already
 	judged int       // number of windows that were judged
 	step   scatter
-	chance map[string]*ewma // by policy: the variance of the mean step over a second, as share of the step
+	chance map[string]*ewma // by policy: the variance of the mean step over one second, as share of the squared step
 	wrong  wrong
 	heard  time.Time        // traffic before this time is in hours already
 	hours  map[string]*hour // by the name of the other policy
-	begun  []*Begun         // where the next window's replays under other policies may begin
-	lag    int32            // steps from a bind to the first token, in the last window; 0: not known
+	begun  []*Begun         // states with which the next window's replays under other policies may begin
+	lag    int32            // steps from the binding of a request to its first token, in the last window; 0: not known
 }
 
-// ewma is a mean in which the past fades.
+// ewma is an exponentially weighted moving average: older values count less and less.
 type ewma struct {
 	mean float64
-	n    float64
+	n    float64 // number of values
 }
 
-// ewmaWeight is the share of the difference by which each value moves the mean, once there were 8 values or more.
+// ewmaWeight is the share of its difference from the mean by which each value moves the mean, from the eighth value on.
 const ewmaWeight = 1. / 8
 
-// add takes in a value. The first values count equally.
+// add adds a value. The first eight values have equal weights.
 func (f *ewma) add(x float64) {
 	f.n++
 	f.mean += max(ewmaWeight, 1/f.n) * (x - f.mean)
 }
 
-// scatter is how large the error of a value is: the mean of its square, for windows of a second. Longer windows have a smaller
-// error.
+// scatter is the mean square of the error of a value that is measured over a window of one second. In longer windows the error is smaller.
 type scatter struct{ square ewma }
 
-// add takes in the error of a value over a window of so many seconds; miss is that error as a share of the value. It returns the bound
-// that the error keeps in nineteen of twenty cases: twice the deviation, and at least the present error.
+// add adds the error of a value over a window of so many seconds. miss is the error as a share of the value. It returns a bound that the
+// error exceeds in one of twenty cases: twice the standard deviation, and at least the present error.
 func (s *scatter) add(miss, seconds float64) float64 {
 	s.square.add(miss * miss * seconds)
 	return max(math.Abs(miss), 2*math.Sqrt(s.square.mean/seconds))
 }
 
-// leastJudged is how many windows must be judged before the twin claims anything: a single window may be right by chance.
+// leastJudged is how many windows must be judged before the twin claims a difference, because a single window may be right by chance.
 const leastJudged = 4
 
-// LeastClaimed is the least length of a window for which the twin claims a difference. In a shorter window the ranks still hold many
-// requests that the policy in force gave them, so replays under other policies hardly differ yet.
+// LeastClaimed is the length that a window must have before the twin claims a difference. In a shorter window, many requests on the ranks
+// were placed by the policy in force before the window began, so replays under other policies hardly differ from the real steps yet.
 const LeastClaimed = Span / 3
 
-// leastOff is the share of a step by which a forecast may be wrong even without chance. The replay under the policy in
-// force does not show this error, because it begins with the requests that are really on the ranks. In the simulator, forecasts for a
-// quarter of an hour are wrong by up to 0.3 % on average over four to twelve runs of a load.
+// leastOff is the share of a step by which the result for another policy may be wrong in addition to chance. The replay under the policy in
+// force does not show this error, because it begins with the requests that are really on the ranks. In the simulator, results for a quarter
+// of an hour are wrong by up to 0.3 %, on average over four to twelve runs of a load.
 const leastOff = 0.004
 
 // knows says whether it is known by how much the replays of a policy differ by chance.
 func (a *account) knows(policy string) bool { return a.chance[policy] != nil }
 
-// chanceOf takes in how much the replays of a policy over a window of so many seconds differ by chance. It returns the deviation of
-// one replay, as share of the step; known is false if no window had two replays yet.
+// chanceOf adds the results of the replays of a policy over a window of so many seconds, which differ by chance. It returns the standard
+// deviation of one replay, as share of the step; known is false if no window has had two replays yet.
 func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance float64, known bool) {
 	if t.n > 1 {
 		if !a.knows(policy) {
@@ -74,19 +73,20 @@ func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance flo
 	return math.Sqrt(a.chance[policy].mean / seconds), true
 }
 
-// wrong is by what share of a step the replays under the policy in force are wrong beyond chance.
+// wrong measures the error of the replays under the policy in force, as share of a step, as far as chance does not explain it. Chance
+// explains an error that it exceeds in at least one of twenty cases.
 type wrong struct {
 	meanError float64 // mean error with its sign, over about the last hour
 	seconds   float64 // seconds of traffic in the mean, an hour at most
-	hourError float64 // size of the mean error, or 0 if chance may explain it (more often than in one of twenty cases)
-	lastError float64 // size of the last window's error, or 0 if chance may explain it, or its difference from the mean
+	hourError float64 // absolute value of the mean error; 0: chance explains it
+	lastError float64 // absolute value of the last window's error; 0: chance explains it, or its difference from the mean error
 }
 
-// add takes in the mean error of the replays over a window (miss, as share of a step). The window has so many seconds, of which fresh
-// seconds were in no window before. chance is the error that the replays would have by chance.
+// add adds the mean error of the replays over a window (miss, as share of a step). The window has so many seconds, of which fresh seconds
+// were in no earlier window. chance is the standard deviation of the error by chance.
 func (w *wrong) add(miss, chance, seconds, fresh float64) {
 	w.lastError, w.hourError = 0, 0
-	if math.Abs(miss) > 2*chance && math.Abs(miss-w.meanError) > 2*chance { // else the mean is the better estimate
+	if math.Abs(miss) > 2*chance && math.Abs(miss-w.meanError) > 2*chance { // otherwise the mean error is the better estimate
 		w.lastError = math.Abs(miss)
 	}
 	w.seconds = min(w.seconds+fresh, time.Hour.Seconds())
@@ -96,8 +96,8 @@ func (w *wrong) add(miss, chance, seconds, fresh float64) {
 	}
 }
 
-// forecast returns the share of a step by which a forecast is wrong at most in nineteen of twenty cases. chance is its deviation by
-// chance.
+// forecast returns the largest error, as share of a step, that the result for another policy has in nineteen of twenty cases. chance is its
+// standard deviation by chance.
 func (w *wrong) forecast(chance float64) float64 {
 	return 2 * math.Hypot(chance, max(leastOff, w.hourError, w.lastError))
 }
@@ -109,19 +109,19 @@ func (s *steps) add(ms float64) { s.n, s.ms = s.n+1, s.ms+ms }
 
 func (s *steps) mean() float64 { return s.ms / max(1, s.n) }
 
-// fade keeps the share keep of the steps, and adds a share of others.
+// fade multiplies the steps by keep, and then adds others, multiplied by share.
 func (s *steps) fade(keep float64, others *steps, share float64) {
 	s.n, s.ms = keep*s.n+share*others.n, keep*s.ms+share*others.ms
 }
 
-// tally sums up the results of several replays of a window, each with other random numbers.
+// tally adds up the results of several replays of one window, each with other random numbers.
 type tally struct{ n, sum, squares float64 }
 
 func (t *tally) add(x float64) { t.n, t.sum, t.squares = t.n+1, t.sum+x, t.squares+x*x }
 
 func (t *tally) mean() float64 { return t.sum / max(1, t.n) }
 
-// variance returns the variance of one replay, as share of the squared mean.
+// variance returns the estimated variance of one replay's result, as share of the squared mean.
 func (t *tally) variance() float64 {
 	mean := t.mean()
 	if t.n < 2 || mean == 0 {
@@ -130,12 +130,12 @@ func (t *tally) variance() float64 {
 	return max(0, t.squares-t.n*mean*mean) / (t.n - 1) / (mean * mean)
 }
 
-// ofMean returns the deviation by chance of the replays' mean from what really happens. chance is the deviation of one replay; what
-// really happens deviates as much.
+// ofMean returns the standard deviation by which the mean of the replays differs by chance from the real steps. chance is the standard
+// deviation of one replay, and the real steps have the same.
 func (t *tally) ofMean(chance float64) float64 { return chance * math.Sqrt(1+1/max(1, t.n)) }
 
-// hour sums up the verdicts on a policy that is not in force, each with the fresh part of its window. Over many windows, chance
-// matters less than in one. The hour begins anew if the policy in force or the settings change.
+// hour adds up the replays under a policy that is not in force, over about an hour, because chance matters less in many windows than in
+// one. Of each window it counts the fresh part. It begins anew if the policy in force or the settings change.
 type hour struct {
 	seconds  float64 // seconds of traffic in it, an hour at most: beyond that, older traffic counts less and less
 	steps    steps   // steps of the replays under the other policy
@@ -144,7 +144,8 @@ type hour struct {
 }
 
 // addToHour adds the replays of a window under another policy and under the policy in force to the hour of the other policy, and returns
-// the hour's result. seconds is how many seconds of the window are fresh, and chance is the deviation of a replay of one second.
+// the result of the hour. seconds is how many seconds of the window are fresh, and chance is the standard deviation of a replay of one
+// second.
 func (a *account) addToHour(other, inForce *tried, seconds, chance float64) Hour {
 	if other.failed != nil {
 		return Hour{}
@@ -160,13 +161,13 @@ func (a *account) addToHour(other, inForce *tried, seconds, chance float64) Hour
 	return found
 }
 
-// add takes in the replays of a window. Only the fresh seconds of the window count, so that each second counts once.
+// add adds the fresh part of a window's replays, so that each second counts once.
 func (h *hour) add(other, inForce *tried, seconds, chance float64) {
 	if seconds <= 0 || inForce.fresh.n == 0 || other.fresh.n == 0 {
 		return
 	}
-	const whole = float64(time.Hour / time.Second)
-	keep := min(1, (whole-seconds)/max(1, h.seconds))
+	const most = float64(time.Hour / time.Second)
+	keep := min(1, (most-seconds)/max(1, h.seconds)) // lowers the weight of older traffic, so that all together is an hour at most
 	h.seconds = keep*h.seconds + seconds
 	h.inForce.fade(keep, &inForce.fresh, 1/inForce.step.n)
 	h.steps.fade(keep, &other.fresh, 1/other.step.n)
@@ -175,13 +176,13 @@ func (h *hour) add(other, inForce *tried, seconds, chance float64) {
 	h.variance = (1-share)*(1-share)*h.variance + share*share*byChance*byChance
 }
 
-// Hour is what steps would have taken under another policy, as mean over about an hour.
+// Hour says how long steps would have taken under another policy, as a mean over about an hour.
 type Hour struct {
 	Seconds float64   // seconds of traffic that were replayed; 0: too little is known
-	To      time.Time // end of that traffic
-	StepMs  float64   // mean step
+	To      time.Time // end of this traffic
+	StepMs  float64   // mean length of a step
 	SavedMs float64   // how many ms shorter steps are under the policy in force
-	Error   float64   // by what share of a step StepMs may be wrong
+	Error   float64   // share of a step by which StepMs may be wrong
 }
 
 // result returns the result of the hour; the zero Hour if too little is known.
@@ -193,13 +194,13 @@ func (h *hour) result(w *wrong) Hour {
 		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hourError))}
 }
 
-// tried is a policy with its replays of the current window.
+// tried is a policy that is replayed, with the results of its replays of the current window.
 type tried struct {
 	spec      string // empty: the policy in force
 	policy    string // canonical name; empty: not known before the first replay
-	failed    error  // why it cannot be replayed
+	failed    error  // why it cannot be replayed; nil: it can
 	duplicate bool   // it has the same name as an earlier policy of the list, so it is not replayed again
 
 	step  tally // mean steps of the replays, in ms
-	fresh steps // steps of all replays in the fresh part of the window
+	fresh steps // steps of all replays in the part of the window that no earlier verdict has counted
 }

@@ -8,7 +8,7 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// decoding is the replayed engines of ranks that only decode.
+// decoding simulates the engines of ranks that only decode, for a replay.
 type decoding struct {
 	*Replay
 	ranks          map[int32]*rank
@@ -20,17 +20,18 @@ type rank struct {
 	up bool
 }
 
-// newDecoding returns engines without groups for a replay.
+// newDecoding returns engines for a replay that have no groups yet.
 func newDecoding(r *Replay) *decoding {
 	d := &decoding{Replay: r, ranks: map[int32]*rank{}, virtualEngines: virtual.Engines{Driver: r.Driver}}
-	d.virtualEngines.Length, d.virtualEngines.Finished = d.step, func(_ *virtual.Group, l virtual.Leg) { r.dropJob(l.Job) }
-	d.virtualEngines.Token, d.virtualEngines.Seated, d.virtualEngines.Stepped = func(*virtual.Leg) {},
-		func(*virtual.Leg) {}, func(*virtual.Group, int) {}
-	d.virtualEngines.Preempted = func(_ *virtual.Rank, l virtual.Leg) { r.comeBack(l.Job, l.Prompt, l.Gen, l.Left) }
+	e := &d.virtualEngines
+	e.Length = d.step
+	e.Finished = func(_ *virtual.Group, l virtual.Leg) { r.dropJob(l.Job) }
+	e.Preempted = func(_ *virtual.Rank, l virtual.Leg) { r.comeBack(l.Job, l.Prompt, l.Gen, l.Left) }
+	e.Token, e.Seated, e.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
 	return d
 }
 
-// build adds a group, in which no step has begun, with the law of its steps.
+// build adds a group whose steps take as long as the law says. No step has begun yet.
 func (d *decoding) build(v *board.GroupView, law board.StepModel) error {
 	g := virtual.NewGroup(v.Key, law)
 	g.Number = max(1, v.Last)
@@ -38,8 +39,8 @@ func (d *decoding) build(v *board.GroupView, law board.StepModel) error {
 	return nil
 }
 
-// join adds a rank to its group, or updates a rank that is known. A rank that is down leaves its group. If the replay does not have the
-// group, nothing happens.
+// join adds a rank to its group, or updates a rank that is known. If the rank is down, join removes it from its group. If the replay does
+// not have the group, it does nothing.
 func (d *decoding) join(w *board.Worker) {
 	i := slices.IndexFunc(d.virtualEngines.Groups, func(g *virtual.Group) bool { return g.Key.Name == w.Group })
 	if i < 0 {
@@ -51,7 +52,7 @@ func (d *decoding) join(w *board.Worker) {
 		d.ranks[w.ID] = r
 	}
 	r.Slots, r.Capacity, r.Cost, r.Others, r.Keeps, r.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, w.Keeps, !w.Down
-	r.Kept = d.Boards.Kept(d.Model, w.ID) // it is empty if the engine was restarted, because a new process has lost the KV
+	r.Kept = d.Boards.Kept(d.Model, w.ID) // if the engine was restarted, the boards have cleared this account already
 	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
 	case r.up && !present:
@@ -61,7 +62,7 @@ func (d *decoding) join(w *board.Worker) {
 	}
 }
 
-// leave takes a rank out of its group. Its requests fail, as they do when an engine dies, and come again.
+// leave takes a rank out of its group. Its requests fail, as they do when an engine dies, and come back for another rank.
 func (d *decoding) leave(g *virtual.Group, at int) {
 	r := g.Ranks[at]
 	g.Ranks = slices.Delete(g.Ranks, at, at+1)
@@ -73,7 +74,7 @@ func (d *decoding) leave(g *virtual.Group, at int) {
 	}
 }
 
-// keep takes those ranks out that are no longer in their group. groups has the group name of each rank of the fleet, by ID.
+// keep removes the ranks that are no longer in their group. groups has the group name of each rank of the fleet, by ID.
 func (d *decoding) keep(groups map[int32]string) {
 	for _, g := range d.virtualEngines.Groups {
 		for i := len(g.Ranks) - 1; i >= 0; i-- {
@@ -84,8 +85,9 @@ func (d *decoding) keep(groups map[int32]string) {
 	}
 }
 
-// resume puts the requests that were on ranks on the replayed engines. Under another policy, it returns the requests that waited in an
-// engine's queue, so that they wait in the pool: that policy might never have sent them there.
+// resume puts the requests that were on ranks when the replay begins on the simulated engines. It returns the requests that the caller must
+// put into the pool instead: those of ranks that are down and, under another policy, those in the queues of engines, because this policy
+// might not have sent them there.
 func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 	placed := map[int32]int{}
 	for _, c := range d.Boards.Charges(d.Model) {
@@ -95,7 +97,7 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 	}
 	for _, c := range d.Boards.Charges(d.Model) {
 		r := d.ranks[c.Worker]
-		if !r.up { // the requests on it fail and come again
+		if !r.up { // the requests on this rank fail and come back
 			queued = append(queued, c)
 			continue
 		}
@@ -112,13 +114,13 @@ func (d *decoding) resume(otherPolicy bool) (queued []board.Charge) {
 			}
 		}
 		l.Job, l.Left = d.addRunning(&c)
-		if c.Started { // the boards need Joined: at its end they learn how many steps after the bind its first token came
+		if c.Started { // the boards need Joined when the request ends, to learn how many steps after its binding the first token came
 			l.Begin, l.Joined = 0, first
 		}
 		d.virtualEngines.Put(r.Rank, l)
 	}
 	for _, r := range d.ranks {
-		slices.SortStableFunc(r.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
+		slices.SortStableFunc(r.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // decoding ones first
 		waiting := slices.IndexFunc(r.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun })
 		r.Active = min(r.Slots, len(r.Legs))
 		if waiting >= 0 {
@@ -140,19 +142,19 @@ func (d *decoding) firstStep(c *board.Charge, g *virtual.Group) uint32 {
 	return max(1, first)
 }
 
-// place puts a request on the engine of the rank that it was bound to. at is its index in jobs. place returns false if the replay has no
-// such rank.
-func (d *decoding) place(at int32, b *board.Bound) bool {
+// place puts a request on the simulated engine of the rank that it was bound to. index is its index in jobs. place returns false if the
+// replay has no such rank.
+func (d *decoding) place(index int32, b *board.Bound) bool {
 	r := d.ranks[b.Worker]
 	if r == nil {
 		return false
 	}
-	j := &d.jobs[at]
+	j := &d.jobs[index]
 	lag := j.lag
-	if r.Group.Steps() { // the step in progress counts as one of the steps that it waits
+	if r.Group.Steps() { // the step in progress is one of the steps that the request waits
 		lag--
 	}
-	d.virtualEngines.Place(r.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
+	d.virtualEngines.Place(r.Rank, virtual.Leg{Job: index, Slot: b.Slot, Prompt: j.prompt, Left: j.left, StepsToBegin: int64(max(0, lag))})
 	return true
 }
 
@@ -173,7 +175,8 @@ func (d *decoding) drop(id uint64) bool {
 	return false
 }
 
-// turn runs one instant: steps end, boards decide, and steps begin. If a request was preempted for a step, the boards decide once more.
+// turn does all that happens at the present time: steps end, boards decide, and steps begin. If a step preempted a request, the boards
+// decide once more.
 func (d *decoding) turn() {
 	d.virtualEngines.Turn(d.deliver)
 	if d.virtualEngines.Begin() {
@@ -181,12 +184,13 @@ func (d *decoding) turn() {
 	}
 }
 
+// due returns the time of the next turn, in ms.
 func (d *decoding) due() float64 {
 	next, _ := d.virtualEngines.Due()
 	return next
 }
 
-// each calls yield for each request on an engine, with its index in jobs and how many tokens it still gets.
+// each calls yield for each request on an engine, with its index in jobs and the number of tokens that it still gets.
 func (d *decoding) each(yield func(job, left int32)) {
 	for _, r := range d.ranks {
 		for i := range r.Legs {
@@ -197,11 +201,11 @@ func (d *decoding) each(yield func(job, left int32)) {
 
 // step returns how long the step that begins takes, in ms.
 func (d *decoding) step(g *virtual.Group) float64 {
-	most := 0.0
+	largestLoad := 0.0
 	for _, r := range g.Ranks {
-		most = max(most, r.Feels(r.Load(g.Step)))
+		largestLoad = max(largestLoad, r.Feels(r.Load(g.Step)))
 	}
-	length := d.varied(g.Law.C0Ms + g.Law.C1Ms*most)
+	length := d.varied(g.Law.C0Ms + g.Law.C1Ms*largestLoad)
 	d.countStep(length)
 	return length
 }

@@ -4,47 +4,48 @@ import (
 	"time"
 )
 
-// fates are what became of a model's requests in a window, as far as that is known at the window's end. A request that lost
-// its rank and came again for another one is one request here, because a replay itself makes requests come again if they lose their rank.
+// fates say what became of a model's requests in a window, as far as it is known at the end of the window. A request may lose its rank and
+// come back for another rank: it then has several legs, one for each rank. Here such a request counts as one, because the replay itself
+// makes requests come back if they lose their ranks.
 type fates struct {
 	answers []answer
 	at      map[uint64]int32 // by the ID of each leg: the index of its request in answers
 	again   map[*came]bool   // arrivals that are a further leg of a known request
-	lag     int32            // lag of requests whose own is not known, in steps
+	lag     int32            // assumed lag of requests whose own lag is not known, in steps
 	lengths lengths
 }
 
-// answer is what is known of the answer to a request.
+// answer has all that is known about the answer to a request.
 type answer struct {
 	key    uint64
-	left   time.Duration // when the request left, since the window began; hasNotLeft: it had not at the window's end
+	left   time.Duration // when the request left, since the window began; hasNotLeft: it was still there at the end of the window
 	age    int32         // tokens that it had when the window began, or when it came
-	first  int32         // tokens before its first leg
-	leg    int32         // tokens before its last leg
-	tokens int32         // in all, as far as they were seen; below 0: it left before it had a slot
-	lag    int32         // steps between its bind and the step of its first token, 0 if that is the next step; below 0: not known
+	first  int32         // tokens that it had before its first leg
+	leg    int32         // tokens that it had before its last leg
+	tokens int32         // tokens that it was last seen with; below 0: it left before it had a slot
+	lag    int32         // steps between its binding and the step of its first token, 0 if this is the next step; below 0: not known
 }
 
 // hasNotLeft is the value of answer.left for a request that has not left.
 const hasNotLeft = -1
 
-// failed identifies a request whose leg failed. An arrival with the same key, and as many tokens, is the request's next leg.
+// failed identifies a request whose leg failed. An arrival with the same key and the same number of tokens is the request's next leg.
 type failed struct {
 	key    uint64
 	tokens int32
 }
 
-// learner collects the fates.
+// learner finds the fates from the arrivals and departures of a window.
 type learner struct {
 	*fates
-	failed map[failed]int32 // index in answers
+	failed map[failed]int32 // requests that may come back: their indices in answers
 	lags   []int32          // known lags, in steps
 }
 
-// usualLag is how many steps a request is assumed to wait for its first token if the lag of no request is known.
+// usualLag is the assumed number of steps that a request waits for its first token, if the lag of no request is known.
 const usualLag = 1
 
-// of returns what is known of a request, by the ID of one of its legs; nil: nothing.
+// of returns what is known about a request, by the ID of one of its legs; nil: nothing.
 func (f *fates) of(id uint64) *answer {
 	if i, known := f.at[id]; known {
 		return &f.answers[i]
@@ -52,15 +53,15 @@ func (f *fates) of(id uint64) *answer {
 	return nil
 }
 
-// add begins to follow a request that was on a rank or in the pool when the window began, or that has come now.
+// add adds a request that was on a rank or in the pool when the window began, or that comes now.
 func (l *learner) add(id uint64, a answer) {
 	a.left, a.leg, a.tokens, a.lag = hasNotLeft, a.first, a.age, -1
 	l.at[id] = int32(len(l.answers))
 	l.answers = append(l.answers, a)
 }
 
-// comes takes in an arrival. An arrival with a known ID, or with the key and the tokens of a request that has failed, goes on with that
-// request. Any other one is a new request.
+// comes records an arrival. If it has a known ID, or the key and the number of tokens of a request that has failed, it is a further leg of
+// this request. Any other arrival is a new request.
 func (l *learner) comes(c *came) {
 	i, known := l.at[c.id]
 	if !known && c.age > 0 {
@@ -76,7 +77,7 @@ func (l *learner) comes(c *came) {
 	a.left, a.leg, a.tokens = hasNotLeft, c.age, c.age
 }
 
-// leaves takes in that a request has left, at a time since the window began. Its lag counts only if it was not resumed before.
+// leaves records that a request has left, at a time since the window began. Its lag is the one of its first leg.
 func (l *learner) leaves(at time.Duration, f *left) {
 	i, known := l.at[f.id]
 	if !known {
@@ -98,8 +99,8 @@ func (l *learner) leaves(at time.Duration, f *left) {
 	}
 }
 
-// rest returns how many tokens a request still gets from an age on: what it really got or, if it had not ended, a number drawn from
-// the lengths of the other answers.
+// rest returns how many tokens a request still gets after it has so many (age): the real number or, if the request had not ended, a random
+// number from the lengths of the other answers.
 func (f *fates) rest(id uint64, age int32) int32 {
 	switch a := f.of(id); {
 	case a == nil:

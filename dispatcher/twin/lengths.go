@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// lengths is the distribution of the lengths of answers. It comes from the answers that ended in a window and from those that were
-// still running at its end. The latter must count, too, because most of them are long.
+// lengths is the distribution of the lengths of answers. It comes from the answers that ended in a window, and from those that were still
+// running at its end. The latter must count, too, because most of them are long.
 type lengths struct {
-	steps []survival // ascending
+	steps []survival // by tokens, ascending
 }
 
 // survival says that the given share of the answers is longer than so many tokens.
@@ -21,18 +21,18 @@ type survival struct {
 	share  float64
 }
 
-// seen is what is known of one answer: it was observed from one length to another, in tokens.
+// seen says from which length to which length an answer was observed, in tokens.
 type seen struct {
 	from, to int32
 	ended    bool // it ended at the length to; false: it was longer
 }
 
-// learnLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. Answers that were under way when the
-// window began count only from the length that they had then.
+// learnLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. Answers that were running when the window
+// began count only from the length that they had then.
 func learnLengths(n int, all iter.Seq[seen]) lengths {
 	type change struct {
 		tokens           int32
-		observed, ending int8 // 1 or -1: one more or one less answer is observed from here on; 1: an answer ends here
+		observed, ending int8 // observed: 1 or -1 if one more or one less answer is observed from here on; ending: 1 if an answer ends here
 	}
 	changes := make([]change, 0, 2*n)
 	for s := range all {
@@ -52,7 +52,9 @@ func learnLengths(n int, all iter.Seq[seen]) lengths {
 	for i := 0; i < len(changes); {
 		tokens, begin, end, ending := changes[i].tokens, 0, 0, 0
 		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
-			begin, end, ending = begin+int(max(0, changes[i].observed)), end-int(min(0, changes[i].observed)), ending+int(changes[i].ending)
+			begin += int(max(0, changes[i].observed))
+			end -= int(min(0, changes[i].observed))
+			ending += int(changes[i].ending)
 		}
 		if ending > 0 {
 			share *= 1 - float64(ending)/float64(observed)
@@ -63,7 +65,7 @@ func learnLengths(n int, all iter.Seq[seen]) lengths {
 	return l
 }
 
-// longer returns which share of the answers is longer than so many tokens.
+// longer returns the share of the answers that are longer than so many tokens.
 func (l lengths) longer(tokens int32) float64 {
 	at, exact := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
 	switch {
@@ -75,8 +77,8 @@ func (l lengths) longer(tokens int32) float64 {
 	return l.steps[at-1].share
 }
 
-// draw returns a random length for an answer that is longer than least. The ID is the seed, so that an answer has the same length in
-// each replay. The length is endless if no observed answer as long as that has ended.
+// draw returns a random length for an answer that is longer than least. The ID is the seed, so that an answer has the same length in each
+// replay. The length is endless if it is drawn beyond the longest answer that was seen to end.
 func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.longer(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()

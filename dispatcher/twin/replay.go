@@ -11,16 +11,16 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// mostStill bounds the turns at one instant: a replay with more is stuck and fails.
+// mostStill bounds the turns in which no time passes: a replay with more such turns in a row is stuck and fails.
 const mostStill = 10_000
 
-// unsteady is the share by which the length of a step is changed at random, at most. It changes in which step a request
-// comes and so, after a while, which requests are on a rank together. So replays that differ in nothing else have
-// means that differ as much as those of two real runs. With 0.001 and with 0.03 they differ as much.
+// unsteady is the largest share by which the length of a step is changed at random. The changes move requests into other steps and so,
+// after a while, change which requests are on a rank together. Then the results of replays that differ in nothing else differ as much as
+// those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
 const unsteady = 0.01
 
-// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. Replays with the same draw have the
-// same random numbers. The error says why the model cannot be replayed.
+// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. draw is the seed of its random
+// numbers. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	boardsAtStart, begun := w.Stretches[0].Boards, w.begun(model, spec)
 	switch groups, dense := boardsAtStart.Groups(model); {
@@ -61,7 +61,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	return r, nil
 }
 
-// rejected returns the error with which the boards rejected an event that changes settings; nil: they took it.
+// rejected returns the error with which the boards rejected an event that changes settings; nil: they accepted it.
 func rejected(effects []board.Effect) error {
 	for i := range effects {
 		if effects[i].Kind == board.EffectRejected {
@@ -83,8 +83,8 @@ func (r *Replay) collect(w *Window, model string) {
 	}
 }
 
-// build makes the engines of the groups. The length of their steps follows the line that was learned by the window's end, with a constant
-// such that it goes through the mean of the window's steps.
+// build makes the simulated engines of the groups. Their steps take as long as the line says that was learned by the end of the window,
+// shifted so that it goes through the mean of the window's steps.
 func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
 	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
 	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
@@ -106,7 +106,8 @@ func (r *Replay) build(groups []board.GroupView, boardsAtStart, boardsAtEnd *boa
 	return nil
 }
 
-// visibleLaw returns what policies may know of a law: all of it if the learned line is in force, else only what prompts cost.
+// visibleLaw returns the part of a law that policies may know: all of it if the learned line is in force, otherwise only the cost of
+// prompts.
 func visibleLaw(inForce bool, law board.StepModel) board.StepModel {
 	if inForce {
 		return law
@@ -114,9 +115,9 @@ func visibleLaw(inForce bool, law board.StepModel) board.StepModel {
 	return board.StepModel{OwnMs: law.OwnMs, SharedMs: law.SharedMs, PrefillMs: law.PrefillMs}
 }
 
-// resume puts those requests on the engines that were on ranks when the replay begins. Entries in the pool go on waiting. otherPolicy
-// says that the boards were given another policy for this replay: then requests that waited in the queues of engines wait in the pool
-// instead.
+// resume puts the requests that were on ranks when the replay begins on the simulated engines. Entries in the pool go on waiting.
+// otherPolicy says that the boards have got another policy for this replay. Then requests that waited in the queues of engines wait in the
+// pool instead.
 func (r *Replay) resume(otherPolicy bool) {
 	queued := r.engines.resume(otherPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
@@ -140,13 +141,13 @@ func isMixed(groups []board.GroupView) bool {
 	})
 }
 
-// addRunning keeps a request that was on a rank when the replay began. at is its index in r.jobs, and left is how many tokens it still
+// addRunning adds a request that was on a rank when the replay began to r.jobs. It returns its index there, and how many tokens it still
 // gets.
-func (r *Replay) addRunning(c *board.Charge) (at, left int32) {
+func (r *Replay) addRunning(c *board.Charge) (index, left int32) {
 	left = r.rest(c.ID, c.Age+c.Generated)
-	at = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
+	index = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
 	r.scheduleQuit(c.ID)
-	return at, left
+	return index, left
 }
 
 // lagOf returns how many steps a request waits for its first token.
@@ -157,42 +158,40 @@ func (r *Replay) lagOf(id uint64) int32 {
 	return r.fates.lag
 }
 
-// addJob keeps a request, and returns its index in r.jobs.
+// addJob adds a request to r.jobs, and returns its index there.
 func (r *Replay) addJob(j job) int32 {
 	if n := len(r.unused); n > 0 {
-		at := r.unused[n-1]
-		r.unused, r.jobs[at] = r.unused[:n-1], j
-		return at
+		index := r.unused[n-1]
+		r.unused, r.jobs[index] = r.unused[:n-1], j
+		return index
 	}
 	r.jobs = append(r.jobs, j)
 	return int32(len(r.jobs) - 1)
 }
 
-// dropJob drops the request at an index of r.jobs, which has left the replay.
-func (r *Replay) dropJob(at int32) {
-	r.jobs[at] = job{}
-	r.unused = append(r.unused, at)
+// dropJob removes a request that has left the replay from r.jobs.
+func (r *Replay) dropJob(index int32) {
+	r.jobs[index] = job{}
+	r.unused = append(r.unused, index)
 }
 
-// addWaiting keeps a request that waits for a rank, with what is known of its answer.
+// addWaiting adds a request that waits for a rank, with what is known about its answer.
 func (r *Replay) addWaiting(id uint64, c came) *job {
-	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id),
-		came: c}
 	r.scheduleQuit(id)
-	at := r.addJob(j)
-	r.waiting[id] = at
-	return &r.jobs[at]
+	index := r.addJob(job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id), came: c})
+	r.waiting[id] = index
+	return &r.jobs[index]
 }
 
-// scheduleQuit notes when a request quits, if it really left before it had a slot: then it quits at the same time in the replay.
+// scheduleQuit makes a request whose client really left before it had a slot leave at the same time in the replay.
 func (r *Replay) scheduleQuit(id uint64) {
 	if a := r.fates.of(id); a != nil && a.tokens < 0 {
-		at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
-		r.quits = slices.Insert(r.quits, at, quit{ms(a.left), id})
+		i, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
+		r.quits = slices.Insert(r.quits, i, quit{ms(a.left), id})
 	}
 }
 
-// Run goes on for at most so many turns. over says whether the end of the window is reached.
+// Run continues the replay for at most so many turns. over says whether it has reached the end of the window.
 func (r *Replay) Run(turns int) (over bool, err error) {
 	for range turns {
 		if r.over || r.failed != nil {
@@ -224,7 +223,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 	return r.over, r.failed
 }
 
-// deliver gives the boards the requests and the changes of ranks that are due by now.
+// deliver gives the boards the changes of ranks, the arrivals and the departures of clients that are due by now.
 func (r *Replay) deliver() {
 	for len(r.fleet) > 0 && ms(r.fleet[0].at) <= r.Now {
 		r.refleet(r.fleet[0].workers)
@@ -241,16 +240,15 @@ func (r *Replay) deliver() {
 	}
 }
 
-// enqueue hands a request to the boards.
+// enqueue gives a request to the boards.
 func (r *Replay) enqueue(j *job) {
-	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
+	instant := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
-		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival),
-		Entered: at(j.came.entered),
-		Early:   j.came.early, Discard: j.came.discard,
+		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key,
+		Arrival: instant(j.came.arrival), Entered: instant(j.came.entered), Early: j.came.early, Discard: j.came.discard,
 	}
 	if j.came.deadline != 0 {
-		e.Deadline = at(j.came.deadline)
+		e.Deadline = instant(j.came.deadline)
 	}
 	j.entry = e
 	r.Apply(&board.Enqueue{Entry: e, Hits: j.came.hits}, r.Now)
@@ -274,46 +272,46 @@ func (r *Replay) refleet(ws []board.Worker) {
 	}
 }
 
-// quit ends a request whose client really left before it had a slot.
+// quit ends a request whose client leaves. In the replay, the request may have a slot already.
 func (r *Replay) quit(id uint64) {
 	if r.engines.drop(id) {
 		return
 	}
-	if at, waits := r.waiting[id]; waits {
-		r.Apply(board.Withdraw{Entry: r.jobs[at].entry}, r.Now)
+	if index, waits := r.waiting[id]; waits {
+		r.Apply(board.Withdraw{Entry: r.jobs[index].entry}, r.Now)
 	}
 }
 
-// placed gives a request to the engine that the boards bound it to.
+// placed gives a request to the simulated engine of the rank to which the boards bound it.
 func (r *Replay) placed(e *board.Effect) {
-	at, ok := r.waiting[e.Entry.ID]
+	index, ok := r.waiting[e.Entry.ID]
 	if !ok {
 		r.failed = fmt.Errorf("the policy bound request %d, which the replay does not know", e.Entry.ID)
 		return
 	}
 	delete(r.waiting, e.Entry.ID)
-	r.jobs[at].entry, r.jobs[at].prompt = nil, int32(e.Entry.Prompt)
-	if !r.engines.place(at, &e.Bound) { // the rank is of a group that was there only within the window
-		r.dropJob(at)
+	r.jobs[index].entry, r.jobs[index].prompt = nil, int32(e.Entry.Prompt)
+	if !r.engines.place(index, &e.Bound) { // the group of the rank came within the window, so the replay does not have it
+		r.dropJob(index)
 		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
 }
 
-// comeBack makes a request come back at once, with the tokens that it has generated as part of its prompt. The time to compute that prompt
-// again is not known, and left out.
-func (r *Replay) comeBack(at, prompt, generated, left int32) {
-	j := &r.jobs[at]
+// comeBack makes a request that has lost its rank wait for another rank at once. The tokens that it has generated become part of its
+// prompt. The time in which a prefill engine would compute this prompt is not known, and is left out.
+func (r *Replay) comeBack(index, prompt, generated, left int32) {
+	j := &r.jobs[index]
 	j.prompt, j.age, j.left = prompt+generated, j.age+generated, left
 	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
 	j.came.deadline, j.came.hits = 0, nil
-	r.waiting[j.id] = at
+	r.waiting[j.id] = index
 	r.enqueue(j)
 }
 
-// varied returns the length of a step that takes so many ms by its law, with a random change.
+// varied changes the length of a step at random, by at most the share unsteady.
 func (r *Replay) varied(ms float64) float64 { return ms * (1 + unsteady*(2*r.chance.Float64()-1)) }
 
-// countStep counts a step of the given length.
+// countStep counts a step that begins now and takes so many ms.
 func (r *Replay) countStep(ms float64) {
 	if r.Now >= r.measuredFrom {
 		r.measured.add(ms)
@@ -325,18 +323,18 @@ func (r *Replay) countStep(ms float64) {
 
 // refused drops a request that the boards have refused.
 func (r *Replay) refused(e *board.Effect) {
-	if at, ok := r.waiting[e.Entry.ID]; ok {
+	if index, ok := r.waiting[e.Entry.ID]; ok {
 		delete(r.waiting, e.Entry.ID)
-		r.dropJob(at)
+		r.dropJob(index)
 	}
 }
 
-// other ends the replay if the policy failed.
+// other handles all other effects. It ends the replay if the policy panicked.
 func (r *Replay) other(e *board.Effect) {
 	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
 		r.failed = fmt.Errorf("the policy failed")
 	}
 }
 
-// StepMs returns the mean length of the measured steps; 0: there was none.
+// StepMs returns the mean length of the measured steps, in ms; 0: there was none.
 func (r *Replay) StepMs() float64 { return r.measured.mean() }

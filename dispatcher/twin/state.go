@@ -7,8 +7,8 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// Replay is a replay of a window for one model under one policy. Requests come when they really came, whatever happens to
-// earlier requests. This is not exact: clients that wait for an answer before they ask again would have come at other times.
+// Replay replays a window of traffic for one model under one policy. Requests come when they really came. This is not exact: under another
+// policy, answers end at other times, and clients that wait for an answer before they ask again would come at other times, too.
 type Replay struct {
 	*virtual.Driver
 	engines        *decoding
@@ -19,17 +19,17 @@ type Replay struct {
 	jobs           []job
 	unused         []int32          // free indices of jobs
 	waiting        map[uint64]int32 // by ID: indices of the jobs that wait for a rank
-	measuredFrom   float64          // ms; steps before this time are not measured
-	freshBetween   [2]float64       // ms; the steps between these times are fresh
-	ends           float64          // ms; end of the window
+	measuredFrom   float64          // in ms since the window began; steps before this time are not measured
+	freshBetween   [2]float64       // in ms since the window began; no earlier verdict has counted the steps between these times (fresh)
+	ends           float64          // end of the window, in ms since it began
 	measured       steps            // the measured steps
 	fresh          steps            // the fresh steps
-	spec           string
-	begun          *Begun     // the state with which it began; nil: that of the real boards
-	marks          []float64  // times at which its state is kept, the next first, ms
-	Marked         []*Begun   // the states that were kept
-	chance         *rand.Rand // changes the lengths of steps
-	turnsAtInstant int        // turns in which no time passed
+	spec           string           // policy; empty: the policy in force
+	begun          *Begun           // state with which the replay began; nil: that of the real boards
+	marks          []float64        // times at which mark keeps its state, the next first, in ms since the window began
+	Marked         []*Begun         // the states that were kept
+	chance         *rand.Rand       // changes the lengths of steps, see varied
+	turnsAtInstant int              // turns in a row in which no time passed
 	over           bool
 	failed         error
 }
@@ -37,10 +37,10 @@ type Replay struct {
 // job is a request of a replay.
 type job struct {
 	id     uint64
-	prompt int32 // prompt of the present leg, as the boards have it
-	age    int32
-	left   int32 // tokens it still gets
-	lag    int32
+	prompt int32 // prompt tokens; they include the tokens that were generated on earlier ranks
+	age    int32 // tokens that were generated on earlier ranks
+	left   int32 // tokens that it still gets
+	lag    int32 // steps that it waits for its first token
 	came   came
 	entry  *board.Entry // its entry in the pool, while it waits
 }

@@ -1,6 +1,6 @@
-// Package twin computes what the last minutes would have cost under another policy. It records what really
-// happened, and replays it from a copy of the real boards: the same requests with the lengths that they
-// really had, on engines in virtual time. The step model that the real steps taught says how long their steps are.
+// Package twin computes how long the steps of the last minutes would have taken under another policy. It records what really happened, and
+// replays it from a copy of the real boards: the same requests with their real lengths, on simulated engines. Simulated steps take as long
+// as the step model says that was learned from the real steps.
 package twin
 
 import (
@@ -12,25 +12,25 @@ import (
 
 // Tape records the events of boards in stretches. Each stretch begins with a copy of the boards.
 type Tape struct {
-	stretch *Stretch // nil before the first Cut: nothing is recorded
-	workers []board.Worker
-	bound   map[string][]bound
-	broken  bool // settings have changed, so that the events after it cannot be replayed together with those before
-	latest  int  // number of requests in the last stretch, to allocate memory for the next one
+	stretch *Stretch           // the present stretch; nil before the first Cut: nothing is recorded
+	workers []board.Worker     // of the last SetWorkers event
+	bound   map[string][]bound // by model, and by slot: the requests that have slots
+	broken  bool               // settings have changed, so that later events cannot be replayed together with earlier ones
+	latest  int                // number of requests in the last stretch, to allocate memory for the next one
 }
 
-// bound is what is known of a request that has a slot.
+// bound is a request that has a slot.
 type bound struct {
 	id    uint64
 	step  uint32 // number of the step that was reported last when it was bound; 0: none was
-	queue bool   // it may have waited in the engine's queue
+	queue bool   // it may have waited in the engine's queue, so the time of its first token shows no lag
 }
 
-// Stretch is what happened from one copy of the boards to the next.
+// Stretch has the arrivals, departures and changes of ranks from one copy of the boards to the next.
 type Stretch struct {
-	Boards   *board.Boards // as they were when it began
+	Boards   *board.Boards // copy of the boards at the time From
 	From, To time.Time
-	AfterGap bool // it does not go on from the stretch before it, so the twin drops all earlier stretches
+	AfterGap bool // it does not begin where the last stretch ended, so the twin drops all earlier stretches
 
 	came  []came
 	left  []left
@@ -42,7 +42,7 @@ type came struct {
 	at             time.Duration // when it came to the boards
 	arrival        time.Duration // when the client's request reached the proxy
 	entered        time.Duration // when its prefill was finished
-	deadline       time.Duration // when its hand-off is too late; 0: never
+	deadline       time.Duration // when its hand-off expires; 0: never
 	id, key        uint64
 	model, name    string
 	prompt, age    int32
@@ -54,12 +54,12 @@ type came struct {
 type left struct {
 	at        time.Duration
 	id        uint64
-	generated int32 // tokens of this leg; below 0: it never had a slot
-	lag       int32 // number of steps between its bind and the step of its first token; below 0: not known
-	failed    bool  // it may come again
+	generated int32 // tokens that were generated on its last rank; below 0: it never had a slot
+	lag       int32 // number of steps between its binding and the step of its first token; below 0: not known
+	failed    bool  // its engine failed, so the request may come back
 }
 
-// fleet has the ranks from a moment on.
+// fleet has the ranks from the time at on, until the next change.
 type fleet struct {
 	at      time.Duration
 	workers []board.Worker
@@ -71,15 +71,16 @@ const mostOfStretch = 50_000
 // mostFleets bounds how often the ranks change in a stretch, which then ends early, too.
 const mostFleets = 16
 
-// Due says whether the stretch should end now and the boards be copied: because it lasts as long as every, because it has too many
-// events, because the settings have changed, or because there is no stretch yet.
+// Due says whether the present stretch should end now: it has lasted for the time every, it has too many events, or the settings have
+// changed. It also returns true if there is no stretch yet. The caller then copies the boards and calls Cut.
 func (t *Tape) Due(now time.Time, every time.Duration) bool {
 	s := t.stretch
 	return s == nil || t.broken || now.Sub(s.From) >= every || len(s.came) >= mostOfStretch || len(s.left) >= mostOfStretch ||
 		len(s.fleet) >= mostFleets
 }
 
-// Cut begins a stretch with a copy of the boards, and returns the stretch that ends; nil: there was none, or it cannot be replayed.
+// Cut ends the present stretch, and begins the next one with a copy of the boards. It returns the ended stretch; nil: there was none, or it
+// cannot be replayed.
 func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 	if ended = t.stretch; ended != nil {
 		ended.To = now
@@ -137,7 +138,7 @@ func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 	s.came = append(s.came, c)
 }
 
-// Done records an effect of the boards.
+// Done records an effect of the boards: which requests got slots, and which were refused.
 func (t *Tape) Done(e *board.Effect, now time.Time) {
 	switch e.Kind {
 	case board.EffectGone:
@@ -162,7 +163,7 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 	}
 }
 
-// recordLeave records a request that gives its slot back. Its lag is not known if its engine may have kept it in the queue.
+// recordLeave records a request that gives its slot back. Its lag is not known if it may have waited in the engine's queue.
 func (t *Tape) recordLeave(e *board.Release, now time.Time) {
 	slots := t.bound[e.Model]
 	if int(e.Slot) >= len(slots) {

@@ -9,14 +9,14 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Stale is how long after the end of its window a verdict is too old to be shown.
+// Stale is the time after the end of its window when a verdict is too old to be shown.
 const Stale = 3 * Span
 
-// mostKept bounds the requests of all stretches that are kept.
+// mostKept bounds the arrivals and departures of requests in all stretches that are kept.
 const mostKept = 200_000
 
-// LeastStretch returns the least length of a stretch if the boards hold so many requests. It grows with them, because copies of the
-// boards get expensive.
+// LeastStretch returns the least length of a stretch if the boards hold so many requests. It grows with their number, because the boards
+// are copied for each stretch, which takes longer with more requests.
 func LeastStretch(held int) time.Duration {
 	return min(Span/3, 15*time.Second*time.Duration(1+held/1500))
 }
@@ -29,11 +29,10 @@ type Twin struct {
 
 	judging *judging
 	models  map[string]*account
-	current bool // the judgement of the latest window has begun
+	current bool // no stretch was added since the judgement of the latest window began
 }
 
-// Verdict is the result for one group. The groups of a model are judged together, because policies also affect which group
-// gets a request.
+// Verdict is the result for one group. The groups of a model are judged together, because a policy also decides which group gets a request.
 type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
@@ -42,8 +41,8 @@ type Verdict struct {
 	Ranks    int     // number of ranks of the group
 	StepMs   float64 // mean length of the real steps over all groups of the model, without steps that were reported together
 	TwinMs   float64 // mean length of the steps as replayed under the policy in force
-	Error    float64 // by what share of a step the replay of the policy in force is wrong
-	Sure     bool    // enough windows were judged to know how wrong the twin is
+	Error    float64 // share of a step by which the replay of the policy in force may be wrong
+	Sure     bool    // enough windows were judged to know the errors of the twin
 	Replays  int     // number of replays of each policy; the results are their means
 
 	Against []Against // one for each other policy
@@ -54,28 +53,28 @@ type Against struct {
 	Policy  string  // its name
 	StepMs  float64 // mean length of the steps as replayed
 	SavedMs float64 // how many ms shorter steps are under the policy in force; below 0: longer
-	Error   float64 // by what share of a step StepMs may be wrong
-	Claimed bool    // the difference is larger than Error, and than the error of the policy in force
-	Hour    Hour
-	Failed  error
+	Error   float64 // share of a step by which StepMs may be wrong
+	Claimed bool    // the difference is larger than Error, and larger than the error of the policy in force
+	Hour    Hour    // the result over about an hour
+	Failed  error   // why the policy cannot be replayed; nil: it can
 }
 
-// A verdict is made of at most mostRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one
-// round is enough, but every chanceEvery verdicts two are made, whose difference shows how much is by chance.
+// A verdict comes from at most mostRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one round
+// is enough. But for each chanceEvery-th verdict, two rounds are made: their difference shows how large errors by chance are.
 const (
 	mostRounds  = 4
 	chanceEvery = 4
 )
 
-// judging is a window with the state of its replays, which are made one after the other.
+// judging is a window that is being judged, with the state of its replays. The replays are made one after the other.
 type judging struct {
 	whole  *Window
-	window *Window  // the part of it in which the model had all its groups
+	window *Window  // the part of the window in which the model had all its groups
 	models []string // models that are not judged yet; the first is being judged
 	tried  []tried  // policies for this model; the first is the policy in force
-	trying int      // index in tried
-	round  uint64   // of replays, from 0
-	replay *Replay  // the replay under way; nil: none
+	trying int      // index in tried of the policy that is being replayed
+	round  uint64   // number of the round of replays, from 0
+	replay *Replay  // the replay in progress; nil: none
 	marked []*Begun // states that the replays have kept for later windows
 }
 
@@ -84,8 +83,8 @@ func New(specs []string) *Twin {
 	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
-// AddStretch adds a stretch that has ended, and the boards as they were at its end. It drops the oldest stretches if they are longer
-// than Span together or have more than mostKept requests.
+// AddStretch adds a stretch that has ended, and the boards at its end. It drops the oldest stretches if all together are longer than Span
+// or have more than mostKept arrivals and departures.
 func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	if s.AfterGap {
 		t.kept, t.judging = nil, nil
@@ -93,27 +92,29 @@ func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 			clear(a.hours)
 		}
 	}
-	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // frees what the tape allocated in advance
+	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // the tape allocates too much in advance
 	t.kept, t.end, t.current = append(t.kept, s), end, false
 	sum := 0
 	for i := len(t.kept) - 1; i >= 0; i-- {
 		sum += len(t.kept[i].came) + len(t.kept[i].left)
-		if last := i == len(t.kept)-1; !last && (s.To.Sub(t.kept[i].From) > Span || sum > mostKept) {
+		tooMuch := s.To.Sub(t.kept[i].From) > Span || sum > mostKept
+		if newest := i == len(t.kept)-1; tooMuch && !newest {
 			t.kept = slices.Clone(t.kept[i+1:])
 			break
 		}
 	}
 }
 
-// Work goes on with the replays for at most so many turns. The replays of a model are made one after the other, and then its verdicts.
-// more says whether there is more to do. fresh are the new verdicts.
+// Work continues the replays for at most so many turns. After the last replay of a model, it makes the verdicts on the model and returns
+// them (fresh). more says whether there is more to do.
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
 		if t.current || len(t.kept) == 0 {
 			return nil, false
 		}
-		t.judging, t.current = &judging{whole: &Window{Stretches: slices.Clone(t.kept), End: t.end}, models: t.end.Models()}, true
+		latest := &Window{Stretches: slices.Clone(t.kept), End: t.end}
+		t.judging, t.current = &judging{whole: latest, models: t.end.Models()}, true
 		return nil, true
 	}
 	if len(j.models) == 0 {
@@ -133,7 +134,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	case err != nil: // earlier replays of this policy did not fail, so it keeps their results
 	case over:
 		policy.policy = j.replay.Boards.Policy()
-		policy.duplicate = slices.ContainsFunc(j.tried[:j.trying], func(o tried) bool { return o.policy == policy.policy })
+		policy.duplicate = slices.ContainsFunc(j.tried[:j.trying], func(earlier tried) bool { return earlier.policy == policy.policy })
 		policy.step.add(j.replay.StepMs())
 		policy.fresh.fade(1, &j.replay.fresh, 1)
 		j.marked = append(j.marked, j.replay.Marked...)
@@ -144,8 +145,8 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	return nil, true
 }
 
-// beginReplay begins the next replay of the model: the next policy of the round, or the first one of the next round. It returns false if
-// none is left, because enough rounds were made or the policy in force cannot be replayed.
+// beginReplay begins the next replay of the model: of the next policy of the round, or of the first policy of the next round. It returns
+// false if no replay is left, because enough rounds were made or the policy in force cannot be replayed.
 func (t *Twin) beginReplay(j *judging) bool {
 	if j.tried == nil {
 		if j.window = j.whole.partWithAllGroups(j.models[0]); j.window == nil {
@@ -177,8 +178,8 @@ func (t *Twin) beginReplay(j *judging) bool {
 	return false
 }
 
-// enough says whether a verdict can be made from the rounds so far: mostRounds rounds or, if a newer window is ready, one round, or two
-// if it is not known or not known well enough how much is by chance.
+// enough says whether the rounds so far are enough for a verdict: mostRounds rounds or, if a newer window is ready, one round. If the size
+// of errors by chance is not known, or is due to be measured again, it takes two rounds at least.
 func (t *Twin) enough(j *judging) bool {
 	if newer := !t.current; j.round == 0 || j.round < mostRounds && !newer {
 		return false
@@ -198,10 +199,27 @@ func (t *Twin) endModel(j *judging) (fresh []Verdict) {
 	return fresh
 }
 
-// realSteps returns the total length in ms and the number of a group's real steps between two moments, as far as the step model learned
-// from them.
+// realSteps returns the total length in ms, and the number, of a group's real steps between two views of the group. It counts only the
+// steps from which the step model learned.
 func realSteps(from, to *board.GroupView) (took, n float64) {
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
+}
+
+// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: there were none. ended has the
+// groups at the end of the window.
+func (w *Window) meanRealStep(model string, ended []board.GroupView) float64 {
+	begun, _ := w.Measured().Boards.Groups(model)
+	ms, steps := 0.0, 0.0
+	for _, to := range ended {
+		if from := viewOf(begun, to.Key); from != nil {
+			took, n := realSteps(from, &to)
+			ms, steps = ms+took, steps+n
+		}
+	}
+	if steps == 0 {
+		return 0
+	}
+	return ms / steps
 }
 
 // secondsOf returns how many seconds the measured part of a window lasts, at least 1.
@@ -211,30 +229,19 @@ func secondsOf(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 func (t *Twin) judge(j *judging) (found []Verdict) {
 	w, model, inForce := j.window, j.models[0], &j.tried[0]
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
-	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
-	ms, steps := 0.0, 0.0
-	for _, to := range ended {
-		if from := viewOf(begun, to.Key); from != nil { // without steps that were reported together, or in which an engine stood still
-			took, n := realSteps(from, &to)
-			ms, steps = ms+took, steps+n
-		}
-	}
-	if steps == 0 || ms == 0 || inForce.step.mean() == 0 {
+	realStepMs := w.meanRealStep(model, ended)
+	if realStepMs == 0 || inForce.step.mean() == 0 {
 		return nil
 	}
-	a := t.models[model]
-	if a == nil {
-		a = &account{chance: map[string]*ewma{}, hours: map[string]*hour{}}
-		t.models[model] = a
-	}
+	a := t.account(model)
 	maps.DeleteFunc(a.chance, func(policy string, _ *ewma) bool {
 		return !slices.ContainsFunc(j.tried, func(p tried) bool { return p.policy == policy })
 	})
 	a.judged++
 	a.lag = w.fates(model).lag
 	v := Verdict{
-		From: w.Measured().From, To: w.To(), Policy: inForce.policy, StepMs: ms / steps, TwinMs: inForce.step.mean(),
+		From: w.Measured().From, To: w.To(), Policy: inForce.policy, StepMs: realStepMs, TwinMs: inForce.step.mean(),
 		Sure:    a.judged >= leastJudged,
 		Replays: int(inForce.step.n),
 	}
@@ -259,7 +266,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	}
 	a.begun = j.marked
 	for _, b := range w.Begun {
-		if b.at.Equal(w.From()) { // the next window may begin at the same time
+		if b.at.Equal(w.From()) { // the next window may begin at the same time as this one
 			a.begun = append(a.begun, b)
 		}
 	}
@@ -273,6 +280,16 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	}
 	a.until = w.To()
 	return found
+}
+
+// account returns the account of a model, and creates it if it is missing.
+func (t *Twin) account(model string) *account {
+	a := t.models[model]
+	if a == nil {
+		a = &account{chance: map[string]*ewma{}, hours: map[string]*hour{}}
+		t.models[model] = a
+	}
+	return a
 }
 
 // against compares the replays under another policy with those under the policy in force.

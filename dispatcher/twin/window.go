@@ -8,18 +8,18 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Window is stretches that follow each other, and the boards as they were at the end.
+// Window is the traffic that is replayed: stretches without gaps between them.
 type Window struct {
 	Stretches []*Stretch
-	End       *board.Boards
-	Heard     time.Time // traffic before this time is in the hours of the account already
-	Begun     []*Begun  // states with which replays under other policies may begin
-	Lag       int32     // steps from a bind to the first token, used if the window shows none; 0: not known either
+	End       *board.Boards // the boards at the end of the last stretch
+	Heard     time.Time     // traffic before this time is in the hours of the account already
+	Begun     []*Begun      // states with which replays under other policies may begin
+	Lag       int32         // steps from the binding of a request to its first token, for windows that do not show it; 0: not known
 
 	learned map[string]*fates // by model
 }
 
-// fates returns what became of a model's requests. It is learned once for all replays of the window.
+// fates returns what became of a model's requests. They are found once for all replays of the window.
 func (w *Window) fates(model string) *fates {
 	if w.learned[model] == nil {
 		if w.learned == nil {
@@ -33,13 +33,13 @@ func (w *Window) fates(model string) *fates {
 // From returns when the window begins.
 func (w *Window) From() time.Time { return w.Stretches[0].From }
 
-// each calls comes for each arrival of a model, and leaves for each request that left, also of other models, in the order in which they
+// each calls comes for each arrival of a model, and leaves for each request of any model that left, in the order in which these things
 // happened. The time that leaves gets is since the window began.
 func (w *Window) each(model string, comes func(*came), leaves func(time.Duration, *left)) {
 	for _, s := range w.Stretches {
 		offset, i, k := s.From.Sub(w.From()), 0, 0
 		for i < len(s.came) || k < len(s.left) {
-			if k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at {
+			if arrivalIsNext := k == len(s.left) || i < len(s.came) && s.came[i].at <= s.left[k].at; arrivalIsNext {
 				if c := &s.came[i]; c.model == model {
 					comes(c)
 				}
@@ -52,8 +52,8 @@ func (w *Window) each(model string, comes func(*came), leaves func(time.Duration
 	}
 }
 
-// partWithAllGroups returns the part of the window in which a model already had all the barrier groups that it has at the end, without a
-// group being removed and added again; nil: there is no such part.
+// partWithAllGroups returns the part of the window in which a model had all the barrier groups that it has at the end of the window, and no
+// group was removed and added again; nil: there is no such part.
 func (w *Window) partWithAllGroups(model string) *Window {
 	last, _ := w.End.Groups(model)
 	begin, next := 0, last
@@ -61,7 +61,8 @@ func (w *Window) partWithAllGroups(model string) *Window {
 		groups, _ := w.Stretches[i].Boards.Groups(model)
 		for _, v := range last {
 			from, to := viewOf(groups, v.Key), viewOf(next, v.Key)
-			if from == nil || to == nil || to.Steps < from.Steps || to.Seconds < from.Seconds { // the group was missing, or removed and added anew
+			missing := from == nil || to == nil
+			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // fewer steps than before: the group was added anew
 				begin = i + 1
 			}
 		}
@@ -73,7 +74,7 @@ func (w *Window) partWithAllGroups(model string) *Window {
 	return &Window{Stretches: w.Stretches[begin:], End: w.End}
 }
 
-// groupsSince returns the groups of a model at the first moment that is not before either of the two times.
+// groupsSince returns the groups of a model at the begin of the first stretch that begins neither before accounted nor before measured.
 func (w *Window) groupsSince(accounted, measured time.Time, model string) []board.GroupView {
 	for _, s := range w.Stretches {
 		if !s.From.Before(accounted) && !s.From.Before(measured) {
@@ -92,8 +93,8 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 	return nil
 }
 
-// Measured returns the first stretch that is measured. The fifth of the window before it is not measured: until they end, the ranks
-// hold requests that another policy would have sent elsewhere.
+// Measured returns the first stretch that is measured. It leaves out the first fifth of the window: there, the ranks still hold requests
+// from before the window, which another policy would have sent to other ranks.
 func (w *Window) Measured() *Stretch {
 	for _, s := range w.Stretches {
 		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
@@ -103,11 +104,11 @@ func (w *Window) Measured() *Stretch {
 	return w.Stretches[0]
 }
 
-// settled says whether a stretch begins in the first 70 % of the window. In the rest, many answers run whose lengths are not
-// known yet.
+// settled says whether a stretch begins in the first 70 % of the window. Later in the window, many answers run whose lengths are not known
+// yet.
 func (w *Window) settled(s *Stretch) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
 
-// fresh returns the part of the window that is measured and settled, and is not in the hours of the account yet.
+// fresh returns the part of the window that is measured and settled, and that is not in the hours of the account yet.
 func (w *Window) fresh() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.Heard) {
 		from = w.Heard
@@ -132,7 +133,7 @@ type arrivals struct {
 	at        int            // index of the next arrival in the first stretch
 }
 
-// skip goes on to the next request of the model.
+// skip moves on to the next arrival of the model that is not in skipped.
 func (a *arrivals) skip() {
 	for len(a.stretches) > 0 {
 		for all := a.stretches[0].came; a.at < len(all); a.at++ {
@@ -153,7 +154,7 @@ func (a *arrivals) due() (at float64, more bool) {
 	return ms(s.came[a.at].at + s.From.Sub(a.from)), true
 }
 
-// take returns the next request and goes on.
+// take returns the next arrival, and moves on to the one after it.
 func (a *arrivals) take() came {
 	s := a.stretches[0]
 	c, offset := s.came[a.at], s.From.Sub(a.from)
@@ -166,14 +167,16 @@ func (a *arrivals) take() came {
 	return c
 }
 
-// learnFates collects what became of a model's requests.
+// learnFates finds out what became of a model's requests.
 func (w *Window) learnFates(model string) *fates {
-	n := 0
+	arrivals := 0
 	for _, s := range w.Stretches {
-		n += len(s.came)
+		arrivals += len(s.came)
 	}
-	l := &learner{fates: &fates{answers: make([]answer, 0, n), at: make(map[uint64]int32, n), again: map[*came]bool{}},
-		failed: map[failed]int32{}}
+	l := &learner{
+		fates:  &fates{answers: make([]answer, 0, arrivals), at: make(map[uint64]int32, arrivals), again: map[*came]bool{}},
+		failed: map[failed]int32{},
+	}
 	begin := w.Stretches[0].Boards
 	for _, c := range begin.Charges(model) {
 		l.add(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})
@@ -204,13 +207,12 @@ func (w *Window) learnFates(model string) *fates {
 // Span is the longest window that is replayed.
 const Span = 5 * time.Minute
 
-// Begun is the state of a replay under another policy at a moment. The replay of a later window begins with it, as if that
-// policy had been in force all along. If a replay began with the real boards, it would first have to work off requests that piled up
-// under the policy in force, or it would lack requests that pile up under the other policy, and that for longer than a window
-// lasts.
+// Begun is the state of a replay under another policy at the time at. The replay of a later window begins with this state, as if the other
+// policy had been in force all the time. A replay that began with the real boards would give wrong results for longer than a window lasts:
+// it would have requests that only pile up under the policy in force, or lack requests that only pile up under the other policy.
 type Begun struct {
-	spec   string
+	spec   string // the other policy
 	at     time.Time
 	boards *board.Boards
-	rest   map[uint64]int32 // by ID: tokens that requests still get
+	rest   map[uint64]int32 // by request ID: tokens that the request still gets
 }
