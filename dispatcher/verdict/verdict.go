@@ -1,4 +1,4 @@
-// Package verdict has the form in which users see what the twin found of a group.
+// Package verdict has the form in which users see the results of the twin: how long steps would have taken under other policies.
 package verdict
 
 import (
@@ -6,10 +6,10 @@ import (
 	"math"
 )
 
-// Policies are those that the twin replays; the config file may also say Off.
+// Policies are the policies that the twin replays. In the config file, Off stands for an empty list.
 type Policies []string
 
-// Off in the config file in place of a list stands for an empty list.
+// Off is the word in the config file that stands for an empty list of policies.
 const Off = "off"
 
 // UnmarshalYAML reads a list of policies, or off.
@@ -25,42 +25,42 @@ func (t *Policies) UnmarshalYAML(read func(any) error) error {
 	return nil
 }
 
-// Twin is what the last minutes of a group would have been under other policies.
+// Twin says how long the steps of the last minutes of a group would have taken under other policies.
 type Twin struct {
 	AgeSeconds    float64   `json:"age_seconds"`    // since the end of the window that was replayed
-	WindowSeconds float64   `json:"window_seconds"` // length of that window, without its start, which only fills the ranks
+	WindowSeconds float64   `json:"window_seconds"` // length of the window without its first part, which is not measured
 	Policy        string    `json:"policy"`         // in force at the end of the window
-	StepMs        float64   `json:"step_ms"`        // mean of the steps that the engines made in the window, over all groups of the model: which of them gets a request is up to the policy
-	TwinStepMs    float64   `json:"twin_step_ms"`   // mean step of the window as it is replayed under the policy in force
-	ErrorRatio    float64   `json:"error_ratio"`    // share of a step by which that replay may be wrong: twice the deviation of the last windows, or the deviation of this one if it is larger
-	Replays       int       `json:"replays"`        // how many of each policy were made; the figures are their means
+	StepMs        float64   `json:"step_ms"`        // mean length of the real steps in the window, over all groups of the model, because the policy decides which group gets a request
+	TwinStepMs    float64   `json:"twin_step_ms"`   // mean length of the steps in a replay of the window under the policy in force
+	ErrorRatio    float64   `json:"error_ratio"`    // share of a step by which this replay may be wrong: twice the deviation of the last windows, or the deviation of this window if it is larger
+	Replays       int       `json:"replays"`        // number of replays of each policy; the figures are means over them
 	Against       []Against `json:"against"`        // one for each other policy of dispatch.twin
 }
 
-// Against compares the policy in force with one that the twin replayed the same minutes under.
+// Against compares the policy in force with another policy, by replays of the same minutes.
 type Against struct {
 	Policy       string  `json:"policy"`
-	StepMs       float64 `json:"step_ms"`          // mean step of the window as it is replayed under this policy; 0: it cannot be replayed
-	SavedMs      float64 `json:"saved_ms"`         // how much longer this is than the replay under the policy in force; below 0: the policy in force is slower
-	ErrorRatio   float64 `json:"error_ratio"`      // share of a step by which step_ms may be wrong, by chance or because the replay of the policy in force was
-	Claimed      bool    `json:"claimed"`          // the difference is larger than its error and that of the policy in force; other differences are not added up
-	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force saved since the start, where that was claimed
-	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that it lost, likewise
+	StepMs       float64 `json:"step_ms"`          // mean length of the steps in a replay of the window under this policy; 0: it cannot be replayed
+	SavedMs      float64 `json:"saved_ms"`         // by how much the policy in force makes steps shorter, by the replays; below 0: longer
+	ErrorRatio   float64 `json:"error_ratio"`      // share of a step by which step_ms may be wrong, by chance or because the replay of the policy in force was wrong
+	Claimed      bool    `json:"claimed"`          // the difference is larger than its own error and the error of the policy in force; other differences are not added up
+	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force has saved since the start, by the claimed differences
+	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that the policy in force has lost since the start, by the claimed differences
 	Today        float64 `json:"rank_hours_today"` // rank-hours saved since midnight UTC: the saved time of steps times the ranks of the group; below 0: lost
 	Hour         *Hour   `json:"hour,omitempty"`   // nil while too little is known
-	Says         string  `json:"says"`             // the same in words
+	Says         string  `json:"says"`             // the comparison in words
 }
 
 // Hour is the mean over the verdicts since the policy in force or the settings changed, over about an hour at most.
 type Hour struct {
 	AgeSeconds float64 `json:"age_seconds"` // time since the end of the traffic over which the mean was taken
-	Seconds    float64 `json:"seconds"`     // length of that traffic, an hour at most: from then on, older traffic counts less and less
-	StepMs     float64 `json:"step_ms"`     // mean step as replayed under this policy
-	SavedMs    float64 `json:"saved_ms"`    // how much longer this is than the replay under the policy in force; below 0: the policy in force is slower
+	Seconds    float64 `json:"seconds"`     // length of this traffic, an hour at most; after an hour, older traffic counts less and less
+	StepMs     float64 `json:"step_ms"`     // mean length of the steps in replays under this policy
+	SavedMs    float64 `json:"saved_ms"`    // by how much the policy in force makes steps shorter, by the replays; below 0: longer
 	ErrorRatio float64 `json:"error_ratio"` // share of a step by which step_ms may be wrong
 }
 
-// Say sets a.Says, the comparison in words. failed is why the policy could not be replayed; nil: it was.
+// Say sets a.Says, the comparison in words. failed is the reason why the policy could not be replayed; nil: it was replayed.
 func (a *Against) Say(t *Twin, failed error) {
 	if failed != nil {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
