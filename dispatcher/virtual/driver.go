@@ -1,5 +1,5 @@
-// Package virtual has decode engines in virtual time, with the server's own boards in front of them. The simulator
-// and the twin use it, so that neither has boards or engines of its own.
+// Package virtual has simulated decode engines in virtual time, with the same boards in front of them as in the server. The simulator and
+// the twin share it.
 package virtual
 
 import (
@@ -9,9 +9,8 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Driver owns boards in virtual time, as the dispatcher's runner does in real time: it applies events
-// about one model, and carries out their effects. Rounds take no virtual time, so that a policy always has
-// its whole budget. Times are ms since Began.
+// Driver owns boards in virtual time, as the dispatcher's runner does in real time: it applies events of one model, and carries out their
+// effects. Rounds take no virtual time, so a policy never loses a part of its budget of evaluations. Times are ms since Began.
 type Driver struct {
 	Boards *board.Boards
 	Began  time.Time
@@ -23,11 +22,11 @@ type Driver struct {
 	Refused   func(e *board.Effect)
 	Other     func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectRest
 	OnDecided func(ms float64)      // called after an event was applied and its rounds were decided
-	Timed     func(round func())    // runs a round and measures its time; nil: rounds are not measured
+	Timed     func(round func())    // must call round, and may measure its time; nil: rounds are not measured
 
-	// For recorders; nil: nothing is recorded.
-	OnEvent  func(e board.Event, now time.Time)   // before it is applied to the boards
-	OnEffect func(e *board.Effect, now time.Time) // before it is carried out
+	// Functions for recorders; nil: nothing is recorded.
+	OnEvent  func(e board.Event, now time.Time)   // called before an event is applied to the boards
+	OnEffect func(e *board.Effect, now time.Time) // called before an effect is carried out
 
 	tick    board.Tick
 	decided board.Decided
@@ -47,7 +46,7 @@ func (d *Driver) Instant(ms float64) time.Time {
 	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
 }
 
-// Apply gives the boards an event, and runs the rounds that follow from it.
+// Apply gives the boards an event, and runs the rounds that the event causes.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
 	if d.OnEvent != nil {
@@ -68,7 +67,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 	d.OnDecided(ms)
 }
 
-// Look applies a Tick, with Counts before it if the tick needs them.
+// Look applies a Tick and, if the tick needs them, Counts before it.
 func (d *Driver) Look(ms float64) {
 	if d.Boards.Looks(d.Model, d.Instant(ms)) {
 		d.Count(ms)
@@ -76,7 +75,7 @@ func (d *Driver) Look(ms float64) {
 	d.Apply(&d.tick, ms)
 }
 
-// Next returns when the boards need a Tick even if nothing happens.
+// Next returns the time at which the boards need a Tick even if nothing happens, in ms; Never: there is none.
 func (d *Driver) Next() float64 {
 	if at := d.Boards.Next(); !at.IsZero() {
 		return float64(at.Sub(d.Began)) / float64(time.Millisecond)
@@ -87,11 +86,11 @@ func (d *Driver) Next() float64 {
 // Never is a time that never comes.
 var Never = math.Inf(1)
 
-// Count applies the Counts, which hold for the next event.
+// Count applies the Counts, which are valid for the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes effects on: EffectBind to Bound, EffectRefuse to Refused, and all others to Other. EffectRest is not passed on: it
-// only marks the group as stopped.
+// carryOut passes EffectBind to Bound, EffectRefuse to Refused, and all other effects to Other, except EffectRest, which marks the group as
+// stopped.
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
 		if d.OnEffect != nil {
@@ -111,12 +110,11 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	}
 }
 
-// StepCounter counts the steps of a group as its streams would report them: Number is the present step, and Since is when it was
-// reported, in ms; NaN: nothing ran before.
+// StepCounter counts the steps of a group as its streams would report them.
 type StepCounter struct {
 	Key    board.GroupKey
-	Number uint32
-	Since  float64
+	Number uint32  // number of the present step
+	Since  float64 // when the present step was reported, in ms; NaN: no request ran before it
 	steps  board.Steps
 }
 
@@ -124,8 +122,8 @@ func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
 
-// reportStep gives the boards the present step of a group, as a step detector does. now is when the step is reported, in ms. The step
-// has no length if nothing ran before it.
+// reportStep gives the boards the present step of a group, as a step detector does. now is the time of the report, in ms. The step has no
+// length if no request ran before it.
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
 	if d.stopped[counter.Key.Name] {
 		delete(d.stopped, counter.Key.Name)
@@ -150,7 +148,7 @@ func (d *Driver) resetCounts(slot int32) {
 	counts.Tokens[slot], counts.Began[slot], counts.Joined[slot] = 0, false, 0
 }
 
-// setCounts sets the Counts of a slot: how many tokens its stream has brought, and which step brought the first.
+// setCounts sets the Counts of a slot: how many tokens its stream has brought, and the number of the step that brought the first tokens.
 func (d *Driver) setCounts(slot, tokens int32, first uint32) {
 	d.Counts.Tokens[slot], d.Counts.Began[slot], d.Counts.Joined[slot] = tokens, true, first
 }

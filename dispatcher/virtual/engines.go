@@ -7,25 +7,27 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Engines are the ranks of one model in virtual time. The simulator or the twin provides the requests.
+// Engines are the simulated ranks of one model. The simulator or the twin provides the requests.
 type Engines struct {
 	*Driver
 	Groups []*Group
-	Stale  int // how many steps late the boards see the tokens of a request
+	Stale  int // number of steps by which the boards see the tokens of a request too late
 
-	Length    func(g *Group) (ms float64)              // returns how long the step that begins takes
-	Prefill   func(prompt int32) (ready, took float64) // starts the prefill of a request that has KV room now, see Leg; nil: its KV is there
-	Token     func(l *Leg)                             // called when a request got a token
-	Seated    func(l *Leg)                             // called when a request got its slot
-	Finished  func(g *Group, l Leg)                    // called when a request got its last token, and has left
-	Preempted func(r *Rank, l Leg)                     // called when a request has left because KV room is short
-	Stepped   func(g *Group, tokens int)               // called when a step is over
+	Length func(g *Group) (ms float64) // returns how long the step takes that begins now
+	// Prefill starts the prefill of a request that has KV room on its rank now. The results are Leg.Ready and Leg.Prefill. nil: requests
+	// are prefilled before they are bound.
+	Prefill   func(prompt int32) (ready, took float64)
+	Token     func(l *Leg)               // called when a request got a token
+	Seated    func(l *Leg)               // called when a request got its slot in the engine
+	Finished  func(g *Group, l Leg)      // called when a request got its last token, and has left
+	Preempted func(r *Rank, l Leg)       // called when a request has left because KV room is short
+	Stepped   func(g *Group, tokens int) // called when a step has ended
 
-	release board.Release // used again and again
+	release board.Release // reused, so that releases allocate nothing
 }
 
-// Turn runs one instant at which something happens: steps end, deliver gives the boards the requests, ranks
-// and other events of this instant, and the boards decide.
+// Turn does all that happens at the present time: steps end, deliver gives the boards the requests, ranks and other events that are due,
+// and the boards decide.
 func (e *Engines) Turn(deliver func()) {
 	for _, g := range e.Groups {
 		if g.Ends <= e.Now {
@@ -36,7 +38,7 @@ func (e *Engines) Turn(deliver func()) {
 	e.Look(e.Now)
 }
 
-// Begin begins a step in each group without one, and says whether a request was preempted for that.
+// Begin begins a step in each group without one, and says whether it preempted a request before.
 func (e *Engines) Begin() (preempted bool) {
 	for _, g := range e.Groups {
 		if g.Ends == Never {
@@ -46,20 +48,22 @@ func (e *Engines) Begin() (preempted bool) {
 	return preempted
 }
 
-// Due returns when the engines or the boards have something to do again, and whether a step is in progress.
+// Due returns the time at which the engines or the boards next have something to do, and whether a step is in progress.
 func (e *Engines) Due() (next float64, busy bool) {
 	next = e.Driver.Next()
 	for _, g := range e.Groups {
-		next = min(next, g.Ends)
-		if busy = busy || g.Ends < Never; g.Ends == Never {
+		if g.Ends < Never {
+			busy = true
+			next = min(next, g.Ends)
+		} else {
 			next = min(next, e.keptExpires(g))
 		}
 	}
 	return next, busy
 }
 
-// keptExpires returns when a rank of a group without a step next gives up kept KV, if a request on that rank waits for KV room; Never:
-// no rank does. While steps run, ranks look at that with each step.
+// keptExpires returns the time at which a rank of a group without a step in progress next frees KV that it keeps of ended answers, if a
+// request on this rank waits for KV room; Never: there is no such rank. While steps run, ranks free such KV at each step.
 func (e *Engines) keptExpires(g *Group) float64 {
 	next := Never
 	for _, r := range g.Ranks {
@@ -70,18 +74,18 @@ func (e *Engines) keptExpires(g *Group) float64 {
 	return next
 }
 
-// Place gives a request to the engine that the boards bound it to.
+// Place gives a request to the rank to which the boards have bound it.
 func (e *Engines) Place(r *Rank, l Leg) {
 	l.Begin, l.BoundStep = NotBegun, r.Group.nextStep()
 	r.Legs = append(r.Legs, l)
-	if r.Runs == 0 { // else KV is pulled only when a step begins
+	if r.Runs == 0 { // otherwise the rank pulls KV only when a step begins
 		r.Kept.Expire(e.Instant(e.Now))
 		e.pull(r, l.BoundStep)
 		e.seat(r)
 	}
 }
 
-// Put puts a request on a rank that was there from the start, with the tokens that it has got already.
+// Put puts a request on a rank that is there when the simulation begins, with the tokens that it has got already.
 func (e *Engines) Put(r *Rank, l Leg) {
 	e.Driver.resetCounts(l.Slot)
 	if l.Reserved {
@@ -93,8 +97,8 @@ func (e *Engines) Put(r *Rank, l Leg) {
 	r.Legs = append(r.Legs, l)
 }
 
-// seat gives the free slots of a rank to the requests that wait in the engine and are prefilled, in order. On a rank with Runs, it makes
-// all of them active: limitRunning then says which take part in a step.
+// seat gives the free slots of a rank to the requests that wait in the engine and whose KV is ready, in order. On a rank with Runs, it
+// makes all such requests active, and limitRunning then decides which of them take part in a step.
 func (e *Engines) seat(r *Rank) {
 	for i := r.Active; i < len(r.Legs) && (r.Active < r.Slots || r.Runs > 0); i++ {
 		l := r.Legs[i]
@@ -108,14 +112,14 @@ func (e *Engines) seat(r *Rank) {
 	}
 }
 
-// pull reserves KV room for the waiting requests that have none, in order. It stops at the first that does not fit, or that came too late
-// for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill; else the KV is
-// ready at once. A request whose KV is ready gets its Begin.
+// pull reserves KV room for the waiting requests that have none, in order. It stops at the first request that does not fit, or that came
+// too late for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill. Otherwise
+// the KV is ready at once. A request whose KV is ready gets its Begin.
 func (e *Engines) pull(r *Rank, step int64) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Reserved {
-			late := r.Runs > 0 && l.BoundStep > step // a rank that runs takes in only what came before this step
+			late := r.Runs > 0 && l.BoundStep > step // a rank with Runs takes only requests that came before this step
 			if late || !r.fits(int64(l.Prompt)) {
 				return
 			}
@@ -131,14 +135,14 @@ func (e *Engines) pull(r *Rank, step int64) {
 	}
 }
 
-// startStep begins a step of a group, if any request is active. Before that, each rank takes in KV of waiting requests, gives them
-// slots, and preempts requests while its KV is more than its capacity. preempted says whether there were such requests.
+// startStep begins a step of a group if any request is active. Before, each rank pulls KV of waiting requests, gives them slots, and
+// preempts requests while its KV exceeds its capacity. preempted says whether a request was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	active := false
 	g.begun = false
 	for _, r := range g.Ranks {
 		r.Kept.Expire(e.Instant(e.Now))
-		// A rank with Runs takes in KV only while it runs fewer requests.
+		// A rank with Runs pulls KV only while it runs fewer requests than Runs.
 		if r.Runs == 0 || r.limitRunning(g.Step) < r.Runs {
 			e.pull(r, g.Step)
 			e.seat(r)
@@ -157,7 +161,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	return preempted
 }
 
-// Preempt takes the i-th request off a rank and gives its slot back as failed.
+// Preempt takes the i-th request off a rank, and gives its slot back with the outcome Failed.
 func (e *Engines) Preempt(r *Rank, i int) {
 	l := r.Legs[i]
 	r.Remove(i)
@@ -165,7 +169,7 @@ func (e *Engines) Preempt(r *Rank, i int) {
 	e.Preempted(r, l)
 }
 
-// finishStep gives every running request its token, reports the step to the boards as streams would, and
+// finishStep ends the step in progress: it gives every running request its token, reports the step to the boards as streams would, and
 // releases the requests that have all their tokens.
 func (e *Engines) finishStep(g *Group) {
 	tokens, reported, step := 0, false, g.Step
@@ -197,6 +201,11 @@ func (e *Engines) finishStep(g *Group) {
 		}
 	}
 	e.Stepped(g, tokens)
+	e.releaseFinished(g)
+}
+
+// releaseFinished releases the requests of a group that have all their tokens.
+func (e *Engines) releaseFinished(g *Group) {
 	for _, r := range g.Ranks {
 		for i := 0; i < len(r.Legs); {
 			if r.Legs[i].Left > 0 {
@@ -214,7 +223,7 @@ func (e *Engines) finishStep(g *Group) {
 	}
 }
 
-// Release gives the slot of a request back.
+// Release gives the slot of a request back to the boards.
 func (e *Engines) Release(g *Group, l *Leg, kind board.Kind) {
 	e.release = board.Release{
 		Model: e.Model, Slot: l.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(l.Gen), Kept: kind == board.Finished}, Generated: l.Gen,

@@ -6,62 +6,64 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Mixed is a group of ranks behind one barrier that prefill and decode, with a scheduler like that of engines: in each step a rank
-// computes at most Budget tokens, first of the requests that run, in the order of their admission, then of those that wait.
+// Mixed simulates a group of ranks that prefill and decode, and whose steps wait for the slowest rank. In each step, a rank computes at
+// most Budget tokens: first for the requests that run, in the order of their admission, and then for the requests that wait. Engines do the
+// same.
 type Mixed struct {
 	Law      step.Law
-	Budget   int32 // most tokens that a rank computes in a step
-	Slots    int   // most requests that run on a rank
+	Budget   int32 // largest number of tokens that a rank computes in a step
+	Slots    int   // largest number of requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited
-	Block    int64 // tokens of a KV block, since a request holds whole blocks; 0 and 1: single tokens
-	Interval int64 // prompts are computed only in each step whose number is a multiple of this; 0 and 1: in each step
-	First    bool  // a rank that can compute a prompt does not decode in that step, as those of SGLang
-	Delay    int   // steps for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
+	Block    int64 // tokens of a KV block: a request holds whole blocks; 0 and 1: single tokens
+	Interval int64 // prompts are computed only in steps whose number is a multiple of this; 0 and 1: in each step
+	First    bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
+	Delay    int   // steps for which prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
 
 	Ranks []MixedRank
 	Does  []step.Rank // what each rank does in the step that began last
-	Step  int64       // number of the step in progress, else of the next one
+	Step  int64       // number of the step in progress or, if there is none, of the next step
 	Ends  float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	Lasts    func(ms float64) float64      // how long a step takes for which the law says so many ms; nil: as long
-	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted
-	Token    func(rank int, w *Work)       // it got one
-	Finished func(rank int, w *Work)       // it got its last one, and has left
-	Computed func(rank int, w *Work)       // the step has computed tokens that were due; nil: nobody wants to know
+	Lasts    func(ms float64) float64      // returns how long a step takes if it takes so many ms by the law; nil: the same
+	Cached   func(rank int, w *Work) int32 // returns how many tokens of a prompt the rank has in its cache when it admits the request
+	Token    func(rank int, w *Work)       // called when a request got a token
+	Finished func(rank int, w *Work)       // called when a request got its last token, and has left
+	Computed func(rank int, w *Work)       // called when a step has computed a part of a prompt; nil: nothing is called
 
-	Prefilling  int // ranks that compute prompts in this step
-	Preemptions int // so far
-	heldSteps   int // steps in a row for which prompts have been held
+	Prefilling  int // number of ranks that compute prompts in this step
+	Preemptions int // number of preemptions so far
+	heldSteps   int // number of steps in a row for which prompts have waited because of Delay
 }
 
 // MixedRank is one rank of a Mixed group.
 type MixedRank struct {
-	Waiting     []Work // first come first served
+	Waiting     []Work // first come, first served
 	Running     []Work // in the order of admission
-	KV          int64  // tokens of what runs, in whole blocks
-	leftWaiting bool   // after its last step that could compute prompts, requests still waited
+	KV          int64  // KV tokens of the running requests, in whole blocks
+	leftWaiting bool   // requests still waited after the last step in which the rank could compute prompts
 }
 
 // Work is a request on a mixed rank.
 type Work struct {
-	Job       int32 // whatever whoever drives the ranks calls it by
-	Slot      int32 // the board's
+	Job       int32 // identifies the request for the caller
+	Slot      int32 // its slot on the board
 	Prompt    int32 // tokens
 	Left      int32 // tokens that it will still get
-	Gen       int32 // that it got
-	done      int32 // of what is due, computed or cached
-	due       int32 // to be computed before its next token: the prompt, or after a preemption also what it got
-	scheduled int32 // tokens of it in this step
+	Gen       int32 // tokens that it has got
+	done      int32 // tokens that are due and are computed or were cached
+	due       int32 // tokens to be computed before it gets its next token: the prompt and, after a preemption, the tokens that it has got
+	scheduled int32 // tokens that the present step computes for it
 
-	joinedStep uint32 // step that its group was told of when its first token came; 0: it has none
+	joinedStep uint32 // number of the step that its group had reported when its first token came; 0: it has no token
 }
 
-// computing says whether its prompt is not computed yet.
+// computing says whether the request still has tokens to compute before it decodes.
 func (w *Work) computing() bool { return w.done < w.due }
 
-// Done is how many tokens of its prompt, and after a preemption of its answer, are computed or were cached.
+// Done returns how many tokens of the prompt are computed or were cached. After a preemption, it includes tokens of the answer.
 func (w *Work) Done() int { return int(w.done) }
 
+// tokens returns the KV tokens of the request.
 func (w *Work) tokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
 
 // Add gives a request to a rank.
@@ -70,7 +72,7 @@ func (g *Mixed) Add(rank int, w Work) {
 	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, w)
 }
 
-// Drop takes a request away from a rank, wherever it is.
+// Drop takes a request away from a rank, whether it waits or runs.
 func (g *Mixed) Drop(rank int, job int32) {
 	r := &g.Ranks[rank]
 	isJob := func(w Work) bool { return w.Job == job }
@@ -106,15 +108,15 @@ func (g *Mixed) Begin(now float64) {
 	}
 }
 
-// aligned says whether the interval lets a rank compute prompts in this step: if the step's number is a multiple of it, if the rank decodes
-// nothing, or if its last step with prompts left requests waiting.
+// aligned says whether the Interval lets a rank compute prompts in this step: the step's number is a multiple of it, the rank decodes no
+// request, or requests still waited after the last step in which the rank could compute prompts.
 func (g *Mixed) aligned(r *MixedRank) bool {
 	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.leftWaiting || !r.decodes()
 }
 
-// mayBegin says whether ranks may begin new prompts in this step; prompts that were begun go on. A prompt on one rank makes the step of all
-// ranks longer, so prompts wait until each rank has one: for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin
-// counts these steps, so it is called once a step.
+// mayBegin says whether ranks may begin new prompts in this step. A prompt on one rank makes the step of all ranks longer. So with Delay,
+// new prompts wait until each rank has one, for at most Delay-1 steps in a row, and only while a rank decodes. mayBegin counts these steps,
+// so it must be called once per step.
 func (g *Mixed) mayBegin() bool {
 	if g.Delay == 0 {
 		return true
@@ -128,8 +130,8 @@ func (g *Mixed) mayBegin() bool {
 	if withNewPrompt == 0 {
 		return true
 	}
-	if withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1 &&
-		slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+	mayWait := withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1
+	if mayWait && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
 		g.heldSteps++
 		return false
 	}
@@ -137,15 +139,17 @@ func (g *Mixed) mayBegin() bool {
 	return true
 }
 
+// decodes says whether any request on the rank decodes.
 func (r *MixedRank) decodes() bool {
 	return slices.ContainsFunc(r.Running, func(w Work) bool { return !w.computing() })
 }
 
+// computes says whether the prompt of any running request is not computed yet.
 func (r *MixedRank) computes() bool {
 	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() })
 }
 
-// hasNewPrompt says whether a rank has a prompt to compute now: one that it has begun, or one that it could admit.
+// hasNewPrompt says whether a rank has a prompt to compute now: it has begun one, or could admit a request.
 func (g *Mixed) hasNewPrompt(i int) bool {
 	r := &g.Ranks[i]
 	return r.computes() || g.admits(r)
@@ -156,13 +160,13 @@ func (g *Mixed) admits(r *MixedRank) bool {
 	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
 }
 
-// fits says whether a rank has KV room for a request and its next token, beside the next tokens of those that run. A rank on which
-// nothing runs takes any request.
+// fits says whether a rank has KV room for a request and its next token, in addition to the next tokens of the running requests. A rank
+// without running requests takes any request.
 func (g *Mixed) fits(r *MixedRank, w *Work) bool {
 	return g.Room == 0 || len(r.Running) == 0 || r.KV+g.growth(r)+g.holds(w.tokens()+1) <= g.Room
 }
 
-// holds returns how much KV so many tokens of a request take: whole blocks.
+// holds returns how many KV tokens a request with so many tokens takes, in whole blocks.
 func (g *Mixed) holds(tokens int64) int64 {
 	if g.Block <= 1 {
 		return tokens
@@ -170,7 +174,7 @@ func (g *Mixed) holds(tokens int64) int64 {
 	return (tokens + g.Block - 1) / g.Block * g.Block
 }
 
-// growth returns by how much the KV of a rank grows with the next token of each request that runs.
+// growth returns by how many KV tokens the rank's KV grows when each running request gets its next token.
 func (g *Mixed) growth(r *MixedRank) (kv int64) {
 	if g.Block <= 1 {
 		return int64(len(r.Running))
@@ -183,13 +187,13 @@ func (g *Mixed) growth(r *MixedRank) (kv int64) {
 	return kv
 }
 
-// schedule decides what a rank does in the step that begins, and returns it. The token budget goes first to the requests that run, in
-// the order of their admission, and what is left of it to requests that are now admitted. mayBegin says whether requests may be
-// admitted. scheduled of each request is set to the tokens that the step computes of it.
+// schedule decides what the i-th rank does in the step that begins, and returns it. The token budget goes first to the running requests, in
+// the order of their admission. If mayBegin is true, the rest goes to requests that the rank admits now. For each request, schedule sets
+// scheduled, the number of tokens that the step computes for it.
 func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 	r := &g.Ranks[i]
 	mayCompute := g.aligned(r)
-	mayBegin = !g.preempt(r) && mayCompute && mayBegin // nothing is admitted in the step of a preemption
+	mayBegin = !g.preempt(r) && mayCompute && mayBegin // a rank that preempts a request admits none in the same step
 	for k := range r.Running {
 		r.Running[k].scheduled = 0
 	}
@@ -227,8 +231,8 @@ func (g *Mixed) schedule(i int, mayBegin bool) (does step.Rank) {
 	return does
 }
 
-// preempt puts the last admitted requests back into the queue while the rank has no KV room for the next tokens of those that run. Their
-// tokens are all computed again. preempted says whether there were such requests.
+// preempt puts running requests back into the queue, the last admitted first, while the rank has no KV room for the next tokens of all
+// running requests. All tokens of these requests will be computed again. preempted says whether there were such requests.
 func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
 	for g.Room > 0 && len(r.Running) > 1 && r.KV+g.growth(r) > g.Room {
 		w := r.Running[len(r.Running)-1]
@@ -242,8 +246,8 @@ func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
 	return preempted
 }
 
-// Finish ends the step in progress. Requests that decoded, and those whose prompt is now computed, get a token. Requests that have all
-// their tokens leave.
+// Finish ends the step in progress. Each request that decoded, or whose prompt is now computed, gets a token. Requests that have all their
+// tokens leave.
 func (g *Mixed) Finish() {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
@@ -266,7 +270,7 @@ func (g *Mixed) Finish() {
 	g.Ends = Never
 }
 
-// advance updates a request by what the step has computed of it.
+// advance updates a request by the tokens that the step has computed for it.
 func (g *Mixed) advance(rank int, w *Work) {
 	if w.computing() {
 		if w.done += w.scheduled; w.scheduled > 0 && g.Computed != nil {

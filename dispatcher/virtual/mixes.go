@@ -6,36 +6,37 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Mixes are groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
+// Mixes are all simulated groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
 type Mixes struct {
 	*Driver
 	Groups []*MixedGroup
 
-	Token    func(g *MixedGroup, rank int, w *Work) // it got one, which the boards know already
-	Finished func(g *MixedGroup, rank int, w *Work) // it got its last token, and has left
+	Token    func(g *MixedGroup, rank int, w *Work) // called when a request got a token, after the boards know of it
+	Finished func(g *MixedGroup, rank int, w *Work) // called when a request got its last token, and has left
 
 	inFlight []sent        // requests on their way to an engine's queue, the next to arrive first
-	release  board.Release // used again and again
+	release  board.Release // reused, so that releases allocate nothing
 }
 
-// sent is a request that was bound, and will be in its engine's queue.
+// sent is a request that was bound, and is on its way to its engine's queue.
 type sent struct {
-	at    float64 // ms
+	at    float64 // when it will be in the queue, in ms
 	group *MixedGroup
 	rank  int
 	work  Work
 }
 
-// MixedGroup is a group as the boards know it.
+// MixedGroup is a Mixed group with what connects it to the boards.
 type MixedGroup struct {
 	Mixed
 	StepCounter
-	IDs []int32 // of its ranks, ascending
+	IDs []int32 // IDs of its ranks, ascending
 
-	reported bool // the step that ends now has been reported to the boards
+	reported bool // the step that ends now was reported to the boards
 }
 
-// Add takes a group in, which does not step yet. cached says how much of a prompt a rank holds when it is admitted.
+// Add adds a group in which no step has begun. cached returns how many tokens of a prompt a rank has in its cache when it admits the
+// request.
 func (m *Mixes) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, w *Work) int32) *MixedGroup {
 	g := &MixedGroup{Mixed: engines, StepCounter: newStepCounter(key), IDs: ids}
 	g.Mixed.Ranks, g.Mixed.Ends, g.Mixed.Cached = make([]MixedRank, len(ids)), Never, cached
@@ -49,8 +50,8 @@ func (m *Mixes) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(
 func (m *Mixes) Send(g *MixedGroup, rank int, w Work, delay float64) {
 	w.due = w.Prompt
 	s := sent{at: m.Now + delay, group: g, rank: rank, work: w}
-	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other sent, i float64) int {
-		if other.at <= i {
+	i, _ := slices.BinarySearchFunc(m.inFlight, s.at, func(other sent, at float64) int {
+		if other.at <= at {
 			return -1
 		}
 		return 1
@@ -58,8 +59,8 @@ func (m *Mixes) Send(g *MixedGroup, rank int, w Work, delay float64) {
 	m.inFlight = slices.Insert(m.inFlight, i, s)
 }
 
-// Turn runs one instant at which something happens: steps end, deliver gives the boards the other events of this instant, and the boards
-// decide.
+// Turn does all that happens at the present time: steps end, requests arrive in queues, deliver gives the boards the other events that are
+// due, the boards decide, and steps begin.
 func (m *Mixes) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
@@ -79,7 +80,7 @@ func (m *Mixes) Turn(deliver func()) {
 	}
 }
 
-// Due returns when the engines or the boards have something to do again.
+// Due returns the time at which the engines or the boards next have something to do, in ms.
 func (m *Mixes) Due() float64 {
 	next := m.Next()
 	if len(m.inFlight) > 0 {

@@ -10,55 +10,55 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Leg is a request on a rank, with its true state, which the boards do not see.
+// Leg is a request on a rank, with its true state, which the boards do not see. A request that loses its rank and is resumed on another
+// rank has several legs.
 type Leg struct {
-	Job          int32 // whatever whoever drives the engines calls it by
-	Slot         int32 // the board's
-	Prompt       int32
-	Gen          int32 // tokens of this leg
-	Left         int32 // tokens until its end
-	StepsToBegin int64 // steps between the first that it could take part in and the one of its first token
+	Job          int32 // identifies the request for the caller
+	Slot         int32 // its slot on the board
+	Prompt       int32 // tokens
+	Gen          int32 // tokens that it got on this rank
+	Left         int32 // tokens that it will still get
+	StepsToBegin int64 // steps between the first step that it could take part in and the step of its first token
 
-	BoundStep int64  // the first step that it could take part in
-	Reserved  bool   // its KV is on the rank, or in flight to it
-	Begin     int64  // step of its first token, if it has a slot by then; NotBegun: it is not prefilled yet
-	Joined    uint32 // step that the group was told of when it got that token; 0: it has none
+	BoundStep int64  // number of the first step that it could take part in
+	Reserved  bool   // its KV is on the rank, or on its way there
+	Begin     int64  // step of its first token, if it has a slot by then; NotBegun: its KV is not ready yet
+	Joined    uint32 // number of the step that the group had reported when its first token came; 0: it has no token
 
-	Ready, Prefill float64 // when it is prefilled, and what of the time before it was prefilled in, ms
+	Ready, Prefill float64 // when its prefill ends, and how long the prefill takes without the wait before it, in ms
 }
 
-// NotBegun is the first step of a request that is not prefilled yet.
+// NotBegun is the value of Leg.Begin for a request whose KV is not ready yet.
 const NotBegun = math.MaxInt64
 
-// Rank is one rank's engine. The first Active of its requests decode, the others wait in the engine for a
-// slot, first come first served, or are being prefilled somewhere. Where Runs is set, requests whose KV is there or on its way are
-// active, too.
+// Rank is the simulated engine of one rank. The first Active of its requests decode. The others wait in the engine for a slot, first come,
+// first served, or are being prefilled by another engine. With Runs, all requests whose KV is there or on its way are active.
 type Rank struct {
 	ID       int32
 	Slots    int
-	Runs     int     // at most, and it begins to pull KV only while it runs fewer, as vLLM does; 0: Slots, and it pulls at once
+	Runs     int     // most requests in a step; the rank pulls KV only while fewer run, as vLLM does; 0: Slots, and it pulls at once
 	Capacity int64   // KV tokens, 0 = unlimited
-	Cost     float64 // what a KV token costs here, 1 = the group's mean
-	Others   int64   // KV tokens of requests that are not ours and stay on the rank
+	Cost     float64 // step time per KV token on this rank, as a multiple of the group's mean
+	Others   int64   // KV tokens of requests that are not simulated and stay on the rank
 
 	Keeps time.Duration // how long it keeps the KV of an answer that has ended; 0: it keeps none
 	Kept  kept.KV       // KV that it keeps of ended answers
 
 	Group  *Group
 	Active int
-	KV     int64 // KV tokens of everything pulled
-	Legs   []Leg // in order of admission
+	KV     int64 // KV tokens of all requests whose KV is Reserved
+	Legs   []Leg // in the order of admission
 }
 
-// Group is ranks behind one barrier.
+// Group is a group of ranks each of whose steps waits for the slowest rank.
 type Group struct {
 	StepCounter
-	Law   step.Law // what a step takes; the slowest rank is the one with the largest Cost times its load
-	Ranks []*Rank  // that are part of it, ascending id
-	Step  int64    // number of the step in progress, else of the next one
+	Law   step.Law // how long a step takes; the slowest rank is the one with the largest product of Cost and load
+	Ranks []*Rank  // ascending ID
+	Step  int64    // number of the step in progress or, if there is none, of the next step
 	Ends  float64  // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	begun bool // a step has ended, and the next one has begun before anybody could learn of that
+	begun bool // a step has just ended, and the engines have already begun the next one, see Steps
 }
 
 // NewGroup returns a group in which no step has begun.
@@ -67,10 +67,10 @@ func NewGroup(key board.GroupKey, law board.StepModel) *Group {
 }
 
 // Load returns what the rank does in a step: the KV tokens that it reads, with those of Others, and how many requests decode.
-func (r *Rank) Load(k int64) (tokens int64, running int) {
+func (r *Rank) Load(step int64) (tokens int64, running int) {
 	tokens = r.Others
 	for i := range r.Active {
-		if l := &r.Legs[i]; l.Begin <= k {
+		if l := &r.Legs[i]; l.Begin <= step {
 			tokens += int64(l.Prompt) + int64(l.Gen)
 			running++
 		}
@@ -78,38 +78,41 @@ func (r *Rank) Load(k int64) (tokens int64, running int) {
 	return tokens, running
 }
 
-// limitRunning returns how many requests of a rank with Runs take part in a step, which are at most Runs. It puts off the others until
-// the next step, although their KV is on the rank. For a rank without Runs it does nothing and returns 0.
+// limitRunning returns how many requests of a rank with Runs take part in a step: at most Runs. It postpones the others to the next step,
+// although their KV is on the rank. For a rank without Runs, it does nothing and returns 0.
 func (r *Rank) limitRunning(step int64) (running int) {
 	if r.Runs == 0 {
 		return 0
 	}
 	for i := range r.Active {
-		switch l := &r.Legs[i]; {
-		case l.Begin > step:
-		case running == r.Runs:
-			l.Begin = step + 1
-		default:
-			running++
+		l := &r.Legs[i]
+		if l.Begin > step {
+			continue
 		}
+		if running == r.Runs {
+			l.Begin = step + 1
+			continue
+		}
+		running++
 	}
 	return running
 }
 
-// Feels returns a load as the steps of the group feel it, in KV tokens: the tokens, and the weight of a request for each one that runs,
-// times what a KV token costs on the rank.
+// Feels returns the load that determines how long a step takes on the rank, in KV tokens: the tokens plus the weight of each running
+// request, times the rank's Cost.
 func (r *Rank) Feels(tokens int64, running int) float64 {
 	return (float64(tokens) + r.Group.Law.Weight()*float64(running)) * r.Cost
 }
 
-// fits says whether there is room for the KV of so many tokens. A rank that has no KV of requests and keeps none takes anything.
+// fits says whether the rank has KV room for so many tokens. A rank that has no KV of requests and keeps none of ended answers takes any
+// request.
 func (r *Rank) fits(tokens int64) bool {
 	holds := r.KV + r.Kept.Tokens()
 	return r.Capacity == 0 || holds == 0 || r.Others+holds+tokens <= r.Capacity
 }
 
-// victim returns the request to preempt if the rank has more KV than its capacity: the last admitted one that holds KV, but never the
-// first in the list. ok is false if there is nothing to preempt.
+// victim returns the request to preempt if the rank has more KV than its capacity: the last admitted request that holds KV, but never the
+// first in the list. ok is false if no request needs to be preempted, or none can be.
 func (r *Rank) victim() (i int, ok bool) {
 	if r.Capacity == 0 || r.Others+r.KV+r.Kept.Tokens() <= r.Capacity {
 		return 0, false
@@ -133,7 +136,7 @@ func (r *Rank) Remove(i int) {
 	r.Legs = slices.Delete(r.Legs, i, i+1)
 }
 
-// FirstReady returns when the first of the group's running prefills ends, in ms; Never: there is none.
+// FirstReady returns the time at which the first of the group's running prefills ends, in ms; Never: there is none.
 func (g *Group) FirstReady() float64 {
 	next := Never
 	for _, r := range g.Ranks {
@@ -146,11 +149,10 @@ func (g *Group) FirstReady() float64 {
 	return next
 }
 
-// Steps says whether a step is in progress. If answers go on, engines begin the next one before they tell anybody that a step
-// has ended.
+// Steps says whether a step is in progress. If answers go on, engines begin the next step before they send the tokens of the last one.
 func (g *Group) Steps() bool { return g.begun || g.Ends < Never }
 
-// nextStep returns the number of the first step that a request admitted now can take part in.
+// nextStep returns the number of the first step that a request can take part in if it is admitted now.
 func (g *Group) nextStep() int64 {
 	if g.Steps() {
 		return g.Step + 1
@@ -158,7 +160,7 @@ func (g *Group) nextStep() int64 {
 	return g.Step
 }
 
-// goesOn says whether the group has work left after the step that ends now: a request that gets more tokens, or one that has not begun.
+// goesOn says whether the group has work left after the step that ends now: a request will get more tokens, or has not begun yet.
 func (g *Group) goesOn() bool {
 	for _, r := range g.Ranks {
 		for i := range r.Legs {
