@@ -2,9 +2,8 @@ package pool
 
 import "sync/atomic"
 
-// Places bounds how many finished prefills may wait. A place is reserved
-// before the probe is sent, so a full pool holds probes back and never throws
-// a prefill away. All methods may be called from any goroutine.
+// Places bounds how many finished prefills may wait. A place is reserved before the prefill begins. So if the pool is full, no new prefills
+// begin, and no finished prefill is thrown away. All methods may be called from any goroutine.
 type Places struct {
 	size   atomic.Int64
 	used   atomic.Int64
@@ -18,14 +17,14 @@ func NewPlaces(size int) *Places {
 	return p
 }
 
-// Resize changes how many places there are. Places that are reserved above a smaller
-// size stay reserved; TryReserve gives none until enough were released.
+// Resize changes the number of places. If more places are reserved than the new size, they stay reserved, and TryReserve returns false
+// until enough of them are released.
 func (p *Places) Resize(size int) {
 	p.size.Store(int64(size))
 	p.freed()
 }
 
-// TryReserve takes a place, or says that none is free.
+// TryReserve takes a place; false: none is free.
 func (p *Places) TryReserve() bool {
 	for {
 		used := p.used.Load()
@@ -38,14 +37,12 @@ func (p *Places) TryReserve() bool {
 	}
 }
 
-// Reserve takes a place even above the size: for a hand-off that was in the
-// pool before and comes back because its rank refused the connection. It must
-// not wait behind prefills that have not begun.
+// Reserve takes a place even if none is free. It is for a hand-off that was in the pool before, and comes back because its rank refused it:
+// such a hand-off must not wait behind prefills that have not begun.
 func (p *Places) Reserve() { p.used.Add(1) }
 
-// Release gives a place back and then calls the function that OnFree has set.
-// With nothing reserved it changes nothing: one release too many must not let
-// the pool grow beyond its size.
+// Release gives a place back, and then calls the function that OnFree has set. If no place is reserved, it does nothing, because one
+// release too many must not let the pool grow beyond its size.
 func (p *Places) Release() {
 	for {
 		used := p.used.Load()
@@ -66,15 +63,14 @@ func (p *Places) freed() {
 	}
 }
 
-// OnFree sets the function that every Release and Resize calls, on the caller's goroutine. It
-// must not block.
+// OnFree sets the function that each Release and Resize calls, on the caller's goroutine. The function must not block.
 func (p *Places) OnFree(f func()) { p.onFree.Store(&f) }
 
 // Room says whether a place is free.
 func (p *Places) Room() bool { return p.used.Load() < p.size.Load() }
 
-// Used is the number of places reserved now.
+// Used returns the number of reserved places.
 func (p *Places) Used() int { return int(p.used.Load()) }
 
-// Size is the number of places in all.
+// Size returns the number of all places, free or reserved.
 func (p *Places) Size() int { return int(p.size.Load()) }

@@ -6,19 +6,18 @@ import (
 	"time"
 )
 
-// Pool keeps entries in order of Arrival, and before them Mixed entries in the order in which they were added. It reads no clock:
-// now is an argument.
+// Pool keeps its entries in the order of Arrival. Mixed entries come before them, in the order in which they were added. It reads no clock:
+// the caller passes the time.
 type Pool struct {
 	ttl     time.Duration
-	entries []*Entry // ascending (turn, seq)
-	seq     uint64
-	// No entry expires before next; zero: none expires. next may be too early if the entry
-	// that set it was removed. That costs one scan in Expire, and keeps Remove cheap.
+	entries []*Entry // in the order of turn and, for equal turns, of seq
+	seq     uint64   // number of entries that were ever added
+	// No entry expires before next; zero: no entry ever expires. If the entry that expired first was removed, next is too early. Then
+	// Expire looks at all entries once in vain, but Remove does not need to look for the new first.
 	next time.Time
 }
 
-// New returns an empty pool. An entry may wait for ttl, or until its
-// deadline if that is earlier; ttl 0 leaves only the deadline.
+// New returns an empty pool. An entry may wait for ttl, or until its deadline if that is earlier. With ttl 0, only the deadline counts.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
 // Clone copies the pool with its entries.
@@ -32,10 +31,10 @@ func (p *Pool) Clone() *Pool {
 	return &c
 }
 
-// SetTTL changes how long entries may wait that are added from now on.
+// SetTTL changes how long an entry may wait. It does not affect entries that are in the pool already.
 func (p *Pool) SetTTL(ttl time.Duration) { p.ttl = ttl }
 
-// Add takes e in. Times the caller left zero become now.
+// Add adds an entry. It sets Entered and Arrival if the caller has left them zero.
 func (p *Pool) Add(e *Entry, now time.Time) {
 	if e.Entered.IsZero() {
 		e.Entered = now
@@ -53,7 +52,7 @@ func (p *Pool) Add(e *Entry, now time.Time) {
 	}
 }
 
-// Remove takes e out; false when it is not in the pool.
+// Remove takes an entry out of the pool; false: it is not there.
 func (p *Pool) Remove(e *Entry) bool {
 	at, ok := p.find(e)
 	if !ok || p.entries[at] != e {
@@ -63,14 +62,14 @@ func (p *Pool) Remove(e *Entry) bool {
 	return true
 }
 
-// find returns where an entry is in the pool's order, or where it would be inserted; the second result is false if it is not there.
-func (p *Pool) find(e *Entry) (int, bool) {
+// find returns the index of an entry. If the entry is not there, it returns the index at which it would be inserted, and false.
+func (p *Pool) find(e *Entry) (index int, found bool) {
 	return slices.BinarySearchFunc(p.entries, e, func(a, b *Entry) int {
 		return cmp.Or(a.turn().Compare(b.turn()), cmp.Compare(a.seq, b.seq))
 	})
 }
 
-// turn is the first sort key of an entry; the order in which entries were added is the second.
+// turn returns the first sort key of an entry. The second sort key is the order in which entries were added.
 func (e *Entry) turn() time.Time {
 	if e.Mixed {
 		return time.Time{}
@@ -78,14 +77,13 @@ func (e *Entry) turn() time.Time {
 	return e.Arrival
 }
 
-// Len is the number of entries that wait.
+// Len returns the number of entries.
 func (p *Pool) Len() int { return len(p.entries) }
 
-// Entries are the entries that wait, in the pool's order. The slice belongs to the
-// pool and is good until the next Add, Remove or Expire.
+// Entries returns the entries in the pool's order. The slice belongs to the pool, and is valid until the next Add, Remove or Expire.
 func (p *Pool) Entries() []*Entry { return p.entries }
 
-// Oldest is the longest time any entry has been in the pool.
+// Oldest returns the longest time that any entry has been in the pool.
 func (p *Pool) Oldest(now time.Time) time.Duration {
 	var oldest time.Duration
 	for _, e := range p.entries {
@@ -94,8 +92,7 @@ func (p *Pool) Oldest(now time.Time) time.Duration {
 	return oldest
 }
 
-// NextDeadline is when Expire has to be called again at the latest; zero if
-// no entry can expire.
+// NextDeadline returns the time by which Expire must be called again; zero: no entry can expire.
 func (p *Pool) NextDeadline() time.Time {
 	if len(p.entries) == 0 {
 		return time.Time{}
@@ -103,8 +100,7 @@ func (p *Pool) NextDeadline() time.Time {
 	return p.next
 }
 
-// Expire removes the entries that may wait no longer and appends them to dst;
-// their Expiry says why.
+// Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason.
 func (p *Pool) Expire(now time.Time, dst []*Entry) []*Entry {
 	if p.next.IsZero() || now.Before(p.next) {
 		return dst
