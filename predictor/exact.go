@@ -6,21 +6,21 @@ import (
 	"sort"
 )
 
-// How many outputs a bucket must have before predictions come from it.
+// Bounds of the buckets, which hold the output lengths of similar requests.
 const (
-	MinKeyOutputs    = 5  // finished outputs of one key
-	MinLengthOutputs = 50 // finished outputs of one prompt-length bucket
-	LengthBuckets    = 8  // by quantiles of the prompts a fit saw
+	MinKeyOutputs    = 5  // number of outputs of one key from which its bucket is used
+	MinLengthOutputs = 50 // number of outputs of one range of prompt lengths from which its bucket is used
+	LengthBuckets    = 8  // number of ranges of prompt lengths, which are divided by quantiles
 )
 
-// Exact predicts from the outputs of requests with the same key. If these are too few,
-// it predicts from the outputs of prompts of about the same length, else from all outputs. It never changes once
-// built.
+// Exact predicts from the output lengths of requests with the same key, which are those with equal prompts. If these are too few, it
+// predicts from the outputs of prompts of about the same length, and if these are too few, from all outputs. An Exact does not change after
+// it is built.
 type Exact struct {
 	all      *Survival
-	edges    []int32 // ascending; bucket k holds prompts in (edges[k-1], edges[k]]
-	byLength []*Survival
-	byKey    map[uint64]*history // those with MinKeyOutputs at least
+	edges    []int32             // ascending; length bucket k has the prompts from edges[k-1]+1 to edges[k] tokens
+	byLength []*Survival         // by length bucket
+	byKey    map[uint64]*history // only keys with at least MinKeyOutputs outputs
 }
 
 // Predict answers each query from the narrowest bucket that has enough outputs.
@@ -43,7 +43,7 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 	}
 }
 
-// table returns the table for prompts of about this length, or that of all prompts if it has too few outputs.
+// table returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
 func (e *Exact) table(prompt int32) *Survival {
 	if len(e.byLength) > 0 {
 		if b := e.byLength[lengthBucket(e.edges, prompt)]; b.Len() >= MinLengthOutputs {
@@ -53,8 +53,8 @@ func (e *Exact) table(prompt int32) *Survival {
 	return e.all
 }
 
-// lengthBucket is the index of the bucket a prompt falls in. Up to 7 edges:
-// comparing them all is faster than searching.
+// lengthBucket returns the index of the length bucket for a prompt. There are at most 7 edges, so to compare them all is faster than a
+// binary search.
 func lengthBucket(edges []int32, prompt int32) int {
 	k := 0
 	for _, edge := range edges {
@@ -65,8 +65,8 @@ func lengthBucket(edges []int32, prompt int32) int {
 	return k
 }
 
-// lengthEdges returns the upper bounds of all but the last of n buckets that
-// hold about as many prompts each.
+// lengthEdges returns the upper bounds of n buckets with about equally many prompts each, except that of the last bucket, which has no
+// bound.
 func lengthEdges(prompts []int32, n int) []int32 {
 	if len(prompts) == 0 {
 		return nil
@@ -91,7 +91,7 @@ type BucketName string
 func keyName(key uint64) BucketName { return BucketName(fmt.Sprintf("%016x", key)) }
 func lengthName(k int) BucketName   { return BucketName(fmt.Sprintf("q%d", k)) }
 
-// parse tells a length bucket (length >= 0) from a key.
+// parse returns the number of a length bucket (length) or, if length is below 0, a key.
 func (n BucketName) parse() (key uint64, length int, err error) {
 	for k := range LengthBuckets {
 		if n == lengthName(k) {
@@ -104,10 +104,10 @@ func (n BucketName) parse() (key uint64, length int, err error) {
 	return key, -1, nil
 }
 
-// Runs is a multiset of lengths as [value, count] pairs, values ascending.
+// Runs has lengths as pairs [length, number of times that it occurs], by length, ascending.
 type Runs [][2]int32
 
-// NewRuns counts lengths.
+// NewRuns counts how often each length occurs.
 func NewRuns(lengths []int32) Runs {
 	runs := Runs{}
 	for _, v := range slices.Sorted(slices.Values(lengths)) {
@@ -120,7 +120,7 @@ func NewRuns(lengths []int32) Runs {
 	return runs
 }
 
-// Len is how many lengths there are.
+// Len returns the number of all lengths.
 func (r Runs) Len() int {
 	n := 0
 	for _, run := range r {
@@ -140,32 +140,31 @@ func (r Runs) Lengths() []int32 {
 	return out
 }
 
-// spread returns at most `most` lengths with the same distribution as all of them. Any stretch of the result has
-// about this distribution, too: a ring forgets them in this order, and must not forget the short lengths
-// first.
+// spread returns at most `most` lengths with the same distribution as all lengths. Any part of the result has about this distribution, too:
+// a ring forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
 func (r Runs) spread(most int) []int32 {
 	total := r.Len()
 	n := min(total, most)
 	if n == 0 {
 		return nil
 	}
-	ends := make([]int, len(r)) // ends[i] = lengths in the runs up to i
+	ends := make([]int, len(r)) // ends[i] is the number of lengths in the runs up to i
 	sum := 0
 	for i, run := range r {
 		sum += int(run[1])
 		ends[i] = sum
 	}
-	stride := coprimeNear(n*618/1000, n) // golden section: evenly over any stretch
+	stride := coprimeNear(n*618/1000, n) // steps of the golden section are spread evenly over any part
 	out := make([]int32, n)
 	for i := range out {
-		quantile := i * stride % n                 // which of the n quantiles
-		rank := (2*quantile + 1) * total / (2 * n) // the lengths' own index
+		quantile := i * stride % n                 // each of the n quantiles comes once
+		rank := (2*quantile + 1) * total / (2 * n) // index of its middle in the sorted lengths
 		out[i] = r[sort.SearchInts(ends, rank+1)][0]
 	}
 	return out
 }
 
-// coprimeNear returns the smallest number from least up that shares no divisor with n.
+// coprimeNear returns the smallest number, at least `least` and at least 1, that has no common divisor with n.
 func coprimeNear(least, n int) int {
 	gcd := func(a, b int) int {
 		for b != 0 {

@@ -9,49 +9,49 @@ import (
 	"time"
 )
 
-// FitVersion is the major version of fit files this package writes and reads.
+// FitVersion is the version of the fit files that this package writes and reads.
 const FitVersion = 1
 
-// Fit is what `evenkeel fit` learned, as its file holds it.
+// Fit is the content of a fit file: what `evenkeel fit` has learned from past requests.
 type Fit struct {
 	Version         int       `json:"evenkeel_fit"`
 	Kind            Kind      `json:"kind"`
 	Created         time.Time `json:"created"`
 	Source          Source    `json:"source"`
 	Outputs         Runs      `json:"outputs"`
-	PromptQuantiles []int32   `json:"prompt_quantiles,omitempty"` // 7, upper bounds of q0 to q6
+	PromptQuantiles []int32   `json:"prompt_quantiles,omitempty"` // upper bounds of the 7 length buckets q0 to q6
 	Buckets         []Bucket  `json:"buckets,omitempty"`
 	Holdout         Holdout   `json:"holdout"`
 
-	Compared []Comparison `json:"-"` // every kind Train tried, the simpler first
+	Compared []Comparison `json:"-"` // all kinds that Train has tried, the simpler kind first
 }
 
-// Source says what a fit was made from.
+// Source says from which requests a fit was made.
 type Source struct {
 	File   string `json:"file"`
 	SHA256 string `json:"sha256"`
 	Rows   int    `json:"rows"`
-	From   string `json:"from"` // RFC 3339, or a duration where the trace knows no date
+	From   string `json:"from"` // a time (RFC 3339) or, if the trace has no dates, a duration since its start
 	To     string `json:"to"`
 }
 
-// Holdout is how good a fit to the earlier requests was on the later ones, and how good the
-// base rate was on the same. The file has a fit to all requests.
+// Holdout says how well a fit to the earlier requests predicted the later ones, and how well their base rate did. The fit file itself has a
+// fit to all requests.
 type Holdout struct {
-	Requests int `json:"requests"` // held out, the last ones
-	Horizon  int `json:"horizon"`  // steps, of what was scored; tables serve any other as well
+	Requests int `json:"requests"` // number of requests at the end that were kept out of the fit
+	Horizon  int `json:"horizon"`  // horizon of the scored predictions, in steps; the fit can be used with any horizon
 	Scores
 	Base        Scores        `json:"base"`
 	Reliability []Reliability `json:"reliability,omitempty"`
 }
 
-// Comparison is one kind's scores on the same held-out rows.
+// Comparison has the scores of one kind of predictor. All kinds are scored on the same requests.
 type Comparison struct {
 	Kind Kind `json:"kind"`
 	Scores
 }
 
-// Encode returns the file's bytes.
+// Encode returns the fit as the bytes of its file.
 func (f *Fit) Encode() ([]byte, error) {
 	b, err := json.Marshal(f)
 	if err != nil {
@@ -60,7 +60,7 @@ func (f *Fit) Encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// ParseFit reads a fit file. It takes nothing it does not understand.
+// ParseFit reads a fit file. It returns an error for everything that it does not know.
 func ParseFit(b []byte) (*Fit, error) {
 	var head struct {
 		Version *int `json:"evenkeel_fit"`
@@ -87,12 +87,12 @@ func ParseFit(b []byte) (*Fit, error) {
 	return f, nil
 }
 
-// outputsMost bounds what a file can make us hold: each request of a fit once
-// in all outputs and once in a bucket; under 100 MB of tables.
+// outputsMost bounds the output lengths of a fit file, and with them the memory: less than 100 MB of tables. Each request counts twice,
+// among all outputs and in a bucket.
 const outputsMost = 2 * requestsMost
 
-// validate returns an error if the fit cannot be used: if its kind is neither survival nor exact, if lengths are not ascending or there
-// are too many of them, or if a bucket is unknown, is listed twice, or has no bounds.
+// validate returns an error if the fit cannot be used: its kind is neither survival nor exact, lengths are not ascending, there are too
+// many lengths, or a bucket is unknown, is listed twice, or has no bounds.
 func (f *Fit) validate() error {
 	if f.Kind != KindSurvival && f.Kind != KindExact {
 		return fmt.Errorf("kind %q: want survival or exact", f.Kind)
@@ -135,8 +135,7 @@ func (f *Fit) validate() error {
 	return nil
 }
 
-// Build returns the predictor as fitted, and the survival table of its
-// outputs. Online does the same and goes on learning.
+// Build returns the predictor, and the survival table of all outputs. Online starts from the same tables, but goes on learning.
 func (f *Fit) Build() (Predictor, *Survival, error) {
 	table := NewSurvival(f.Outputs.Lengths())
 	if f.Kind == KindExact {

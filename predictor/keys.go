@@ -5,24 +5,24 @@ import (
 	"maps"
 )
 
-// keyBuckets keeps the last outputs of a bounded number of keys. A key
-// starts on probation and is used once it has MinKeyOutputs. Each of the two lists forgets
-// the key that finished longest ago. So prompts that never recur push out only one
-// another, and not the prompts that recur.
+// keyBuckets keeps the last outputs of a bounded number of keys. A new key is on probation, and is used when it has MinKeyOutputs outputs.
+// Each of the two lists forgets the key whose last output is oldest. So prompts that never recur make the list on probation forget keys,
+// but not the list of keys that recur.
 type keyBuckets struct {
 	mostPerList int
 	byKey       map[uint64]*keyBucket
-	probation   list.List           // of *keyBucket, in the order of the last output
-	used        list.List           // likewise
-	published   map[uint64]*history // of the used; shared with the last Exact, so copied before a change
+	probation   list.List           // of *keyBucket, in the order of their last outputs
+	used        list.List           // of *keyBucket, in the order of their last outputs
+	published   map[uint64]*history // histories of the used keys; the last Exact shares the map, so it is copied before a change
 }
 
+// keyBucket has the last outputs of one key.
 type keyBucket struct {
 	key     uint64
 	outputs ring
 	used    bool
-	stale   bool          // published does not have its last outputs
-	element *list.Element // of its list
+	stale   bool          // published does not have its last outputs yet
+	element *list.Element // its element in probation or used
 }
 
 func newKeyBuckets(most int) keyBuckets {
@@ -31,8 +31,8 @@ func newKeyBuckets(most int) keyBuckets {
 
 func (k *keyBuckets) len() int { return len(k.byKey) }
 
-// push adds a finished output to its key, and makes the key the last one to be forgotten. If its list then has more than mostPerList
-// keys, the key that finished longest ago is forgotten.
+// push adds a finished output to its key. The key then has the newest output of its list, and will be forgotten last. If the list has more
+// than mostPerList keys, push forgets the key whose last output is oldest.
 func (k *keyBuckets) push(key uint64, output int32) {
 	b := k.byKey[key]
 	if b == nil {
@@ -46,11 +46,12 @@ func (k *keyBuckets) push(key uint64, output int32) {
 	l := k.list(b)
 	b.element = l.PushBack(b)
 	if l.Len() > k.mostPerList {
-		oldest := l.Remove(l.Front()).(*keyBucket) //nolint:forcetypeassert // nothing else is in it
+		oldest := l.Remove(l.Front()).(*keyBucket) //nolint:forcetypeassert // the lists have no other type
 		delete(k.byKey, oldest.key)
 	}
 }
 
+// list returns the list to which a bucket belongs.
 func (k *keyBuckets) list(b *keyBucket) *list.List {
 	if b.used {
 		return &k.used
@@ -58,8 +59,7 @@ func (k *keyBuckets) list(b *keyBucket) *list.List {
 	return &k.probation
 }
 
-// tables returns the histories of the keys in use. Only what changed since the
-// last call is worked out again.
+// tables returns the histories of the used keys. It computes only those anew that have changed since the last call.
 func (k *keyBuckets) tables() map[uint64]*history {
 	next := maps.Clone(k.published)
 	for key := range next {
@@ -68,9 +68,9 @@ func (k *keyBuckets) tables() map[uint64]*history {
 		}
 	}
 	for e := k.used.Back(); e != nil; e = e.Prev() {
-		b := e.Value.(*keyBucket) //nolint:forcetypeassert // nothing else is in it
+		b := e.Value.(*keyBucket) //nolint:forcetypeassert // the lists have no other type
 		if !b.stale {
-			break // those that changed are the last in the list
+			break // the keys that have changed are the last in the list
 		}
 		h := newHistory(b.outputs.buf)
 		next[b.key], b.stale = &h, false

@@ -2,41 +2,41 @@ package predictor
 
 import "slices"
 
-// Live keeps a bounded sample of the predictions that a dispatcher really used, with the outcome of each, so
-// that they can be scored. It is not for concurrent use; the board owns it.
+// Live keeps a bounded sample of the predictions that a dispatcher has really used, with their outcomes, so that they can be scored. It is
+// not safe for concurrent use: the board owns it.
 //
-// Of each running request one prediction at a time is awaited. It resolves
-// when the request ends or has outlived the horizon, and the next one used
-// takes its place, so long requests count once a horizon.
+// For each running request, one prediction at a time waits for its outcome. The outcome is known when the request ends, or when it has got
+// more tokens than the horizon. After that, the next prediction that is used waits. So a long request gives one outcome for each horizon.
 type Live struct {
-	horizon int32
+	horizon int32     // steps
 	waiting []awaited // by slot
-	rows    []Row     // ring of the latest resolved
-	next    int
-	lost    uint64
+	rows    []Row     // the last predictions whose outcomes are known, as a ring
+	next    int       // index in rows of the oldest row, when the ring is full
+	lost    uint64    // see Lost
 }
 
+// awaited is a prediction that waits for its outcome.
 type awaited struct {
-	id      uint64 // of the request; its slot may have changed hands
-	age     int32  // at which the prediction was made
-	pending bool
+	id      uint64 // ID of the request: another request may have the slot by now
+	age     int32  // tokens that the request had when the prediction was made
+	pending bool   // false: no prediction waits in this slot
 	Prediction
 }
 
-// NewLive keeps the last rows outcomes of predictions over a horizon.
+// NewLive returns a Live that keeps the last predictions over a horizon whose outcomes are known, at most as many as rows says.
 func NewLive(horizon, rows int) *Live {
 	return &Live{horizon: int32(horizon), rows: make([]Row, 0, max(rows, 1))}
 }
 
-// Used notes a prediction about the request in a slot at its present age. It
-// allocates only when slots beyond all earlier ones come up.
+// Used records that a prediction about the request in a slot was used, at its present age. It allocates only for a slot with a higher
+// number than all before.
 func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 	if missing := int(slot) + 1 - len(l.waiting); missing > 0 {
 		l.waiting = append(l.waiting, make([]awaited, missing)...)
 	}
 	w := &l.waiting[slot]
 	if w.pending && w.id == id {
-		if age-w.age <= l.horizon { // it may still end inside
+		if age-w.age <= l.horizon { // the request may still end within the horizon
 			return
 		}
 		l.resolve(w, age)
@@ -44,17 +44,16 @@ func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 	*w = awaited{id: id, age: age, pending: true, Prediction: p}
 }
 
-// Finished tells that the request in a slot ended by itself, with output
-// tokens generated for the client in all.
+// Finished records that the request in a slot has ended by itself. output is the number of tokens of its whole answer.
 func (l *Live) Finished(slot int32, id uint64, output int32) {
 	if w := l.awaits(slot, id); w != nil {
 		l.resolve(w, output)
 	}
 }
 
-// Censored tells that the request in a slot was cut off at an age. What had
-// outlived the horizon by then is known not to have ended in it; anything else
-// is not known and left out.
+// Censored records that the request in a slot was cut off when it had so many tokens (age). If this is beyond the horizon of the
+// prediction, the outcome is known: the request did not end within the horizon. Otherwise the outcome is not known, and the prediction is
+// left out.
 func (l *Live) Censored(slot int32, id uint64, age int32) {
 	w := l.awaits(slot, id)
 	if w == nil {
@@ -68,7 +67,7 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 	l.lost++
 }
 
-// awaits returns the prediction about a request in a slot whose outcome is awaited; nil: there is none.
+// awaits returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
 func (l *Live) awaits(slot int32, id uint64) *awaited {
 	if slot < 0 || int(slot) >= len(l.waiting) || !l.waiting[slot].pending || l.waiting[slot].id != id {
 		return nil
@@ -76,7 +75,7 @@ func (l *Live) awaits(slot int32, id uint64) *awaited {
 	return &l.waiting[slot]
 }
 
-// resolve books what came of a prediction, given the tokens known to have been generated.
+// resolve adds a prediction with its outcome to the rows. tokens is how many tokens the request has got, as far as it is known.
 func (l *Live) resolve(w *awaited, tokens int32) {
 	w.pending = false
 	remaining := tokens - w.age
@@ -89,9 +88,8 @@ func (l *Live) resolve(w *awaited, tokens int32) {
 	l.next = (l.next + 1) % len(l.rows)
 }
 
-// Rows returns a copy of the sample, for Score off the board's goroutine.
-// Remaining is exact where Ended, else a lower bound.
+// Rows returns a copy of the sample, which another goroutine may score. Remaining is exact if Ended is true, and otherwise a lower bound.
 func (l *Live) Rows() []Row { return slices.Clone(l.rows) }
 
-// Lost counts predictions whose request was cut off before the outcome was known.
+// Lost returns the number of predictions whose requests were cut off before their outcomes were known.
 func (l *Live) Lost() uint64 { return l.lost }

@@ -1,15 +1,12 @@
-// Package predictor estimates how many more tokens a running request will
-// generate.
+// Package predictor estimates how many more tokens a running request will generate.
 //
-// A Predictor answers for a request of known age two questions about the next
-// H decode steps: how likely is it to end within them, and how long does it
-// then still run. Rules turns the answer into the one number a policy projects
-// loads with, and says when to ask again. Online keeps the tables fresh from
-// finished requests; Train and Fit carry them from a trace to a server.
+// For a request that has generated a known number of tokens (its age), a Predictor answers two questions about the next H decode steps:
+// with which probability does the request end within them, and how many tokens does it generate in this case? Rules turns the answer into
+// one number, r̂, by which a policy projects loads, and says when to ask again. Online keeps the tables up to date from finished requests.
+// Train makes them from a trace, and Fit stores them in a file for a server.
 //
-// The package is pure: no clock, I/O, goroutine or log. Predictors are
-// immutable values, so any number of goroutines may read one while its owner
-// prepares the next and swaps a pointer.
+// The package has no clock, I/O, goroutine or log. Predictors never change, so any number of goroutines may use one while its owner builds
+// the next and swaps a pointer.
 package predictor
 
 import "fmt"
@@ -17,22 +14,22 @@ import "fmt"
 // Query is one running request.
 type Query struct {
 	Prompt int32  // tokens
-	Age    int32  // tokens generated for the client so far, over every rank it ran on
-	Key    uint64 // equal for requests that recur, 0 = none
+	Age    int32  // tokens generated for the client so far, on all ranks on which the request has run
+	Key    uint64 // identifies equal prompts, 0 = none
 }
 
-// Prediction is about the next h steps of a request of age a that will have
-// generated O tokens in all; R = O - a.
+// Prediction is about the next h steps of a request. In its formulas, a is the age of the request, O is the length of its whole output in
+// tokens, and R = O - a.
 type Prediction struct {
 	P  float64 // P(R <= h | O > a)
-	Mu float64 // E[R | R <= h, O > a]; h where P is 0
+	Mu float64 // E[R | R <= h, O > a]; h if P is 0
 }
 
-// unknown is the prediction if nothing is known: the request runs past the horizon.
+// unknown returns the prediction if nothing is known: the request does not end within the horizon.
 func unknown(h int) Prediction { return Prediction{P: 0, Mu: float64(h)} }
 
-// Predictor answers a batch, out[i] for q[i]; out is as long as q. It
-// allocates nothing and may be called by several goroutines at once.
+// Predictor predicts for several requests at once: out[i] is the answer to queries[i]. out is at least as long as queries. Predict
+// allocates nothing, and several goroutines may call it at the same time.
 type Predictor interface {
 	Predict(horizon int, queries []Query, out []Prediction)
 }
@@ -42,10 +39,10 @@ type Kind string
 
 // The kinds, the simpler first.
 const (
-	KindNone     Kind = "none"     // every request runs past the horizon
-	KindOracle   Kind = "oracle"   // knows the outcome: simulation only
-	KindSurvival Kind = "survival" // from all past output lengths
-	KindExact    Kind = "exact"    // from those of the same prompt, else of prompts as long
+	KindNone     Kind = "none"     // no request is predicted to end within the horizon
+	KindOracle   Kind = "oracle"   // knows the real length; only in simulations
+	KindSurvival Kind = "survival" // predicts from all past output lengths
+	KindExact    Kind = "exact"    // predicts from the output lengths of equal prompts, or else of prompts of about the same length
 )
 
 // ParseKind reads one of the four names.

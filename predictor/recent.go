@@ -2,16 +2,16 @@ package predictor
 
 import "slices"
 
-// ring keeps the last values pushed, at most cap(buf) of them.
+// ring keeps the values that were pushed last.
 type ring struct {
 	buf  []int32
-	next int // the oldest, once full
-	most int
+	next int // index of the oldest value, when the ring is full
+	most int // largest number of values
 }
 
 func newRing(most int) ring { return ring{most: most} }
 
-// push adds a value and returns the one it forgot.
+// push adds a value. If the ring is full, it forgets the oldest value and returns it.
 func (r *ring) push(v int32) (old int32, forgot bool) {
 	if len(r.buf) < r.most {
 		r.buf = append(r.buf, v)

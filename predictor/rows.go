@@ -9,12 +9,12 @@ import (
 // Sample is one past request, as a trace or a request log has it.
 type Sample struct {
 	At             time.Duration // arrival
-	End            time.Duration // when it had finished; 0: unknown, then Options.Step a token after At
+	End            time.Duration // when it had finished; 0: not known, so each token is assumed to take Options.Step
 	Prompt, Output int32         // tokens
-	Key            uint64        // equal for requests that recur, 0 = none
+	Key            uint64        // identifies equal prompts, 0 = none
 }
 
-// end returns when the request had finished. If that is not known, it is computed from the given time of a token.
+// end returns when the request had finished. If this is not known, step is the time that each token is assumed to take.
 func (s *Sample) end(step time.Duration) time.Duration {
 	if s.End > s.At {
 		return s.End
@@ -22,40 +22,40 @@ func (s *Sample) end(step time.Duration) time.Duration {
 	return s.At + time.Duration(s.Output)*step
 }
 
-// agePoint is one row: a past request when it had generated age tokens.
+// agePoint is one case for a prediction: a past request at the time when it had generated age tokens.
 type agePoint struct {
 	time    time.Duration
 	request int32
 	age     int32
 }
 
-// agePoints returns rows of the requests from first on at ages 0, every,
-// 2*every, .. below their outputs, by time.
+// agePoints returns the cases of the requests from the index first on, sorted by time. Each request has cases at the ages 0, every, 2*every
+// and so on, as long as they are below its output.
 func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 	var points []agePoint
 	for i := first; i < len(reqs); i++ {
 		r := &reqs[i]
 		duration := r.end(step) - r.At
-		for a := 0; a < int(r.Output); a += every {
-			at := r.At + time.Duration(float64(duration)*float64(a)/float64(r.Output))
-			points = append(points, agePoint{at, int32(i), int32(a)})
+		for age := 0; age < int(r.Output); age += every {
+			at := r.At + time.Duration(float64(duration)*float64(age)/float64(r.Output))
+			points = append(points, agePoint{at, int32(i), int32(age)})
 		}
 	}
 	slices.SortStableFunc(points, func(a, b agePoint) int { return cmp.Compare(a.time, b.time) })
 	return points
 }
 
-// past tells an Online of requests in the order in which they finished, so that
-// it knows, at any moment, what serve would then know.
+// past passes requests to an Online in the order in which they finished, so that the Online knows at each time what a server would have
+// known.
 type past struct {
 	reqs     []Sample
-	step     time.Duration
-	order    []int32 // indexes of reqs, by the ends of the requests
-	finished int     // in order: the first that had not finished
+	step     time.Duration // time that each token is assumed to take
+	order    []int32       // indices of reqs, in the order in which the requests finished
+	finished int           // how many of them were passed to online
 	online   *Online
 }
 
-// newPast returns the past of reqs, of which online has been told nothing yet: until tells it. step is the time that a token takes.
+// newPast returns the past of reqs. online has got none of them yet. step is the time that each token is assumed to take.
 func newPast(reqs []Sample, step time.Duration, online *Online) *past {
 	p := &past{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
 	for i := range p.order {
@@ -67,7 +67,7 @@ func newPast(reqs []Sample, step time.Duration, online *Online) *past {
 	return p
 }
 
-// until takes in all that had finished by t.
+// until passes all requests to the Online that had finished by the time t, and were not passed before.
 func (p *past) until(t time.Duration) {
 	for ; p.finished < len(p.order); p.finished++ {
 		r := &p.reqs[p.order[p.finished]]

@@ -1,28 +1,29 @@
 package predictor
 
-// Rules is the life of r̂, the decode steps a policy expects a request to run
-// on.
+// Rules say how predictions become r̂, the number of decode steps for which a policy expects a request to go on, and when it is predicted
+// anew.
 type Rules struct {
-	H     int     // horizon in steps; r̂ lies in [1, H]
-	Tau   float64 // the gate: trust a prediction of at least this probability
-	Every int     // ask again each time so many tokens were generated; 0 or less: only when r̂ ran out
+	H     int     // horizon in steps; r̂ is from 1 to H
+	Tau   float64 // a prediction is used only if the request ends within the horizon with at least this probability
+	Every int     // a request is predicted anew each time it has got so many tokens; 0 or less: only when r̂ falls below 1
 
-	// DecrementAnchor takes the paper by its letter: a request the gate shut
-	// out counts down from H too, and is so projected to end although nobody
-	// can tell when. Costs 0.6 points of idle time with survival.
+	// DecrementAnchor follows the paper to the letter: r̂ counts down with each token even if the last prediction was not used, so that r̂
+	// is H. Then policies expect an end of the request although its end is not known. With the predictor survival, the share of idle time
+	// is 0.6 percentage points larger.
 	DecrementAnchor bool
 }
 
-// DefaultRules are the product's, for a horizon.
+// DefaultRules returns the rules that are used if a policy sets none, for a horizon in steps.
 func DefaultRules(h int) Rules { return Rules{H: h, Tau: 0.5, Every: 20} }
 
-// State is what is kept of r̂ for every running request.
+// State is the state of r̂ of a running request.
 type State struct {
-	Rhat float32 // in [1, H] after Set
-	Open bool    // the last prediction passed the gate
+	Rhat float32 // from 1 to H after Set
+	Open bool    // the last prediction was used
 }
 
-// Gate turns a prediction into r̂. If the prediction does not pass the gate, r̂ is H: the request is not expected to end.
+// Gate turns a prediction into r̂. If the prediction is not used, because its probability is below Tau, open is false and r̂ is H: the
+// request is not expected to end within the horizon.
 func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 	h := float64(r.H)
 	if !(p.P > 0 && p.P >= r.Tau) {
@@ -31,13 +32,11 @@ func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 	return float32(min(max(p.P*p.Mu+(1-p.P)*h, 1), h)), true
 }
 
-// Set starts r̂ anew from a prediction at the current age: at admission, and
-// whenever Advance said so.
+// Set starts r̂ anew from a prediction at the current age. It must be called when a request is admitted, and when Advance returns true.
 func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 
-// Advance follows a request from one age to a later one. When it reports due,
-// the caller owes a Set with a prediction at age `to`; a burst that ran past
-// several refresh points owes one, since only the newest age is worth asking at.
+// Advance updates r̂ when a request has got more tokens, so that its age has grown. If due is true, the caller must call Set with a
+// prediction at the age `to`. One prediction is enough even if the request has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from {
 		return false
@@ -48,7 +47,7 @@ func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	return s.Rhat < 1 || r.Every > 0 && int(to)/r.Every != int(from)/r.Every
 }
 
-// Follow returns r̂ of one request that is alone and starts at q.Age, after 0, 1, ... and so many tokens: what board and simulator do
+// Follow returns r̂ of one request that starts at q.Age, after 0, 1, 2 and up to so many tokens. The board and the simulator do the same
 // for many requests at once.
 func (r Rules) Follow(p Predictor, q Query, tokens int) []float32 {
 	predictNow := func() Prediction {

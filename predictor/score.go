@@ -7,20 +7,19 @@ import (
 	"slices"
 )
 
-// Row is one prediction and what came of it.
+// Row is one prediction with its outcome.
 type Row struct {
-	P, Mu     float64
-	Remaining float64 // R, tokens the request still ran
-	Ended     bool    // R <= H: the label of P
+	P, Mu     float64 // see Prediction
+	Remaining float64 // tokens that the request has got since the prediction
+	Ended     bool    // the request has ended within the horizon
 }
 
-// Scores says how good predictions were. A figure that is not
-// defined for the rows is NaN, and null in JSON.
+// Scores says how good predictions were. A figure that is not defined for the rows is NaN, and null in JSON.
 type Scores struct {
-	Rows           int    `json:"rows"`            // predictions scored
-	AUC            Figure `json:"auc"`             // ranks the ended above the others; ties half; NaN with one class
+	Rows           int    `json:"rows"`            // number of predictions
+	AUC            Figure `json:"auc"`             // probability that P was larger for a request that ended within the horizon than for one that did not, where equal P counts half; NaN without both kinds
 	Brier          Figure `json:"brier"`           // mean squared error of P
-	ConditionalMAE Figure `json:"conditional_mae"` // mean |Mu - R| over the ended; NaN without any
+	ConditionalMAE Figure `json:"conditional_mae"` // mean error of Mu, in tokens, over the requests that ended within the horizon; NaN: there were none
 }
 
 // Figure is a number that may be undefined.
@@ -46,7 +45,7 @@ func (f *Figure) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*float64)(f))
 }
 
-// Score scores rows; their order does not matter.
+// Score computes the scores of rows, in any order.
 func Score(rows []Row) Scores {
 	s := Scores{Rows: len(rows), AUC: Figure(auc(rows)), Brier: Figure(math.NaN()), ConditionalMAE: Figure(math.NaN())}
 	var squared, absolute, ended float64
@@ -68,15 +67,14 @@ func Score(rows []Row) Scores {
 	return s
 }
 
-// auc is the probability that a row that ended got a larger P than one that
-// did not, by rank sums.
+// auc returns the probability that a row that ended has a larger P than a row that did not end.
 func auc(rows []Row) float64 {
 	sorted := slices.Clone(rows)
 	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Compare(a.P, b.P) })
-	var wins, ended, others float64 // others: rows so far that did not end
+	var wins, ended, others float64 // wins: pairs in which the row that ended has the larger P; others: rows that did not end
 	for i := 0; i < len(sorted); {
-		var tiedEnded, tiedOthers float64
-		for p := sorted[i].P; i < len(sorted) && !(sorted[i].P > p); i++ { // so that a NaN ends too
+		var tiedEnded, tiedOthers float64                                  // rows with the same P
+		for p := sorted[i].P; i < len(sorted) && !(sorted[i].P > p); i++ { // with <= instead of !(>), a NaN would never end the loop
 			if sorted[i].Ended {
 				tiedEnded++
 			} else {
@@ -87,11 +85,10 @@ func auc(rows []Row) float64 {
 		ended += tiedEnded
 		others += tiedOthers
 	}
-	return wins / (ended * others) // 0/0, NaN, with one class
+	return wins / (ended * others) // NaN (0/0) if all rows ended, or none
 }
 
-// BaseRate is what knowing nothing of a request predicts: the share of rows
-// that ended, and how long those ran on average.
+// BaseRate returns the best prediction if nothing is known about a request: the share of rows that ended, and their mean Remaining.
 func BaseRate(rows []Row) Prediction {
 	var ended, remaining float64
 	for _, r := range rows {
@@ -106,7 +103,7 @@ func BaseRate(rows []Row) Prediction {
 	return Prediction{P: ended / float64(len(rows)), Mu: remaining / ended}
 }
 
-// ScoreConstant scores rows as if each had been predicted alike.
+// ScoreConstant computes the scores that rows would have if each had the prediction p.
 func ScoreConstant(rows []Row, p Prediction) Scores {
 	flat := slices.Clone(rows)
 	for i := range flat {
@@ -115,16 +112,14 @@ func ScoreConstant(rows []Row, p Prediction) Scores {
 	return Score(flat)
 }
 
-// Reliability is one bar of a reliability plot: of the rows predicted about
-// P, the share Ended did.
+// Reliability is one bar of a reliability plot: it compares rows with about the same P with their outcomes.
 type Reliability struct {
 	Rows  int     `json:"rows"`
-	P     float64 `json:"p"`     // mean prediction
-	Ended float64 `json:"ended"` // observed share
+	P     float64 `json:"p"`     // mean predicted probability
+	Ended float64 `json:"ended"` // share of the rows that really ended
 }
 
-// Calibrate sorts rows into bins of equal width over [0, 1] and leaves out
-// the empty.
+// Calibrate divides rows into bins of equal width by their P, from 0 to 1, and leaves out bins without rows.
 func Calibrate(rows []Row, bins int) []Reliability {
 	sums := make([]Reliability, bins)
 	for _, r := range rows {

@@ -5,28 +5,26 @@ import (
 	"sort"
 )
 
-// denseMost is the longest output whose rank is read from an array; beyond it
-// we search. 256 KB a table at most, and an engine that reports an absurd
-// length cannot make us allocate for it.
+// denseMost bounds the length of the array from which ranks are read. Ranks of longer outputs are found by a binary search. So the array
+// takes at most 256 KB, even if an engine reports an absurd length.
 const denseMost = 1 << 16
 
-// Survival is the empirical distribution of past output lengths. It never
-// changes once built. The zero value, and nil, know no history.
+// Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.
 type Survival struct {
 	history
-	atMost  []uint32 // [v] = outputs <= v, for v below the longest output and denseMost
+	atMost  []uint32 // atMost[v] is the number of outputs <= v, for v below the longest output and below denseMost
 	version uint64
 }
 
-// NewSurvival builds the table of finished outputs, in any order. Lengths
-// below 1 are left out: nothing was generated, so nothing was learned.
+// NewSurvival builds the table of finished outputs, in any order. It leaves out lengths below 1, because they show nothing about other
+// requests.
 func NewSurvival(outputs []int32) *Survival {
 	longest := int32(0)
 	if len(outputs) > 0 {
 		longest = slices.Max(outputs)
 	}
 	s := &Survival{atMost: make([]uint32, max(0, min(int(longest), denseMost)))}
-	var longer []int32 // than the array reaches
+	var longer []int32 // outputs that are too long for the array
 	for _, o := range outputs {
 		switch {
 		case o < 1:
@@ -36,8 +34,8 @@ func NewSurvival(outputs []int32) *Survival {
 			longer = append(longer, o)
 		}
 	}
-	// Counting sorts the lengths that the array reaches: a table is built for every
-	// 64 requests that finish.
+	// The counts in the array sort most lengths faster than comparisons would. This matters, because a table is built for each 64 finished
+	// requests.
 	sorted := make([]int32, 0, len(outputs))
 	for v, n := range s.atMost {
 		for range n {
@@ -51,7 +49,7 @@ func NewSurvival(outputs []int32) *Survival {
 	return s
 }
 
-// rank returns how many outputs were at most v. The table is not empty.
+// rank returns how many outputs are at most v. The table must not be empty.
 func (s *Survival) rank(v int) int {
 	switch {
 	case uint(v) < uint(len(s.atMost)):
@@ -64,7 +62,7 @@ func (s *Survival) rank(v int) int {
 	return s.history.rank(v)
 }
 
-// Predict answers every query from the same table: prompt and key tell it nothing.
+// Predict answers all queries from the same table, and ignores their Prompt and Key.
 func (s *Survival) Predict(horizon int, queries []Query, out []Prediction) {
 	out = out[:len(queries)]
 	if s.Len() == 0 {
@@ -72,12 +70,12 @@ func (s *Survival) Predict(horizon int, queries []Query, out []Prediction) {
 		return
 	}
 	for k := range queries {
-		a := int(queries[k].Age)
-		out[k] = s.between(s.rank(a), s.rank(a+horizon), a, horizon)
+		age := int(queries[k].Age)
+		out[k] = s.between(s.rank(age), s.rank(age+horizon), age, horizon)
 	}
 }
 
-// MeanOutput is the mean of all outputs, 0 without any.
+// MeanOutput returns the mean of all outputs; 0: there are none.
 func (s *Survival) MeanOutput() float64 {
 	n := s.Len()
 	if n == 0 {
@@ -86,8 +84,8 @@ func (s *Survival) MeanOutput() float64 {
 	return float64(s.sums[n]) / float64(n)
 }
 
-// Version differs between tables that differ, and is the same for tables of
-// the same outputs: what was computed from the one holds for the other.
+// Version is the same for tables of the same outputs, and different for other tables. Results that were computed from one table are valid
+// for all tables with its version.
 func (s *Survival) Version() uint64 {
 	if s == nil {
 		return 0
@@ -95,7 +93,7 @@ func (s *Survival) Version() uint64 {
 	return s.version
 }
 
-// Len is how many outputs the table was built from.
+// Len returns the number of outputs in the table.
 func (s *Survival) Len() int {
 	if s == nil {
 		return 0
@@ -111,14 +109,14 @@ func (s *Survival) Outputs() []int32 {
 	return slices.Clone(s.sorted)
 }
 
-// history is sorted output lengths with their running sums: enough to answer
-// by binary search, small enough for one a bucket.
+// history has sorted output lengths and their sums, from which a prediction can be computed by binary search. It is smaller than a
+// Survival, so that each key can have one.
 type history struct {
 	sorted []int32
-	sums   []int64 // sums[i] = the i shortest together
+	sums   []int64 // sums[i] is the sum of the i shortest outputs
 }
 
-// newHistory sorts output lengths and sums them up. Lengths below 1 are left out.
+// newHistory returns the history of output lengths, in any order. It leaves out lengths below 1.
 func newHistory(outputs []int32) history {
 	sorted := make([]int32, 0, len(outputs))
 	for _, o := range outputs {
@@ -130,6 +128,7 @@ func newHistory(outputs []int32) history {
 	return sumUp(sorted)
 }
 
+// sumUp returns the history of sorted output lengths.
 func sumUp(sorted []int32) history {
 	h := history{sorted, make([]int64, len(sorted)+1)}
 	for i, o := range sorted {
@@ -138,20 +137,20 @@ func sumUp(sorted []int32) history {
 	return h
 }
 
-// rank returns how many outputs were at most v.
+// rank returns how many outputs are at most v.
 func (h *history) rank(v int) int {
 	return sort.Search(len(h.sorted), func(i int) bool { return int(h.sorted[i]) > v })
 }
 
-// predict answers for one age.
+// predict returns the prediction for a request of the given age.
 func (h *history) predict(age, horizon int) Prediction {
 	return h.between(h.rank(age), h.rank(age+horizon), age, horizon)
 }
 
-// between predicts from two numbers of outputs: untilAge that were no longer than the age of the request, and untilEnd that were no
-// longer than the age plus the horizon.
+// between returns the prediction for a request of the given age. untilAge is the number of outputs that are at most as long as its age, and
+// untilEnd the number of outputs that are at most as long as its age plus the horizon.
 func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
-	if untilAge == untilEnd { // no output was that long, or none ended in the window
+	if untilAge == untilEnd { // no output is longer than the age and ends within the horizon
 		return unknown(horizon)
 	}
 	ended := float64(untilEnd - untilAge)
@@ -161,7 +160,7 @@ func (h *history) between(untilAge, untilEnd, age, horizon int) Prediction {
 	}
 }
 
-// fingerprint is FNV-1a over whole lengths, never 0.
+// fingerprint returns a hash of the lengths (FNV-1a, by whole lengths instead of bytes). It is never 0.
 func fingerprint(sorted []int32) uint64 {
 	f := uint64(14695981039346656037)
 	for _, o := range sorted {

@@ -11,9 +11,9 @@ import (
 // Options say how Train fits. A field that is zero stands for its default, which is given in brackets.
 type Options struct {
 	Horizon int           // steps (80)
-	Every   int           // a request has a row each time it has this many more tokens (20)
-	Holdout float64       // share of the requests, the last ones, that are kept out of the fit and used to score it (0.25)
-	Step    time.Duration // time of a token where samples carry no End (55 ms)
+	Every   int           // a request is predicted each time it has got so many more tokens (20)
+	Holdout float64       // share of the requests, at the end, that are kept out of the fit and used to score it (0.25)
+	Step    time.Duration // assumed time of a token for samples that have no End (55 ms)
 	Created time.Time
 	Source  Source
 }
@@ -39,22 +39,20 @@ func (o Options) validate() error {
 	return nil
 }
 
-// Auto is, to Train, whichever kind has the lowest Brier score.
+// Auto as the kind for Train means the kind that has the lowest Brier score.
 const Auto = "auto"
 
-// minTrain is the least history worth a file: with less, serve looks at
-// nothing but the present anyway.
+// minTrain is the least number of requests from which a fit is made. With fewer, policies would not read its mean.
 const minTrain = 50
 
-// What Train takes in: rows are kept in memory, lengths index arrays.
+// Bounds of the requests for Train.
 const (
-	requestsMost = 2_000_000
-	outputMost   = 1 << 20
+	requestsMost = 2_000_000 // requests, because all their predictions are kept in memory
+	outputMost   = 1 << 20   // tokens of one output
 )
 
-// Train fits a kind ("survival", "exact" or "auto") to requests in
-// order of arrival. A fit to the earlier part is scored on the rest, never shuffled; the
-// one that is returned is fitted to all of them.
+// Train fits a kind ("survival", "exact" or "auto") to requests in the order of arrival. To score the kind, it makes a fit to the earlier
+// requests and predicts the later ones. The fit that it returns is one to all requests.
 func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	opt = opt.withDefaults()
 	if err := opt.validate(); err != nil {
@@ -69,17 +67,8 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	default:
 		return nil, fmt.Errorf("fit: kind %q cannot be trained: give survival, exact or auto", kind)
 	}
-	for i := range reqs {
-		if i > 0 && reqs[i].At < reqs[i-1].At {
-			return nil, fmt.Errorf("fit: request %d arrived %v before the one above it: sort by arrival", i, reqs[i-1].At-reqs[i].At)
-		}
-		if o := reqs[i].Output; o < 1 || o > outputMost || reqs[i].Prompt < 0 {
-			return nil, fmt.Errorf("fit: request %d has %d prompt and %d output tokens: leave out what generated nothing or over %d", i,
-				reqs[i].Prompt, o, outputMost)
-		}
-	}
-	if len(reqs) > requestsMost {
-		return nil, fmt.Errorf("fit: %d requests, at most %d fit in memory with their rows: give the newest", len(reqs), requestsMost)
+	if err := checkSamples(reqs); err != nil {
+		return nil, fmt.Errorf("fit: %w", err)
 	}
 	cut := len(reqs) - int(math.Round(float64(len(reqs))*opt.Holdout))
 	if cut < minTrain || cut == len(reqs) {
@@ -104,7 +93,25 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	return f, nil
 }
 
-// learn fills in the tables from all requests: those that scored are the newest, and say the most of the next.
+// checkSamples returns an error if the requests are not in the order of arrival, are too many, or have impossible lengths.
+func checkSamples(reqs []Sample) error {
+	for i := range reqs {
+		if i > 0 && reqs[i].At < reqs[i-1].At {
+			return fmt.Errorf("request %d arrived %v before the one above it: sort by arrival", i, reqs[i-1].At-reqs[i].At)
+		}
+		if output := reqs[i].Output; output < 1 || output > outputMost || reqs[i].Prompt < 0 {
+			return fmt.Errorf("request %d has %d prompt and %d output tokens: leave out what generated nothing or over %d", i,
+				reqs[i].Prompt, output, outputMost)
+		}
+	}
+	if len(reqs) > requestsMost {
+		return fmt.Errorf("%d requests, at most %d fit in memory with their rows: give the newest", len(reqs), requestsMost)
+	}
+	return nil
+}
+
+// learn fills in the tables from all requests. The requests that were kept out to score the fit are the newest, so they are most like
+// future ones.
 func (f *Fit) learn(reqs []Sample) {
 	f.Source.Rows = len(reqs)
 	outputs := make([]int32, len(reqs))
@@ -117,16 +124,16 @@ func (f *Fit) learn(reqs []Sample) {
 	}
 }
 
-// trial is one split of the requests and its held-out rows.
+// trial divides the requests into those that a predictor learns from and those that are kept out to score it.
 type trial struct {
 	reqs     []Sample
-	cut      int // reqs[:cut] train
+	cut      int // the predictor learns from reqs[:cut]
 	opt      Options
-	points   []agePoint // held-out rows by time
-	baseRate Prediction // BaseRate of the training rows; the predictor's scores are compared with those of this prediction
+	points   []agePoint // cases of the requests that are kept out, by time
+	baseRate Prediction // BaseRate of reqs[:cut]: the scores of a predictor are compared with those of this prediction
 }
 
-// prepareRows makes the held-out age points, and the base rate of the training rows, with which the scores are compared.
+// prepareRows sets points and baseRate.
 func (t *trial) prepareRows() {
 	t.points = agePoints(t.reqs, t.cut, t.opt.Every, t.opt.Step)
 	var rows []Row
@@ -136,13 +143,13 @@ func (t *trial) prepareRows() {
 	t.baseRate = BaseRate(rows)
 }
 
-// row returns an age point with a prediction about it, and with what really came of it.
+// row returns a prediction about an age point, together with its outcome.
 func (t *trial) row(p agePoint, prediction Prediction) Row {
 	remaining := int(t.reqs[p.request].Output - p.age)
 	return Row{P: prediction.P, Mu: prediction.Mu, Remaining: float64(remaining), Ended: remaining <= t.opt.Horizon}
 }
 
-// score is how good a fit of a kind to the training requests is on the others.
+// score learns from the first requests with a predictor of the given kind, and scores its predictions for the requests that are kept out.
 func (t *trial) score(k Kind) (Holdout, error) {
 	var edges []int32
 	if k == KindExact {
@@ -158,8 +165,7 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	}, nil
 }
 
-// buckets are the keys seen often enough, with their last outputs, and every
-// prompt-length bucket.
+// buckets returns the length buckets with their bounds (edges), and a bucket with the last outputs for each key that occurs often enough.
 func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 	keys := map[uint64]*ring{}
 	for _, r := range reqs {
@@ -190,7 +196,7 @@ func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 	return edges, buckets
 }
 
-// promptEdges are the bounds of the prompt-length buckets.
+// promptEdges returns the bounds of the length buckets for these requests.
 func promptEdges(reqs []Sample) []int32 {
 	prompts := make([]int32, len(reqs))
 	for i, r := range reqs {
@@ -199,8 +205,8 @@ func promptEdges(reqs []Sample) []int32 {
 	return lengthEdges(prompts, LengthBuckets)
 }
 
-// predictHeldOut predicts the held-out rows with tables, each from what had finished by then, as the server would have them: rebuilt
-// after so many requests or a second. edges are the bounds of the length buckets; empty: there are none.
+// predictHeldOut predicts the requests that are kept out. Each prediction comes from the requests that had finished at its time, and tables
+// are rebuilt as often as in a server. edges are the bounds of the length buckets; empty: there are none.
 func (t *trial) predictHeldOut(k Kind, edges []int32) ([]Row, error) {
 	online, err := NewOnline(OnlineConfig{Kind: k})
 	if err != nil {
