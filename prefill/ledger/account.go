@@ -9,8 +9,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Sums are what an account is charged with. All numbers are integers, so that exactly what was added can be
-// subtracted again.
+// Sums are the totals of all charges on an account. They are integers, because adding and subtracting the same float
+// leaves a rounding error.
 type Sums struct {
 	Leases [Phases]int
 	Tokens [Phases]int64
@@ -19,7 +19,7 @@ type Sums struct {
 	NewTokens, PredictedUs, Attention int64
 }
 
-// book adds the weight of a prompt if times is 1, and takes it away if times is -1.
+// book adds the weight of a prompt if times is 1, and subtracts the weight if times is -1.
 func (s *Sums) book(phase Phase, weight Weight, times int64) {
 	s.Leases[phase] += int(times)
 	s.Tokens[phase] += times * weight.Tokens
@@ -34,14 +34,14 @@ func (s *Sums) book(phase Phase, weight Weight, times int64) {
 // Live counts the prompts whose KV a decode engine may still fetch.
 func (s *Sums) Live() int { return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched] }
 
-// Held counts the prompts whose KV the engine holds for us.
+// Held counts the prompts of this proxy whose KV the engine holds, those that no decode engine will fetch included.
 func (s *Sums) Held() int { return s.Live() + s.Leases[Orphaned] }
 
-// KVTokens is all that the prefiller's KV cache holds for us. A prompt's tokens are given back at the first decode
-// event, and not when the probe is answered.
+// KVTokens is the number of tokens that the prefill engine's KV cache holds for this proxy. A prompt counts until
+// the engine frees its KV: at the first decode event, or at the engine's own timeout.
 func (s *Sums) KVTokens() int64 { return sum(s.Tokens) }
 
-// KVWork is KVTokens in vllm-ascend's weight.
+// KVWork is the same load as KVTokens, in the weight that vllm-ascend's proxy gives to prompts.
 func (s *Sums) KVWork() int64 { return sum(s.Work) }
 
 func sum(v [Phases]int64) (s int64) {
@@ -51,32 +51,32 @@ func sum(v [Phases]int64) (s int64) {
 	return s
 }
 
-// Share is what one dispatcher has on a candidate that several dispatchers use.
+// Share is the load that one dispatcher has put on a candidate that several dispatchers use.
 type Share struct {
 	Unanswered int   `json:"n"`             // probes that the engine has not answered
-	NewTokens  int64 `json:"new,omitempty"` // of their prompts, tokens that are predicted not to be cached
-	KVTokens   int64 `json:"kv,omitempty"`  // of their prompts, and of prefilled prompts that were not fetched yet
+	NewTokens  int64 `json:"new,omitempty"` // prompt tokens of these probes that are predicted not to be cached
+	KVTokens   int64 `json:"kv,omitempty"`  // tokens of these probes' prompts, and of prefilled prompts that were not fetched yet
 }
 
 // Plus adds the shares that two dispatchers have of one candidate's load.
-func (s Share) Plus(o Share) Share {
-	return Share{s.Unanswered + o.Unanswered, s.NewTokens + o.NewTokens, s.KVTokens + o.KVTokens}
+func (s Share) Plus(other Share) Share {
+	return Share{s.Unanswered + other.Unanswered, s.NewTokens + other.NewTokens, s.KVTokens + other.KVTokens}
 }
 
-// Account is what one candidate is charged with, and what its engine's gauges say beside it.
+// Account holds the charges of one candidate, and the last values of its engine's gauges.
 type Account struct {
 	Sums
 	Gauges
 	gate
 	Owner      string
 	Waiting    Sums      // prompts that wait for the candidate, while one round of decisions runs
-	Shared     Share     // what other dispatchers have there; SetShared changes it
-	AnsweredAt time.Time // when the engine answered one of our probes last
+	Shared     Share     // the load of other dispatchers on the candidate; SetShared changes it
+	AnsweredAt time.Time // when the engine last answered a probe of this proxy
 	Unfetched  int       // prompts that were left to the engine's own timeout, since the start
 
 	ledger     *Ledger
 	freed      freed
-	capacity   int64     // KV tokens that it is configured to have; 0: the scrape says
+	capacity   int64     // KV tokens from the configuration; 0: the scraped capacity is used
 	unanswered []*Charge // probes, in the order in which they were sent
 }
 
@@ -85,14 +85,13 @@ func (l *Ledger) Account(owner string) Account {
 	return Account{ledger: l, Owner: owner, Gauges: Gauges{usage: math.NaN()}}
 }
 
-// SetCapacity says how many KV tokens the candidate is configured to have; 0: the capacity that the scrape says
-// counts.
+// SetCapacity sets the candidate's capacity from the configuration, in KV tokens; 0: the scraped capacity is used.
 func (a *Account) SetCapacity(tokens int64, now time.Time) {
 	a.capacity = tokens
 	a.UpdateGate(now)
 }
 
-// Capacity is how many KV tokens the candidate has; 0: not known.
+// Capacity is how many KV tokens fit on the candidate; 0: not known.
 func (a *Account) Capacity() int64 {
 	return cmp.Or(a.capacity, a.scraped)
 }
@@ -105,10 +104,10 @@ func (a *Account) Wait(w Weight) {
 	a.Waiting.Attention += w.Attention
 }
 
-// Share is what this dispatcher has on the candidate.
+// Share is the load that this dispatcher has put on the candidate.
 func (a *Account) Share() Share { return Share{a.Leases[Probing], a.NewTokens, a.KVTokens()} }
 
-// SetShared takes what other dispatchers say that they have on the candidate.
+// SetShared replaces the load that other dispatchers report for the candidate.
 func (a *Account) SetShared(s Share, now time.Time) {
 	if a.Shared != s {
 		a.Shared = s
@@ -116,7 +115,7 @@ func (a *Account) SetShared(s Share, now time.Time) {
 	}
 }
 
-// answer takes a probe off the unanswered ones, and off the counts of the last scrape.
+// answer removes an answered probe from the unanswered probes, and from the request counts of the last scrape.
 func (a *Account) answer(c *Charge, now time.Time) {
 	if c.sent.IsZero() {
 		return
@@ -125,7 +124,7 @@ func (a *Account) answer(c *Charge, now time.Time) {
 	a.unanswered = slices.Delete(a.unanswered, i, i+1)
 	a.AnsweredAt = now
 	a.answers++
-	a.settleOne()
+	a.removeAnswered()
 }
 
 // OldestSent is when the oldest unanswered probe was sent; zero: all probes are answered.
@@ -146,8 +145,8 @@ func (a *Account) NextSent(c *Charge) time.Time {
 	return time.Time{}
 }
 
-// running is the oldest unanswered probe, and the latest time at which the engine can have begun with it: it was sent
-// then, or the answer before came then. nil: all probes are answered.
+// running is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
+// probe was sent, or when the engine answered the probe before it, whichever is later. nil: all probes are answered.
 func (a *Account) running() (oldest *Charge, since time.Time) {
 	if len(a.unanswered) == 0 {
 		return nil, since
@@ -159,14 +158,14 @@ func (a *Account) running() (oldest *Charge, since time.Time) {
 	return oldest, oldest.sent
 }
 
-// A probe is taken for stuck once it has taken stallFactor times its prediction and stallSlack more: either the
-// engine hangs, or the prediction is worth nothing.
+// A probe counts as stuck after stallFactor times its predicted duration plus stallSlack: either the engine hangs, or
+// the prediction is useless.
 const (
 	stallFactor = 4
 	stallSlack  = time.Second
 )
 
-// StallsAt is the time from which the candidate counts as stalled if it answers nothing until then; false: it has no
+// StallsAt is the time from which the candidate counts as stalled, unless it answers a probe before; false: it has no
 // unanswered probe.
 func (a *Account) StallsAt() (time.Time, bool) {
 	oldest, since := a.running()
@@ -176,17 +175,17 @@ func (a *Account) StallsAt() (time.Time, bool) {
 	return since.Add(stallFactor*oldest.Predicted() + stallSlack), true
 }
 
-// Stalled reports whether that moment has come.
+// Stalled reports whether the oldest unanswered probe counts as stuck now.
 func (a *Account) Stalled(now time.Time) bool {
 	at, ok := a.StallsAt()
 	return ok && !now.Before(at)
 }
 
-// Unsent is how many prompts are charged whose probe was not sent yet.
+// Unsent is the number of charged prompts whose probe was not sent yet.
 func (a *Account) Unsent() int { return a.Leases[Probing] - len(a.unanswered) }
 
-// Backlog is our own part of the indicator backlog_ms. Prompts that wait for the candidate count like those that it
-// runs.
+// Backlog is the part of the indicator backlog_ms that this proxy's own prompts cause, in ms. Prompts that wait for the
+// candidate in this round count like the prompts that it computes.
 func (a *Account) Backlog(now time.Time) float64 {
 	waiting := float64(a.Waiting.PredictedUs) / 1000
 	oldest, since := a.running()
@@ -197,8 +196,8 @@ func (a *Account) Backlog(now time.Time) float64 {
 		float64(now.Sub(since))/float64(time.Millisecond))
 }
 
-// Ends is when all probes that were sent are predicted to be answered; false: this is not known. It is not known
-// either while a charged prompt was not sent yet.
+// Ends is the time by which all charged prompts are predicted to be prefilled; false: not known, as while the probe of
+// a charged prompt was not sent yet.
 func (a *Account) Ends() (at time.Time, known bool) {
 	oldest, since := a.running()
 	if oldest == nil || a.PredictedUs == 0 || len(a.unanswered) < a.Leases[Probing] {
@@ -207,9 +206,9 @@ func (a *Account) Ends() (at time.Time, known bool) {
 	return since.Add(time.Duration(a.PredictedUs) * time.Microsecond), true
 }
 
-// Foresee splits the time until the end of a charged prompt's prefill: current is when the prompt that the engine
-// computes now ends, and rest is how long the prompts after it, up to the charged one, take. duration corrects a
-// predicted prefill time: the caller knows by how much the engine's predictions were off lately. A prompt that was not
+// Foresee predicts the end of a charged prompt's prefill in two parts: current is when the engine ends the prompt that it
+// computes now, and rest is how long it then takes for the prompts up to and including the charged one. duration corrects
+// a predicted prefill time by the recent error of the engine's predictions, which the caller knows. A prompt that was not
 // sent yet comes last.
 func (a *Account) Foresee(c *Charge, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
 	oldest, since := a.running()
@@ -230,11 +229,11 @@ func (a *Account) Foresee(c *Charge, duration func(predicted time.Duration) time
 	return current, rest + duration(c.Predicted())
 }
 
-// OthersBacklog is the part of backlog_ms, in ms, that other dispatchers and strangers sent. usualTokens is how many new
-// tokens a prompt usually has; decodes says that the engine also decodes. The other dispatchers report how
-// much they have there. Requests that a current sample shows beyond that count as long as one of our prompts usually
-// takes. A running prompt counts half, because on average half of it is done. On an engine that also decodes, running
-// requests do not count, because they may be decodes.
+// OthersBacklog is the part of backlog_ms, in ms, that other dispatchers and strangers (clients that bypass all
+// dispatchers) sent. usualTokens is how many new tokens a prompt usually has; decodes says that the engine also decodes.
+// Other dispatchers report their load. A current sample may show more requests than were reported; each of these counts
+// as long as a usual prompt of this proxy takes. A running prompt counts half, because on average half of it is done. On
+// an engine that also decodes, running requests do not count, because they may be decodes.
 func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes bool, now time.Time) float64 {
 	reported := float64(a.Shared.Unanswered)
 	ms := reported*line.T0Ms + line.TPMs*float64(a.Shared.NewTokens)
@@ -245,12 +244,13 @@ func (a *Account) OthersBacklog(line policy.Line, usualTokens float64, decodes b
 	if decodes {
 		running = 0
 	}
-	waiting, reported = max(0, waiting-reported), max(0, reported-waiting)
-	return ms + (waiting+max(0, running-reported)/2)*line.Ms(usualTokens, 0)
+	unreportedWaiting := max(0, waiting-reported)
+	unreportedRunning := max(0, running-max(0, reported-waiting))
+	return ms + (unreportedWaiting+unreportedRunning/2)*line.Ms(usualTokens, 0)
 }
 
-// Batch is the indicator bs: our unanswered probes, and what others sent: as other dispatchers report it, or as a
-// current sample shows it if that is more.
+// Batch is the indicator bs: the unanswered probes of this proxy plus the requests of others. The requests of others are
+// the number that other dispatchers report, or the number that a current sample shows, whichever is larger.
 func (a *Account) Batch(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
 	if a.Foreign > 0 && a.Current(now) {
@@ -259,8 +259,7 @@ func (a *Account) Batch(now time.Time) float64 {
 	return float64(a.Leases[Probing]+a.Waiting.Leases[Probing]) + others
 }
 
-// Beside is how many requests run there that are not our probes, as a current sample
-// shows.
+// Beside is how many requests run on the engine that are not probes of this proxy; 0 without a current sample.
 func (a *Account) Beside(now time.Time) float64 {
 	if !a.Current(now) {
 		return 0
@@ -268,8 +267,8 @@ func (a *Account) Beside(now time.Time) float64 {
 	return a.Foreign - a.foreignQueue
 }
 
-// Crowded says whether prompts of others are on the engine, as other dispatchers report or a current sample shows. On
-// an engine that also decodes, running requests are taken for decodes.
+// Crowded reports whether the engine has prompts of others, by the reports of other dispatchers or by a current sample.
+// On an engine that also decodes, running requests count as decodes.
 func (a *Account) Crowded(decodes bool, now time.Time) bool {
 	prompts := a.Foreign
 	if decodes {
@@ -278,8 +277,9 @@ func (a *Account) Crowded(decodes bool, now time.Time) bool {
 	return a.Shared.Unanswered > 0 || prompts > 0 && a.Current(now)
 }
 
-// Ahead is how many requests would come before one more probe: our unanswered ones, and what others have there, as
-// they report it or as it waits there by a current sample.
+// Ahead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
+// requests of others. The latter are the number that other dispatchers report, or the number that waits by a current
+// sample, whichever is larger.
 func (a *Account) Ahead(now time.Time) float64 {
 	others := float64(a.Shared.Unanswered)
 	if a.foreignQueue > 0 && a.Current(now) {
@@ -288,13 +288,13 @@ func (a *Account) Ahead(now time.Time) float64 {
 	return float64(a.Leases[Probing]) + others
 }
 
-// Charge books a prompt whose probe is sent now. c must not move.
+// Charge books a prompt whose probe is sent now. The caller must not copy c afterwards, because the account points to it.
 func (a *Account) Charge(c *Charge, w Weight, h *Holder, now time.Time) {
 	a.Reserve(c, w, h, now)
 	c.Send(now)
 }
 
-// Reserve books a prompt whose probe is sent later. c must not move.
+// Reserve books a prompt whose probe is sent later. The caller must not copy c afterwards, because the account points to it.
 func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 	if h != nil {
 		h.charges++
@@ -304,23 +304,24 @@ func (a *Account) Reserve(c *Charge, w Weight, h *Holder, now time.Time) {
 	}
 	*c = Charge{Weight: w, account: a, phase: Probing, holder: h, since: now}
 	a.book(Probing, w, 1)
-	a.freed.fadeTo(now) // the pace is measured from the first charge on
+	a.freed.fadeTo(now) // starts the measurement at the first charge; later calls only bring it up to date
 	a.ledger.charged++
 	a.UpdateGate(now)
 }
 
-// UpdateGate must be called after every change of something that the gate depends on.
+// UpdateGate opens or closes the gate by the present state. It must be called after every change of this state.
 func (a *Account) UpdateGate(now time.Time) {
 	a.update(kvState{own: a.Own(), scraped: a.GaugeUsage(now), live: a.Live() + a.Shared.Unanswered, until: a.gaugeCountsUntil()},
 		a.ledger.cfg.KVThreshold, now)
 }
 
-// Stale says that so many scrapes in a row failed that the gauges are no longer relied on. The engine may be too busy
-// to answer scrapes, so it stays in service by our own accounts, but engines whose gauges can be read are preferred.
+// Stale reports whether too many scrapes in a row failed to rely on the gauges. The engine may only be too busy to
+// answer scrapes. It therefore stays in service by this proxy's own accounts, but engines with readable gauges are
+// preferred.
 func (a *Account) Stale() bool { return a.Misses >= staleAfter }
 
-// Current says whether the last sample still holds for others' requests: for three intervals, each as long as a
-// scrape really takes.
+// Current reports whether the last sample is recent enough to count the requests of others. A sample is current for
+// three scrape intervals, or for three times the duration of a scrape if scrapes take longer than the interval.
 func (a *Account) Current(now time.Time) bool {
 	interval := max(a.ledger.cfg.Interval, a.scrapeTook)
 	if !a.asked.IsZero() {
@@ -329,8 +330,8 @@ func (a *Account) Current(now time.Time) bool {
 	return now.Sub(a.Sampled) <= 3*interval
 }
 
-// Own is the share of the KV cache that is taken by the accounts of this and other dispatchers; 0 while the capacity
-// is unknown, so that then only the scraped share closes the gate.
+// Own is the share of the KV cache, 0 to 1, that this and other dispatchers use by their accounts. While the capacity
+// is unknown it is 0, and only the engine's gauge can close the gate.
 func (a *Account) Own() float64 {
 	if capacity := a.Capacity(); capacity > 0 {
 		return float64(a.KVTokens()+a.Shared.KVTokens) / float64(capacity)
@@ -338,9 +339,9 @@ func (a *Account) Own() float64 {
 	return 0
 }
 
-// gaugeCountsUntil is when the engine's own KV usage becomes too old to count; zero: never. By then staleAfter scrapes
-// would have been answered, if each had taken as long as the last good one. A scrape that is still under way changes
-// nothing, because it may wait for its whole timeout.
+// gaugeCountsUntil is when the engine's KV gauge becomes too old to count; zero: never. It leaves time for staleAfter
+// further scrapes, each as long as the last good one. A scrape that is still under way does not extend the time, because
+// it may wait for its whole timeout.
 func (a *Account) gaugeCountsUntil() time.Time {
 	if a.Sampled.IsZero() {
 		return time.Time{}
@@ -348,7 +349,8 @@ func (a *Account) gaugeCountsUntil() time.Time {
 	return a.Sampled.Add((staleAfter + 1) * max(a.ledger.cfg.Interval, a.goodScrapeTook))
 }
 
-// GaugeUsage is the share of the KV cache in use by the engine's gauge; NaN if the gauge is unknown, too old or stale.
+// GaugeUsage is the share of the KV cache that is in use by the engine's gauge, 0 to 1; NaN if the gauge is unknown, too
+// old or stale.
 func (a *Account) GaugeUsage(now time.Time) float64 {
 	until := a.gaugeCountsUntil()
 	if a.Stale() || !until.IsZero() && !now.Before(until) {
@@ -357,8 +359,8 @@ func (a *Account) GaugeUsage(now time.Time) float64 {
 	return a.usage
 }
 
-// Usage is the larger of our own account and the engine's gauge. While we have nothing there the gauge does not
-// count, because it is frozen.
+// Usage is the share of the KV cache in use, 0 to 1: the larger of the accounts and the engine's gauge. The gauge does
+// not count while no prompt of this proxy is on the engine, because an idle engine does not update it.
 func (a *Account) Usage() float64 {
 	usage := a.Own()
 	if a.Live() > 0 && a.usage > usage { // never true of NaN
@@ -367,23 +369,23 @@ func (a *Account) Usage() float64 {
 	return usage
 }
 
-// Queue is how many requests the engine holds back and how many it runs. Ours that came and went since the scrape are
-// included.
+// Queue is how many requests wait in the engine and how many run. Probes that this proxy sent or got answered since the
+// last scrape are included.
 func (a *Account) Queue() (waiting, running float64) { return a.engineWaits, a.engineRuns }
 
-// Strangers is how many requests that are not ours wait at the engine, and how many wait in all; false: no current
-// sample says.
+// Strangers is how many requests from elsewhere than this proxy wait in the engine, and how many wait in all; false: no
+// sample is current.
 func (a *Account) Strangers(now time.Time) (foreign, all float64, ok bool) {
 	return a.foreignQueue, a.waitingAtScrape, a.Current(now)
 }
 
-// SinceIdle is how many requests ran when a scrape last found none waiting, and how many more of our probes were
-// answered than sent since then.
+// SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; answered is
+// the number of answers to this proxy's probes since then, less the number of probes sent since then.
 func (a *Account) SinceIdle() (ran float64, answered int) {
 	return a.idle.ran, (a.answers - a.idle.answers) - (a.sends - a.idle.sends)
 }
 
-// Ask says that a scrape is sent.
+// Ask notes that a scrape is sent now, and returns the state of the account for Sample or Miss.
 func (a *Account) Ask(now time.Time) Mark {
 	a.asked = now
 	return Mark{
@@ -392,10 +394,10 @@ func (a *Account) Ask(now time.Time) Mark {
 	}
 }
 
-// Unasked says that the scrape under way was given up.
+// Unasked notes that the scrape under way was abandoned.
 func (a *Account) Unasked() { a.asked = time.Time{} }
 
-// Miss books a scrape that failed.
+// Miss notes that a scrape failed.
 func (a *Account) Miss(at Mark, now time.Time) {
 	a.asked, a.scrapeTook = time.Time{}, now.Sub(at.sent)
 	a.Misses++
@@ -403,8 +405,9 @@ func (a *Account) Miss(at Mark, now time.Time) {
 	a.UpdateGate(now)
 }
 
-// Sample books what a scrape said. What the engine counts beyond our own unanswered probes came from others. It
-// reports whether the engine has started anew since the last scrape.
+// Sample takes over the result of a scrape; at is the state of the account when the scrape was sent. Requests that the
+// engine counts beyond the unanswered probes of this proxy came from others. Sample reports whether the engine restarted
+// since the last scrape.
 func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	a.asked, a.scrapeTook = time.Time{}, now.Sub(at.sent)
 	if restarted = a.startTime > 0 && s.StartTime > 0 && s.StartTime != a.startTime; restarted {
@@ -424,29 +427,36 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 	}
 	a.usage = s.KVUsage
 	a.sampledTokens = at.tokens
-	if at.unanswered > 0 && s.Waiting > 0 { // the engine has not begun with these prompts, so its gauge does not have their KV
+	if at.unanswered > 0 && s.Waiting > 0 { // the engine's gauge does not count the KV of prompts that still wait
 		a.sampledTokens -= at.probing * min(1, s.Waiting/float64(at.unanswered))
 	}
-	a.Foreign, a.foreignQueue, a.waitingAtScrape = 0, 0, 0
-	if requests := s.Running + s.Waiting; !math.IsNaN(requests) {
-		a.Foreign = max(0, requests-float64(at.unanswered))
-		a.foreignQueue, a.waitingAtScrape = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
-		if s.Waiting == 0 {
-			a.idle = idle{s.Running, at.sends, at.answers}
-		}
-		a.engineWaits, a.engineRuns = s.Waiting+float64(a.sends-at.sends), s.Running
-		for range a.answers - at.answers {
-			a.settleOne()
-		}
-	}
+	a.countRequests(s, at)
 	a.Sampled, a.goodScrapeTook, a.Misses = at.sent, a.scrapeTook, 0
 	a.UpdateGate(now)
 	return restarted
 }
 
-// settleOne takes an answered request off the running ones of the last scrape, or off the waiting ones if the scrape
-// counted none as running.
-func (a *Account) settleOne() {
+// countRequests takes over the engine's counts of requests, and corrects them by the probes that were sent or answered
+// after the scrape was sent.
+func (a *Account) countRequests(s Sample, at Mark) {
+	a.Foreign, a.foreignQueue, a.waitingAtScrape = 0, 0, 0
+	requests := s.Running + s.Waiting
+	if math.IsNaN(requests) {
+		return
+	}
+	a.Foreign = max(0, requests-float64(at.unanswered))
+	a.foreignQueue, a.waitingAtScrape = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
+	if s.Waiting == 0 {
+		a.idle = idle{ran: s.Running, sends: at.sends, answers: at.answers}
+	}
+	a.engineWaits, a.engineRuns = s.Waiting+float64(a.sends-at.sends), s.Running
+	for range a.answers - at.answers {
+		a.removeAnswered()
+	}
+}
+
+// removeAnswered subtracts an answered request from the running requests, or from the waiting ones if no request runs.
+func (a *Account) removeAnswered() {
 	if a.engineRuns >= 1 {
 		a.engineRuns--
 	} else {
@@ -454,9 +464,9 @@ func (a *Account) settleOne() {
 	}
 }
 
-// Room predicts when the KV cache has room for more prompts, from the pace at which it was freed lately. known is false
-// if the capacity or the pace is not known. The pace counts only the KV of our own prompts, because the room that other
-// dispatchers' prompts leave is taken by their next prompts.
+// Room predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known
+// is false if the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other
+// dispatchers fill the room that their own prompts leave.
 func (a *Account) Room(now time.Time) (r Room, known bool) {
 	capacity, pace := float64(a.Capacity()), a.freed.perMs(now)
 	if capacity == 0 || pace == 0 {
@@ -464,16 +474,16 @@ func (a *Account) Room(now time.Time) (r Room, known bool) {
 	}
 	ownTokens := float64(a.KVTokens())
 	usedTokens, gaugeTokens := ownTokens+float64(a.Shared.KVTokens), a.GaugeUsage(now)*capacity
-	if a.Live() > 0 && !math.IsNaN(gaugeTokens) { // else the gauge is frozen, or there is none
+	if a.Live() > 0 && !math.IsNaN(gaugeTokens) { // an idle engine does not update its gauge
 		chargedSinceScrape := ownTokens - a.sampledTokens
 		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
 	}
 	limit := capacity
-	if a.Closed(now) { // the gate keeps new probes back until the usage is below this limit
+	if a.Closed(now) { // the gate opens only when usage is this far below the threshold
 		limit *= a.ledger.cfg.KVThreshold - Hysteresis
 	}
 	r = Room{InMs: (usedTokens - limit) / pace, TokenMs: 1 / pace}
-	if a.Closed(now) { // the engine's gauge must also say that there is room, so at least until the next scrape
+	if a.Closed(now) { // the gate can open only at the next scrape, when the engine's gauge shows the room
 		r.InMs = max(r.InMs, float64(a.ledger.cfg.Interval-now.Sub(a.Sampled))/float64(time.Millisecond), 0)
 	}
 	return r, true

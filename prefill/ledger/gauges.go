@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// Sample is what one scrape says about a candidate.
+// Sample is the result of one scrape of a candidate.
 type Sample struct {
 	KVUsage          float64       // 0..1, NaN: not reported
 	Running, Waiting float64       // requests, NaN: not reported
@@ -14,9 +14,10 @@ type Sample struct {
 	StartTime        float64       // Unix seconds of the engine's process, 0: not reported
 }
 
-// Gauges are what scrapes said of a candidate, corrected by what was sent and answered since.
+// Gauges are the last scraped values of a candidate. The request counts are corrected by the probes that were sent or
+// answered since.
 type Gauges struct {
-	Foreign float64       // requests there that are not ours
+	Foreign float64       // requests on the engine that are not probes of this proxy
 	Misses  int           // failed scrapes in a row
 	Missed  uint64        // failed scrapes, ever
 	Block   int           // tokens of a KV block, 0: not known
@@ -24,24 +25,24 @@ type Gauges struct {
 	Sampled time.Time     // when the last good scrape was sent
 
 	usage           float64 // share of the KV cache in use, NaN: not known
-	sampledTokens   float64 // of usage, the tokens that are ours
+	sampledTokens   float64 // KV tokens of this proxy's prompts that usage includes
 	scraped         int64   // capacity in KV tokens
-	foreignQueue    float64 // of Foreign, the requests that certainly wait
-	waitingAtScrape float64 // requests that waited at the last scrape, ours included
-	engineWaits     float64 // requests that wait in the engine: those of the last scrape, with ours that came and went since
-	engineRuns      float64 // requests that run there, counted likewise
-	sends           int     // of our probes, since the start
-	answers         int
+	foreignQueue    float64 // the part of Foreign that certainly waits
+	waitingAtScrape float64 // requests that waited at the last scrape, this proxy's included
+	engineWaits     float64 // requests that wait in the engine: the last scrape, corrected by probes sent and answered since
+	engineRuns      float64 // requests that run in the engine, corrected likewise
+	sends           int     // probes sent, since the start
+	answers         int     // probes answered, since the start
 	startTime       float64
-	asked           time.Time     // when the scrape under way was sent; zero: none is
-	scrapeTook      time.Duration // by the last scrape, failed or not
-	goodScrapeTook  time.Duration // by the last good one
+	asked           time.Time     // when the scrape under way was sent; zero: none is under way
+	scrapeTook      time.Duration // duration of the last scrape, failed or not
+	goodScrapeTook  time.Duration // duration of the last good scrape
 	idle            idle
 }
 
-// idle is the state of an account when a scrape found no request waiting.
+// idle is the state of an account at the last scrape that found no request waiting.
 type idle struct {
-	ran            float64
+	ran            float64 // requests that ran
 	sends, answers int
 }
 
@@ -50,6 +51,6 @@ type Mark struct {
 	sent           time.Time
 	unanswered     int
 	sends, answers int
-	tokens         float64 // KV tokens that the engine holds for us
-	probing        float64 // of these, tokens of probes that were not answered
+	tokens         float64 // KV tokens that the engine holds for this proxy
+	probing        float64 // the part of tokens that belongs to unanswered probes
 }

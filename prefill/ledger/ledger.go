@@ -1,7 +1,6 @@
-// Package ledger books what prompts weigh on prefill engines: the accounts of
-// candidates, charges and their phases, the audit, the gates that full KV caches
-// close, and what engines' gauges say beside the accounts. It has no clock and no
-// lock: its owner gives it the time of each event.
+// Package ledger accounts for the load of prompts on prefill engines. It holds an account per candidate, the charges on
+// it and their phases, the gate that closes when the KV cache is full, and the engine's gauges; an audit checks the
+// sums. The package has no clock and no lock: its owner passes the time of each event.
 package ledger
 
 import (
@@ -11,45 +10,44 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Ledger is what all accounts have in common.
+// Ledger holds the state that all accounts share.
 type Ledger struct {
 	cfg      Config
 	expiries expiries
 
-	// The audit: charged - released - held, without lost charges, is always 0.
+	// The counts of Audit: charged - released must equal the number of charges on all accounts, and unheld must be 0.
 	charged, released, misuses, expired uint64
-	unheld                              int // lost charges: they are on the accounts, but their holder has ended
+	unheld                              int // lost charges: they are still on an account, but their holder has ended
 }
 
-// Config is the settings of the accounts.
+// Config holds the settings of all accounts.
 type Config struct {
-	KVThreshold float64       // usage of a KV cache at which its gate closes
+	KVThreshold float64       // share of a KV cache in use, 0 to 1, at which its gate closes
 	Interval    time.Duration // between two scrapes
 }
 
-// staleAfter is the number of failed scrapes in a row from which an engine's gauges are stale: one or two are lost
-// while a busy engine computes a long prompt.
+// staleAfter is the number of failed scrapes in a row after which an engine's gauges are stale. One or two failures are
+// normal while a busy engine computes a long prompt.
 const staleAfter = 3
 
 // New returns a ledger without accounts.
 func New(cfg Config) *Ledger { return &Ledger{cfg: cfg} }
 
-// Configure changes the settings of the accounts. Their gates must be updated after that.
+// Configure changes the settings. The caller must then call UpdateGate on every account.
 func (l *Ledger) Configure(cfg Config) { l.cfg = cfg }
 
-// Audit compares what was charged and released with what the accounts hold, without
-// charges that were lost.
+// Audit shows whether every charge was released exactly once.
 type Audit struct {
-	Drift            int64 // charged minus released; what the accounts hold is yet to be subtracted
+	Drift            int64 // charged less released, plus lost charges; the caller subtracts the charges that accounts hold
 	Misuses, Expired uint64
 }
 
-// Audit counts all charges so far.
+// Audit returns the counts since the start.
 func (l *Ledger) Audit() Audit {
 	return Audit{Drift: int64(l.charged-l.released) + int64(l.unheld), Misuses: l.misuses, Expired: l.expired}
 }
 
-// NextExpiry is when an engine next frees KV by its own timeout; false: no charge has such a time.
+// NextExpiry is the earliest time at which an engine's own timeout frees the KV of a charge; false: no charge has one.
 func (l *Ledger) NextExpiry() (time.Time, bool) {
 	if len(l.expiries) == 0 {
 		return time.Time{}, false
@@ -57,8 +55,8 @@ func (l *Ledger) NextExpiry() (time.Time, bool) {
 	return l.expiries[0].expires, true
 }
 
-// Expire ends one charge whose engine has freed the KV by its own timeout, and returns its account; nil: there is
-// none.
+// Expire ends one charge whose KV the engine has freed by its own timeout, and returns the charge's account; nil: no
+// charge has expired.
 func (l *Ledger) Expire(now time.Time) *Account {
 	if len(l.expiries) == 0 || now.Before(l.expiries[0].expires) {
 		return nil
@@ -69,8 +67,8 @@ func (l *Ledger) Expire(now time.Time) *Account {
 	return c.account
 }
 
-// freeOrphans ends an account's orphans from before a moment: its engine restarted since, so that their KV is gone
-// with the old process.
+// freeOrphans ends the orphaned charges of an account that are older than before. The engine restarted after before, so
+// their KV is gone with its old process.
 func (l *Ledger) freeOrphans(a *Account, before, now time.Time) {
 	var gone []*Charge
 	for _, c := range l.expiries {
@@ -107,16 +105,15 @@ func (e *expiries) Pop() any {
 	return c
 }
 
-// Holder stands for one attempt to serve a request, from its turn to its end. The
-// attempt must make the last call on the charges that name its Holder, so the audit
-// sees a charge that was lost on the way.
+// Holder stands for one attempt to serve a request. The attempt must make the last call (Release or Orphan) on every
+// charge that names its Holder. A charge that has no last call when the attempt ends is lost, and the audit shows it.
 type Holder struct {
-	charges int // on which it has to make the last call
+	charges int // charges on which the holder must still make the last call
 	ended   bool
 }
 
-// Ended says that a holder makes no more calls, and returns how many charges it still holds. They stay, because the
-// engine may hold the KV, and count as drift in the audit.
+// Ended notes that a holder makes no more calls, and returns the number of its lost charges. A lost charge stays on its
+// account, because the engine may still hold the KV, and counts as drift in the audit.
 func (l *Ledger) Ended(h *Holder) (lost int) {
 	if !h.ended {
 		h.ended = true
@@ -125,7 +122,7 @@ func (l *Ledger) Ended(h *Holder) (lost int) {
 	return h.charges
 }
 
-// PassOn says that other code than the charge's holder makes the last call.
+// PassOn separates the charge from its holder: from now on other code is responsible for the last call.
 func (c *Charge) PassOn() {
 	h := c.holder
 	if h == nil {
@@ -138,86 +135,85 @@ func (c *Charge) PassOn() {
 	}
 }
 
-// Phase is where a prompt's KV blocks are in their life on the prefiller.
+// Phase is a stage in the life of a prompt's KV blocks on the prefill engine.
 type Phase uint8
 
 // The phases.
 const (
-	Probing    Phase = iota // the probe is not answered yet
-	Pooled                  // answered, waits for a decode rank
-	Dispatched              // a decode rank was asked, no data event yet
-	Orphaned                // no decode engine will fetch it; the engine frees it at its timeout
-	Phases
-	Ended = Phases // no longer charged
+	Probing    Phase    = iota // the probe is not answered yet
+	Pooled                     // answered, waits for a decode rank
+	Dispatched                 // the request was sent to a decode rank, which has sent no data event yet
+	Orphaned                   // no decode engine will fetch it; the engine frees it at its timeout
+	Phases                     // the number of phases above
+	Ended      = Phases        // no longer charged
 )
 
 func (p Phase) String() string {
 	return [...]string{"probing", "pooled", "dispatched", "orphan", "ended"}[p]
 }
 
-// Weight is what one prompt weighs.
+// Weight is the load of one prompt.
 type Weight struct {
 	Tokens int64 // of the prompt
 	Work   int64 // vllm-ascend's weight of it, in millionths
 
-	// These are what its prefill computes; an account counts them only while the charge is Probing.
-	NewTokens   int64
-	PredictedUs int64
-	Attention   int64 // twice policy.Attention
+	// The load of the prefill itself; an account counts it only while the charge is Probing.
+	NewTokens   int64 // tokens that are predicted not to be cached
+	PredictedUs int64 // predicted duration in microseconds
+	Attention   int64 // twice policy.Attention, which may end in .5
 }
 
-// WeightOf is the weight of a prompt on a candidate, by the candidate's indicators.
+// WeightOf computes the weight of a prompt from its indicators on a candidate.
 func WeightOf(v *policy.Candidate, promptBytes int) Weight {
 	line := policy.Line{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
-	hit, fresh := int64(v.HitTokens), int64(v.NewTokens)
+	hitTokens, newTokens := int64(v.HitTokens), int64(v.NewTokens)
 	return Weight{
 		Tokens:      int64(v.PromptTokens),
 		Work:        ascendWork(promptBytes),
-		NewTokens:   fresh,
-		PredictedUs: int64(1000 * line.Ms(float64(fresh), float64(hit))),
-		Attention:   fresh * (2*hit + fresh),
+		NewTokens:   newTokens,
+		PredictedUs: int64(1000 * line.Ms(float64(newTokens), float64(hitTokens))),
+		Attention:   newTokens * (2*hitTokens + newTokens),
 	}
 }
 
-// ascendWork is vllm-ascend's weight of a prompt, 0.0345 for every four bytes
-// and 120.0745 a request, in millionths.
+// ascendWork is the weight of a prompt in vllm-ascend's proxy, in millionths: 120.0745 per request plus 0.0345 per four
+// bytes.
 func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_074_500 }
 
-// Charge is one prompt on one account, from the moment a candidate was chosen for it until the engine has its KV
-// blocks back:
+// Charge is one prompt on one account, from the choice of the candidate until the engine has freed the prompt's KV blocks:
 //
 //	Charge ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
 //
-// A charge that is made by Reserve is Probing, too, and its probe goes out with Send. From each phase Release ends
-// the charge, and Orphan leaves it to the engine's own timeout. The owner calls Settle before the last call on the
-// charge. A call after that is a counted bug.
+// Account.Reserve also makes a charge that is Probing, but its probe is sent later, by Send. In each phase Release ends
+// the charge, and Orphan leaves it to the engine's own timeout. The owner calls Settle before this last call. Any call
+// after it is a bug, which the ledger counts as a misuse.
 type Charge struct {
 	Weight        Weight
 	account       *Account
 	phase         Phase
-	settled       bool // its owner made the last call
-	renewed       bool // the decode engine that has the request renews the hold
+	settled       bool // Settle was called: the next call is the last
+	renewed       bool // the request's decode engine keeps renewing the prefill engine's hold on the KV
 	holder        *Holder
-	sent          time.Time // when its probe was; zero: it was not yet
-	since         time.Time // when it got into this phase
+	sent          time.Time // when the probe was sent; zero: not yet
+	since         time.Time // when the present phase began
 	expires       time.Time // when the engine frees the KV by itself; zero while probing
-	expiriesIndex int       // in the heap of expiries
-	apart         *Apart    // the charge is counted in it until it is answered; nil: in none
+	expiriesIndex int       // index in the ledger's heap of expiries
+	apart         *Apart    // counts of the charge's model, which include the charge until it is answered; nil: not counted
 }
 
-// Apart counts the unanswered charges of one model on an account, where the model's requests are counted apart from
-// the others'.
+// Apart counts the unanswered charges of one model on an account that several models share.
 type Apart struct{ Probing, Unsent int }
 
-// CountApart also counts in a a charge that was booked just now.
-func (c *Charge) CountApart(a *Apart) {
-	c.apart = a
-	if a.Probing++; c.sent.IsZero() {
-		a.Unsent++
+// CountApart adds a new charge to the counts of its model.
+func (c *Charge) CountApart(counts *Apart) {
+	c.apart = counts
+	counts.Probing++
+	if c.sent.IsZero() {
+		counts.Unsent++
 	}
 }
 
-// Send says that the probe is sent now. It is called once.
+// Send notes that the probe is sent now. It is called once.
 func (c *Charge) Send(now time.Time) {
 	if c.settled || c.phase != Probing || !c.sent.IsZero() {
 		c.account.ledger.misuses++
@@ -233,15 +229,15 @@ func (c *Charge) Send(now time.Time) {
 	a.engineWaits++
 }
 
-// Phase is where the prompt's KV is now.
+// Phase is the present phase of the prompt's KV.
 func (c *Charge) Phase() Phase { return c.phase }
 
-// Predicted is how long the prefill takes by itself, as predicted when the prompt was charged.
+// Predicted is the duration of the prefill without any wait, as predicted when the prompt was charged.
 func (c *Charge) Predicted() time.Duration {
 	return time.Duration(c.Weight.PredictedUs) * time.Microsecond
 }
 
-// Sent is when the probe was sent; zero: it was not yet.
+// Sent is when the probe was sent; zero: not yet.
 func (c *Charge) Sent() time.Time { return c.sent }
 
 // MayAnswer reports whether the probe was sent and not answered yet; if not, it counts a misuse.
@@ -253,13 +249,14 @@ func (c *Charge) MayAnswer() bool {
 	return true
 }
 
-// Answer books that the probe was answered with a hand-off of so many tokens, whose KV the engine frees at expires.
+// Answer books that the probe was answered with a hand-off. tokens is the KV of the hand-off, which the engine frees at
+// expires.
 func (c *Charge) Answer(tokens int64, expires, now time.Time) {
 	c.expires = expires
 	c.move(Pooled, tokens, now)
 }
 
-// Dispatch books that a decode rank was asked for the KV.
+// Dispatch books that the request was sent to a decode rank, which fetches the KV.
 func (c *Charge) Dispatch(now time.Time) {
 	switch {
 	case c.settled || c.phase == Probing:
@@ -269,11 +266,11 @@ func (c *Charge) Dispatch(now time.Time) {
 	}
 }
 
-// renewedFor is longer than any request runs.
+// renewedFor is the time until a renewed charge expires: about a year, which is longer than any request runs.
 const renewedFor = 10_000 * time.Hour
 
-// Renew records that the decode engine renews the prefill engine's hold on the KV: the charge now expires renewedFor
-// from now.
+// Renew notes that the decode engine keeps renewing the prefill engine's hold on the KV, so that the charge does not
+// expire while the request runs.
 func (c *Charge) Renew(now time.Time) {
 	if c.settled || c.phase != Dispatched {
 		return
@@ -282,8 +279,8 @@ func (c *Charge) Renew(now time.Time) {
 	heap.Fix(&c.account.ledger.expiries, c.expiriesIndex)
 }
 
-// Settle must be called before the last call on a charge. It reports whether that call still changes anything; a
-// second Settle is counted as a misuse.
+// Settle must be called before the last call on a charge. It reports whether the last call still changes anything: not if
+// the charge has ended already, or if this is the second Settle, which counts as a misuse.
 func (c *Charge) Settle() bool {
 	if c.settled {
 		c.account.ledger.misuses++
@@ -294,8 +291,8 @@ func (c *Charge) Settle() bool {
 	return c.phase != Ended
 }
 
-// Orphan leaves the KV to the engine's own timeout: the charge expires after hold if it was not answered yet or was
-// renewed, else when it would expire anyway.
+// Orphan leaves the KV to the engine's own timeout. hold is that timeout: a charge that was not answered yet, or was
+// renewed, expires after it. Any other charge keeps the time at which it expires.
 func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 	if c.phase == Probing || c.renewed {
 		c.renewed, c.expires = false, now.Add(hold)
@@ -304,22 +301,23 @@ func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 	c.move(Orphaned, c.Weight.Tokens, now)
 }
 
-// Release books that the prefiller has the KV back.
+// Release books that the prefill engine has freed the KV.
 func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
 
-// leaveApart takes the charge off the counts of its model alone, if it is counted there.
+// leaveApart removes the charge from the counts of its model, if it is counted there.
 func (c *Charge) leaveApart() {
 	if c.apart == nil {
 		return
 	}
-	if c.apart.Probing--; c.sent.IsZero() {
+	c.apart.Probing--
+	if c.sent.IsZero() {
 		c.apart.Unsent--
 	}
 	c.apart = nil
 }
 
-// move books a charge into another phase, with so many tokens from then on, or off its account if the phase is Ended. It
-// is the only function that takes anything off an account.
+// move moves a charge to another phase, from which on it weighs tokens. The phase Ended removes the charge from its
+// account. No other function reduces the sums of an account.
 func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 	a := c.account
 	a.book(c.phase, c.Weight, -1)

@@ -5,16 +5,18 @@ import (
 	"time"
 )
 
-// freedHalf is the half-life of what is known of the pace at which an engine's KV memory is freed.
-const freedHalf = 10 * time.Second
+// freedHalfLife is the time after which freed tokens count half in the pace at which an engine frees KV memory.
+const freedHalfLife = 10 * time.Second
 
-// freed is the pace at which prompts give KV tokens back: tokens over the time in which they were freed, both fading.
+// freed measures the pace at which an engine frees KV tokens: the tokens freed and the time that passed, both weighted by
+// age, so that old ones count less.
 type freed struct {
 	tokens, ms float64
-	at         time.Time
+	at         time.Time // when both were brought up to date last
 }
 
-// fadeTo fades the tokens and the time to the present, and adds the time that has passed.
+// fadeTo reduces the weights of the tokens and the time by the time that has passed since the last call, and adds this
+// time.
 func (f *freed) fadeTo(now time.Time) {
 	if f.at.IsZero() {
 		f.at = now
@@ -24,19 +26,19 @@ func (f *freed) fadeTo(now time.Time) {
 		return
 	}
 	f.at = now
-	kept := math.Exp2(-float64(passed) / float64(freedHalf))
+	kept := math.Exp2(-float64(passed) / float64(freedHalfLife))
 	f.tokens *= kept
-	// The integral over the time that passed, of a weight that fades.
-	f.ms = f.ms*kept + (1-kept)*float64(freedHalf)/float64(time.Millisecond)/math.Ln2
+	// The last term is the integral of the weight, which falls from 1 to kept, over the time that passed.
+	f.ms = f.ms*kept + (1-kept)*float64(freedHalfLife)/float64(time.Millisecond)/math.Ln2
 }
 
-// add counts tokens that were given back.
+// add counts tokens that were freed.
 func (f *freed) add(tokens int64, now time.Time) {
 	f.fadeTo(now)
 	f.tokens += float64(tokens)
 }
 
-// perMs is the pace in tokens per ms; 0: nothing was given back, or not for long enough.
+// perMs is the pace in tokens per ms; 0: not known, because nothing was freed or less than a millisecond was measured.
 func (f *freed) perMs(now time.Time) float64 {
 	f.fadeTo(now)
 	if f.tokens < 1 || f.ms < 1 {
@@ -45,45 +47,45 @@ func (f *freed) perMs(now time.Time) float64 {
 	return f.tokens / f.ms
 }
 
-// Room is when an engine's KV memory has room for more prompts.
+// Room predicts when an engine's KV memory has room for a prompt: InMs, plus TokenMs for each of its tokens.
 type Room struct {
-	InMs    float64 // until a prompt of 0 tokens has room; below 0: it has had room for so long
+	InMs    float64 // ms until a prompt of 0 tokens has room; negative: some room is there already
 	TokenMs float64 // ms in which one token is freed
 }
 
 const (
-	// Hysteresis is how far usage must fall below the threshold before a closed gate opens, so that the gate does not
-	// flap.
+	// Hysteresis is how far usage, a share from 0 to 1, must fall below the threshold before a closed gate opens. It keeps
+	// the gate from flapping.
 	Hysteresis = 0.02
 
-	// CanaryEvery is how long a candidate, whose KV cache only orphans fill, must be idle before one probe may pass
-	// as a canary. It is also the least time between two canaries.
+	// CanaryEvery is how long a candidate must be idle, with a KV cache that only orphans fill, before one probe may pass
+	// its closed gate as a canary. It is also the shortest time between two canaries.
 	CanaryEvery = 5 * time.Second
 )
 
-// kvState is what a gate depends on.
+// kvState is the state on which a gate depends.
 type kvState struct {
-	own     float64 // share of the KV cache by our accounts
+	own     float64 // share of the KV cache in use by the accounts
 	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
-	live    int     // prompts in flight or waiting for decode
+	live    int     // prompts whose KV a decode engine may still fetch
 
 	until time.Time // when the gauge becomes too old to count; zero: never
 }
 
 // gate keeps new probes from a candidate whose KV cache is full.
 //
-// The engine's gauge moves only while the engine steps: an idle one may report 0.97 for ever. It therefore counts
-// only while we have something there, which makes the engine step. An engine whose gauge cannot be read in time is
-// gated by our accounts alone: a busy engine answers prompts while its metrics take seconds, and a slow scrape must
-// not stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge becomes too old.
+// The engine's gauge changes only while the engine steps: an idle engine may report 0.97 for ever. The gauge therefore
+// counts only while the engine has prompts of this proxy, because then the engine steps. Without a recent gauge, the
+// accounts alone decide: a busy engine may answer prompts although its metrics take seconds, and a slow scrape must not
+// stop its work. A gate that only the gauge has closed therefore opens by itself when the gauge becomes too old.
 type gate struct {
-	closed    bool      // closed, but not any more once opens has come
-	opens     time.Time // the time at which a gate that only the gauge has closed opens, because the gauge is too old; zero: none
-	idleSince time.Time // since when the gate is closed and nothing of ours is live there, no canary either; zero: it is not so
+	closed    bool      // the gate is closed, at least until opens
+	opens     time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
+	idleSince time.Time // since when the gate is closed while no prompt or canary is live on the engine; zero: it is not so
 }
 
-// update opens or closes the gate by the state of the KV cache; threshold is the share of it from which the gate is
-// closed. It must be called after every change of the state, because hysteresis depends on the order of the changes.
+// update opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. update must
+// be called after every change of the state, because hysteresis depends on the order of the changes.
 func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	usage := s.own
 	if s.live > 0 && s.scraped > usage { // never true of NaN
@@ -94,7 +96,7 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 		limit -= Hysteresis
 	}
 	g.closed, g.opens = usage >= limit, time.Time{}
-	if g.closed && s.own < threshold-Hysteresis {
+	if onlyByGauge := s.own < threshold-Hysteresis; g.closed && onlyByGauge {
 		g.opens = s.until
 	}
 
@@ -106,14 +108,14 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 	}
 }
 
-// Closed reports whether new probes are kept from the candidate.
+// Closed reports whether the gate keeps new probes from the candidate.
 func (g *gate) Closed(now time.Time) bool {
 	return g.closed && (g.opens.IsZero() || now.Before(g.opens))
 }
 
-// PassesAt is when time alone lets a probe pass the closed gate; false: never. Either the gauge that closed it
-// becomes too old then, or one probe passes as a canary: an idle candidate can be full only of orphans, and only a
-// try shows whether the engine still has them.
+// PassesAt is when a probe may pass the closed gate even if the state does not change; false: never. At that time either
+// the gauge that closed the gate becomes too old, or one probe may pass as a canary. An idle candidate can only be full of
+// orphans, and only a probe can show whether the engine still holds them.
 func (g *gate) PassesAt() (time.Time, bool) {
 	switch {
 	case !g.closed:
@@ -124,7 +126,7 @@ func (g *gate) PassesAt() (time.Time, bool) {
 	return g.opens, !g.opens.IsZero()
 }
 
-// Passes says whether a probe may pass now, and whether it passes as a canary.
+// Passes reports whether a probe may pass now, and whether it passes as a canary.
 func (g *gate) Passes(now time.Time) (ok, canary bool) {
 	if !g.Closed(now) {
 		return true, false

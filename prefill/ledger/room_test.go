@@ -67,7 +67,7 @@ func TestRoomComesAtThePaceAtWhichItWasFreed(t *testing.T) {
 	}
 	require.True(t, p.Closed(p.now))
 	require.InDelta(t, 5000, p.room(t).InMs, 250, "93,000 tokens are there, and the gate opens at 88,000")
-	p.now = p.now.Add(freedHalf)
+	p.now = p.now.Add(freedHalfLife)
 	require.Greater(t, p.room(t).TokenMs, 1.5, "nothing was freed for long")
 }
 
