@@ -1,10 +1,11 @@
 package queue
 
-// ordered is a heap whose members know their place in it, -1 if they are not in it.
+// ordered is a heap whose members store their own index, so that any member can be removed. The index is -1 while a member
+// is not in the heap.
 type ordered[T any] struct {
 	members []T
 	before  func(a, b T) bool
-	place   func(T) *int
+	index   func(T) *int // where the member stores its index
 }
 
 // Len, Less, Swap, Push and Pop are for container/heap.
@@ -13,11 +14,11 @@ func (o *ordered[T]) Less(i, j int) bool { return o.before(o.members[i], o.membe
 
 func (o *ordered[T]) Swap(i, j int) {
 	o.members[i], o.members[j] = o.members[j], o.members[i]
-	*o.place(o.members[i]), *o.place(o.members[j]) = i, j
+	*o.index(o.members[i]), *o.index(o.members[j]) = i, j
 }
 
 func (o *ordered[T]) Push(x any) {
-	*o.place(x.(T)) = len(o.members)
+	*o.index(x.(T)) = len(o.members)
 	o.members = append(o.members, x.(T))
 }
 
@@ -27,6 +28,6 @@ func (o *ordered[T]) Pop() any {
 	var none T
 	o.members[last] = none
 	o.members = o.members[:last]
-	*o.place(x) = -1
+	*o.index(x) = -1
 	return x
 }

@@ -1,10 +1,10 @@
 // Package queue holds the requests that wait for a prefill engine. It serves the highest priority first. Within a
 // priority, the earliest deadline comes first; requests without a deadline follow, and their keys take turns; within
-// a key, the request that arrived first comes first. So a queue with one key, or none, and without deadlines is first
-// come, first served.
+// a key, the request that arrived first comes first. Without deadlines, and with at most one key and priority, the
+// queue is first come, first served.
 //
-// Each model has a line. A round looks at the requests of all lines in one order; its owner says of each request
-// whether it was served, is held, or shuts its line. The package has no clock and no lock.
+// Each model has a line. A round goes through the requests of all lines in this order; the caller serves each request,
+// holds it until the next round, or shuts its line for the round. The package has no clock and no lock.
 package queue
 
 import (
@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// Batch is the priority below all others, for requests that take only what others leave. Batch requests have at most
-// half of the places of a line, and count in no backlog.
+// Batch is the lowest priority, for requests that only use capacity that no other request needs. At most half of the
+// requests that may wait in a line can be batch, and no backlog counts them.
 const Batch = math.MinInt
 
-// Queue is the lines of all models.
+// Queue holds the lines of all models.
 type Queue[T any] struct {
 	lines    map[string]*Line[T]
 	classes  map[int]*class[T]
@@ -27,41 +27,41 @@ type Queue[T any] struct {
 	arrivals uint64
 
 	round  uint64
-	places bool // the pool has room in this round
+	places bool // the pool of prefilled requests that wait for decode has room in this round
 	holds  int  // requests that were held in this round
 }
 
-// Entry is one request that waits. Its owner sets the exported fields before Add, and does not change them any more.
+// Entry is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
 type Entry[T any] struct {
 	Of       T // the request
 	Key      string
 	Priority int
 	Tokens   int // tokens of its prompt
 	Arrival  time.Time
-	Deadline time.Time // earlier deadlines are served first, and before requests without one; zero: it has none
-	Reserved bool      // it holds a place in the pool already, as a retry does
+	Deadline time.Time // zero: none; requests with a deadline are served first, the earliest deadline before the others
+	Reserved bool      // the request has a place in the pool already, because it is a retry
 
-	number       uint64 // number of its arrival, for requests that arrived at the same time
-	heldIn       uint64 // the round in which it was held last
-	fixed        bool   // it must not be displaced
+	number       uint64 // counts arrivals; orders requests that arrived at the same time
+	heldIn       uint64 // the last round in which the request was held
+	fixed        bool   // the request must not be displaced
 	line         *Line[T]
-	retriesIndex int      // index in the heap of retries, -1: not there
-	dueIndex     int      // index in the heap of deadlines, -1: not there
-	lane         *lane[T] // where it waits if it is no retry; nil: it does not wait there
+	retriesIndex int      // index in the heap of retries, -1: not in it
+	dueIndex     int      // index in the heap of deadlines, -1: not in it
+	lane         *lane[T] // nil: the request is a retry, or does not wait
 	element      *list.Element
 }
 
-// Line holds the requests for one model. Retries are kept apart: they have a place in the pool already, so they must
-// not wait behind a request that waits for a place, and they have had their turn.
+// Line holds the requests for one model. Retries are kept apart from lanes. They have a place in the pool already, so
+// they must not wait behind a request that still needs a place; and their key was charged for its turn already.
 type Line[T any] struct {
 	queue   *Queue[T]
 	retries ordered[*Entry[T]]
 	lanes   map[*flow[T]]*lane[T]
-	turns   ordered[*lane[T]] // the first lane is served next
-	longest ordered[*lane[T]] // the first lane gives way first if the line is full
+	turns   ordered[*lane[T]] // its first lane is served next
+	longest ordered[*lane[T]] // its first lane gives way first if the line is full
 	fresh   int               // requests in all lanes
-	batch   int               // of fresh, those of priority Batch
-	tokens  int64             // prompt tokens of the other fresh requests
+	batch   int               // the part of fresh that has priority Batch
+	tokens  int64             // prompt tokens of the part of fresh that is not batch
 
 	settledIn, shutIn, heldIn uint64 // the last rounds in which Settle, Shut and Hold were called
 	holds                     int    // requests that were held in round heldIn
@@ -72,34 +72,34 @@ func New[T any]() *Queue[T] {
 	return &Queue[T]{
 		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
 		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) },
-			place: func(e *Entry[T]) *int { return &e.dueIndex }},
+			index: func(e *Entry[T]) *int { return &e.dueIndex }},
 	}
 }
 
-// Line returns a model's line, and makes it when it is first asked for.
+// Line returns a model's line, which the first call makes.
 func (q *Queue[T]) Line(model string) *Line[T] {
 	l := q.lines[model]
 	if l == nil {
 		l = &Line[T]{
 			queue:   q,
-			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, place: func(e *Entry[T]) *int { return &e.retriesIndex }},
+			retries: ordered[*Entry[T]]{before: (*Entry[T]).before, index: func(e *Entry[T]) *int { return &e.retriesIndex }},
 			lanes:   map[*flow[T]]*lane[T]{},
 			turns: ordered[*lane[T]]{before: func(a, b *lane[T]) bool { return a.first().before(b.first()) },
-				place: func(l *lane[T]) *int { return &l.turnsIndex }},
-			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, place: func(l *lane[T]) *int { return &l.longestIndex }},
+				index: func(l *lane[T]) *int { return &l.turnsIndex }},
+			longest: ordered[*lane[T]]{before: (*lane[T]).givesWayBefore, index: func(l *lane[T]) *int { return &l.longestIndex }},
 		}
 		q.lines[model] = l
 	}
 	return l
 }
 
-// Drop forgets a model's line, which must be empty.
+// Drop removes a model's line, which must be empty.
 func (q *Queue[T]) Drop(model string) { delete(q.lines, model) }
 
 // Len is how many requests wait, retries included.
 func (q *Queue[T]) Len() int { return q.waiting }
 
-// ByPriority counts the requests that wait by priority, without retries.
+// ByPriority counts the waiting requests of each priority, without retries.
 func (q *Queue[T]) ByPriority() map[int]int {
 	n := map[int]int{}
 	for priority, c := range q.classes {
@@ -116,13 +116,13 @@ func (l *Line[T]) Online() bool {
 	return l.Fresh() > 0 || l.retries.Len() > 0 && l.retries.members[0].Priority != Batch
 }
 
-// Tokens is the prompt tokens of the requests that Fresh counts.
+// Tokens is the sum of the prompt tokens of the requests that Fresh counts.
 func (l *Line[T]) Tokens() int64 { return l.tokens }
 
 // Empty reports whether no request waits in the line.
 func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
 
-// Backlog is how many requests wait, with retries and without batch, and the tokens of their prompts.
+// Backlog is the number of waiting requests, with retries and without batch, and the sum of their prompt tokens.
 func (l *Line[T]) Backlog() (requests int, tokens int64) {
 	requests, tokens = l.Fresh(), l.tokens
 	for _, e := range l.retries.members {
@@ -133,11 +133,11 @@ func (l *Line[T]) Backlog() (requests int, tokens int64) {
 	return requests, tokens
 }
 
-// Waits reports whether a request waits that would be served before a new one. If places is false, there is no place
-// in the pool, and only retries count.
+// Waits reports whether any request waits that could be served now. If places is false, the pool is full and only retries
+// could be.
 func (l *Line[T]) Waits(places bool) bool { return l.next(places) != nil }
 
-// StartRound begins another round of looking at the requests that wait.
+// StartRound begins another round over the waiting requests.
 func (q *Queue[T]) StartRound() {
 	q.round++
 	q.places, q.holds = true, 0
@@ -146,27 +146,29 @@ func (q *Queue[T]) StartRound() {
 // Round is the number of the present round.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// A round looks past roundDepth held requests, and past lineDepth of each line all the same: a model whose requests are all held must not
-// keep another model from engines that are free.
+// A round ends for a line after roundDepth held requests in all lines, but not before lineDepth held requests of the line
+// itself: a model whose requests are all held must not keep the requests of another model from free engines.
 const roundDepth, lineDepth = 64, 4
 
-// Next is the first request that was not held in this round; nil: the round is over.
+// Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Entry[T]) {
 	for _, l := range q.lines {
-		if l.shutIn == q.round || q.holds >= roundDepth && l.heldIn == q.round && l.holds >= lineDepth {
+		tooDeep := q.holds >= roundDepth && l.heldIn == q.round && l.holds >= lineDepth
+		if l.shutIn == q.round || tooDeep {
 			continue
 		}
-		if e := l.nextBut(q.round, q.places && l.settledIn != q.round); e != nil && (first == nil || e.before(first)) {
+		places := q.places && l.settledIn != q.round
+		if e := l.nextNotHeld(q.round, places); e != nil && (first == nil || e.before(first)) {
 			first = e
 		}
 	}
 	return first
 }
 
-// NoPlaces says that the pool has no place left in this round: only retries may pass.
+// NoPlaces notes that the pool has no place left in this round, so that only retries can be served.
 func (q *Queue[T]) NoPlaces() { q.places = false }
 
-// Hold says that this request cannot pass in this round. Requests behind it still can.
+// Hold notes that this request cannot be served in this round. Requests behind it still can.
 func (e *Entry[T]) Hold() {
 	l, round := e.line, e.line.queue.round
 	if l.heldIn != round {
@@ -177,13 +179,13 @@ func (e *Entry[T]) Hold() {
 	l.queue.holds++
 }
 
-// Settle says that no first attempt of the line can pass in this round.
+// Settle notes that only retries of the line can be served in this round.
 func (l *Line[T]) Settle() { l.settledIn = l.queue.round }
 
-// Shut says that no request of the line can pass in this round.
+// Shut notes that no request of the line can be served in this round.
 func (l *Line[T]) Shut() { l.shutIn = l.queue.round }
 
-// before reports whether a request is served before another one of any line.
+// before reports whether a request is served before another one, of the same line or not.
 func (e *Entry[T]) before(other *Entry[T]) bool {
 	switch {
 	case e.Priority != other.Priority:
@@ -198,8 +200,8 @@ func (e *Entry[T]) before(other *Entry[T]) bool {
 	return e.olderThan(other)
 }
 
-// sooner reports whether the deadline of a request is before that of another one, which has a different deadline or
-// none.
+// sooner reports whether the deadline of a request comes before the deadline of another request. The deadlines must
+// differ; a request without a deadline comes last.
 func (e *Entry[T]) sooner(other *Entry[T]) bool {
 	return !e.Deadline.IsZero() && (other.Deadline.IsZero() || e.Deadline.Before(other.Deadline))
 }
@@ -212,8 +214,8 @@ func (e *Entry[T]) beforeInLane(other *Entry[T]) bool {
 	return e.olderThan(other)
 }
 
-// olderThan reports whether a request arrived before another one; of two that arrived at the same time, the one that was
-// added first did.
+// olderThan reports whether a request arrived before another one. Of two requests with the same arrival time, the one
+// that was added first is older.
 func (e *Entry[T]) olderThan(other *Entry[T]) bool {
 	if !e.Arrival.Equal(other.Arrival) {
 		return e.Arrival.Before(other.Arrival)
@@ -221,8 +223,8 @@ func (e *Entry[T]) olderThan(other *Entry[T]) bool {
 	return e.number < other.number
 }
 
-// next is the request of the line that is served first; nil: none waits. If places is false there is no place in the
-// pool, and only retries count.
+// next is the request of the line that is served first; nil: none can be. If places is false, the pool is full and only
+// retries can be served.
 func (l *Line[T]) next(places bool) (first *Entry[T]) {
 	if l.retries.Len() > 0 {
 		first = l.retries.members[0]
@@ -235,9 +237,9 @@ func (l *Line[T]) next(places bool) (first *Entry[T]) {
 	return first
 }
 
-// nextBut is next, but without the requests that were held in the round. Nearly always the first request was not held;
-// only if it was are all requests looked at.
-func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
+// nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
+// one was held, which is rare.
+func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
 	first := l.next(places)
 	if first == nil || first.heldIn != round {
 		return first
@@ -267,10 +269,10 @@ func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 	return first
 }
 
-// Add puts a request at its place among those of its key, by its deadline and its first arrival.
+// Add puts a request in the line: among the retries, or in its key's lane by deadline and first arrival.
 func (l *Line[T]) Add(e *Entry[T]) {
 	q := l.queue
-	if e.number == 0 { // it is new, and was not displaced a moment ago
+	if e.number == 0 { // a request that MakeRoom puts back keeps its number
 		q.arrivals++
 		e.number = q.arrivals
 	}
@@ -283,23 +285,10 @@ func (l *Line[T]) Add(e *Entry[T]) {
 		heap.Push(&l.retries, e)
 		return
 	}
-	f := q.flowOf(e.Priority, e.Key)
-	lane := l.laneOf(f)
-	before := lane.entries.Back() // nearly every new request belongs at the end
-	for before != nil && e.beforeInLane(before.Value.(*Entry[T])) {
-		before = before.Prev()
-	}
-	if before == nil {
-		e.element = lane.entries.PushFront(e)
-	} else {
-		e.element = lane.entries.InsertAfter(e, before)
-	}
-	e.lane = lane
+	lane := l.laneOf(q.flowOf(e.Priority, e.Key))
+	lane.insert(e)
 	l.count(e, 1)
-	f.class.waiting++
-	if !e.fixed {
-		lane.loose++
-	}
+	lane.class.waiting++
 	if lane.entries.Len() == 1 {
 		heap.Push(&l.turns, lane)
 		heap.Push(&l.longest, lane)
@@ -309,7 +298,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	}
 }
 
-// count adds a request to the line's counts if n is 1, and takes it off if n is -1.
+// count adds a request to the line's counts if n is 1, and subtracts it if n is -1.
 func (l *Line[T]) count(e *Entry[T], n int) {
 	l.fresh += n
 	if e.Priority == Batch {
@@ -354,7 +343,7 @@ func (e *Entry[T]) Remove() bool {
 	}
 	lane.entries.Remove(e.element)
 	if !e.fixed {
-		lane.loose--
+		lane.displaceable--
 	}
 	if lane.entries.Len() > 0 {
 		heap.Fix(&l.turns, lane.turnsIndex)
@@ -370,12 +359,11 @@ func (e *Entry[T]) Remove() bool {
 	return true
 }
 
-// Waits reports whether the request waits in a lane, where it can be displaced or passed: it is no retry and has not
-// left.
+// Waits reports whether the request waits in a lane. Retries do not wait in lanes, and cannot be displaced.
 func (e *Entry[T]) Waits() bool { return e.lane != nil }
 
-// Served moves the request's key back in the turns of its lines, because it was served. It must be called before
-// Remove.
+// Served notes that the request is served: its tokens move the next turn of its key back, in the lines of all models. It
+// must be called before Remove.
 func (e *Entry[T]) Served() {
 	if e.lane == nil {
 		return
@@ -403,19 +391,20 @@ func (q *Queue[T]) NextDeadline() *Entry[T] {
 	return q.due.members[0]
 }
 
-// Fix keeps a request from being displaced, and its deadline from ending it: the deadline only orders from now on.
+// Fix keeps the request in the line: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
+// still orders it.
 func (e *Entry[T]) Fix() {
 	if e.lane == nil || e.fixed {
 		return
 	}
 	e.fixed = true
 	e.forgetDeadline()
-	e.lane.loose--
+	e.lane.displaceable--
 	heap.Fix(&e.line.longest, e.lane.longestIndex)
 }
 
-// MakeRoom displaces requests until the line has room for n more of a priority and key; limit is how many requests may
-// wait in the line, retries not counted. If that room cannot be made it displaces none, and ok is false.
+// MakeRoom displaces requests until the line has room for n more of a priority and key. limit is how many requests may
+// wait in the line, without retries. If displacing cannot make enough room, none is displaced and ok is false.
 func (l *Line[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Entry[T], ok bool) {
 	ownWaiting := l.waitingOf(priority, key) + n
 	over := l.fresh + n - limit
@@ -436,19 +425,19 @@ func (l *Line[T]) MakeRoom(priority int, key string, n, limit int) (displaced []
 	return displaced, true
 }
 
-// Share is how many requests of a line with so many places may be batch.
-func Share(most int) int { return max(1, most/2) }
+// Share is how many batch requests may wait in a line, if limit requests may wait in it.
+func Share(limit int) int { return max(1, limit/2) }
 
-// yields is the request that leaves a full line for a request of that priority and key; nil: there is none. It is the
-// last request of the key that has the most requests in the lowest class. In the request's own class, a key yields only
-// if it has more than ownWaiting requests, which is how many of the request's own key would wait then.
+// yields is the request that leaves a full line to make room for a new request with this priority and key; nil: there is
+// none. It is the last displaceable request of the lane that gives way first. A lane of a higher priority does not yield.
+// A lane of the same priority yields only if it is longer than ownWaiting, the length that the new request's lane gets.
 func (l *Line[T]) yields(priority int, key string, ownWaiting int) *Entry[T] {
 	if l.longest.Len() == 0 {
 		return nil
 	}
 	lane := l.longest.members[0]
 	switch {
-	case lane.loose == 0, lane.priority > priority:
+	case lane.displaceable == 0, lane.priority > priority:
 		return nil
 	case lane.priority == priority && (lane.key == key || lane.entries.Len() <= ownWaiting):
 		return nil

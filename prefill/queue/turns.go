@@ -5,16 +5,15 @@ import (
 	"slices"
 )
 
-// Within a priority keys take turns. Whose turn it is depends on how many prompt tokens were served of each key
-// lately (start-time fair queueing, Goyal 1996): what two keys that both wait get never differs by more than one
-// request of each.
+// Keys of one priority take turns by start-time fair queueing (Goyal 1996), weighted by the prompt tokens that were
+// served of each key. While two keys both wait, the tokens served of them differ by at most one request of each key.
 
-// class is one priority over all models. It is forgotten once no request of it waits.
+// class is one priority in the lines of all models. It is dropped when no request of it waits.
 type class[T any] struct {
-	clock   int64 // the virtual time: the due of the request that was served last
+	clock   int64 // the virtual time: the due time of the request that was served last
 	flows   map[string]*flow[T]
 	waiting int
-	sweepAt int // number of flows at which flows that need not be remembered are dropped
+	sweepAt int // number of flows at which close drops all flows that the clock has passed
 }
 
 // flow is one key within a class.
@@ -22,37 +21,54 @@ type flow[T any] struct {
 	class    *class[T]
 	priority int
 	key      string
-	due      int64      // virtual time of its next request: the tokens it was served, but no less than the clock when it began to wait
-	lanes    []*lane[T] // its lanes, one for each model for which it waits
+	due      int64      // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
+	lanes    []*lane[T] // one for each model for which requests of the key wait
 }
 
 // lane is a flow's requests for one model.
 type lane[T any] struct {
 	*flow[T]
 	line         *Line[T]
-	entries      list.List // its *Entry[T], by deadline and arrival
-	loose        int       // entries that may be displaced
-	turnsIndex   int       // turn and length: its indices in the line's heaps
-	longestIndex int
+	entries      list.List // of *Entry[T], by deadline and arrival
+	displaceable int       // number of entries that are not fixed
+	turnsIndex   int       // index in the line's heap turns
+	longestIndex int       // index in the line's heap longest
 }
 
 func (l *lane[T]) first() *Entry[T] { return l.entries.Front().Value.(*Entry[T]) }
 
-// givesWayBefore reports whether a request of this lane is displaced before one of another lane. The lowest class gives
-// way first, and within it the key with the most requests: a key that fills the queue gives way to the others. A lane
-// in which no request may be displaced comes last.
+// insert adds a request at its position in the lane.
+func (l *lane[T]) insert(e *Entry[T]) {
+	before := l.entries.Back() // nearly every new request belongs at the end
+	for before != nil && e.beforeInLane(before.Value.(*Entry[T])) {
+		before = before.Prev()
+	}
+	if before == nil {
+		e.element = l.entries.PushFront(e)
+	} else {
+		e.element = l.entries.InsertAfter(e, before)
+	}
+	e.lane = l
+	if !e.fixed {
+		l.displaceable++
+	}
+}
+
+// givesWayBefore reports whether a full line displaces a request of this lane before a request of the other lane. The
+// lane with the lowest priority gives way first; among lanes of one priority it is the lane with the most requests, so
+// that a key that fills the queue gives way to other keys. A lane without displaceable requests comes last.
 func (l *lane[T]) givesWayBefore(other *lane[T]) bool {
 	switch {
-	case (l.loose == 0) != (other.loose == 0):
-		return other.loose == 0
+	case (l.displaceable == 0) != (other.displaceable == 0):
+		return other.displaceable == 0
 	case l.priority != other.priority:
 		return l.priority < other.priority
 	}
 	return l.entries.Len() > other.entries.Len()
 }
 
-// flowOf returns the flow of a key that is about to wait. A key that did not wait is due now at the earliest, so that
-// it gains nothing from the time in which it was not served.
+// flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its due time
+// is raised to the clock, so that a key gains no advantage from time in which it sent no requests.
 func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	ofPriority := q.classes[priority]
 	if ofPriority == nil {
@@ -70,10 +86,10 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	return f
 }
 
-const firstSweep = 64
+const firstSweep = 64 // flows
 
-// close removes an empty lane from its flow. A flow without lanes is remembered until the clock has passed it, so
-// that a key that comes back at once gains no turn.
+// close removes an empty lane from its flow. A flow without lanes is kept until the clock has passed its due time. A key
+// that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back.
 func (l *lane[T]) close() {
 	f, c := l.flow, l.class
 	i := slices.Index(f.lanes, l)
