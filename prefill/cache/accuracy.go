@@ -2,36 +2,38 @@ package cache
 
 import "math"
 
-// Accuracy is how far predictions of what is in a candidate's prefix cache are from what its engine found there. The
-// last answers count most.
+// Accuracy compares the predicted hits in a candidate's prefix cache with the hits that its engine reports. All sums
+// weight recent answers most.
 type Accuracy struct {
-	answers, prompt                float64 // prompt: tokens
-	predicted, actual, over, under float64 // tokens
-	Suspect                        Suspicion
-	capacity                       int64 // the capacity, in tokens, that was set or scraped while these answers came
+	answers           float64 // number of answers
+	prompt            float64 // tokens of their prompts
+	predicted, actual float64 // tokens predicted to be cached, and tokens that the engine found cached
+	over, under       float64 // tokens by which single predictions were too high, and too low
+	Suspect           Suspicion
+	capacity          int64 // KV tokens that the candidate was known to hold while these answers came
 }
 
-// Suspicion is what wrong predictions say about a candidate's capacity.
+// Suspicion is a doubt about a candidate's known capacity that wrong predictions raise.
 type Suspicion string
 
-// What a capacity is suspected of.
+// The suspicions; empty: none.
 const (
-	HoldsLess Suspicion = "less" // than the capacity says
-	HoldsMore Suspicion = "more"
+	HoldsLess Suspicion = "less" // the engine holds less than the known capacity
+	HoldsMore Suspicion = "more" // the engine holds more than the known capacity
 )
 
 const (
 	accuracyHalfLife = 128.0 // answers
 	leastAnswers     = 32.0
-	suspectShare     = 0.2 // of the predicted tokens that were not there, or of the tokens there that were not predicted
-	trustShare       = 0.1
-	bindingShare     = 0.95 // of its capacity in blocks: a candidate that claims so much of it has had blocks forgotten
+	suspectShare     = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
+	trustShare       = 0.1  // wrong share down to which a suspicion remains; the gap keeps it from flapping
+	bindingShare     = 0.95 // share of its capacity that a candidate uses when the index has probably dropped blocks of it
 )
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
 
-// add counts one answer, in tokens: how many the prompt has, how many of them were predicted to be in the cache, and how
-// many were there.
+// add counts one answer. prompt is the length of the prompt, predicted the predicted hit and actual the hit that the
+// engine found, all in tokens.
 func (a *Accuracy) add(prompt, predicted, actual float64) {
 	for _, v := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.actual, &a.over, &a.under} {
 		*v *= accuracyDecay
@@ -44,8 +46,8 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 	a.under += max(0, actual-predicted)
 }
 
-// verdict is what the answers so far say about the capacity. binding: the index forgets blocks of the candidate for
-// want of capacity. Between trustShare and suspectShare a suspicion stays as it is.
+// verdict judges the known capacity by the answers so far. binding means that the index drops blocks of the candidate
+// because of this capacity. Between trustShare and suspectShare the suspicion does not change.
 func (a *Accuracy) verdict(binding bool) Suspicion {
 	switch {
 	case a.answers < leastAnswers:
@@ -54,7 +56,10 @@ func (a *Accuracy) verdict(binding bool) Suspicion {
 		return HoldsLess
 	case binding && a.under > suspectShare*a.actual:
 		return HoldsMore
-	case a.Suspect == HoldsLess && a.over > trustShare*a.predicted, a.Suspect == HoldsMore && binding && a.under > trustShare*a.actual:
+	}
+	stillLess := a.Suspect == HoldsLess && a.over > trustShare*a.predicted
+	stillMore := a.Suspect == HoldsMore && binding && a.under > trustShare*a.actual
+	if stillLess || stillMore {
 		return a.Suspect
 	}
 	return ""
@@ -68,7 +73,7 @@ func (a *Accuracy) Hits() float64 {
 	return a.actual / a.prompt
 }
 
-// Off is the share of predicted tokens by which the predictions were wrong.
+// Off is the error of the predictions, as a share of the predicted tokens.
 func (a *Accuracy) Off() float64 {
 	if a.predicted == 0 {
 		return 0
@@ -76,7 +81,7 @@ func (a *Accuracy) Off() float64 {
 	return (a.over + a.under) / a.predicted
 }
 
-// Sum adds the predictions of another candidate, so that Off is that of both.
+// Sum adds the predictions of another candidate. Off is then the error over both candidates.
 func (a *Accuracy) Sum(other *Accuracy) {
 	a.predicted += other.predicted
 	a.over += other.over
@@ -86,23 +91,24 @@ func (a *Accuracy) Sum(other *Accuracy) {
 // Suspected is a change of the suspicion about a candidate's capacity.
 type Suspected struct {
 	Suspicion
-	CapacityTokens int64   // as it was set or scraped
-	Over, Under    float64 // shares of tokens: predicted but not there, and there but not predicted
+	CapacityTokens int64   // KV tokens by the configuration or the scrape
+	Over, Under    float64 // share of predicted tokens that the engine lacked, and of found tokens that were not predicted
 }
 
-// judge compares what was predicted for a probe with what its engine found. It returns the change of the suspicion
-// about the capacity; nil: there is none.
+// judge compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
+// about the capacity; nil: no change.
 func (e *Expectation) judge(u Usage, capacity int64) *Suspected {
 	if len(e.prompt.Keys) == 0 || e.stillComputed {
 		return nil
 	}
 	h := e.holdings
 	a, slot := &h.Accuracy, h.slots[e.prompt.unit()]
-	if capacity != a.capacity { // the answers so far were about another capacity
+	if capacity != a.capacity { // the sums so far judge a capacity that is no longer used
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(e.hit), float64(u.CachedTokens))
-	suspicion := a.verdict(slot.blocks > 0 && float64(h.cache.index.Held(slot.at)) >= bindingShare*float64(slot.blocks))
+	binding := slot.blocks > 0 && float64(h.cache.index.Held(slot.at)) >= bindingShare*float64(slot.blocks)
+	suspicion := a.verdict(binding)
 	if suspicion == a.Suspect {
 		return nil
 	}

@@ -1,7 +1,6 @@
-// Package cache keeps what is thought to be in the prefix caches of engines: the
-// index of prompts' blocks, the length of a token as learned, what engines said of
-// their caches in answers and events, and how far predictions were off. It has no
-// clock and no lock: its owner gives it the time of each event.
+// Package cache predicts the content of engines' prefix caches. It holds the index of prompts' blocks, the learned length
+// of a token in bytes, and the error of the predictions; it learns from engines' answers and from their KV events. It has
+// no clock and no lock: the caller passes the time of each event.
 package cache
 
 import (
@@ -12,20 +11,23 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Cache is what is known of all candidates' prefix caches. Each candidate has its Holdings, which use it.
+// Cache predicts the prefix caches of all candidates. Holdings is the part for one candidate.
 type Cache struct {
 	Totals   Totals
 	index    *index.Index
 	ratios   map[string]index.Ratio // by model
-	feedback map[string]bool        // by model: engines say what they found in their caches
-	matched  []int32                // scratch
+	feedback map[string]bool        // by model: whether its engines report cached tokens in their answers
+	matched  []int32                // reused by Match
 }
 
-// Totals are tokens of all prompts so far: those of the prompts, those predicted to be cached, and those that engines
-// found cached.
-type Totals struct{ Prompt, Predicted, Actual uint64 }
+// Totals sum tokens over all prompts so far.
+type Totals struct {
+	Prompt    uint64 // tokens of the prompts
+	Predicted uint64 // tokens predicted to be cached
+	Actual    uint64 // tokens that engines found cached
+}
 
-// Fresh is the share of prompt tokens that are predicted not to be cached; 1 before the first prompt.
+// Fresh is the share of prompt tokens that were predicted not to be cached; 1 before the first prompt.
 func (t *Totals) Fresh() float64 {
 	if t.Prompt == 0 {
 		return 1
@@ -33,19 +35,19 @@ func (t *Totals) Fresh() float64 {
 	return max(0, 1-float64(t.Predicted)/float64(t.Prompt))
 }
 
-// New knows of no cache yet.
+// New returns a Cache without blocks.
 func New(c index.Config) *Cache {
 	return &Cache{index: index.New(c), ratios: map[string]index.Ratio{}, feedback: map[string]bool{}}
 }
 
-// Lookup is what was found for a request when it was last looked at.
+// Lookup keeps the result of Match for a request that waits.
 type Lookup struct {
-	matched []int32 // blocks by slot, while the request waits
-	at      time.Time
+	matched []int32   // matched blocks, by slot number; nil: not kept
+	at      time.Time // when the prompt was last looked up; zero: never
 }
 
-// matchFor is for how long the result of a look-up holds for a request that waits: a busy queue is looked at hundreds
-// of times a second, and a long prompt has thousands of blocks.
+// matchFor is how long the result of a look-up is used again. A busy queue considers each waiting request hundreds of
+// times per second, and a long prompt has thousands of blocks to look up.
 const matchFor = 50 * time.Millisecond
 
 // Match looks a prompt up. It returns, for each slot, how many of the prompt's blocks the slot holds. The slice is
@@ -54,7 +56,7 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	switch {
 	case len(p.Keys) == 0:
 		return nil
-	case last.at.IsZero(): // nearly always the request is served at this first look, so the result is not kept
+	case last.at.IsZero(): // the result is not kept, because most requests are served at their first look-up
 		c.index.Sweep(now)
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
@@ -67,7 +69,8 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	return last.matched
 }
 
-// Length is how many tokens a prompt has: as counted, else by its bytes and the learned ratio, else the estimate.
+// Length is the length of a prompt in tokens: counted if possible, else its bytes divided by the model's learned ratio,
+// else the estimate.
 func (c *Cache) Length(p *Prompt, model string, estimate int) int {
 	switch {
 	case p.Tokens > 0:
@@ -78,7 +81,7 @@ func (c *Cache) Length(p *Prompt, model string, estimate int) int {
 	return max(1, estimate)
 }
 
-// Learn takes the length of a prompt in tokens as its engine counted it; 0: the engine did not say.
+// Learn updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported.
 func (c *Cache) Learn(p *Prompt, model string, tokens int) {
 	if tokens > 0 && p.Bytes > 0 && !p.Media {
 		ratio := c.ratios[model]
@@ -87,34 +90,34 @@ func (c *Cache) Learn(p *Prompt, model string, tokens int) {
 	}
 }
 
-// Stats says how large the index is.
+// Stats returns the size of the index.
 func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 
 // Reset empties the index. The caller must also call Drop on each Holdings.
 func (c *Cache) Reset() { c.index.Reset() }
 
-// Feedback says, by model, whether engines tell what they found in their caches.
+// Feedback lists, by model, whether its engines report the tokens that they found cached.
 func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.feedback) }
 
-// Forget drops what was learned of the models that are gone.
+// Forget drops the learned state of models for which gone returns true.
 func (c *Cache) Forget(gone func(model string) bool) {
 	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
 	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
 }
 
-// Expectation is what the prefill of one probe is expected to find in its engine's cache and to leave there.
-// Answered, Dropped or Lost ends it.
+// Expectation is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,
+// Dropped or Lost ends it.
 type Expectation struct {
 	holdings      *Holdings
 	model         string
 	prompt        Prompt
-	hit           int  // tokens thought to be in the cache
-	stillComputed bool // these tokens were still being computed for another probe when this one was sent
+	hit           int  // tokens predicted to be in the cache
+	stillComputed bool // another probe, still unanswered, was computing these tokens when this probe was sent
 	speculation   index.Speculation
 }
 
-// Usage is what an engine says it did for a probe.
+// Usage is the token counts in an engine's answer to a probe.
 type Usage struct {
-	PromptTokens int // by its own count; 0: not told
-	CachedTokens int // of them, found in its prefix cache; -1: not told
+	PromptTokens int // 0: not reported
+	CachedTokens int // prompt tokens that the engine found in its prefix cache; -1: not reported
 }

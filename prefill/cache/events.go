@@ -7,36 +7,37 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// EventSource is where an engine publishes what the prefix cache of a rank holds. Its zero value publishes nothing.
+// EventSource is where an engine publishes the KV events of a rank. The zero value stands for an engine that publishes
+// none.
 type EventSource struct {
-	kvevents.Place                 // as the config has it
-	Finder         kvevents.Finder // asks the engine itself where it publishes; nil: only the config is used. It must be comparable
-	Model          string          // base model, under which its blocks are indexed; empty: the engine has not named it yet
-	ReplayTimeout  time.Duration
+	kvevents.Place                 // from the configuration
+	Finder         kvevents.Finder // asks the engine where it publishes; nil: only Place is used. Its type must be comparable
+	Model          string          // the base model, under which the blocks are indexed; empty: not known yet
+	ReplayTimeout  time.Duration   // for an answer to a request for missed events
 }
 
-// Exists says whether the engine publishes events, and its model is known.
+// Exists reports whether the engine publishes events and its model is known.
 func (s EventSource) Exists() bool { return s.Events != "" && s.Model != "" }
 
-// Feed is a stream that tells what a cache holds.
+// Feed is a running stream of KV events, with its source.
 type Feed struct {
 	*kvevents.Stream
 	Source EventSource
 }
 
-// Listen follows what an engine publishes, in blocks of so many tokens. The caller holds lock; the stream takes it
-// for each change.
+// Listen starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
+// stream takes it for each change.
 func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
 		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
 		Sink: listener{lock, h},
 	}), source}
-	h.events, h.guessed = feed.Stream, true // what was learned from answers so far is not in blocks that the events name
+	h.events, h.guessed = feed.Stream, true // the index may hold blocks that were learned from answers
 	return feed
 }
 
-// listener puts what a stream says into the index, under the lock of the index's owner.
+// listener applies a stream's events to the index, under the lock of the index's owner.
 type listener struct {
 	lock
 	*Holdings

@@ -7,8 +7,8 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Expect records that a prompt of so many tokens is sent to the candidate, and that hit of them are predicted to be
-// in its cache. e must not move.
+// Expect records in e that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
+// its cache. The caller must not copy e, because h.pending points to it.
 func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
 	*e = Expectation{holdings: h, model: model, prompt: *p, hit: hit}
 	h.cache.Totals.Prompt += uint64(tokens)
@@ -20,13 +20,13 @@ func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit i
 	}
 }
 
-// computes reports whether the predicted blocks are not in the cache yet, because an unanswered probe still computes
-// them. Such a prediction says nothing about the capacity.
+// computes reports whether an unanswered probe still computes the first blocks of the prompt, which are predicted to be
+// cached. If the engine then does not find them, its capacity is not to blame.
 func (h *Holdings) computes(p *Prompt, blocks int) bool {
 	if blocks == 0 {
 		return false
 	}
-	last := p.Keys[blocks-1] // its key covers the blocks before it
+	last := p.Keys[blocks-1] // the key of a block covers all blocks before it
 	for _, e := range h.pending {
 		if len(e.prompt.Keys) >= blocks && e.prompt.Keys[blocks-1] == last {
 			return true
@@ -35,8 +35,8 @@ func (h *Holdings) computes(p *Prompt, blocks int) bool {
 	return false
 }
 
-// end ends the expectation and drops its prompt, so that the prompt's memory is not held while the hand-off waits for
-// minutes.
+// end removes the expectation from the pending ones. It drops the prompt, because the hand-off that contains the
+// expectation may wait for minutes.
 func (e *Expectation) end() {
 	if i := slices.Index(e.holdings.pending, e); i >= 0 {
 		e.holdings.pending = slices.Delete(e.holdings.pending, i, i+1)
@@ -44,27 +44,27 @@ func (e *Expectation) end() {
 	e.prompt = Prompt{}
 }
 
-// Dropped says that the prefill did not run.
+// Dropped notes that the prefill did not run.
 func (e *Expectation) Dropped() {
 	e.holdings.cache.index.Drop(&e.speculation)
 	e.end()
 }
 
-// Lost says that it is not known whether the prefill ran.
+// Lost notes that it is not known whether the prefill ran.
 func (e *Expectation) Lost(now time.Time) {
 	e.holdings.cache.index.Linger(&e.speculation, now)
 	e.end()
 }
 
-// Verdict is how a prediction compares with what the engine found.
+// Verdict compares a predicted hit with the hit that the engine reports.
 type Verdict struct {
-	Compared  bool // the engine said how many tokens it found
-	Off       int  // predicted tokens less those found
-	Suspected *Suspected
+	Compared  bool       // the engine reported its cached tokens
+	Off       int        // predicted tokens less reported tokens
+	Suspected *Suspected // nil: no change
 }
 
-// Answered takes what an engine says it found in its cache for the probe, and returns how the prediction compares with
-// it. capacity is in KV tokens, 0 if it is unknown; a KV block of the engine has blockTokens tokens.
+// Answered learns from the engine's answer to the probe, and compares the prediction with it. capacity is the engine's
+// capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
 func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	h, c := e.holdings, e.holdings.cache
 	c.Learn(&e.prompt, e.model, u.PromptTokens)
@@ -75,7 +75,8 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 			v = Verdict{Compared: true, Off: e.hit - u.CachedTokens, Suspected: e.judge(u, capacity)}
 		}
 	}
-	h.Heard(u.PromptTokens-max(0, u.CachedTokens) > blockTokens, now)
+	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
+	h.Heard(computedTokens > blockTokens, now)
 	if h.Told(&e.prompt, now) {
 		e.learnBesideEvents(u, now)
 	} else {
@@ -85,16 +86,16 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 	return v
 }
 
-// Heard says that the engine has answered, and whether it computed a whole block that was not in its cache: then an
-// event about that block should come, too.
+// Heard notes that the engine has answered. computed says that the engine computed at least one whole new block, for
+// which its stream should soon publish an event.
 func (h *Holdings) Heard(computed bool, now time.Time) {
 	if h.events != nil && computed {
 		h.events.Answered(now)
 	}
 }
 
-// Told reports whether the candidate's events say which of a prompt's blocks it holds. The prompt must be made of
-// blocks of the same size as the engine's.
+// Told reports whether the candidate's KV events name the blocks of this prompt. They do if the stream is precise, the
+// prompt is in blocks of token ids of the engine's size, and it has no cache_salt.
 func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 	if h.events == nil || p.BlockTokens == 0 || p.Salted || !h.events.Precise(now) {
 		return false
@@ -103,13 +104,13 @@ func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 	return size == 0 || size == p.BlockTokens
 }
 
-// learnBesideEvents takes an answer of a candidate whose events say what it holds. The blocks that it has computed for the probe
-// count until the events name them. If the answer says that it held more than the events said, that is believed only
-// while the events are known to be incomplete.
+// learnBesideEvents learns from an answer of a candidate whose KV events are precise. The blocks that the probe's prefill
+// computed count as held for a short time, in which an event must name them. The answer's cached tokens change the index
+// only while the events are known to be incomplete.
 func (e *Expectation) learnBesideEvents(u Usage, now time.Time) {
 	h, p, blockIndex := e.holdings, &e.prompt, e.holdings.cache.index
 	slot := h.slots[byTokens].at
-	if h.guessed { // from answers while the events could not be relied on: begin again with what the events say
+	if h.guessed { // the events are precise now: replace all blocks that were learned from answers
 		h.guessed = false
 		blockIndex.Clear(slot, index.Removed)
 		h.events.Resync()
@@ -124,8 +125,8 @@ func (e *Expectation) learnBesideEvents(u Usage, now time.Time) {
 	blockIndex.Linger(&e.speculation, now)
 }
 
-// learnFromAnswer takes an answer of a candidate whose cache is known from answers alone: it held no more than the
-// answer says, and it holds the prompt now.
+// learnFromAnswer learns from an answer of a candidate whose cache is known from answers alone. Before the prefill it
+// held no more than the cached tokens of the answer; now it holds the whole prompt.
 func (e *Expectation) learnFromAnswer(u Usage) {
 	h, p := e.holdings, &e.prompt
 	if len(p.Keys) == 0 {

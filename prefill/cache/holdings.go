@@ -7,28 +7,28 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Holdings are what one candidate is thought to have in its prefix cache.
+// Holdings predict the content of one candidate's prefix cache.
 type Holdings struct {
 	Accuracy Accuracy
 	cache    *Cache
 	id       string
 	slots    [units]slot
-	events   *kvevents.Stream // nil: it publishes none
-	guessed  bool             // the index has blocks of token ids that were learned from answers and not from events
-	pending  []*Expectation   // of unanswered probes with keys
+	events   *kvevents.Stream // nil: the candidate publishes no KV events
+	guessed  bool             // the index may have blocks of token ids that were learned from answers, not from events
+	pending  []*Expectation   // of unanswered probes whose prompt has keys
 }
 
-// slot is a candidate's place in the index for blocks of one unit, bytes or tokens.
+// slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
 type slot struct {
-	at     index.Slot // the zero Slot until known: the index takes it for stale
-	known  bool
-	blocks int // capacity in blocks that the index has for it
+	at     index.Slot // the zero Slot, which the index ignores, until known is true
+	known  bool       // the index has the slot
+	blocks int        // capacity of the slot in blocks; 0: no bound
 }
 
-// Holdings returns what a candidate that is new holds: nothing.
+// Holdings returns the empty holdings of a new candidate.
 func (c *Cache) Holdings(id string) Holdings { return Holdings{cache: c, id: id} }
 
-// Blocks is how many of a prompt's blocks the candidate holds, by what was matched.
+// Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match.
 func (h *Holdings) Blocks(matched []int32, p *Prompt) int {
 	if s := &h.slots[p.unit()]; s.known && s.at.N < len(matched) {
 		return int(matched[s.at.N])
@@ -36,7 +36,7 @@ func (h *Holdings) Blocks(matched []int32, p *Prompt) int {
 	return 0
 }
 
-// Held is how many blocks the index counts as the candidate's.
+// Held is how many blocks the candidate holds by the index.
 func (h *Holdings) Held() (blocks int) {
 	for _, s := range h.slots {
 		blocks += h.cache.index.Held(s.at)
@@ -44,8 +44,8 @@ func (h *Holdings) Held() (blocks int) {
 	return blocks
 }
 
-// Place makes sure that the candidate has a slot for blocks like the prompt's, and that the slot holds no more blocks
-// than the engine can hold: capacity is in tokens, 0 if it is unknown.
+// Place returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot
+// by the engine's capacity, which is in tokens, 0 if unknown.
 func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
 	blocks, unit := 0, p.unit()
 	if capacity > 0 {
@@ -53,7 +53,7 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 		case unit == byBytes:
 			blocks = h.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
 		case h.Mode(now) == Precise:
-			blocks = 2 * int(capacity) / p.BlockTokens // events name what is dropped; this bounds an engine whose events never do
+			blocks = 2 * int(capacity) / p.BlockTokens // loose: events remove blocks, unless the engine never publishes removals
 		default:
 			blocks = int(capacity) / p.BlockTokens
 		}
@@ -64,19 +64,19 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 	case !s.known:
 		id := h.id
 		if unit == byTokens {
-			id += " tokens" // a slot of its own, because its blocks have another size than those of bytes
+			id += " tokens" // a second slot of the candidate, because blocks of tokens have another size than blocks of bytes
 		}
 		s.at, s.known, s.blocks = h.cache.index.Add(id, blocks), true, blocks
-	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // the ratio moves with every answer
+	case blocks > 0 && (blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16): // less is only a drift of the ratio
 		h.cache.index.SetCapacity(s.at, blocks)
 		s.blocks = blocks
 	}
 	return s.at
 }
 
-// Correct takes how many tokens of a prompt its engine found in its cache, -1 if the engine did not say. If these are
-// at least a block fewer than the expected hit, the index forgets that the candidate holds the rest of the prompt.
-// wrong reports that, and at is the slot.
+// Correct compares the expected hit with cached, the tokens of a prompt that its engine found cached (-1: not reported).
+// If the engine found at least a block less, wrong is true, and the index drops the prompt's further blocks from the
+// candidate's slot, which is at.
 func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = h.slots[p.unit()].at
 	block := p.BlockSize(tokens)
@@ -86,8 +86,8 @@ func (h *Holdings) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, w
 	return at, wrong
 }
 
-// Restarted drops what is thought to be in the cache, because the engine may have started anew. Blocks that are known
-// from events stay: the stream notices a restart by itself.
+// Restarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
+// because the stream notices a restart by itself.
 func (h *Holdings) Restarted(now time.Time) {
 	for unit, s := range h.slots {
 		if unit == byBytes || h.Mode(now) != Precise {
@@ -96,7 +96,8 @@ func (h *Holdings) Restarted(now time.Time) {
 	}
 }
 
-// Drop drops all that is thought to be in the cache, and has the stream begin anew, so that the events name it again.
+// Drop drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
+// again.
 func (h *Holdings) Drop() {
 	for _, s := range h.slots {
 		h.cache.index.Clear(s.at, index.Removed)
@@ -106,21 +107,20 @@ func (h *Holdings) Drop() {
 	}
 }
 
-// Close gives back the slots of a candidate that is gone.
+// Close deletes the slots of a candidate that was removed.
 func (h *Holdings) Close() {
 	for _, s := range h.slots {
 		h.cache.index.Delete(s.at)
 	}
 }
 
-// Modes of what is known of a candidate's prefix cache, as status and metrics
-// name them.
+// The modes in which a candidate's prefix cache is known, as status and metrics name them.
 const (
-	Approximate = "approximate" // known from the token counts in answers
-	Precise     = "precise"     // known from KV events, for prompts of token ids
+	Approximate = "approximate" // from the token counts in answers
+	Precise     = "precise"     // from KV events, for prompts of token ids
 )
 
-// Mode is how well the cache is known now.
+// Mode is Precise while the candidate's KV events are reliable, else Approximate.
 func (h *Holdings) Mode(now time.Time) string {
 	if h.events != nil && h.events.Precise(now) {
 		return Precise
@@ -128,7 +128,7 @@ func (h *Holdings) Mode(now time.Time) string {
 	return Approximate
 }
 
-// Unfollow forgets the stream, which is closed, and the blocks that it named.
+// Unfollow removes the stream, which the caller has closed, and all blocks of token ids.
 func (h *Holdings) Unfollow() {
 	h.events = nil
 	h.cache.index.Clear(h.slots[byTokens].at, index.Removed)
@@ -137,18 +137,18 @@ func (h *Holdings) Unfollow() {
 // Events is the stream of KV events; nil: the candidate has none.
 func (h *Holdings) Events() *kvevents.Stream { return h.events }
 
-// Stored adds blocks that the engine has stored, as the stream says.
+// Stored adds blocks that the engine has stored. The stream calls it.
 func (h *Holdings) Stored(at index.Slot, keys []index.Key) { h.cache.index.Insert(at, keys) }
 
-// Removed drops blocks that the engine has removed.
+// Removed drops blocks that the engine has removed. The stream calls it.
 func (h *Holdings) Removed(at index.Slot, keys []index.Key) {
 	for _, k := range keys {
 		h.cache.index.Remove(at, k)
 	}
 }
 
-// Cleared drops all blocks that the stream named. If the engine itself has dropped all, it also drops the blocks of
-// bytes: the engine holds none of its prompts any more.
+// Cleared drops all blocks that the stream named. With the reason Removed, the engine has emptied its cache, and the
+// blocks of bytes are dropped, too.
 func (h *Holdings) Cleared(at index.Slot, why index.Reason) {
 	h.cache.index.Clear(at, why)
 	if why == index.Removed {

@@ -6,17 +6,17 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Prompt has what a prompt is recognised by in prefix caches. A zero Prompt is not looked up.
+// Prompt identifies a prompt in prefix caches. A Prompt without keys is not looked up.
 type Prompt struct {
-	Keys        []index.Key // of its blocks; must not change any more
-	BlockTokens int         // token ids of each block; 0: the blocks are of bytes
-	Tokens      int         // as counted; 0: not counted
-	Bytes       int         // of the rendering, if the blocks are of bytes
-	Salted      bool        // the request has a cache_salt, so that the engine's events do not show its blocks
-	Media       bool        // some of it is not text, so that its bytes say nothing about its tokens
+	Keys        []index.Key // of the prompt's blocks; shared, so that they must not be changed
+	BlockTokens int         // token ids per block; 0: the blocks are made of bytes
+	Tokens      int         // length in tokens; 0: not counted
+	Bytes       int         // length of the rendered text, if the blocks are made of bytes
+	Salted      bool        // the request has a cache_salt, so that its blocks cannot be found by KV events
+	Media       bool        // the prompt has pictures or sound, so that its bytes do not predict its tokens
 }
 
-// The units of blocks. A candidate has a slot in the index for each unit in which prompts came.
+// The units of blocks. A candidate has a slot in the index for each unit.
 const (
 	byBytes = iota
 	byTokens
@@ -30,27 +30,26 @@ func (p *Prompt) unit() int {
 	return byBytes
 }
 
-// classBytes is how many bytes of a rendering count as a token where classes of requests are told apart. It is fixed,
-// because a class would change with a learned ratio.
+// classBytes is the number of bytes per token that ClassDepth assumes. It is not the learned ratio, because a class of
+// requests must not change when the ratio does.
 const classBytes = 4
 
-// ClassDepth is how many of the prompt's blocks make up its class. tokens are depths, ascending: the blocks of the
-// largest one that the prompt reaches count, and all blocks if it reaches none.
+// ClassDepth is how many of the prompt's first blocks decide its class of requests. tokens lists depths in tokens, in
+// ascending order: the largest depth that is within the prompt decides. If none is, all blocks count.
 func (p *Prompt) ClassDepth(tokens []int) int {
-	depth := len(p.Keys)
-	for _, n := range slices.Backward(tokens) {
-		blocks := n * classBytes / index.BlockBytes
+	for _, depth := range slices.Backward(tokens) {
+		blocks := depth * classBytes / index.BlockBytes
 		if p.BlockTokens > 0 {
-			blocks = n / p.BlockTokens
+			blocks = depth / p.BlockTokens
 		}
 		if blocks >= 1 && blocks <= len(p.Keys) {
 			return blocks
 		}
 	}
-	return depth
+	return len(p.Keys)
 }
 
-// BlockSize is how many tokens one of the prompt's blocks stands for, if the prompt has so many tokens.
+// BlockSize is how many tokens one of the prompt's blocks stands for. tokens is the length of the prompt.
 func (p *Prompt) BlockSize(tokens int) float64 {
 	if p.BlockTokens > 0 {
 		return float64(p.BlockTokens)
