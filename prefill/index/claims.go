@@ -4,42 +4,42 @@ import (
 	"time"
 )
 
-// Index is the table of blocks and who holds them.
+// Index records which slots hold which blocks.
 type Index struct {
 	cfg Config
 
-	// An entry is a block that some slot holds. Its number is an index into these slices; number 0 is not used.
+	// An entry is a block that at least one slot holds. Its number is an index into the next slices; number 0 is not used.
 	table      table
 	keys       []Key
-	holders    []uint64 // bits, one for each slot, in words for each entry
+	holders    []uint64 // bit sets of the slots that hold an entry: words elements per entry
 	words      int
-	firstClaim []uint32 // the entry's first claim; for a free number, the next free one
+	firstClaim []uint32 // the entry's first claim; for a free number, the next free number
 	useLinks   []link
-	useOrder   order
+	useOrder   order  // the entries by their last use, over all slots
 	free       uint32 // the first free number
 	entries    int
 
 	// A claim says that one slot holds one entry.
 	claims     []claim // number 0 is not used
-	recency    []link  // by claim, in the slot's order of use
-	freeClaim  uint32
-	lastClaim  uint32 // the claim that was looked up last
+	recency    []link  // by claim: its neighbours in the slot's order of use
+	freeClaim  uint32  // the first free number
+	lastClaim  uint32  // the claim that was looked up last
 	claimCount int
 
 	slots     []slot
-	clock     uint32 // counts speculations: a claim that was born after a speculation is not the speculation's
+	clock     uint32 // counts speculations, to tell claims that are older than a speculation from newer ones
 	lingering []lingering
-	evictions [reasons]uint64
+	evictions [reasons]uint64 // claims dropped since the start
 }
 
-// Eviction says which block goes first when there is no more room.
+// Eviction says which block is evicted first when the index is full.
 type Eviction uint8
 
-// Slot is a candidate's place in the index. It is stale once the candidate is removed: calls with a stale Slot do
-// nothing, although another candidate may have its number.
+// Slot stands for a candidate in the index. It is stale once the candidate is removed. Calls with a stale Slot do
+// nothing, even if a new candidate has the same number.
 type Slot struct {
-	N    int // its place in what Match returns
-	life uint32
+	N    int    // index into the result of Match
+	life uint32 // as in the index's slot when the candidate was added
 }
 
 // Config describes an index.
@@ -50,31 +50,31 @@ type Config struct {
 
 // The evictions.
 const (
-	LeastRecent Eviction = iota // like engines' own caches: for the index of our own engines
-	Oldest                      // the block that was inserted first: for what was sent to a peer
+	LeastRecent Eviction = iota // the least recently used block, as engines' own caches do
+	Oldest                      // the block that was inserted first; used for prompts that were sent to a peer region
 )
 
 type claim struct {
 	entry   uint32
-	sibling uint32 // the next claim on the entry; for a free claim, the next free one
-	born    uint32 // clock at its creation
+	sibling uint32 // the next claim on the same entry; for a free number, the next free number
+	born    uint32 // the index's clock when the claim was made
 	slot    uint16
-	spec    uint16 // how many probes in flight vouch for it; the top bit is set once the engine is known to have the block
+	spec    uint16 // number of speculations that need the claim; the top bit is set while the engine is known to hold the block
 }
 
 const (
 	confirmed = 1 << 15
-	mostSpec  = confirmed - 1
+	mostSpec  = confirmed - 1 // also the mask of the number in spec
 )
 
 type slot struct {
 	id       string
 	inUse    bool
-	life     uint32 // how many candidates have used this slot so far; it tells the claims of earlier candidates apart
-	epoch    uint32 // counts how often all its claims were dropped
-	capacity int    // blocks the candidate's engine can hold, 0 unknown
-	held     int
-	recent   order
+	life     uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
+	epoch    uint32 // how often all claims of the slot were dropped at once
+	capacity int    // blocks that the candidate's engine can hold, 0 unknown
+	held     int    // claims of the slot
+	recent   order  // claims of the slot, by their last use
 }
 
 // New returns an empty index.
@@ -89,11 +89,11 @@ func New(cfg Config) *Index {
 }
 
 const (
-	defaultBytes = 256 << 20
-	leastBytes   = 64 << 10
+	defaultBytes = 256 << 20 // 256 MiB
+	leastBytes   = 64 << 10  // 64 KiB
 )
 
-// fitting returns the blocks of a prompt that the slot can hold at once: the first ones.
+// fitting returns the first blocks of a prompt, as many as the slot can hold at once.
 func (s *slot) fitting(keys []Key) []Key {
 	if s.capacity > 0 && len(keys) > s.capacity {
 		return keys[:s.capacity]
@@ -101,7 +101,7 @@ func (s *slot) fitting(keys []Key) []Key {
 	return keys
 }
 
-// lookUp returns the claim of slot n on a key, 0 if it has none.
+// lookUp returns the claim of slot n on a key; 0: the slot does not hold the key.
 func (x *Index) lookUp(n int, k Key) uint32 {
 	entry := x.table.find(k, x.keys)
 	if x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) == 0 {
@@ -110,8 +110,8 @@ func (x *Index) lookUp(n int, k Key) uint32 {
 	return x.claimOf(entry, n)
 }
 
-// claimOf returns the claim of slot n on an entry that it holds. A prompt's claims were made one after the other, so the
-// next one is mostly a neighbour of the last; else it looks through all claims on the entry.
+// claimOf returns the claim of slot n on an entry that the slot holds. It first tries the neighbours of the claim that was
+// looked up last, because the claims of a prompt mostly have consecutive numbers.
 func (x *Index) claimOf(entry uint32, n int) uint32 {
 	for _, c := range [...]uint32{x.lastClaim - 1, x.lastClaim + 1} {
 		if int(c) < len(x.claims) && x.claims[c].entry == entry && int(x.claims[c].slot) == n {
@@ -127,8 +127,8 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 	return c
 }
 
-// claim returns the claim of slot n on a key, and makes it if there is none. It is the most recent one of the slot from
-// then on. Claims for which there is no more room are dropped.
+// claim returns the claim of slot n on a key, and makes it if there is none. It marks the claim as the slot's most recent
+// one, and drops other claims if the slot or the index is full.
 func (x *Index) claim(n int, k Key) uint32 {
 	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64)
 	entry := x.table.find(k, x.keys)
@@ -141,10 +141,10 @@ func (x *Index) claim(n int, k Key) uint32 {
 		return c
 	}
 	if s.capacity > 0 && s.held >= s.capacity {
-		x.drop(s.recent.oldest, Capacity) // it is not a claim on e, because the slot does not hold e
+		x.drop(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
 	}
 	if entry != 0 && x.cfg.Evict == LeastRecent {
-		x.useOrder.touch(x.useLinks, entry) // before room is made: else the entry itself might be evicted
+		x.useOrder.touch(x.useLinks, entry) // before the loop, which evicts the least recently used entries
 	}
 	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes {
 		x.evict(x.useOrder.oldest)
@@ -181,7 +181,7 @@ func (x *Index) newEntry(k Key) uint32 {
 	return entry
 }
 
-// newClaim returns the number of a claim that is not used.
+// newClaim returns an unused claim number.
 func (x *Index) newClaim() uint32 {
 	x.claimCount++
 	if c := x.freeClaim; c != 0 {
@@ -192,7 +192,7 @@ func (x *Index) newClaim() uint32 {
 	return uint32(len(x.claims) - 1)
 }
 
-// drop takes one claim away, and the entry with its last claim.
+// drop removes a claim, and also its entry if this was the last claim on it.
 func (x *Index) drop(c uint32, why Reason) {
 	entry, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]
@@ -201,7 +201,7 @@ func (x *Index) drop(c uint32, why Reason) {
 	x.claimCount--
 	x.evictions[why]++
 	x.holders[int(entry)*x.words+n/64] &^= 1 << (n % 64)
-	next := &x.firstClaim[entry] // the link that leads to the claim
+	next := &x.firstClaim[entry] // becomes the link that points to c
 	for *next != c {
 		next = &x.claims[*next].sibling
 	}
@@ -217,7 +217,7 @@ func (x *Index) drop(c uint32, why Reason) {
 	}
 }
 
-// evict drops all claims on an entry.
+// evict drops all claims on an entry, and so the entry itself.
 func (x *Index) evict(entry uint32) {
 	for c := x.firstClaim[entry]; c != 0; {
 		next := x.claims[c].sibling
@@ -226,7 +226,7 @@ func (x *Index) evict(entry uint32) {
 	}
 }
 
-// costOn is what one more claim on an entry costs in bytes; 0 stands for a new entry.
+// costOn is the memory, in bytes, of one more claim on an entry; entry 0 stands for a new entry.
 func (x *Index) costOn(entry uint32) int64 {
 	if entry != 0 {
 		return claimCost
@@ -236,19 +236,19 @@ func (x *Index) costOn(entry uint32) int64 {
 
 func (x *Index) entryCost() int64 { return int64(entryCost + wordCost*x.words) }
 
-// Memory is counted by a formula that bounds what is really used, growth of
-// the table included.
+// The memory of the index is estimated from these sizes. They are upper bounds, with the growth of slices and of the
+// table included.
 const (
-	entryCost = 96 // bytes of an entry with its first claim
-	wordCost  = 16 // bytes for every 64 slots
-	claimCost = 32 // bytes of each further claim
+	entryCost = 96 // bytes per entry with its first claim
+	wordCost  = 16 // bytes per entry for every 64 slots
+	claimCost = 32 // bytes per further claim
 )
 
 func (x *Index) bytes() int64 {
 	return int64(x.entries)*x.entryCost() + int64(x.claimCount-x.entries)*claimCost
 }
 
-// Reset drops all blocks and gives their memory back. Slots stay.
+// Reset drops all blocks and frees their memory. The slots stay valid.
 func (x *Index) Reset() {
 	x.words = (max(len(x.slots), 1) + 63) / 64
 	x.table = table{}
@@ -266,19 +266,19 @@ func (x *Index) Reset() {
 	x.lingering = nil
 }
 
-// Speculation is the claim of a probe in flight on its prompt's blocks. Confirm, Drop or Linger ends it once; a
-// second end does nothing.
+// Speculation counts the blocks of a prompt as held by a slot while the prompt's probe is in flight. Confirm, Drop or
+// Linger ends it; further calls do nothing.
 type Speculation struct {
 	keys  []Key
 	slot  Slot
-	epoch uint32
-	began uint32
+	epoch uint32 // epoch of the slot at the begin
+	began uint32 // clock of the index at the begin
 }
 
-// lingering is a speculation whose probe ended without a known outcome.
+// lingering is a speculation whose probe has ended, but whose blocks are not yet known to be stored.
 type lingering struct {
 	Speculation
-	until time.Time
+	until time.Time // when its unconfirmed blocks are dropped
 }
 
 // Reason is why a claim was dropped, as metrics name it.
@@ -291,23 +291,23 @@ var reasonNames = [reasons]string{"bytes", "capacity", "ttl", "removed", "cold",
 // The reasons.
 const (
 	ForBytes Reason = iota // the index was full
-	Capacity               // the candidate's engine was full, by our count
-	TTL                    // the outcome of the probe stayed unknown
-	Removed                // the engine said so, or is gone
+	Capacity               // the index had as many blocks of the candidate as its engine can hold
+	TTL                    // a lingering speculation ended without a confirmation
+	Removed                // the engine reported it, restarted or was removed
 	Cold                   // the engine's events had a gap
 	Failed                 // the probe failed
 	reasons
 )
 
-// widen makes the holders of each entry wide enough for all slots.
+// widen enlarges each entry's bit set of holders so that it has a bit for every slot.
 func (x *Index) widen() {
 	words := (len(x.slots) + 63) / 64
 	if words == x.words {
 		return
 	}
 	wide := make([]uint64, len(x.keys)*words)
-	for e := range x.keys {
-		copy(wide[e*words:], x.holders[e*x.words:(e+1)*x.words])
+	for entry := range x.keys {
+		copy(wide[entry*words:], x.holders[entry*x.words:(entry+1)*x.words])
 	}
 	x.holders, x.words = wide, words
 	for x.bytes() > x.cfg.MaxBytes {

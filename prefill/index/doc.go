@@ -1,14 +1,15 @@
-// Package index remembers which prompts each candidate has computed, to say how much of the next one it need not
-// compute again.
+// Package index remembers which prompts each candidate has computed, and predicts how much of the next prompt a
+// candidate has cached.
 //
-// A prompt is cut into blocks, and a block's Key covers everything from the prompt's start to the block's end. So a
-// flat table of keys is a radix tree: an engine that holds a block of a prompt should hold the blocks before it, and
-// one walk over the keys finds for every candidate how far it gets.
+// A prompt is cut into blocks, and a block's Key covers everything from the prompt's start to the block's end. A flat
+// table of keys therefore works like a radix tree: an engine that holds a block of a prompt should also hold the blocks
+// before it. One walk over a prompt's keys finds, for every candidate, the number of its first blocks that are cached.
 //
-// The owner calls Match, reserves a candidate, and calls Speculate with it: the blocks count from then on. When the
-// probe ends, the owner calls Confirm, Drop or Linger. The index mirrors what the engines' caches do, each candidate
-// with an order of use and a capacity of its own, inside a bound on the bytes of all.
+// The owner calls Match, chooses a candidate, and calls Speculate for it: from then on the candidate counts as holding
+// the prompt's blocks. When the probe ends, the owner calls Confirm, Drop or Linger. Like an engine's cache, each
+// candidate has its own capacity and evicts by its own order of use; a bound on memory holds for all candidates
+// together.
 //
-// Nothing here reads a clock or locks, and nothing allocates during a request, except when the table grows. An Index
-// has one owner. Only Match changes nothing, so several calls of it may run at the same time.
+// The package reads no clock, has no lock, and allocates only when the index grows. An Index has one owner. Match only
+// reads, so several calls of Match may run at the same time.
 package index

@@ -4,8 +4,8 @@ import (
 	"math/bits"
 )
 
-// Match returns, for every slot number, how many of the prompt's blocks the slot holds from the first one on. It
-// overwrites dst and may return a larger slice.
+// Match returns, for every slot number, how many of the prompt's first blocks the slot holds without a gap. It overwrites
+// dst and may return a larger slice.
 func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	dst = dst[:0]
 	for range x.slots {
@@ -25,8 +25,8 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 		if alive == 0 {
 			return
 		}
-		n := int(x.table.find(keys[depth], x.keys)) // number 0 has no holder
-		next := alive & x.holders[n*x.words+word]
+		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
+		next := alive & x.holders[entry*x.words+word]
 		for gone := alive &^ next; gone != 0; gone &= gone - 1 {
 			dst[bits.TrailingZeros64(gone)] = int32(depth)
 		}
@@ -37,7 +37,7 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 	}
 }
 
-// inUse has a bit for each slot of word w that has a candidate.
+// inUse has a bit for each slot that has a candidate, among the 64 slots of word w.
 func (x *Index) inUse(w int) (word uint64) {
 	for i := 64 * w; i < min(64*w+64, len(x.slots)); i++ {
 		if x.slots[i].inUse {
@@ -47,21 +47,21 @@ func (x *Index) inUse(w int) (word uint64) {
 	return word
 }
 
-// Insert says that the slot's engine holds the blocks.
+// Insert notes that the slot's engine holds the blocks.
 func (x *Index) Insert(s Slot, keys []Key) {
 	if !x.current(s) {
 		return
 	}
 	keys = x.slots[s.N].fitting(keys)
-	for i := len(keys) - 1; i >= 0; i-- { // the deepest first, so that it is evicted before the blocks that it needs
+	for i := len(keys) - 1; i >= 0; i-- { // from the last, so that a block is evicted before the blocks in front of it
 		c := x.claim(s.N, keys[i])
 		x.claims[c].spec |= confirmed
 	}
 	x.settleLingering(s)
 }
 
-// Remove says that the slot's engine no longer holds one block. The blocks behind it cannot be used without it, but
-// they stay, because the block may come back.
+// Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
+// stay in the index, because the engine may store the block again.
 func (x *Index) Remove(s Slot, k Key) {
 	if !x.current(s) {
 		return
@@ -73,8 +73,9 @@ func (x *Index) Remove(s Slot, k Key) {
 	}
 }
 
-// Correct takes how many of a probe's blocks the engine had in its cache. The slot's claims beyond these are dropped;
-// dropped is how many. Confirm of the same probe then says what the engine has computed.
+// Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in
+// its cache. It returns the number of dropped claims. A Confirm for the same probe may then add the blocks again, because
+// the probe's prefill has computed them.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.current(s) {
 		return 0

@@ -7,26 +7,26 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Key names a block by the text from the prompt's start to the block's end.
+// Key identifies a block together with all of the prompt before it.
 type Key struct {
-	Hash  uint64 // xxhash64, chained: the same in every process
-	Check uint64 // of the same bytes, with a secret of this process, so that crafting a collision of Hash gains nothing
+	Hash  uint64 // xxhash64 of the previous block's Hash and this block's bytes: the same in every process
+	Check uint64 // a hash with a secret of this process, so that a client cannot make two prompts with one Key
 }
 
-// keyVersion must change when a rendering or the chain of hashes does.
+// keyVersion must change whenever the rendering of prompts or the computation of hashes changes.
 const keyVersion = "evenkeel-1"
 
 var secret = maphash.MakeSeed()
 
-// Scope is what two prompts must have in common to share blocks.
+// Scope holds the properties that two prompts must have in common to share blocks.
 type Scope struct {
 	Model, LoRA string
 	Salt        string // cache_salt
 	Tenant      string // isolation key
 }
 
-// Root is the key before a prompt's first block. Blocks of bytes and blocks of
-// tokens, and blocks of different sizes, have different roots.
+// Root is the key that stands before a prompt's first block. It depends on the unit and on the size of a block, so that
+// blocks of different units or sizes never have the same key.
 func (s Scope) Root(unit Unit, block int) Key {
 	var scratch [256]byte
 	buf := append(scratch[:0], keyVersion...)
@@ -42,30 +42,29 @@ func (s Scope) Root(unit Unit, block int) Key {
 // Fingerprint is a hash of text with a secret of this process.
 func Fingerprint(text []byte) uint64 { return maphash.Bytes(secret, text) }
 
-// Unit is what a block is counted in.
+// Unit is the unit of a block's size.
 type Unit byte
 
 // The units.
 const (
-	Bytes  Unit = 'b' // of the canonical rendering
+	Bytes  Unit = 'b' // of the rendered prompt
 	Tokens Unit = 't'
 )
 
-// BlockBytes is the size of a block of rendered bytes: about 64 tokens, so that a prompt of 128,000 has 2,000 blocks, and a
-// shared system prompt of some hundred tokens still has several.
+// BlockBytes is the size of a block of rendered bytes, about 64 tokens. A prompt of 128,000 tokens then has only 2,000
+// blocks, and a shared system prompt of a few hundred tokens still has several.
 const BlockBytes = 256
 
-// Hasher turns prompts into keys. It can be reused, by one goroutine at a time; what it returns does not point into
-// it.
+// Hasher turns prompts into keys. It can be reused, by one goroutine at a time. The keys that it returns stay valid.
 type Hasher struct {
-	buf   []byte // check and hash of the previous block, then the block
+	buf   []byte // check and hash of the previous block, then the bytes of the present block
 	fill  int    // bytes of buf that are set
 	keys  []Key
-	total int // bytes written
-	media bool
+	total int  // bytes of the prompt so far
+	media bool // the prompt has a part that is not text
 }
 
-const chained = 16 // bytes of buf before the block
+const chained = 16 // bytes in buf for the key of the previous block
 
 // start begins a prompt. The keys are appended to dst, and root is the key before the first block.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
@@ -113,14 +112,14 @@ func (h *Hasher) seal() {
 	h.chain(k)
 }
 
-// end returns the keys. A block that is not full has none.
+// end returns the keys. An incomplete last block has no key.
 func (h *Hasher) end() []Key {
 	keys := h.keys
 	h.keys = nil
 	return keys
 }
 
-// Tokens appends the keys of ids in whole blocks of block tokens. prev is the
+// Tokens appends the keys of the token ids, in blocks of block tokens; an incomplete last block has no key. prev is the
 // scope's root, or the key of the block before ids.
 func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
 	h.start(dst, prev, 4*block)
@@ -133,10 +132,10 @@ func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
 	return h.end()
 }
 
-// Salts tells salts that several requests share from salts made for one request. A request whose salt was not seen
-// lately should not be indexed, because no later request will hit its blocks.
+// Salts recognises cache salts that several requests share. A request whose salt was not seen lately should not be
+// indexed: its salt was probably made for this request alone, and then no later request can hit its blocks.
 type Salts struct {
-	seen [4096]uint64 // by some bits of the hash; a newer salt overwrites an older one
+	seen [4096]uint64 // hashes of salts, by their top 12 bits; a newer salt overwrites an older one
 }
 
 // Shared reports whether salt is empty or was seen before, and remembers it.

@@ -1,12 +1,13 @@
 package index
 
-// link is a place in a list; 0 is its end.
+// link holds the neighbours of a number in an order; 0: there is none.
 type link struct{ newer, older uint32 }
 
-// order is a doubly linked list of numbers, the newest first. The owner of the numbers keeps the links.
+// order is a doubly linked list of numbers, from the newest to the oldest. The caller passes the links, which are indexed
+// by number.
 type order struct{ newest, oldest uint32 }
 
-// push puts a number that is not in the list at its newest end.
+// push adds a number, which must not be in the list, as the newest.
 func (o *order) push(links []link, n uint32) {
 	links[n] = link{older: o.newest}
 	if o.newest != 0 {
@@ -17,7 +18,7 @@ func (o *order) push(links []link, n uint32) {
 	o.newest = n
 }
 
-// remove takes a number out of the list.
+// remove removes a number from the list.
 func (o *order) remove(links []link, n uint32) {
 	l := links[n]
 	if l.newer != 0 {

@@ -2,14 +2,14 @@ package index
 
 import "math"
 
-// Ratio is how many bytes of rendering a model's token takes, learned from the token counts of engines. The zero
-// value has learned nothing and stands for 4.
+// Ratio is a model's mean number of rendered bytes per token, learned from the token counts in engines' answers. The zero
+// value has learned nothing and stands for 4 bytes.
 type Ratio struct{ learned float64 }
 
 const (
-	firstRatio = 4.0  // vllm-ascend's guess
-	ratioStep  = 0.05 // weight of a new prompt
-	leastRatio = 1.0
+	firstRatio = 4.0  // bytes per token that vllm-ascend's proxy assumes
+	ratioStep  = 0.05 // weight of a new prompt in the mean
+	leastRatio = 1.0  // bounds, so that a wrong token count of an engine does little harm
 	mostRatio  = 16.0
 )
 
@@ -21,7 +21,7 @@ func (r Ratio) BytesPerToken() float64 {
 	return r.learned
 }
 
-// Learn takes the length of one prompt in bytes and in tokens. Prompts with media must be left out.
+// Learn adds the length of one prompt, in bytes and in tokens. Prompts with media must be left out.
 func (r *Ratio) Learn(bytes, tokens int) {
 	if bytes <= 0 || tokens <= 0 {
 		return
@@ -30,17 +30,16 @@ func (r *Ratio) Learn(bytes, tokens int) {
 	r.learned = min(max(next, leastRatio), mostRatio)
 }
 
-// Tokens is how many tokens so many bytes are, rounded to the nearest.
+// Tokens converts rendered bytes to tokens, rounded to the nearest.
 func (r Ratio) Tokens(bytes int) int { return int(math.Round(float64(bytes) / r.BytesPerToken())) }
 
-// Blocks is how many blocks, of so many rendered bytes each, fit into an engine's cache of so many tokens: the
-// capacity of a slot for prompts that are hashed as bytes.
-func (r Ratio) Blocks(tokens, bytes int) int {
-	return int(float64(tokens) * r.BytesPerToken() / float64(bytes))
+// Blocks is how many blocks of blockBytes rendered bytes fit into an engine's cache of so many tokens.
+func (r Ratio) Blocks(tokens, blockBytes int) int {
+	return int(float64(tokens) * r.BytesPerToken() / float64(blockBytes))
 }
 
-// Usable is how many of the matched tokens a prompt of so many tokens can use: whole blocks, and never its last
-// token, because an engine always computes that one.
+// Usable is how many of the matched tokens a prompt of so many tokens can take from a cache. An engine uses whole blocks,
+// and always computes at least the prompt's last token.
 func Usable(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0

@@ -12,20 +12,20 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// separator ends each part of the rendering of a chat: its tools, then its messages. Text seldom holds it. The
-// rendering need not be what the engine's template makes. It must only begin alike where the template's text begins
-// alike, so that the next turn of a conversation begins with the bytes of this one.
+// separator ends each part of the rendering of a chat: first the tools, then the messages. Text seldom contains it. The
+// rendering need not equal the text that the engine's chat template makes. Two renderings must only share a prefix where
+// the templated texts do, so that the next turn of a conversation begins with the bytes of the present turn.
 const separator = '\x1e'
 
-// Text is the keys of a prompt that was hashed as text.
+// Text is the result of hashing a prompt as text.
 type Text struct {
 	Keys  []Key
-	Bytes int  // of the rendering
-	Media bool // some of it is not text, so that its bytes say nothing about its tokens
+	Bytes int  // length of the rendering
+	Media bool // the prompt has pictures or sound, so that its bytes do not predict its tokens
 }
 
-// Chat appends the keys of a chat's rendering. messages and tools are members
-// of a scanned mooncake.Body; either may be missing.
+// Chat appends the keys of a rendered chat to dst. messages and tools are members of a scanned mooncake.Body; each may
+// be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(tools) > 0 && tools[0] == '[' {
@@ -40,8 +40,8 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 	return h.text()
 }
 
-// Prompt appends the keys of a completion's prompt, a member of a scanned mooncake.Body. Only a string has keys here:
-// token ids go to PromptTokens, and for a list of prompts it is not known where each will run.
+// Prompt appends the keys of a completion's prompt to dst. Only a string gets keys. A list of token ids is read by
+// PromptTokens. A list of prompts gets no keys, because it is not known on which rank each prompt will run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(prompt) > 0 && prompt[0] == '"' {
@@ -52,9 +52,9 @@ func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 
 func (h *Hasher) text() Text { return Text{h.end(), h.total, h.media} }
 
-// message writes the message that starts at i, in a fixed order whatever the order of its members. It returns where
-// the message ends, 0 if it is no object. Reasoning is left out, because templates drop that of earlier turns. The
-// walk over the members also finds the end, so that a long text is walked over once.
+// message renders the message that starts at offset i, in an order that does not depend on the order of its members. It
+// returns the offset of the message's end, 0 if the message is no object, so that the caller need not scan a long text
+// again. The reasoning of a message is left out, because chat templates drop the reasoning of earlier turns.
 func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 	var role, name, id, content, calls json.RawMessage
 	o := rawjson.ObjectAt(messages, i)
@@ -83,7 +83,8 @@ func (h *Hasher) message(messages json.RawMessage, i int) (end int) {
 	return max(0, o.Pos)
 }
 
-// scalar writes a short member and a separator, so that after a missing member the next one does not take its place.
+// scalar writes a short member and a separator. A missing member also gets its separator, so that the next member is not
+// mistaken for it.
 func (h *Hasher) scalar(value json.RawMessage) {
 	if len(value) > 0 && value[0] == '"' {
 		h.unquote(value)
@@ -91,7 +92,7 @@ func (h *Hasher) scalar(value json.RawMessage) {
 	h.writeByte(separator)
 }
 
-// content writes a message's text. A list of parts is written as the text that engines make by joining the parts.
+// content writes a message's text. The parts of a list are joined by newlines, as engines do.
 func (h *Hasher) content(content json.RawMessage) {
 	if len(content) == 0 {
 		return
@@ -111,7 +112,7 @@ func (h *Hasher) content(content json.RawMessage) {
 	}
 }
 
-// part writes a part's text. A picture or a sound is replaced with a hash of the whole part: its URL or its data.
+// part writes a part's text. A part with a picture or a sound is replaced by a hash of the whole part, with its URL or data.
 func (h *Hasher) part(part json.RawMessage) {
 	if len(part) > 0 && part[0] == '"' {
 		h.unquote(part)
@@ -137,25 +138,26 @@ func (h *Hasher) part(part json.RawMessage) {
 	h.write(sum[:])
 }
 
+// Each constant repeats one byte in all eight bytes of a word: 0x01, 0x80 and the backslash.
 const (
 	ones    = 0x0101010101010101
 	highs   = 0x8080808080808080
 	slashes = '\\' * ones
 )
 
-// unquote writes the text of a valid JSON string, eight bytes at a time: code is full of escapes, and to search for
-// each escape would cost more than to copy the text between them.
+// unquote writes the text of a valid JSON string. It reads eight bytes at a time: source code in prompts is full of
+// escapes, and a separate search for each of them would cost more than the copying.
 func (h *Hasher) unquote(quoted json.RawMessage) {
 	text := quoted[1 : len(quoted)-1]
 	for len(text) >= 8 {
 		word, n := binary.LittleEndian.Uint64(text), 8
 		x := word ^ slashes
-		escaped := (x - ones) &^ x & highs // only the lowest mark is sure to be right, and only it is used
+		escaped := (x - ones) &^ x & highs // marks backslashes; only the lowest mark is reliable, and only it is used
 		if escaped != 0 {
 			n = bits.TrailingZeros64(escaped) >> 3
 		}
 		if h.fill+8 < len(h.buf) {
-			binary.LittleEndian.PutUint64(h.buf[h.fill:], word) // the next write overwrites what is beyond n
+			binary.LittleEndian.PutUint64(h.buf[h.fill:], word) // writes 8 bytes; the next write overwrites those after n
 			h.fill += n
 			h.total += n
 		} else {
@@ -176,7 +178,7 @@ func (h *Hasher) unquote(quoted json.RawMessage) {
 	}
 }
 
-// escape writes what the escape at the start of text means and returns the rest.
+// escape writes the character of the escape at the start of text, and returns the text after the escape.
 func (h *Hasher) escape(text []byte) []byte {
 	if c := rawjson.Escaped(text[1]); c != 0 {
 		h.writeByte(c)
@@ -205,15 +207,14 @@ func (h *Hasher) compact(value json.RawMessage) {
 	}
 }
 
-// PromptTokens appends the token ids of a prompt that is a list of them. ok is
-// false when it is anything else.
+// PromptTokens appends the token ids of a prompt to dst. ok is false if the prompt is not a list of token ids.
 func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 	if len(prompt) == 0 || prompt[0] != '[' {
 		return dst, false
 	}
 	ids = dst
 	for element := range rawjson.Elements(prompt) {
-		id, ok := rawjson.Int(element, 0, len(element)) // an error of strconv has a copy of the element, a whole message
+		id, ok := rawjson.Int(element, 0, len(element)) // not strconv: its error would copy the element, which may be long
 		if !ok || id > math.MaxInt32 {
 			return dst, false
 		}

@@ -1,15 +1,15 @@
 package index
 
-// Add returns the slot of a candidate, a new one if it has none. capacity is how many of the index's blocks its
-// engine can hold (for blocks of bytes: Ratio.Blocks); 0: it is not known and there is no bound.
+// Add returns the slot of a candidate, and makes one if there is none. capacity is the number of blocks that the
+// candidate's engine can hold (for blocks of bytes: Ratio.Blocks); 0: unknown, which means no bound.
 func (x *Index) Add(id string, capacity int) Slot {
 	vacant := -1
 	for i := range x.slots {
 		switch s := &x.slots[i]; {
 		case s.inUse && s.id == id:
-			at := Slot{i, s.life}
-			x.SetCapacity(at, capacity)
-			return at
+			present := Slot{i, s.life}
+			x.SetCapacity(present, capacity)
+			return present
 		case !s.inUse && vacant < 0:
 			vacant = i
 		}
@@ -25,8 +25,8 @@ func (x *Index) Add(id string, capacity int) Slot {
 	return Slot{vacant, s.life}
 }
 
-// SetCapacity says how many blocks the candidate's engine can hold. The least recent blocks beyond it are dropped, so
-// that the index promises no more than the engine holds.
+// SetCapacity sets the number of blocks that the candidate's engine can hold; 0: no bound. If the slot has more blocks,
+// the least recently used ones are dropped.
 func (x *Index) SetCapacity(s Slot, blocks int) {
 	if !x.current(s) {
 		return
@@ -38,8 +38,8 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 	}
 }
 
-// Clear drops all blocks of a slot: its engine started anew, or lost or emptied its cache. Speculations of probes in
-// flight are void from then on.
+// Clear drops all blocks of a slot, because its engine restarted or emptied its cache, or because its KV events had a gap.
+// Speculations of the slot's probes in flight have no effect any more.
 func (x *Index) Clear(s Slot, why Reason) {
 	if !x.current(s) {
 		return
@@ -60,7 +60,7 @@ func (x *Index) Delete(s Slot) {
 	}
 }
 
-// Held is how many blocks the slot is said to hold.
+// Held is the number of blocks that the slot holds by the index.
 func (x *Index) Held(s Slot) int {
 	if !x.current(s) {
 		return 0
@@ -72,15 +72,15 @@ func (x *Index) current(s Slot) bool {
 	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].life == s.life
 }
 
-// Stats is what an index holds and has dropped.
+// Stats counts the content of an index, and its evictions since the start.
 type Stats struct {
 	Bytes     int64
 	Entries   int // blocks
-	Claims    int // of candidates on blocks
+	Claims    int // pairs of a block and a candidate that holds it
 	Evictions [reasons]uint64
 }
 
-// Stats is cheap, because nothing is counted anew.
+// Stats is cheap: it only copies counters.
 func (x *Index) Stats() Stats {
 	return Stats{Bytes: x.bytes(), Entries: x.entries, Claims: x.claimCount, Evictions: x.evictions}
 }

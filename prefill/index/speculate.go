@@ -2,8 +2,8 @@ package index
 
 import "time"
 
-// Speculate counts a prompt's blocks as the slot's while its probe is in flight.
-// keys must not change before the speculation's end.
+// Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. The caller must not change
+// keys before the speculation ends.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	if !x.current(s) {
 		return Speculation{}
@@ -21,8 +21,8 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	return p
 }
 
-// Confirm says that the probe's engine has computed the blocks, also those that were dropped meanwhile for want of
-// room.
+// Confirm notes that the probe's engine has computed the blocks. Blocks that the index has dropped meanwhile are added
+// again.
 func (x *Index) Confirm(p *Speculation) {
 	if x.Vouches(p) {
 		for i := len(p.keys) - 1; i >= 0; i-- {
@@ -37,19 +37,19 @@ func (x *Index) Confirm(p *Speculation) {
 	*p = Speculation{}
 }
 
-// Drop says that the engine has not computed the blocks: the probe failed or was cancelled.
+// Drop notes that the engine has not computed the blocks, because the probe failed or was cancelled.
 func (x *Index) Drop(p *Speculation) {
 	x.end(p, Failed)
 	*p = Speculation{}
 }
 
-// linger is how long the blocks of a probe with an unknown outcome stay. An engine's events name the blocks sooner,
-// and without events a session's next request comes later than this.
+// linger is how long the blocks of a probe with an unknown outcome stay in the index. KV events name stored blocks sooner
+// than this. Without events, longer would not help: the next request of a session comes later than this.
 const linger = 2 * time.Second
 
-// Linger says that the outcome of the probe is not known, or that the engine's events will show it. The blocks count
-// until linger is over; those that were not inserted by then are dropped. The speculation no longer vouches for the
-// confirmed blocks at the prompt's start, so that they can be removed.
+// Linger ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
+// count as held for the time linger; those that were not inserted by then are dropped. The confirmed blocks at the
+// prompt's start leave the speculation at once, so that an event can remove them.
 func (x *Index) Linger(p *Speculation, now time.Time) {
 	if x.Vouches(p) {
 		x.settle(p)
@@ -60,7 +60,7 @@ func (x *Index) Linger(p *Speculation, now time.Time) {
 	*p = Speculation{}
 }
 
-// settleLingering takes the blocks that were confirmed meanwhile out of the slot's lingering speculations.
+// settleLingering removes confirmed blocks from the slot's lingering speculations, as settle does.
 func (x *Index) settleLingering(s Slot) {
 	kept := x.lingering[:0]
 	for i := range x.lingering {
@@ -72,15 +72,16 @@ func (x *Index) settleLingering(s Slot) {
 			kept = append(kept, *l)
 		}
 	}
-	clear(x.lingering[len(kept):]) // so that their keys can be freed
+	clear(x.lingering[len(kept):]) // lets the garbage collector free their keys
 	x.lingering = kept
 }
 
-// settle takes the first blocks out of p, as many as are confirmed.
+// settle removes the first blocks from p, up to the first block that is not confirmed: p need not keep a confirmed block in
+// the index.
 func (x *Index) settle(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
-		if c.spec&confirmed == 0 { // claim 0, which no slot has, is not confirmed
+		if c.spec&confirmed == 0 { // also true of claim 0, which lookUp returns for a block that the slot does not hold
 			return
 		}
 		if p.owns(c) {
@@ -90,24 +91,21 @@ func (x *Index) settle(p *Speculation) {
 	}
 }
 
-// Sweep ends the speculations that have lingered long enough. The owner calls it before Match; it costs nothing if
-// none is due.
+// Sweep drops the unconfirmed blocks of speculations that have lingered for their time. The owner calls it before Match.
 func (x *Index) Sweep(now time.Time) {
 	for len(x.lingering) > 0 && !now.Before(x.lingering[0].until) {
 		x.end(&x.lingering[0].Speculation, TTL)
-		x.lingering[0] = lingering{} // so that its keys can be freed
+		x.lingering[0] = lingering{} // lets the garbage collector free its keys
 		x.lingering = x.lingering[1:]
 	}
 }
 
-// Vouches reports whether blocks that p claimed may still be in the index: its slot is in use and was not cleared
-// since.
+// Vouches reports whether p still has an effect: it has blocks, and its slot is in use and was not cleared since p began.
 func (x *Index) Vouches(p *Speculation) bool {
 	return len(p.keys) > 0 && x.current(p.slot) && x.slots[p.slot.N].epoch == p.epoch
 }
 
-// end takes p's part in its claims back, and drops the claims that neither a probe nor the engine vouches for any
-// more.
+// end removes p from its claims, and drops each claim that no other speculation needs and that is not confirmed.
 func (x *Index) end(p *Speculation, why Reason) {
 	if !x.Vouches(p) {
 		return
@@ -122,8 +120,8 @@ func (x *Index) end(p *Speculation, why Reason) {
 	}
 }
 
-// owns reports whether p has a part in c. If c was born after p, p's own claim was dropped meanwhile and c belongs to
-// others.
+// owns reports whether p is one of the speculations that c counts. It is not if c was born after p began: then p's own claim
+// was dropped meanwhile, and other speculations made c.
 func (p *Speculation) owns(c *claim) bool {
 	return int32(c.born-p.began) <= 0 && c.spec&mostSpec > 0
 }

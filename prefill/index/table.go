@@ -1,17 +1,18 @@
 package index
 
-// table finds an entry's number by its key: open addressing, linear probing. A cell holds the number and 32 bits of
-// Check, which no client can choose; 0 is an empty cell.
+// table is a hash table from keys to entry numbers, with open addressing and linear probing. A cell holds the number and
+// 32 bits of the key's Check, which clients cannot choose; 0 is an empty cell.
 type table struct {
-	cells []uint64 // a power of two, at most three quarters set
-	set   int
+	cells []uint64 // its length is a power of two, at most three quarters of them are set
+	set   int      // cells that are set
 }
 
 const leastCells = 1 << 10
 
+// home is the first cell in which a key with this tag, the 32 bits of its Check, is looked for.
 func (t *table) home(tag uint32) uint32 { return tag & uint32(len(t.cells)-1) }
 
-// find returns the number of k, 0 when it is not there.
+// find returns the number of k; 0: k is not in the table.
 func (t *table) find(k Key, keys []Key) uint32 {
 	if len(t.cells) == 0 {
 		return 0
@@ -36,7 +37,7 @@ func (t *table) add(k Key, n uint32) {
 	t.put(uint64(uint32(k.Check))<<32 | uint64(n))
 }
 
-// put puts a cell at the first free place from its home on.
+// put stores a cell in the first empty place from its home on.
 func (t *table) put(cell uint64) {
 	mask := uint32(len(t.cells) - 1)
 	i := t.home(uint32(cell >> 32))
@@ -57,7 +58,7 @@ func (t *table) grow() {
 	}
 }
 
-// remove takes out a key that is in the table, and moves back the cells that it had pushed on.
+// remove removes a key that is in the table. It moves later cells back into the hole, because find stops at an empty cell.
 func (t *table) remove(k Key, n uint32) {
 	mask := uint32(len(t.cells) - 1)
 	hole := t.home(uint32(k.Check))
