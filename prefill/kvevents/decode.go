@@ -14,8 +14,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// engineHash is an engine's name for a block. An integer keeps its bits, so that int64 and uint64 of one hash are
-// equal; bytes are hashed twice, with and without a secret.
+// engineHash is the hash by which an engine names a block. An integer keeps its bits, so that an int64 and a uint64 with
+// the same bits are equal. Bytes are hashed twice, the second time with a secret.
 type engineHash [2]uint64
 
 var secret = maphash.MakeSeed()
@@ -36,20 +36,20 @@ type event struct {
 	parent   engineHash
 	isRoot   bool // no parent
 	tokens   []int32
-	block    int
-	lora     string
-	loraID   string // decimal, empty when null
-	medium   string
-	extra    []string // of each block: "" none, its only word, or odd
-	group    int64
+	block    int      // tokens per block
+	lora     string   // name of the LoRA, empty: none
+	loraID   string   // decimal, empty when null
+	medium   string   // the memory that holds the blocks
+	extra    []string // the extra keys of each block: empty for none, a single word, or odd
+	group    int64    // of KV cache layers
 	hasGroup bool
-	spec     string
+	spec     string // the kind of attention of the group
 }
 
-// odd stands for extra keys that are not one word: pictures, a salt.
+// odd stands for extra keys that are not a single word, such as those of pictures.
 const odd = "\x00"
 
-// The fields by their place in a tagged array; later versions of vLLM append fields.
+// The fields of events that are arrays, in order, after the type. Later versions of vLLM append fields.
 var (
 	storedFields = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
 		"group_idx", "kv_cache_spec_kind"}
@@ -94,11 +94,11 @@ func (d *decoder) batch(payload []byte, visit func(*event)) (ts float64, err err
 		}
 		visit(&d.current)
 	}
-	return ts, nil // the rank and what may follow are not needed
+	return ts, nil // the third part, the rank, and any further parts are not needed
 }
 
-// event reads one event into d.current. It is a map with names, or an array whose first part is the type and whose other
-// parts have fixed places.
+// event reads one event into d.current: a map by field names, or an array whose first part is the type and whose other
+// parts are fields in a fixed order.
 func (d *decoder) event() error {
 	e := &d.current
 	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extra: e.extra[:0]}
@@ -107,21 +107,29 @@ func (d *decoder) event() error {
 		return err
 	}
 	if isMap(code) {
-		n, err := d.DecodeMapLen()
+		return d.eventOfMap()
+	}
+	return d.eventOfArray()
+}
+
+func (d *decoder) eventOfMap() error {
+	n, err := d.DecodeMapLen()
+	if err != nil {
+		return err
+	}
+	for range n {
+		key, err := d.text()
 		if err != nil {
 			return err
 		}
-		for range n {
-			key, err := d.text()
-			if err != nil {
-				return err
-			}
-			if err := d.field(key); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
+		if err := d.field(key); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
 		}
-		return nil
 	}
+	return nil
+}
+
+func (d *decoder) eventOfArray() error {
 	n, err := d.DecodeArrayLen()
 	if err != nil {
 		return err
@@ -133,7 +141,7 @@ func (d *decoder) event() error {
 		return err
 	}
 	var fields []string
-	switch e.kind {
+	switch d.current.kind {
 	case blockStored:
 		fields = storedFields
 	case blockRemoved:
@@ -151,7 +159,7 @@ func (d *decoder) event() error {
 	return nil
 }
 
-// field reads the value of a member; the value of an unknown member is skipped.
+// field reads the value of a field into d.current; it skips the value of an unknown field.
 func (d *decoder) field(key string) (err error) {
 	e := &d.current
 	switch key {
@@ -216,7 +224,7 @@ func (d *decoder) field(key string) (err error) {
 	return d.skip(0)
 }
 
-// orNil reads a value that may be null; null leaves the field as it is.
+// orNil calls read unless the next value is null, which it skips.
 func (d *decoder) orNil(read func() error) error {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -228,7 +236,7 @@ func (d *decoder) orNil(read func() error) error {
 	return read()
 }
 
-// hash reads a block's hash, which engines write as an integer, as bytes or as a string; null: there is none.
+// hash reads a block's hash, which engines write as an integer, as bytes or as a string. null: the value is null.
 func (d *decoder) hash() (h engineHash, null bool, err error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -241,11 +249,11 @@ func (d *decoder) hash() (h engineHash, null bool, err error) {
 		b, err := d.bytes()
 		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err
 	}
-	n, err := d.DecodeInt64() // it also decodes a uint64, and keeps its bits
+	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
 	return engineHash{uint64(n)}, false, err
 }
 
-// extraKeys reads the extra keys of each block: what goes into its hash besides its tokens.
+// extraKeys reads the extra keys of each block: the values that the engine hashes in addition to the block's tokens.
 func (d *decoder) extraKeys() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
@@ -259,7 +267,8 @@ func (d *decoder) extraKeys() error {
 	return err
 }
 
-// extraKey reads the extra keys of one block: its only word, empty for none, odd for anything else.
+// extraKey reads the extra keys of one block. It returns a single string as it is, empty for no keys, and odd for anything
+// else.
 func (d *decoder) extraKey() (string, error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -282,7 +291,7 @@ func (d *decoder) extraKey() (string, error) {
 	return word, err
 }
 
-// skip passes over one value. The library's Skip would follow any depth of nesting until the stack is used up.
+// skip skips one value. The library's Skip has no limit on nesting, so that a hostile value could exhaust the stack.
 func (d *decoder) skip(depth int) error {
 	const deepest = 32
 	if depth > deepest {
@@ -329,8 +338,8 @@ func (d *decoder) bytes() ([]byte, error) {
 	return d.take(n)
 }
 
-// take reads n bytes. It compares the announced length with what is left before it allocates: the library's own
-// strings would allocate any length.
+// take reads n bytes. It first checks that so many bytes are left, because the library would allocate any announced
+// length.
 func (d *decoder) take(n int) ([]byte, error) {
 	if n > d.from.Len() {
 		return nil, fmt.Errorf("%d bytes are announced, %d are left: %w", n, d.from.Len(), io.ErrUnexpectedEOF)

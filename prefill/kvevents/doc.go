@@ -1,9 +1,9 @@
-// Package kvevents follows what an engine says of its own prefix cache: a stream of KV events over ZeroMQ, in the
-// format that vLLM publishes. With it the prefix index knows exactly what the engine holds; without it, only what
-// earlier answers showed.
+// Package kvevents follows the KV events by which an engine reports changes of its own prefix cache, over ZeroMQ and in
+// the format of vLLM. With these events the prefix index knows exactly which blocks the engine holds; without them, it
+// only knows what earlier answers showed.
 //
-// A Stream is one connection to one rank's publisher, dialled again whenever it ends. It turns the engine's block
-// hashes into the index's own keys, follows the sequence numbers, and asks for the batches that it missed. If these
-// cannot be had, it empties what is known of the candidate: to promise a hit that is not there is worse than to
-// promise none.
+// A Stream is a connection to the publisher of one rank, which is dialled again whenever it ends. The stream turns the
+// engine's block hashes into keys of the index, checks the sequence numbers, and requests the batches that it missed. If
+// the publisher no longer has these, the stream drops all blocks of the candidate: to predict a hit that does not come
+// is worse than to predict none.
 package kvevents

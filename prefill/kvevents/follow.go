@@ -2,24 +2,24 @@ package kvevents
 
 import "github.com/cespare/xxhash/v2"
 
-// follower keeps a publisher's batches in order. It is given the live batches, and asks for those that it missed.
+// follower applies a publisher's batches in order. It receives the live batches, and requests missed batches by replay.
 type follower struct {
 	// replay yields the publisher's batches from sequence number `from` on, in order, until the publisher's end
 	// marker or until yield returns false.
 	replay   func(from uint64, yield func(seq uint64, payload []byte) bool) error
 	apply    func(payload []byte)
-	cold     func() // forget all that was applied
+	cold     func() // drops everything that was applied
 	counters *counters
 
 	next     uint64 // sequence number of the next batch
 	synced   bool   // next is known
 	lastHash uint64 // hash of the batch before next
-	first    uint64 // number of the first batch since it was synced
+	first    uint64 // sequence number of the first batch since the follower was synced
 }
 
-// connected takes up a new connection. If the publisher still has the batch that was applied last, it is the same
-// publisher, and is asked for the batches since. Any other publisher, as after a restart, is asked for all that it
-// has.
+// connected begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
+// and the follower requests only the batches since. From any other publisher, such as a restarted one, it requests all
+// batches.
 func (f *follower) connected() {
 	if f.synced && f.resume() {
 		return
@@ -27,8 +27,8 @@ func (f *follower) connected() {
 	f.restart()
 }
 
-// resume asks for the batches since the last connection, and applies them. It reports whether it could: the publisher
-// still had the batch that was applied last, and sent all that followed.
+// resume requests the batches since the last connection, and applies them. It reports whether this succeeded: the
+// publisher still had the batch that was applied last, and sent all batches after it.
 func (f *follower) resume() bool {
 	known, whole := false, true
 	err := f.replay(f.next-1, func(seq uint64, payload []byte) bool {
@@ -46,8 +46,8 @@ func (f *follower) resume() bool {
 	return known && whole && err == nil
 }
 
-// restart forgets everything and asks for all that the publisher still has. If there is no replay, the first live
-// batch is the beginning.
+// restart drops everything and requests all batches that the publisher still has. Without a replay, the follower starts
+// with the first live batch.
 func (f *follower) restart() {
 	if f.synced {
 		f.synced = false
@@ -56,12 +56,12 @@ func (f *follower) restart() {
 	_ = f.replay(0, f.follow)
 }
 
-// live takes a batch that came by the subscription.
+// live receives a batch of the subscription.
 func (f *follower) live(seq uint64, payload []byte) {
 	if f.synced && seq > f.next {
 		switch lost := f.fill(); {
 		case lost:
-		case seq > f.next: // the missing batches cannot be had
+		case seq > f.next: // the replay ended before the missing batches
 			f.lose()
 		default:
 			f.counters.replayed.Add(1)
@@ -70,8 +70,8 @@ func (f *follower) live(seq uint64, payload []byte) {
 	f.follow(seq, payload)
 }
 
-// fill asks for the batches between next and a live batch. If some are lost, everything before is forgotten, and it
-// goes on with the batches that come.
+// fill requests the batches from next on. If the publisher no longer has some of them, fill drops everything that was
+// applied before, continues with the batches that come, and reports lost.
 func (f *follower) fill() (lost bool) {
 	err := f.replay(f.next, func(seq uint64, payload []byte) bool {
 		if seq > f.next {
@@ -87,14 +87,14 @@ func (f *follower) fill() (lost bool) {
 	return lost
 }
 
-// lose forgets all that was applied, because batches are missing.
+// lose drops everything that was applied, because batches are missing.
 func (f *follower) lose() {
 	f.counters.cold.Add(1)
 	f.synced = false
 	f.cold()
 }
 
-// follow applies a batch unless it was applied already. It always returns true: a replay is to go on to its end.
+// follow applies a batch unless it was applied already. It always returns true, so that a replay continues to its end.
 func (f *follower) follow(seq uint64, payload []byte) bool {
 	if !f.synced || seq >= f.next {
 		f.applyNext(seq, payload)
@@ -102,7 +102,7 @@ func (f *follower) follow(seq uint64, payload []byte) bool {
 	return true
 }
 
-// applyNext applies a batch, and expects the one after it from then on.
+// applyNext applies a batch, and expects the batch with the next sequence number from then on.
 func (f *follower) applyNext(seq uint64, payload []byte) {
 	if !f.synced {
 		f.first = seq

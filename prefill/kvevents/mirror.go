@@ -7,39 +7,39 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Sink receives what a candidate's engine holds, in the order of its events. The stream's goroutine takes the
-// sink's lock before each call. The slices are reused afterwards.
+// Sink receives the changes of a candidate's prefix cache, in the order of the engine's events. The stream's goroutine
+// takes the sink's lock before each call. A sink must not keep the slices, which are reused.
 type Sink interface {
 	sync.Locker
 	Stored(s index.Slot, keys []index.Key)
 	Removed(s index.Slot, keys []index.Key)
-	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine said so; index.Cold: its events have a gap
+	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine reported it; index.Cold: its events have a gap
 }
 
-// mirror maps an engine's hashes of the blocks that it holds to their keys in the index. Keys are made of tokens and
-// parent, whatever the engine's hashes are made of, so several hashes may have one key. With EAGLE and no connector,
-// vLLM from 0.33 on hashes a block together with the tokens that follow it, and holds one prefix as often as prompts
-// go on from it in different ways. The index holds a key until the engine has removed the last of its hashes.
+// mirror maps the engine's hash of each block that the engine holds to the block's key in the index. A key depends only on
+// the tokens and the parent, so that several hashes may have the same key. With EAGLE and no connector, for example, vLLM
+// from 0.33 on also hashes the tokens that follow a block, and stores the block once for each way in which prompts
+// continue. The index holds a key until the engine has removed the last of its hashes.
 type mirror struct {
 	slot       index.Slot
 	scope      index.Scope
 	sink       Sink
-	mostHashes int // hashes that may be known
+	mostHashes int // bound of known
 	counters   *counters
 
 	known   map[engineHash]block
-	holders map[index.Key]int32 // hashes in known that have this key
+	holders map[index.Key]int32 // number of hashes in known that have this key
 	hasher  index.Hasher
 	keys    []index.Key
-	gone    []index.Key // keys whose last hash an event removes
+	gone    []index.Key // keys whose last hash the present event removes
 }
 
 type block struct {
 	key   index.Key
-	group int64
+	group int64 // of KV cache layers
 }
 
-// mostKnown bounds how many blocks are remembered of a publisher that never removes one: about 150 MiB.
+// mostKnown bounds the hashes that a stream remembers, to about 150 MiB: some publishers never report a removal.
 const mostKnown = 1 << 20
 
 // apply passes one event on to the sink.
@@ -56,7 +56,7 @@ func (m *mirror) apply(e *event) {
 	}
 }
 
-// forget drops all that is known of the candidate.
+// forget drops all blocks of the candidate.
 func (m *mirror) forget(why index.Reason) {
 	clear(m.known)
 	clear(m.holders)
@@ -67,14 +67,14 @@ func (m *mirror) forget(why index.Reason) {
 
 func onGPU(medium string) bool { return medium == "" || strings.EqualFold(medium, "gpu") }
 
-// fullAttention reports whether a block of a group with this spec is needed for a hit, and is enough. The groups of
-// other layers keep only the blocks that their window needs.
+// fullAttention reports whether the blocks of a group of layers with this spec show which prefixes are cached. Groups with
+// another kind of attention, such as a sliding window, keep only some blocks of a prefix.
 func fullAttention(spec string) bool {
 	return spec == "" || spec == "full_attention" || strings.HasPrefix(spec, "mla")
 }
 
-// stored passes on the blocks that an engine has stored in GPU memory, as far as their keys can be made: up to the first
-// block that depends on more than tokens.
+// stored passes on the blocks that an engine has stored in GPU memory, up to the first block whose hash depends on more
+// than tokens: its key is not known.
 func (m *mirror) stored(e *event) {
 	if !onGPU(e.medium) || !fullAttention(e.spec) {
 		return
@@ -89,18 +89,10 @@ func (m *mirror) stored(e *event) {
 		m.counters.skipped.Add(int64(len(e.hashes)))
 		return
 	}
-	var parent index.Key
-	if e.isRoot {
-		scope := m.scope
-		scope.LoRA = e.lora
-		parent = scope.Root(index.Tokens, e.block)
-	} else {
-		parentBlock, ok := m.known[e.parent]
-		if !ok {
-			m.counters.unknownParents.Add(1)
-			return
-		}
-		parent = parentBlock.key
+	parent, ok := m.parentKey(e)
+	if !ok {
+		m.counters.unknownParents.Add(1)
+		return
 	}
 	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.block], e.block)
 	m.gone = m.gone[:0]
@@ -116,21 +108,32 @@ func (m *mirror) stored(e *event) {
 	m.sink.Stored(m.slot, m.keys)
 }
 
-// hold records that the engine holds a block under a hash. The hash may be known already: vLLM stores it again for
-// each request that finds it in the cache.
+// parentKey is the key before the first stored block of an event; false: the parent block is not known.
+func (m *mirror) parentKey(e *event) (index.Key, bool) {
+	if e.isRoot {
+		scope := m.scope
+		scope.LoRA = e.lora
+		return scope.Root(index.Tokens, e.block), true
+	}
+	parent, ok := m.known[e.parent]
+	return parent.key, ok
+}
+
+// hold records that the engine holds a block under a hash. The hash may be known already, because vLLM reports a block
+// again for each request that finds it in the cache.
 func (m *mirror) hold(h engineHash, b block) {
 	old, wasHeld := m.known[h]
 	m.known[h] = b
 	if wasHeld && old.key == b.key {
 		return
 	}
-	if wasHeld { // only an engine whose hashes are not made of tokens and parent does this
+	if wasHeld { // the engine's hashes are not made of tokens and parent: the same hash has another key
 		m.release(old.key)
 	}
 	m.holders[b.key]++
 }
 
-// release notes that a hash of a key is no longer held, and appends the key to gone if that was the last one.
+// release notes that the engine no longer holds one hash of a key, and appends the key to gone if this was its last hash.
 func (m *mirror) release(k index.Key) {
 	if m.holders[k]--; m.holders[k] > 0 {
 		return
@@ -139,8 +142,8 @@ func (m *mirror) release(k index.Key) {
 	m.gone = append(m.gone, k)
 }
 
-// plain is how many of the stored blocks, from the first, depend on nothing but tokens and a LoRA whose name is
-// known. The blocks behind these have no known parent.
+// plain is how many of the first stored blocks depend only on tokens and on a LoRA whose name is known. The blocks after
+// them have no known parent.
 func (m *mirror) plain(e *event) int {
 	if e.loraID != "" && e.lora == "" {
 		return 0
@@ -153,7 +156,7 @@ func (m *mirror) plain(e *event) int {
 	return len(e.hashes)
 }
 
-// removed passes on the keys of which an engine has removed the last hash from GPU memory.
+// removed passes on the keys whose last hash the engine has removed from GPU memory.
 func (m *mirror) removed(e *event) {
 	if !onGPU(e.medium) {
 		return

@@ -12,31 +12,31 @@ type message struct {
 	payload []byte
 }
 
-// messageOf reads the sequence number and the payload. In a live message a topic comes before them. In a replayed one
-// an empty frame does, and in replays of newer engines the topic follows this frame.
+// messageOf reads the sequence number and the payload, which are the last two frames. A topic stands before them in a live
+// message, and an empty frame in a replayed message; newer engines add the topic after the empty frame.
 func messageOf(frames [][]byte) (m message, ok bool) {
 	n := len(frames)
-	if n < 3 || n > 4 || len(frames[n-2]) != 8 {
+	if n < 3 || n > 4 || len(frames[n-2]) != 8 { // a sequence number has 8 bytes
 		return m, false
 	}
 	return message{binary.BigEndian.Uint64(frames[n-2]), frames[n-1]}, true
 }
 
 const (
-	mostQueued      = 10_000 // batches
-	mostQueuedBytes = 64 << 20
+	mostQueued      = 10_000   // batches
+	mostQueuedBytes = 64 << 20 // of their payloads
 )
 
-// queue holds live batches while a replay runs. If it is full it drops all batches and reports that, because the
-// stream must then begin anew.
+// queue holds live batches while a replay runs. A full queue drops all its batches. take reports this, because the stream
+// must then start anew.
 type queue struct {
-	ready chan struct{} // holds a token if something has changed
+	ready chan struct{} // holds a token after a change
 
 	mu    sync.Mutex
 	items []message
 	bytes int
-	over  bool
-	err   error // the error with which the connection ended
+	over  bool  // batches were dropped
+	err   error // the error with which the connection ended; nil: it has not ended
 }
 
 func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
@@ -53,7 +53,7 @@ func (q *queue) push(m message) {
 	nudge(q.ready)
 }
 
-// end says that the connection has ended with an error.
+// end notes that the connection has ended with an error.
 func (q *queue) end(err error) {
 	q.mu.Lock()
 	q.err = err
@@ -61,11 +61,11 @@ func (q *queue) end(err error) {
 	nudge(q.ready)
 }
 
-// nudge puts a token into a channel that holds one.
+// nudge puts a token into a channel of capacity one, unless it holds a token already.
 func nudge(ready chan<- struct{}) {
 	select {
 	case ready <- struct{}{}:
-	default: // there is one already
+	default:
 	}
 }
 
@@ -79,11 +79,11 @@ func (q *queue) take() (items []message, over bool, err error) {
 	return items, over, q.err
 }
 
-// counters count over the whole life of a stream.
+// counters hold values for Status. Most count since the start of the stream.
 type counters struct {
 	batches, replayed, cold      atomic.Int64
 	decodeErrors, unknownTypes   atomic.Int64
 	unknownParents, skipped      atomic.Int64
 	connects, known, lagInMicros atomic.Int64
-	block                        atomic.Int64 // tokens in a block, as last stored
+	block                        atomic.Int64 // tokens per block, of the last stored block
 }

@@ -18,14 +18,14 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Place is where a rank publishes.
+// Place is where a rank publishes its KV events.
 type Place struct {
 	Events string // host:port of the rank's publisher, see Endpoint
-	Replay string // address of its replays; empty: there are none, so that after any gap nothing is known of the candidate's cache
+	Replay string // address for replays of missed batches; empty: any gap drops all known blocks of the candidate
 }
 
-// Finder finds where a rank publishes now: the places in the order in which they are to be tried. With an error, they
-// are what is known without the engine's answer.
+// Finder finds where a rank publishes now. It returns places in the order in which a stream tries them. With an error it
+// returns the places that it knows without the engine.
 type Finder interface {
 	Places(ctx context.Context) ([]Place, error)
 }
@@ -33,15 +33,15 @@ type Finder interface {
 // Config describes one stream.
 type Config struct {
 	Place
-	Finder Finder // asked before each connection, because a restarted engine may have other ports; nil: Place is the only one
+	Finder Finder // asked before each connection, because a restarted engine may have new ports; nil: only Place is used
 	Slot   index.Slot
-	Scope  index.Scope // of the candidate's blocks; a LoRA's name comes with the events
+	Scope  index.Scope // of the candidate's blocks, without a LoRA, whose name the events have
 	Sink   Sink
 
-	ReplayTimeout time.Duration // silence after which a replay has failed, default 2 s
+	ReplayTimeout time.Duration // a replay has failed after a silence of this length, default 2 s
 }
 
-// Endpoint is where a rank publishes: the port of rank 0 plus the rank.
+// Endpoint is the address at which a rank publishes: its port is the port of rank 0 plus the rank.
 func Endpoint(host string, port, rank int) string {
 	return net.JoinHostPort(host, strconv.Itoa(port+rank))
 }
@@ -49,8 +49,8 @@ func Endpoint(host string, port, rank int) string {
 const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 5 * time.Second
-	longReplay   = 15 // a replay is ended after so many times ReplayTimeout
-	// silence is how long an engine may answer probes without an event before its events are not relied on any more.
+	longReplay   = 15 // a whole replay may take so many times ReplayTimeout
+	// silence is how long after an answer that should cause an event the events still count as precise without one.
 	silence = 30 * time.Second
 )
 
@@ -62,14 +62,14 @@ type Stream struct {
 	resync   chan struct{}
 	counters counters
 
-	up       atomic.Bool  // connected and caught up
+	up       atomic.Bool  // connected, and the replay is applied
 	garbled  atomic.Bool  // the last batch could not be read
-	complete atomic.Bool  // all that the engine holds is known
+	complete atomic.Bool  // the events have named all blocks that the engine holds
 	resyncs  atomic.Int64 // how often Resync was called
-	resynced atomic.Int64 // how many of these calls are done
-	answered atomic.Int64 // time of the first answer since the last batch, in Unix nanoseconds; 0: there was none
+	resynced atomic.Int64 // how many of these calls are carried out
+	answered atomic.Int64 // Unix nanoseconds of the first Answered since the last batch; 0: none since
 	failure  atomic.Pointer[string]
-	place    atomic.Pointer[Place] // the place that was connected to last
+	place    atomic.Pointer[Place] // the place of the last connection
 
 	// Only the goroutine of run uses these.
 	follow follower
@@ -94,46 +94,45 @@ func Start(cfg Config) *Stream {
 	return s
 }
 
-// only is a Finder that finds nothing but itself.
+// only is a Finder that returns one fixed place.
 type only Place
 
-func (o only) Places(context.Context) ([]Place, error) { return []Place{Place(o)}, nil }
+func (p only) Places(context.Context) ([]Place, error) { return []Place{Place(p)}, nil }
 
-// Close ends the stream. When it returns, the sink is not called any more; what the sink has received stays as it is.
+// Close ends the stream. After it returns, the sink is not called any more. The blocks that the sink received stay.
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.done
 }
 
-// Resync makes the stream forget what it has passed on and begin anew, because the sink has dropped it.
+// Resync makes the stream start anew and pass on all blocks again, because the sink has dropped them.
 func (s *Stream) Resync() {
 	s.resyncs.Add(1)
 	nudge(s.resync)
 }
 
-// Answered says that the engine has answered a probe for which it computed a block, so that an event should follow.
+// Answered notes that the engine has answered a probe for which it computed a new block: an event should follow.
 func (s *Stream) Answered(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
 
-// Precise reports whether the events can be relied on. While they cannot, the index should learn from answers.
+// Precise reports whether the events are reliable. While they are not, the index should learn from answers.
 func (s *Stream) Precise(now time.Time) bool {
 	since := s.answered.Load()
 	return s.up.Load() && !s.garbled.Load() && (since == 0 || now.UnixNano()-since < int64(silence))
 }
 
-// Complete reports whether the events have named all that the engine holds. While they have not, as after a gap or
-// until the stream has begun anew, an engine may hold more than the index says, and its answers should be believed
-// too.
+// Complete reports whether the events have named all blocks that the engine holds. After a gap, and until a Resync is
+// carried out, the engine may hold blocks that the index does not know; the index should then also learn from answers.
 func (s *Stream) Complete() bool { return s.resynced.Load() == s.resyncs.Load() && s.complete.Load() }
 
-// BlockTokens is how many tokens a block of the engine has; 0 before it stored one.
+// BlockTokens is the number of tokens per block; 0 until the engine has stored a block.
 func (s *Stream) BlockTokens() int { return int(s.counters.block.Load()) }
 
-// Status is what a candidate's KV events have told.
+// Status is the state of a candidate's stream of KV events, for the admin API.
 type Status struct {
 	Source         string  `json:"source"`
 	Connected      bool    `json:"connected"`
 	Failure        string  `json:"failure,omitempty"` // why it is not connected
-	Complete       bool    `json:"complete"`          // all that the engine holds is known
+	Complete       bool    `json:"complete"`          // all blocks that the engine holds are known
 	Batches        int64   `json:"batches"`
 	GapsReplayed   int64   `json:"gaps_replayed"`
 	GapsCold       int64   `json:"gaps_cold"`
@@ -162,7 +161,7 @@ func (s *Stream) Status() Status {
 	return status
 }
 
-// run connects again and again, until ctx ends.
+// run connects to the publisher, and again whenever the connection ends, until ctx ends.
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
 	backoff := firstBackoff
@@ -187,7 +186,7 @@ func (s *Stream) run(ctx context.Context) {
 	}
 }
 
-// session is one connection to the publisher, from its dial to its end. It returns why the connection ended.
+// session dials the publisher and follows it until the connection ends. It returns why it ended.
 func (s *Stream) session(ctx context.Context) error {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -204,7 +203,7 @@ func (s *Stream) session(ctx context.Context) error {
 	defer reader.Wait()
 	defer conn.close()
 
-	s.follow.connected() // after subscribing, so that no batch falls between replay and subscription
+	s.follow.connected() // after the subscription, so that no batch is missed between the replay and the first live batch
 	s.failure.Store(nil)
 	s.up.Store(true)
 	for {
@@ -265,8 +264,9 @@ func (s *Stream) read(w *wire, q *queue) error {
 	}
 }
 
-// replay asks the publisher for its batches from sequence number `from` on, and calls yield with each until the
-// publisher has sent all or yield returns false. It returns an error if the publisher has no replays or stops in between.
+// replay requests the publisher's batches from sequence number `from` on. It calls yield for each batch until the
+// publisher has sent all, or until yield returns false. It fails if there is no replay address, or if the publisher stops
+// before its end marker.
 func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []byte) bool) error {
 	place := s.place.Load()
 	if place.Replay == "" {
@@ -298,10 +298,9 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 	}
 }
 
-// apply takes in one batch. If the batch cannot be read, all that is known is dropped, because it may have had a
-// removal.
+// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals.
 func (s *Stream) apply(payload []byte) {
-	if s.follow.next == s.follow.first+1 { // it is the first batch since the beginning: number 0 is the publisher's first
+	if s.follow.next == s.follow.first+1 { // the first batch since the start; the publisher's first batch has number 0
 		s.complete.Store(s.follow.first == 0)
 	}
 	ts, err := s.decode.batch(payload, func(e *event) {
@@ -320,13 +319,13 @@ func (s *Stream) apply(payload []byte) {
 		s.cold()
 	}
 	s.counters.known.Store(int64(len(s.mirror.known)))
-	s.counters.batches.Add(1) // last, so that the blocks of a counted batch are in the count of blocks
+	s.counters.batches.Add(1) // after known, so that a reader who sees the batch counted also sees its blocks counted
 	if lag := time.Since(time.UnixMicro(int64(ts * 1e6))); ts > 0 && ts < math.MaxInt64/1e6 {
 		s.counters.lagInMicros.Store(max(0, lag.Microseconds()))
 	}
 }
 
-// cold drops all that the events have named.
+// cold drops all blocks that the events have named.
 func (s *Stream) cold() {
 	s.complete.Store(false)
 	s.mirror.forget(index.Cold)

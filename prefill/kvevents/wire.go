@@ -13,8 +13,8 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// The library's sockets are not used, only its connections. A socket's reader waits for ever to hand over a message
-// that is not taken after Close, and a socket's dialler sleeps without looking at the context.
+// This file uses the library's connections, but not its sockets: after Close, a socket's reader goroutine can block for
+// ever on a message that nobody receives, and a socket's dialler sleeps without regard to the context.
 
 const (
 	mostMessage = 16 << 20 // bytes
@@ -28,7 +28,8 @@ type wire struct {
 	stop func() bool
 }
 
-// dial connects to a publisher, or to its replays, and shakes hands. The connection is closed when ctx ends.
+// dial connects to a publisher, or to its replay address, and does the ZeroMQ handshake. When ctx ends, the connection is
+// closed.
 func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	raw, err := d.DialContext(ctx, "tcp", addr)
@@ -51,7 +52,7 @@ func (w *wire) close() {
 	_ = w.raw.Close()
 }
 
-// frames reads the next message; heartbeats are answered and left out.
+// frames reads the frames of the next message. The library answers heartbeats, which frames skips.
 func (w *wire) frames() ([][]byte, error) {
 	for {
 		msg, err := w.RecvMsg()
@@ -64,17 +65,17 @@ func (w *wire) frames() ([][]byte, error) {
 	}
 }
 
-// guard ends a connection on which a message larger than mostMessage is
-// announced: the library would allocate whatever length it reads.
+// guard fails a connection on which a peer announces a message larger than mostMessage, because the library would allocate
+// any announced length.
 type guard struct {
 	net.Conn
 	buffered *bufio.Reader
-	greeting int    // bytes of it still to come
-	body     uint64 // bytes of the frame still to come
-	length   int    // bytes of its length still to come; 0: its flags are next
-	size     uint64
-	more     bool
-	total    uint64 // of the message so far
+	greeting int    // bytes of the greeting still to come
+	body     uint64 // bytes of the frame's body still to come
+	length   int    // bytes of the frame's length field still to come; 0: the flags of the next frame follow
+	size     uint64 // of the frame's body, as far as it was read
+	more     bool   // further frames of the message follow
+	total    uint64 // size of the message's frames so far
 }
 
 // Frames of ZMTP 3: after a greeting each frame has flags, a length and a body.
@@ -82,7 +83,7 @@ const (
 	greetingBytes = 64
 	flagMore      = 1
 	flagLong      = 2
-	frameCost     = 64 // bytes that a frame takes beside its body, so that a message has a bounded number of frames
+	frameCost     = 64 // bytes counted for each frame beside its body, which bounds the number of frames in a message
 )
 
 var errTooLarge = errors.New("kvevents: a message of more than 16 MiB")
@@ -95,7 +96,7 @@ func (g *guard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pass follows the frames in the bytes that were read, and reports whether no message is larger than mostMessage.
+// pass parses the frames in the bytes that were read. It reports false if a message is larger than mostMessage.
 func (g *guard) pass(p []byte) bool {
 	for len(p) > 0 {
 		switch {
