@@ -6,77 +6,76 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// A fit is used if it has at least fitSamples samples and an R2 of at least fitR2, and if the largest prefill of its samples is at least
-// fitSpread times the smallest. Until then the last good fit is used, or the line of the config.
+// A new fit is good if it has at least fitSamples samples and an R2 of at least fitR2, and if the largest prefill of its
+// samples is at least fitSpread times the smallest. Otherwise the last good fit stays in use, or the configured line.
 const (
 	fitSamples = 20
 	fitR2      = 0.5
 	fitSpread  = 2.0
-	fitRestart = 200 // samples without a first fit after which learning begins anew
+	fitRestart = 200 // number of samples without any good fit after which all samples are dropped
 
-	// A term that a plain line does not have (attention, requests beside) is tried from termSamples samples on. It is used if the F
-	// statistic of adding it is at least termF.
+	// A term that a plain line does not have (attention, requests beside) is tried from termSamples samples on. It is used
+	// if the F statistic of adding it is at least termF.
 	termSamples = 100
 	termF       = 20.0
 
-	// A sample so many times further from the law than usual is dropped. But if so many samples in a row are dropped,
-	// the law is wrong, and they are taken.
+	// A sample is an outlier, and is dropped, if its distance from the law is more than outlier times the usual distance.
+	// After outlierRow dropped samples in a row the law must be wrong, and such samples are used, too.
 	outlier     = 5.0
 	outlierRow  = 20
-	residualEMA = 0.1
+	residualEMA = 0.1 // weight of a new distance in the usual distance
 
-	// residualFloor is the least distance that counts as usual, as a share of the prediction: with a perfect law
-	// every sample would be an outlier.
+	// residualFloor is the smallest usual distance, as a share of the prediction. Without it, a perfect law would make every
+	// further sample an outlier.
 	residualFloor = 0.01
 
-	// exact is the share of the sum of squares below which errors are taken for rounding errors.
+	// exact is the share of the sum of squares below which squared errors count as rounding errors.
 	exact = 1e-9
 )
 
-// Sample is one prefill: what it was, and how long the engine took once it had begun.
+// Sample is one prefill: its size, and how long the engine took for it, without the time that it waited.
 type Sample struct {
-	New, Hit float64 // tokens that were computed, and tokens that were in the cache
-	Beside   float64 // requests of others that the engine ran meanwhile, such as decodes
-	Ms       float64
+	New, Hit float64 // tokens that were computed, and tokens that were cached
+	Beside   float64 // other requests that the engine ran meanwhile, such as decodes
+	Ms       float64 // duration
 
-	Predicted float64 // ms that were predicted when the engine was chosen; 0: no law was known
+	Predicted float64 // duration in ms that was predicted when the engine was chosen; 0: no prediction
 }
 
-// Law is how long prefills take on one kind of engine: the line without requests beside them, and what each request
-// beside adds to the fixed part and to the time for each token.
+// Law predicts how long prefills take on one kind of engine. The Line holds for an engine without other requests. Each
+// other request that runs beside the prefill adds BesideT0Ms to the fixed part and BesideTPMs to the time per token.
 type Law struct {
 	policy.Line
 	BesideT0Ms, BesideTPMs float64
 }
 
-// Among is the line of a prefill with so many requests of others beside it.
+// Among is the line of a prefill with so many other requests beside it.
 func (l Law) Among(beside float64) policy.Line {
 	l.T0Ms += l.BesideT0Ms * beside
 	l.TPMs += l.BesideTPMs * beside
 	return l.Line
 }
 
-// ms is the prediction for a sample.
+// ms is the predicted duration of a sample.
 func (l *Law) ms(s Sample) float64 { return l.Among(s.Beside).Ms(s.New, s.Hit) }
 
-// Calibration learns how long prefills take on one kind of engine: the law with the least squared errors. Older
-// samples count less, one half after halfLife newer ones. A term that would be below zero, or that explains next to
-// nothing, is left out. The term of attention is learned only if it is not configured; else its part is subtracted
-// before the fit.
+// Calibration learns the law of one kind of engine by least squares. A sample counts half after halfLife newer samples. A
+// term that would be negative, or that explains almost nothing, is left out. The attention term is learned only if none
+// is configured; a configured one is subtracted from the times before the fit.
 type Calibration struct {
 	configured policy.Line
 	keep       float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
-	n                       int
+	n                       int // samples
 	sums                    moments
-	least, most             [2]float64 // of new tokens, in this half-life and in the one before
-	inHalf                  int
-	law                     Law // the last good fit
+	least, most             [2]float64 // new tokens of a sample: [0] in this half-life, [1] in the half-life before
+	inHalf                  int        // samples in this half-life
+	law                     Law        // the last good fit
 	fitted                  bool
-	r2                      float64
-	residual                float64 // EWMA of |residual|, ms
-	dropped, droppedInTotal int     // samples dropped in a row, and ever
+	r2                      float64 // of the last good fit
+	residual                float64 // the usual distance of a sample from the law, in ms
+	dropped, droppedInTotal int     // outliers in a row, and since the start
 }
 
 // NewCalibration starts from the configured line.
@@ -84,10 +83,11 @@ func NewCalibration(configured policy.Line, halfLife int) *Calibration {
 	return &Calibration{configured: configured, keep: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
 }
 
-// Add learns from one prefill. It reports whether the sample was taken.
+// Add learns from one prefill. It reports whether the sample was used.
 func (c *Calibration) Add(s Sample) bool {
-	target := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // what the terms that are learned must explain
-	if !(s.New > 0) || !(s.Ms > 0) || !(s.Beside >= 0) || math.IsInf(s.New+s.Hit+s.Beside+target, 0) {
+	target := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // ms that the learned terms must explain
+	valid := s.New > 0 && s.Ms > 0 && s.Beside >= 0 && !math.IsInf(s.New+s.Hit+s.Beside+target, 0)
+	if !valid {
 		return false
 	}
 	if c.fitted && c.isOutlier(s) {
@@ -100,23 +100,24 @@ func (c *Calibration) Add(s Sample) bool {
 	return true
 }
 
-// isOutlier reports whether a sample is too far from the law, and learns which distance is usual.
+// isOutlier reports whether a sample is too far from the law. Other samples update the usual distance.
 func (c *Calibration) isOutlier(s Sample) bool {
 	predicted := c.law.ms(s)
 	distance := math.Abs(s.Ms - predicted)
-	if distance > outlier*max(c.residual, residualFloor*predicted) && c.dropped < outlierRow {
+	far := distance > outlier*max(c.residual, residualFloor*predicted)
+	if far && c.dropped < outlierRow {
 		c.dropped++
 		c.droppedInTotal++
 		return true
 	}
-	if c.dropped < outlierRow || distance <= outlier*max(c.residual, residualFloor*predicted) {
+	if !far {
 		c.dropped = 0
 	}
 	c.residual += residualEMA * (distance - c.residual)
 	return false
 }
 
-// keepSpread keeps the least and the most new tokens of the last one to two half-lives.
+// keepSpread updates the smallest and the largest number of new tokens in this half-life and in the one before.
 func (c *Calibration) keepSpread(newTokens float64) {
 	if c.inHalf == c.halfLife {
 		c.least[1], c.most[1] = c.least[0], c.most[0]
@@ -132,8 +133,8 @@ func (c *Calibration) keepSpread(newTokens float64) {
 	c.least[0], c.most[0] = min(c.least[0], newTokens), max(c.most[0], newTokens)
 }
 
-// fit looks for the best of the possible laws: the one with the least squared errors, after a surcharge for each
-// further term.
+// fit fits every allowed set of terms, and uses the set with the smallest squared errors if the fit is good. Each term that
+// a plain line does not have makes the errors count a little more, so that it must explain enough.
 func (c *Calibration) fit() {
 	if c.n < fitSamples || max(c.most[0], c.most[1]) < fitSpread*min(c.least[0], c.least[1]) {
 		return
@@ -141,20 +142,22 @@ func (c *Calibration) fit() {
 	whole := c.sums.spread()
 	best, cost := [terms]float64{}, math.Inf(1)
 	for set := line; set < 1<<terms; set++ {
-		if set&line != line || c.n < termSamples && set != line || c.configured.Beta2 > 0 && set&(1<<pairs) != 0 {
+		tooEarly := c.n < termSamples && set != line
+		configured := c.configured.Beta2 > 0 && set&(1<<pairs) != 0
+		if set&line != line || tooEarly || configured {
 			continue
 		}
 		beta, rest, ok := c.sums.solve(set)
 		if !ok || !possible(set, beta) {
 			continue
 		}
-		rest = max(rest, exact*whole) * (1 + termF*float64(further(set))/c.sums.weight()) // with the surcharge
+		rest = max(rest, exact*whole) * (1 + termF*float64(further(set))/c.sums.weight())
 		if rest < cost {
 			best, cost = beta, rest
 		}
 	}
 	if !(cost < (1-fitR2)*whole) {
-		if !c.fitted && c.n >= fitRestart { // no outlier is dropped before the first fit, and one could hide the line for long
+		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are kept, and one of them may prevent a good fit
 			c.sums, c.n, c.inHalf = moments{}, 0, 0
 		}
 		return
@@ -167,8 +170,8 @@ func (c *Calibration) fit() {
 	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/whole
 }
 
-// possible says whether a law can be true: no term makes a prefill shorter, and each term but the fixed one takes
-// some time.
+// possible reports whether a fit makes sense: no term may make a prefill shorter, and each term but the fixed one must
+// take some time.
 func possible(set int, beta [terms]float64) bool {
 	for i, b := range beta {
 		if set&(1<<i) != 0 && (b < 0 || b == 0 && i != fixed) {
@@ -178,7 +181,7 @@ func possible(set int, beta [terms]float64) bool {
 	return true
 }
 
-// Law is the last good fit, else what is configured; fitted says which.
+// Law is the last good fit, with fitted true, else the configured line.
 func (c *Calibration) Law() (law Law, fitted bool) {
 	if !c.fitted {
 		return Law{Line: c.configured}, false
@@ -186,8 +189,8 @@ func (c *Calibration) Law() (law Law, fitted bool) {
 	return c.law, true
 }
 
-// R2 is how much of the times the fit explains, 0 to 1; 0 without one.
+// R2 is the share of the variance of prefill times that the last good fit explains, 0 to 1; 0 without a fit.
 func (c *Calibration) R2() float64 { return c.r2 }
 
-// Samples is how many prefills were learned from.
+// Samples is the number of prefills in the sums.
 func (c *Calibration) Samples() int { return c.n }

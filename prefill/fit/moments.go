@@ -7,34 +7,33 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// The terms that a prefill's time is made of, and those of a plain line.
+// The terms of a prefill's time. line is the set of the terms of a plain line.
 const (
-	fixed = iota
-	fresh
-	pairs // token pairs that attention looks at
-	beside
-	besideFresh
+	fixed       = iota
+	fresh       // per new token
+	pairs       // per pair of tokens that attention compares
+	beside      // per other request on the engine
+	besideFresh // per new token and other request
 	terms
 
 	line = 1<<fixed | 1<<fresh
 )
 
-// scale brings the terms near to each other, so that no digits are lost.
+// scale brings the terms to similar sizes, so that sums of their products lose no digits.
 var scale = [terms]float64{1, 1e-3, 1e-6, 1, 1e-3}
 
-// further is how many of a set's terms a plain line does not have.
+// further is the number of terms in a set that a plain line does not have.
 func further(set int) int { return bits.OnesCount(uint(set &^ line)) }
 
-// moments are the sums of products from which any choice of terms is fitted by least
-// squares.
+// moments are weighted sums of products over all samples, from which any set of terms can be fitted by least squares.
 type moments struct {
 	xx [terms][terms]float64
 	xy [terms]float64
 	yy float64
 }
 
-// add adds a sample; target is the time, in ms, that the terms are to explain. keep is the share of their weight that
-// the samples before keep.
+// add adds a sample. target is the time, in ms, that the terms must explain. The weight of all earlier samples is multiplied
+// by keep.
 func (m *moments) add(s Sample, target, keep float64) {
 	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Beside, s.Beside * s.New}
 	for i := range x {
@@ -49,20 +48,20 @@ func (m *moments) add(s Sample, target, keep float64) {
 	m.yy = m.yy*keep + target*target
 }
 
-// weight is how many samples there are, each counted by the weight that it still has.
+// weight is the sum of the weights of all samples.
 func (m *moments) weight() float64 { return m.xx[fixed][fixed] }
 
-// spread is the squared distance of all times from their mean.
+// spread is the weighted sum of the squared distances of the times from their mean.
 func (m *moments) spread() float64 {
 	return m.yy - m.xy[fixed]*m.xy[fixed]/m.weight()
 }
 
-// pivot is the least share of a term's own sum that may be left after the terms before it: a term that these nearly
-// explain cannot be told apart from them.
+// pivot is the smallest share of a term's sum of squares that must remain after the earlier terms are subtracted. Below it,
+// the term is almost a combination of the earlier terms, and a fit could not separate them.
 const pivot = 1e-6
 
-// solve fits a set of terms, whose bits are set, by Cholesky's method. beta is the factor of each term, and errors the
-// sum of the squared errors. ok is false if the samples do not tell the terms apart.
+// solve fits the terms whose bits are set, by Cholesky's method. beta has the factor of each term, and errors is the sum of
+// the squared errors. ok is false if the samples do not separate the terms.
 func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) {
 	var root [terms][terms]float64
 	var chosen [terms]int // the first n are the terms of the set

@@ -5,26 +5,25 @@ import (
 	"time"
 )
 
-// Pace is how fast requests for a model arrive, and how soon their prefills
-// answer.
+// Pace measures how fast requests for a model arrive, and how long their prefills take.
 type Pace struct {
-	since  time.Time // begin of the window that is counted now
-	count  int
-	perS   float64 // mean over the windows before
-	known  bool
-	last   [paceProbes]float64 // ms, the latest at next-1
-	next   int
-	ttftMs float64 // median of last, computed at the end of the last window
-	sorted [paceProbes]float64
+	since  time.Time           // begin of the present window
+	count  int                 // first attempts in the present window
+	perS   float64             // weighted mean over the earlier windows
+	known  bool                // at least one window has ended
+	last   [paceProbes]float64 // ring of the last probes' durations in ms
+	next   int                 // number of probes so far; its index in the ring is written next
+	ttftMs float64             // median of last when the last window ended
+	sorted [paceProbes]float64 // scratch for the median
 }
 
 const (
 	paceWindow = time.Second
 	paceShare  = 0.2 // weight of the last window in the mean
-	paceProbes = 64  // probes that the median is taken over
+	paceProbes = 64  // probes in the median
 )
 
-// Arrived counts a first attempt.
+// Arrived counts a request, at its first attempt.
 func (p *Pace) Arrived(now time.Time) {
 	p.roll(now)
 	p.count++
@@ -39,17 +38,17 @@ func (p *Pace) Answered(now time.Time, ms float64) {
 	p.roll(now)
 }
 
-// ArrivalsPerS is how many first attempts come per second.
+// ArrivalsPerS is the recent number of new requests per second.
 func (p *Pace) ArrivalsPerS(now time.Time) float64 {
 	p.roll(now)
 	return p.perS
 }
 
-// TTFTMs is the median time of the last probes; 0: none was answered yet.
+// TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
 func (p *Pace) TTFTMs() float64 { return p.ttftMs }
 
-// roll ends the window once a second is over. A window ends only when it is looked at, so it may be longer; its rate
-// is then over that longer time.
+// roll ends the window if it is at least one second old. Without calls a window becomes longer; its rate is then the mean
+// over the longer time.
 func (p *Pace) roll(now time.Time) {
 	if p.since.IsZero() {
 		p.since = now

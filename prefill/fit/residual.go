@@ -7,21 +7,21 @@ import (
 
 const (
 	residualHalfLife = 30 * time.Second
-	residualPrior    = 5.0 // weight of a prior of no deviation, in probes
-	residualNoise    = 2.0 // so many standard errors of the mean are taken for chance
+	residualPrior    = 5.0 // number of probes without deviation that are assumed before the first real one
+	residualNoise    = 2.0 // a mean within so many standard errors of zero counts as chance
 )
 
-// Residual is by how much longer, or shorter, one engine's prefills lately took than predicted. The law of its kind
-// does not know that an engine is hot, or shares its machine. What is learned fades, so that an engine that answers
-// nothing soon counts like its kind. A deviation that may be chance does not count: it would only hide small real
-// differences between engines.
+// Residual is the recent difference between one engine's prefill times and the predictions. The law is shared by all
+// engines of one kind, and cannot show that one of them runs hot or shares its machine. Old differences fade, so that an
+// engine without answers soon counts like the others of its kind. A difference that may be chance does not count,
+// because it would hide small real differences between engines.
 type Residual struct {
 	sum, squares, weight float64
-	at                   time.Time
+	at                   time.Time // when the sums were faded last
 }
 
-// Add takes how long a prefill took and what was predicted, in ms. The time counts as at most twice the prediction,
-// so that one prefill that hung does not decide.
+// Add adds the duration of a prefill and its prediction, in ms. The duration counts as at most twice the prediction, so that
+// a single prefill that hung has little effect.
 func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.fade(now)
 	deviation := min(took, 2*predicted) - predicted
@@ -30,7 +30,7 @@ func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.weight++
 }
 
-// Ms is how many ms a prefill will take beyond its prediction; below zero: it will take less.
+// Ms is by how many ms the engine's prefills take longer than predicted; negative: shorter.
 func (r *Residual) Ms(now time.Time) float64 {
 	r.fade(now)
 	if r.weight < 1 {
@@ -41,7 +41,7 @@ func (r *Residual) Ms(now time.Time) float64 {
 	return math.Copysign(max(0, math.Abs(mean)-chance), mean) * r.weight / (r.weight + residualPrior)
 }
 
-// fade takes the weight off what was learned that it has lost since the last call.
+// fade reduces the weight of all earlier differences by the time that has passed since the last call.
 func (r *Residual) fade(now time.Time) {
 	keep := math.Exp2(-float64(now.Sub(r.at)) / float64(residualHalfLife))
 	r.sum, r.squares, r.weight, r.at = r.sum*keep, r.squares*keep, r.weight*keep, now

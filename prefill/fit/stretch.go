@@ -2,35 +2,35 @@ package fit
 
 import "time"
 
-// together is how close answers follow each other that an engine computed in one step.
+// together is the largest time between two answers that count as computed in the same step of the engine.
 const together = 5 * time.Millisecond
 
-// Stretch finds out how long an engine took for each prompt, although others waited there as well. An engine computes
-// prompts in the order in which they come: it worked at a prompt from its arrival, or from the answer before, until
-// its own answer. Prompts that are answered together were computed together, and count as one prefill. If an engine
-// answers in another order, it is not known what it did when, and nothing is learned.
+// Stretch measures how long an engine computed each prompt, without the time that the prompt waited for other prompts. An
+// engine computes prompts in the order in which they arrive: it computes a prompt from its arrival, or from the previous
+// answer, until its own answer. Prompts that are answered together were computed together, and count as one prefill. If
+// an engine answers in another order, the times cannot be separated, and no sample results.
 type Stretch struct {
 	ended  time.Time // the last answer
-	spoilt time.Time // probes that were sent before this time teach nothing
+	spoilt time.Time // probes that were sent before this time yield no sample
 
-	open     bool // the last answers are not complete: others may still join them
-	void     bool
-	began    time.Time // when the prefill of the open answers began
-	youngest time.Time // when the latest of these probes was sent
-	sample   Sample    // sum of them, without the time
-	done     [2]Sample
+	open     bool      // a prefill's answers are being collected: further answers may join them
+	void     bool      // the open prefill yields no sample
+	began    time.Time // when the open prefill began
+	youngest time.Time // when its latest probe was sent
+	sample   Sample    // sum of its answers, without the duration
+	done     [2]Sample // scratch for the result of Answered
 }
 
 // Answer is the answer to one probe.
 type Answer struct {
 	Sent time.Time
 	RTT  time.Duration // to the engine
-	Void bool          // it is not known what the engine did for it, or beside it
+	Void bool          // the token counts or the engine's other work are not known: no sample
 	Sample
 }
 
-// Answered takes an answer and returns the samples that it completes; the slice is valid until the next call. oldest
-// is when the oldest probe that is still unanswered was sent; zero: there is none.
+// Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. oldest is
+// when the oldest unanswered probe was sent; zero: all probes are answered.
 func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := s.done[:0]
 	if s.open && now.Sub(s.ended) > together {
@@ -58,9 +58,9 @@ func (s *Stretch) Answered(a Answer, oldest, now time.Time) []Sample {
 	return done
 }
 
-// complete ends the prefill of the open answers, and appends its sample to done unless it is void. oldest is when the
-// oldest probe was sent that these answers do not answer. If that was before one of theirs, they have overtaken it, and
-// some of it may be computed already: nothing is learned.
+// complete ends the open prefill, and appends its sample to done unless it is void. oldest is when the oldest probe outside
+// the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
+// have computed a part of it already, so that the times cannot be separated.
 func (s *Stretch) complete(done []Sample, oldest time.Time) []Sample {
 	s.open = false
 	if oldest.Before(s.youngest) {
@@ -73,11 +73,12 @@ func (s *Stretch) complete(done []Sample, oldest time.Time) []Sample {
 	return append(done, s.sample)
 }
 
-// Dropped says that a probe ended without an answer: it is not known what the engine did for it while others waited.
+// Dropped notes that a probe ended without an answer. How long the engine computed it is not known, so that the probes that
+// waited meanwhile yield no sample.
 func (s *Stretch) Dropped(now time.Time) { s.spoilt = now }
 
-// join adds a prefill that was computed together with this one. The attention of the sum is that of both: the hit of
-// each counts by its share of the new tokens.
+// join adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
+// number of token pairs, equals the attention of both prefills.
 func (s *Sample) join(other Sample) {
 	if newTokens := s.New + other.New; newTokens > 0 {
 		pairs := s.New*(s.Hit+s.New/2) + other.New*(other.Hit+other.New/2)

@@ -1,6 +1,5 @@
-// Package fit learns how long prefills take on each kind of engine, how much a
-// prompt of ours usually has to compute, and how fast requests arrive. It has no
-// clock and no lock: its owner gives it the time of each event.
+// Package fit learns how long prefills take on each kind of engine, how many tokens of a prompt an engine usually has to
+// compute, and how fast requests arrive. It has no clock and no lock: its owner passes the time of each event.
 package fit
 
 import (
@@ -12,46 +11,44 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Config is where the lines of prefill times start from: t0 + tp * new tokens +
-// beta2 * the token pairs that are looked at.
+// Config is the line from which prefill times are learned: t0 + tp * new tokens + beta2 * token pairs of attention.
 type Config struct {
-	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms 0 too: nothing is known before it was learned
+	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms also 0: no prediction before a line is learned
 	T0Ms  float64 `yaml:"t0_ms"`
 	Beta2 float64 `yaml:"beta2_ms"`
-	Known bool    `yaml:"-"` // the line is used as it is; else only once it was learned
+	Known bool    `yaml:"-"` // the configured line counts as known before a line is learned
 }
 
-// Line is the line that learning starts from.
+// Line is the line from which learning starts.
 func (c Config) Line() policy.Line {
 	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
 }
 
-// halfLife is the number of newer samples after which a sample counts half: enough samples to tell the fixed part of
-// a prefill from its slope, and few enough that a line follows, within minutes, an engine whose load or batch has
-// changed.
+// halfLife is the number of newer samples after which a sample counts half. It is large enough to separate the fixed part
+// of a prefill's time from the time per token, and small enough that a line adapts within minutes when an engine changes.
 const halfLife = 500
 
 // kind identifies the engines that share a line of prefill times.
 type kind struct{ model, hardware string }
 
-// Times has the lines of all kinds.
+// Times holds the learned lines of all kinds of engines.
 type Times struct {
 	start Config
 	lines map[kind]*Calibration
 	ways  map[string]*Way // by profile
-	usual float64         // new tokens of a prompt of ours, lately
+	usual float64         // weighted mean of the new tokens per prompt
 }
 
-// New returns times of which nothing is learned yet.
+// New returns Times that have learned nothing yet.
 func New(start Config) *Times {
 	return &Times{start: start, lines: map[kind]*Calibration{}, ways: map[string]*Way{}}
 }
 
-// Configure changes where lines start of which nothing is learned yet.
+// Configure changes the line from which new kinds of engines start.
 func (t *Times) Configure(start Config) { t.start = start }
 
-// Law is how long prefills of the model take on engines with that label. known is false while it is only the line
-// that learning starts from.
+// Law predicts how long prefills of a model take on engines with a hardware label. known is false while law is only the
+// line from which learning starts.
 func (t *Times) Law(model, hardware string) (law Law, known bool) {
 	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
 		law, known = calibration.Law()
@@ -60,7 +57,7 @@ func (t *Times) Law(model, hardware string) (law Law, known bool) {
 	return Law{Line: t.start.Line()}, t.start.Known
 }
 
-// Learn learns from one prefill.
+// Learn adds a prefill to the samples of its model and hardware label.
 func (t *Times) Learn(model, hardware string, s Sample) {
 	k := kind{model, hardware}
 	calibration := t.lines[k]
@@ -71,7 +68,7 @@ func (t *Times) Learn(model, hardware string, s Sample) {
 	calibration.Add(s)
 }
 
-// Samples is how many prefills the line of a model and a label was learned from.
+// Samples is the number of prefills from which the line of a model and a hardware label was learned.
 func (t *Times) Samples(model, hardware string) int {
 	if calibration := t.lines[kind{model, hardware}]; calibration != nil {
 		return calibration.Samples()
@@ -79,13 +76,13 @@ func (t *Times) Samples(model, hardware string) int {
 	return 0
 }
 
-// Learned is what was learned of one kind.
+// Learned is the learned line of one kind of engine.
 type Learned struct {
 	Model, Hardware string
 	*Calibration
 }
 
-// All is what was learned of each kind, by model and hardware.
+// All returns the learned lines, ordered by model and hardware.
 func (t *Times) All() []Learned {
 	all := make([]Learned, 0, len(t.lines))
 	for k, calibration := range t.lines {
@@ -97,7 +94,7 @@ func (t *Times) All() []Learned {
 	return all
 }
 
-// Forget drops the lines of the models that are gone.
+// Forget drops the lines of models for which gone returns true.
 func (t *Times) Forget(gone func(model string) bool) {
 	maps.DeleteFunc(t.lines, func(k kind, _ *Calibration) bool { return gone(k.model) })
 }
@@ -105,7 +102,7 @@ func (t *Times) Forget(gone func(model string) bool) {
 // usualWeight is the weight of one more prompt in the mean.
 const usualWeight = 0.05
 
-// Computes learns how many tokens of one of our prompts an engine has to compute.
+// Computes learns from one prompt how many tokens an engine usually has to compute.
 func (t *Times) Computes(newTokens int64) {
 	if t.usual == 0 {
 		t.usual = float64(newTokens)
@@ -113,18 +110,19 @@ func (t *Times) Computes(newTokens int64) {
 	t.usual += usualWeight * (float64(newTokens) - t.usual)
 }
 
-// Usual is how many tokens a prompt of ours has to compute, lately.
+// Usual is the recent mean number of tokens that an engine has to compute for a prompt.
 func (t *Times) Usual() float64 { return t.usual }
 
-// Way is what is learned of how the two engines of a request meet, if the decode rank is bound before the prefill.
+// Way learns, for requests whose decode rank is chosen before the prefill, how long the decode engine takes to call back.
+// In its callback the decode engine says where the prefill engine must send the KV.
 type Way struct {
-	callback float64 // ms that a callback takes, lately; 0: none has come
+	callback float64 // weighted mean of the time until a callback, in ms; 0: none has come
 }
 
 // callbackWeight is the weight of one more callback in the mean.
 const callbackWeight = 0.05
 
-// Way returns the Way of a profile. All who ask share it, and may teach it.
+// Way returns the Way of a profile, which all callers share.
 func (t *Times) Way(profile string) *Way {
 	w := t.ways[profile]
 	if w == nil {
@@ -134,7 +132,7 @@ func (t *Times) Way(profile string) *Way {
 	return w
 }
 
-// CalledBack learns how long after its bind a request's decode engine said where the KV goes.
+// CalledBack learns how long after the choice of the decode rank the callback of its engine came.
 func (w *Way) CalledBack(took time.Duration) {
 	if w.callback == 0 {
 		w.callback = ms(took)
@@ -142,7 +140,7 @@ func (w *Way) CalledBack(took time.Duration) {
 	w.callback += callbackWeight * (ms(took) - w.callback)
 }
 
-// Callback is how long a callback usually takes; 0: no engine calls back.
+// Callback is the usual time until a callback; 0: no callback has come.
 func (w *Way) Callback() time.Duration { return time.Duration(w.callback * float64(time.Millisecond)) }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
