@@ -8,22 +8,22 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Affinity remembers where the last request of each session went. It is bounded: a session that was not used for ttl
-// is dropped, and if there are more than most, so is the one that was used longest ago.
+// Affinity remembers the candidate of each session's last request. It drops a session that was not used for ttl, and the
+// least recently used session when there are more than most.
 type Affinity struct {
 	ttl    time.Duration
 	most   int
-	factor float64 // a session leaves a candidate that would have more than so many times its share of all requests
+	factor float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
 
 	byUse list.List // of *session, the newest first
 	byKey map[uint64]*list.Element
 }
 
-// AffinityConfig says when a session goes to the engine that had its last request: while that engine does not have
-// much more than its share of the load.
+// AffinityConfig configures session affinity: a session returns to the engine of its last request, as long as this engine
+// does not have much more than its even share of the load.
 type AffinityConfig struct {
 	Enabled    bool          `yaml:"enabled"`
-	LoadFactor float64       `yaml:"load_factor"` // a session leaves an engine that would have more than so many times its share
+	LoadFactor float64       `yaml:"load_factor"` // a session leaves an engine that would have more than this factor times its even share
 	TTL        time.Duration `yaml:"ttl"`
 	MaxKeys    int           `yaml:"max_keys"`
 }
@@ -47,8 +47,8 @@ func NewAffinity(c AffinityConfig) *Affinity {
 	return &Affinity{ttl: c.TTL, most: c.MaxKeys, factor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
 
-// Keep returns the index of the candidate that had the session's last request, if the session may stay there. The
-// outcome is empty for a request without a session, or if affinity is off.
+// Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome
+// Kept). The outcome is empty for a request without a session, or if affinity is off.
 func (a *Affinity) Keep(key uint64, eligible []policy.Candidate, now time.Time) (at int, outcome string) {
 	if a == nil || key == 0 {
 		return 0, ""
@@ -73,7 +73,7 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Candidate, now time.Time) 
 	return at, Kept
 }
 
-// last is where the session's last request went; empty: it is not known.
+// last is the candidate of the session's last request; empty: unknown.
 func (a *Affinity) last(key uint64, now time.Time) string {
 	a.expire(now)
 	if e := a.byKey[key]; e != nil {
@@ -82,7 +82,7 @@ func (a *Affinity) last(key uint64, now time.Time) string {
 	return ""
 }
 
-// Went remembers where a request of the session goes.
+// Went records the candidate of a session's present request.
 func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
 	a.expire(now)
 	e := a.byKey[key]
@@ -98,7 +98,7 @@ func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
 	a.byUse.MoveToFront(e)
 }
 
-// Left forgets a session, because it has no further request.
+// Left drops a session, because it sends no further request.
 func (a *Affinity) Left(key uint64) {
 	if e := a.byKey[key]; e != nil {
 		a.drop(e)
@@ -116,8 +116,8 @@ func (a *Affinity) drop(e *list.Element) {
 	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }
 
-// withinLoad says whether a candidate with a batch of bs may take one more request. sum is the batches of all n
-// eligible candidates together. The candidate may then have no more than factor times its share.
+// withinLoad reports whether a candidate with a batch of bs may take one more request: with it, the candidate must have at
+// most factor times its even share. sum is the sum of the batches of all n eligible candidates.
 func withinLoad(bs, sum float64, n int, factor float64) bool {
 	return bs+1 <= math.Ceil(factor*(sum+1)/float64(n))
 }

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Hotspots finds classes of requests, which share a long prefix, that ask for more than the candidates that hold this
-// prefix can give. It keeps such a class off these candidates for a while, so that other candidates come to hold the
-// prefix (LMetric).
+// Hotspots finds hot classes. A class is the set of requests that share a long prefix. It is hot if it causes more load
+// than the candidates that hold its prefix (its holders) can serve. Hotspots keeps a hot class off its holders for a
+// while, so that further candidates compute and then hold the prefix (LMetric).
 //
-// A class is alarmed while its share of the requests is larger than the share of the candidates that hold its prefix
-// (phase 1). If the policy then chooses holders more than twice as often in a row as there are holders, it is
-// overruled: the class goes to the other candidates (phase 2). Each of these then holds the prefix, too, so that the
-// alarm ends when as many candidates hold it as the share of the class deserves.
+// A class is alarmed while its share of the requests is larger than its holders' share of the candidates (phase 1). If the
+// policy then chooses a holder more than twice as often in a row as there are holders, the class is filtered: its
+// requests go to the other candidates (phase 2). These become holders, too. The alarm ends when the holders' share of
+// the candidates has reached the class's share of the requests.
 type Hotspots struct {
-	most    int // classes that are watched at most
+	most    int // bound of classes
 	all     window
 	classes map[uint64]*hotClass
 	changes []Change // since the last call of Changes
@@ -24,22 +24,23 @@ type Hotspots struct {
 
 // These are the detector's settings. No cluster has needed other values yet.
 const (
-	// sharesOver is the time over which shares are taken: a minute follows a prompt that becomes popular, and is not
-	// moved by a burst of one second.
+	// sharesOver is the time over which shares are computed. A minute is short enough to notice a prompt that becomes
+	// popular, and long enough that a burst of one second changes little.
 	sharesOver = time.Minute
-	// enough is how many requests there must be in sharesOver before a class can be alarmed: with fewer, shares are
+	// enough is the number of requests in sharesOver from which a class can be alarmed: shares of fewer requests are
 	// chance.
 	enough = 20
-	// mostClasses is how many classes are watched. A class that matters has a large share, so the sketch needs no
-	// more places.
+	// mostClasses bounds the classes that are watched. A hot class has a large share of the requests, so that it stays among
+	// the most frequent classes.
 	mostClasses = 256
-	// mostFilter is the longest time for which a class is kept off its holders. Other candidates hold its prefix
-	// after a few prefills.
+	// mostFilter is the longest time for which a class is kept off its holders. A few prefills are enough for other
+	// candidates to hold its prefix.
 	mostFilter = time.Minute
 )
 
-// ClassTokens says how many tokens at the start of their prompts requests of a class share, ascending. The deepest that fits
-// a prompt counts: a system prompt has some hundred tokens, a document or a long list of tools some thousand.
+// ClassTokens lists how many tokens at the start of their prompts the requests of a class share, in ascending order. The
+// largest number that a prompt has counts. A system prompt has a few hundred tokens; a document or a long list of tools
+// has a few thousand.
 var ClassTokens = []int{512, 4096}
 
 // State is whether a class is hot.
@@ -58,21 +59,21 @@ type Change struct {
 	To      State
 	Share   float64 // of the requests in the window
 	Holders int
-	K       int // requests in a row for which a holder scored best although the class was alarmed
+	K       int // requests in a row, during the alarm, for which a holder had the best score
 }
 
 const windowBuckets = 12
 
-// window counts what happened in the last sharesOver.
+// window counts requests over the last sharesOver, in buckets.
 type window struct {
 	counts [windowBuckets]int
 	last   int64 // the newest bucket's number
 	sum    int
 }
 
-// roll moves the window on to a bucket, and forgets what has left it.
+// roll advances the window to a bucket, and drops the counts of buckets that have left it.
 func (w *window) roll(to int64) {
-	if to < w.last-windowBuckets { // the wall clock was set back: what was counted has later times than now
+	if to < w.last-windowBuckets { // the wall clock was set back far, so that the counted requests lie in the future
 		*w = window{last: to}
 	}
 	for n := max(w.last, to-windowBuckets) + 1; n <= to; n++ {
@@ -91,22 +92,22 @@ func (w *window) add() {
 type hotClass struct {
 	hash       uint64
 	seen       window
-	inherited  int   // count that it inherited when it took another class's place
-	since      int64 // bucket in which it did; the inherited count ends with the window
+	inherited  int   // rank of the class that it replaced; counts in rank until this is older than the window
+	since      int64 // bucket in which the class was first watched
 	state      State
-	holderWins int
-	holders    int
+	holderWins int       // Change.K
+	holders    int       // candidates that held the prefix at the last request
 	until      time.Time // end of the filter
 }
 
-// NewHotspots returns a detector that has seen nothing yet.
+// NewHotspots returns a detector that watches no class yet.
 func NewHotspots() *Hotspots { return &Hotspots{most: mostClasses, classes: map[uint64]*hotClass{}} }
 
-// bucketOf is the number of the window's bucket that a moment falls into.
+// bucketOf is the number of the bucket to which a time belongs.
 func bucketOf(now time.Time) int64 { return now.UnixNano() / int64(sharesOver/windowBuckets) }
 
-// Arrive counts a request. hash is 0 for a request without a class, or whose prefix no candidate holds well: it is
-// not watched, but counts among all requests.
+// Arrive counts a request. hash is its class, 0 for a request without a class or with a prefix that no candidate holds
+// well. A request with hash 0 counts only in the number of all requests.
 func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	bucket := bucketOf(now)
 	h.all.roll(bucket)
@@ -122,9 +123,9 @@ func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 	c.seen.add()
 }
 
-// watch begins to watch a class. If all places are taken it replaces the least frequent class. As in a space-saving
-// sketch, it inherits the rank of that class: else a new class could never stay. The inherited count does not count
-// as its own requests.
+// watch begins to watch a class. If too many are watched, the class replaces the least frequent one and inherits its rank,
+// as in a space-saving sketch: otherwise each new class would be replaced at once by the next one. The inherited rank does
+// not count as requests of the class.
 func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	c := &hotClass{hash: hash, since: bucket, state: OK}
 	if len(h.classes) >= h.most {
@@ -142,8 +143,8 @@ func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	return c
 }
 
-// rank orders classes when one must make room for a new one: the requests of the class in the window, and the count that
-// it inherited while this is not older than the window.
+// rank is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited rank while
+// this is not older than the window.
 func (c *hotClass) rank(bucket int64) int {
 	c.seen.roll(bucket)
 	if bucket-c.since < windowBuckets {
@@ -152,9 +153,9 @@ func (c *hotClass) rank(bucket int64) int {
 	return c.seen.sum
 }
 
-// Look says what state a class is in, now that so many live candidates hold its prefix (holders) and so many do not
-// (others). It alarms a class whose share of the requests is larger than the share of its holders (phase 1), and ends
-// an alarm or a filter that is over.
+// Look updates and returns the state of a class. holders is the number of live candidates that hold its prefix, and others
+// the number of live candidates that do not. Look alarms a class whose share of the requests is larger than its holders'
+// share of the candidates (phase 1), and ends an alarm or a filter that is over.
 func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil {
@@ -165,7 +166,8 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	c.seen.roll(bucket)
 	c.holders = holders
 	all, ofClass := h.all.sum, c.seen.sum
-	hot := all >= enough && holders >= 1 && others >= 1 && ofClass*others > (all-ofClass)*holders
+	overloaded := ofClass*others > (all-ofClass)*holders // ofClass/all > holders/(holders+others)
+	hot := all >= enough && holders >= 1 && others >= 1 && overloaded
 	switch {
 	case !hot || c.state == Filter && !now.Before(c.until):
 		h.enter(c, OK, now)
@@ -175,9 +177,9 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	return c.state
 }
 
-// Weigh compares, once for each request of an alarmed class, the best score among the holders with the best among the
-// others, before any filter (phase 2); lower scores are better. If a holder was best too often in a row, the class is
-// kept off its holders from then on. Weigh returns the state of the class.
+// Weigh is called once for each request of an alarmed class, with the best score among the holders and the best score among
+// the other candidates (lower is better). If a holder was best too often in a row, the class is kept off its holders from
+// then on (phase 2). Weigh returns the state of the class.
 func (h *Hotspots) Weigh(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm {
@@ -201,7 +203,7 @@ func (h *Hotspots) state(hash uint64) State {
 	return OK
 }
 
-// enter changes a class's state and notes it.
+// enter changes the state of a class and records the change.
 func (h *Hotspots) enter(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
@@ -222,9 +224,9 @@ func (h *Hotspots) Changes() []Change {
 	return changes
 }
 
-// settle ends filters whose time is over, which else only the next request of the class would do, and forgets classes
-// without a request in the window.
-func (h *Hotspots) settle(now time.Time) {
+// refresh ends filters whose time is over, without waiting for the next request of the class. It drops classes without a
+// request in the window.
+func (h *Hotspots) refresh(now time.Time) {
 	bucket := bucketOf(now)
 	h.all.roll(bucket)
 	for hash, c := range h.classes {
@@ -240,7 +242,7 @@ func (h *Hotspots) settle(now time.Time) {
 
 // States counts the classes by state.
 func (h *Hotspots) States(now time.Time) map[State]int {
-	h.settle(now)
+	h.refresh(now)
 	n := map[State]int{}
 	for _, c := range h.classes {
 		n[c.state]++
@@ -248,10 +250,10 @@ func (h *Hotspots) States(now time.Time) map[State]int {
 	return n
 }
 
-// Requests is how many requests the window has.
+// Requests is the number of requests in the window.
 func (h *Hotspots) Requests() int { return h.all.sum }
 
-// HotspotClass is a class of requests with the same long prefix, which is watched because it may ask too much of the engines that hold it.
+// HotspotClass is a watched class: requests that share a long prefix, and may overload the engines that hold it.
 type HotspotClass struct {
 	Class    string  `json:"class"` // its hash
 	State    State   `json:"state"`
@@ -263,7 +265,7 @@ type HotspotClass struct {
 
 // List returns all classes that are watched, the most frequent first.
 func (h *Hotspots) List(now time.Time) []HotspotClass {
-	h.settle(now)
+	h.refresh(now)
 	list := make([]HotspotClass, 0, len(h.classes))
 	for _, c := range h.classes {
 		list = append(list, HotspotClass{

@@ -6,25 +6,26 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// needsLine is the policy that predicts when prefills end, and instead is the policy that chooses in its place while
-// no line of prefill times is known.
+// The policy needsLine predicts when prefills end. While no line of prefill times is known, the policy instead chooses in
+// its place.
 const (
 	needsLine = "finish"
 	instead   = "lmetric"
 )
 
-// mostPolicies bounds how many policies are kept that requests named.
+// mostPolicies bounds the cache of parsed policies, because each request may name a policy.
 const mostPolicies = 64
 
-// Policies are the policies that choose: the usual one, for requests that name none, and those that requests named.
+// Policies holds the policy for requests that name none, and a cache of the policies that requests named.
 type Policies struct {
 	library *policy.Library
-	made    map[string]*policy.Policy
-	usual   *policy.Policy // of requests that name none
-	noLine  *policy.Policy // chooses in place of finish while no line is known
+	made    map[string]*policy.Policy // the policies that requests named, by their text
+	usual   *policy.Policy            // for requests that name none
+	noLine  *policy.Policy            // chooses in place of needsLine while no line is known
 }
 
-// NewPolicies knows the built-in policies and those that a user defines. serves is false in a simulation.
+// NewPolicies returns the built-in policies together with the policies of the configuration. serves is false in a
+// simulation.
 func NewPolicies(definitions map[string]policy.Definition, usual string, serves bool) (*Policies, error) {
 	library, err := policy.NewLibrary(definitions)
 	if err != nil {
@@ -44,10 +45,10 @@ func NewPolicies(definitions map[string]policy.Definition, usual string, serves 
 // Names are the names of all policies.
 func (p *Policies) Names() []string { return p.library.Names() }
 
-// Usual is the policy of requests that name none.
+// Usual is the policy for requests that name none.
 func (p *Policies) Usual() *policy.Policy { return p.usual }
 
-// Use changes the policy of requests that name none.
+// Use changes the policy for requests that name none.
 func (p *Policies) Use(spec string) error {
 	usual, err := p.library.Parse(spec)
 	if err == nil {
@@ -56,7 +57,7 @@ func (p *Policies) Use(spec string) error {
 	return err
 }
 
-// Named returns the policy of a spec, the usual one for an empty spec. It makes a policy when it is first named.
+// Named returns the policy that a request names by its spec; an empty spec means the usual policy.
 func (p *Policies) Named(spec string) (*policy.Policy, error) {
 	if spec == "" {
 		return p.usual, nil
@@ -75,10 +76,10 @@ func (p *Policies) Named(spec string) (*policy.Policy, error) {
 	return made, nil
 }
 
-// WithoutLine returns the policy that chooses in place of another while no line of prefill times is known.
-func (p *Policies) WithoutLine(of *policy.Policy) *policy.Policy {
-	if of.Name() == needsLine {
+// WithoutLine returns the policy that chooses in place of chosen while no line of prefill times is known.
+func (p *Policies) WithoutLine(chosen *policy.Policy) *policy.Policy {
+	if chosen.Name() == needsLine {
 		return p.noLine
 	}
-	return of
+	return chosen
 }

@@ -1,16 +1,17 @@
-// Package steer decides where a prompt goes among candidates that could all take it: by the policies that choose, and
-// by what overrules them (hotspots and the affinity of sessions). It has no clock, lock, log or metric: its owner
-// gives it the time and reports what came of it.
+// Package steer helps to choose among the candidates that could take a prompt. It holds the policies, and two mechanisms
+// that may overrule a policy: hotspots and session affinity. It has no clock, lock, log or metric: its owner passes the
+// time and reports the results.
 package steer
 
-// Steer is the policies and what overrules them. A change of configuration replaces Policies as a whole.
+// Steer holds the policies and the mechanisms that overrule them. A new configuration replaces Policies as a whole.
 type Steer struct {
 	*Policies
 	Hotspots *Hotspots // nil: off
 	Affinity *Affinity // nil: off
 }
 
-// Overrule sets what may overrule the policy. If a part is configured as before, it keeps what it has seen.
+// Overrule configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
+// state.
 func (s *Steer) Overrule(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
