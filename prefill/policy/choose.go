@@ -6,27 +6,27 @@ import (
 	"slices"
 )
 
-// Name is the policy's bounded name, for metrics and headers.
+// Name is the policy's name without parameters, for metrics and headers: the number of names is bounded.
 func (p *Policy) Name() string { return p.name }
 
 // String is the policy in the form that Parse reads.
 func (p *Policy) String() string { return p.spec }
 
-// Rounds says that the policy chooses candidates in turn: its caller keeps the Order of the last choice as the Cursor
-// of the next Query.
+// Rounds reports whether the policy chooses candidates in turn. Its caller must then pass the Order of the chosen candidate
+// as the Cursor of the next Query.
 func (p *Policy) Rounds() bool { return p.rounds }
 
-// LoadBlind says that the policy does not look at a candidate's load: it would go on choosing a candidate that can
-// take no more.
+// LoadBlind reports whether the policy ignores the load of candidates. Such a policy continues to choose a candidate that
+// is overloaded.
 func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
-// Choice is what a policy decided.
+// Choice is the decision of a policy.
 type Choice struct {
 	Index         int     // of the chosen candidate
-	Score         float64 // as the policy gave it, smaller is better
-	Bad           int     // candidates whose score was no number
-	Fallback      bool    // no score was a number, so that lmetric chose
-	FilterSkipped bool    // the policy's own filter would have left no candidate
+	Score         float64 // of the chosen candidate, smaller is better
+	Bad           int     // number of candidates whose score was not a finite number
+	Fallback      bool    // no score was a finite number, so that lmetric chose
+	FilterSkipped bool    // the policy's own filter was ignored, because no candidate passed it
 }
 
 // equal is the relative difference below which two scores count as equal.
@@ -89,7 +89,9 @@ func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
 	}
 	best, bestHash := -1, uint64(0)
 	for i := range candidates {
-		if s := p.scores[i]; !(s-least <= equal*max(math.Abs(s), math.Abs(least))) {
+		s := p.scores[i]
+		lowest := s-least <= equal*max(math.Abs(s), math.Abs(least)) // never true of NaN
+		if !lowest {
 			continue
 		}
 		order := -1
@@ -107,7 +109,7 @@ func (p *Policy) lowest(q *Query, candidates []Candidate, ties []key) int {
 	return best
 }
 
-// compare compares two candidates by the first key in ties in which they differ; below 0: a comes first.
+// compare compares two candidates by the first key in ties in which they differ; negative: a comes first.
 func compare(ties []key, a, b *Candidate) int {
 	for _, k := range ties {
 		if order := cmp.Compare(k(a), k(b)); order != 0 {
@@ -120,12 +122,12 @@ func compare(ties []key, a, b *Candidate) int {
 // Row is one candidate in the table that explains a choice.
 type Row struct {
 	Candidate string   `json:"candidate"`
-	Score     *float64 `json:"score"` // null: it is not a number, or the candidate was filtered out
+	Score     *float64 `json:"score"` // null: not a finite number, or the candidate was filtered out
 	Chosen    bool     `json:"chosen,omitempty"`
 }
 
-// Explain returns the scores of the last choice: the chosen candidate first, then by score, at most so many rows. The
-// candidates must be those of that choice.
+// Explain returns at most so many rows of the last choice: the chosen candidate first, the others by score. candidates must
+// be the same as in that choice.
 func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
 	rank := func(i int) float64 {
 		switch {
@@ -137,19 +139,19 @@ func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
 			return math.Inf(1)
 		}
 	}
-	order := make([]int, 0, min(rows, len(candidates))) // the best so far
+	order := make([]int, 0, min(rows, len(candidates))) // the best candidates so far, best first
 	for i := range candidates {
-		at := len(order)
-		for at > 0 && rank(i) < rank(order[at-1]) {
-			at--
+		position := len(order)
+		for position > 0 && rank(i) < rank(order[position-1]) {
+			position--
 		}
-		if at == cap(order) {
+		if position == cap(order) { // worse than every row of a full table
 			continue
 		}
 		if len(order) == cap(order) {
 			order = order[:len(order)-1]
 		}
-		order = slices.Insert(order, at, i)
+		order = slices.Insert(order, position, i)
 	}
 	table := make([]Row, 0, len(order))
 	for _, i := range order {
@@ -162,5 +164,5 @@ func (p *Policy) Explain(candidates []Candidate, chosen, rows int) []Row {
 	return table
 }
 
-// ScoreOf is the score that the last choice gave to the candidate of that index; not finite if it gave none.
+// ScoreOf is the score of candidate i in the last choice; not finite if the candidate had none.
 func (p *Policy) ScoreOf(i int) float64 { return p.scores[i] }

@@ -1,6 +1,6 @@
-// Package policy decides which of the prefill candidates takes a request, from their indicators and the request
-// alone.
+// Package policy chooses the prefill candidate for a request. A choice depends only on the request and on the indicators of
+// the candidates.
 //
-// It is pure: no clock, no I/O, no lock. The tier, the simulator and `check` fill a slice of Candidates and call the
-// same Policy.
+// The package is pure: it has no clock, no I/O and no lock. The proxy, the simulator and `check` all fill a slice of
+// Candidates and call the same Policy.
 package policy

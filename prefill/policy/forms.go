@@ -2,14 +2,13 @@ package policy
 
 import "evenkeel/internal/namedargs"
 
-// score is a candidate's score, of which the smallest wins; v is the policy's parameter.
+// score computes a candidate's score; the candidate with the smallest score wins. v is the policy's parameter.
 type score func(v float64, q *Query, c *Candidate) float64
 
 // key orders candidates whose scores are equal: the one with the smaller key comes first.
 type key func(c *Candidate) float64
 
-// aware and blind decide between equal scores, before the hash does. Policies that do not look at the cache do not do
-// so here either.
+// aware and blind decide between equal scores. aware is for policies that consider the prefix cache, blind for the others.
 var (
 	aware = []key{
 		func(c *Candidate) float64 { return -c.HitTokens },
@@ -19,41 +18,44 @@ var (
 	blind = []key{func(c *Candidate) float64 { return c.BS }}
 )
 
-// form is a built-in policy: its parameter, if it has one, and its score.
+// form is a built-in policy.
 type form struct {
 	name string
 	ties []key
 
-	takes     []namedargs.Key[float64] // its parameter, if it has one
+	takes     []namedargs.Key[float64] // its parameter; nil: none
 	value     float64                  // the parameter's default
 	score     score
-	source    string // where the score and the default come from
-	rounds    bool   // it chooses in turn: the caller keeps the cursor
-	loadBlind bool   // it does not look at a candidate's load
-	instead   string // what to write instead where requests are served; empty: the form itself may be used there
+	source    string // of the score and of the default
+	rounds    bool   // see Policy.Rounds
+	loadBlind bool   // see Policy.LoadBlind
+	instead   string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
 }
 
+// upTo is a numeric parameter from 0 to most.
 func upTo(most float64, name string) []namedargs.Key[float64] {
 	return []namedargs.Key[float64]{namedargs.Number(name, 0, most, itself)}
 }
 
-func words(name string, of ...string) []namedargs.Key[float64] {
-	return []namedargs.Key[float64]{namedargs.Words(name, itself, func(i int) float64 { return float64(i) }, of...)}
+// words is a parameter whose value is one of the given words; it is stored as the word's index.
+func words(name string, allowed ...string) []namedargs.Key[float64] {
+	return []namedargs.Key[float64]{namedargs.Words(name, itself, func(i int) float64 { return float64(i) }, allowed...)}
 }
 
 func itself(v *float64) *float64 { return v }
 
-// unbounded is a largest value that no parameter needs.
+// unbounded is an upper bound that no sensible parameter reaches.
 const unbounded = 1e9
 
-// lap is added to the score of candidates up to round-robin's cursor, so that they come after the others. It is more
-// than the number of candidates, and small enough that neighbours do not count as equal.
+// lap is added to the round-robin score of candidates up to the cursor, so that they come after the candidates behind the
+// cursor. It exceeds the number of candidates, and is small enough that the scores of two candidates never count as
+// equal.
 const lap = 1 << 20
 
-// kvShare is the share of a prompt's weight that counts for the KV that an engine holds: vllm-ascend's factor.
+// kvShare is the weight of held KV tokens relative to tokens that still have to be computed, as in vllm-ascend's proxy.
 const kvShare = 0.3
 
-// forms in the order in which they are listed to a user.
+// forms are listed to users in this order.
 var forms = []form{
 	{
 		name: "round-robin", rounds: true, loadBlind: true, source: "next in configured order",
@@ -131,6 +133,6 @@ var forms = []form{
 	},
 }
 
-// lmetric is new tokens times batch size, both with the request included. If the batch did not include it, every idle
-// candidate would score 0 and the cache would count for nothing.
+// lmetric is the number of queued new tokens times the batch size, both with this request included. Without it, every idle
+// candidate would have the score 0, whatever its cache holds.
 func lmetric(_ float64, _ *Query, c *Candidate) float64 { return c.PTokens * (c.BS + 1) }

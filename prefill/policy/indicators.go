@@ -8,59 +8,59 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Indicators are what is known of one candidate when a request is decided, before the request is charged there. The
-// names in the tags are those that a user's policies use.
+// Indicators are the numbers by which policies compare candidates for a request. They do not yet include the request's own
+// charge. The tags have the names by which a user's policies refer to the indicators.
 type Indicators struct {
 	PromptTokens    float64 `expr:"prompt_tokens"`
-	HitTokens       float64 `expr:"hit_tokens"`        // of prompt_tokens, those in the candidate's prefix cache that can be used
+	HitTokens       float64 `expr:"hit_tokens"`        // prompt tokens that the candidate can take from its prefix cache
 	HitRatio        float64 `expr:"hit_ratio"`         // hit_tokens / prompt_tokens
-	NewTokens       float64 `expr:"new_tokens"`        // tokens to be computed there, at least 1
-	QueuedNewTokens float64 `expr:"queued_new_tokens"` // tokens to be computed for our unanswered probes
+	NewTokens       float64 `expr:"new_tokens"`        // prompt tokens that the candidate would have to compute, at least 1
+	QueuedNewTokens float64 `expr:"queued_new_tokens"` // tokens left to compute for this proxy's probes
 	PTokens         float64 `expr:"p_tokens"`          // queued_new_tokens + new_tokens
-	BacklogMs       float64 `expr:"backlog_ms"`        // predicted time left for unanswered probes: ours, and the known ones of others
-	BS              float64 `expr:"bs"`                // our unanswered probes and the requests of others
-	Waiting         float64 `expr:"waiting"`           // requests in the engine's queue, ours since the scrape included
-	Running         float64 `expr:"running"`
-	ActiveTokens    float64 `expr:"active_tokens"` // prompt tokens of our unanswered probes
-	KVTokens        float64 `expr:"kv_tokens"`     // active_tokens and held_tokens
-	KVUsage         float64 `expr:"kv_usage"`      // share of the KV cache in use, 0 to 1
-	HeldTokens      float64 `expr:"held_tokens"`   // tokens of hand-offs that still hold KV
-	ActiveBlocks    float64 `expr:"active_blocks"` // kv_tokens in blocks of the engine
+	BacklogMs       float64 `expr:"backlog_ms"`        // predicted time until all known unanswered probes are done, others' included
+	BS              float64 `expr:"bs"`                // unanswered probes of this proxy, and the requests of others
+	Waiting         float64 `expr:"waiting"`           // requests in the engine's queue, with probes since the scrape
+	Running         float64 `expr:"running"`           // requests that the engine runs
+	ActiveTokens    float64 `expr:"active_tokens"`     // prompt tokens of unanswered probes of this proxy
+	KVTokens        float64 `expr:"kv_tokens"`         // active_tokens + held_tokens
+	KVUsage         float64 `expr:"kv_usage"`          // share of the KV cache in use, 0 to 1
+	HeldTokens      float64 `expr:"held_tokens"`       // tokens of hand-offs that still hold KV
+	ActiveBlocks    float64 `expr:"active_blocks"`     // kv_tokens in blocks of the engine
 	RTTMs           float64 `expr:"rtt_ms"`
-	TPMs            float64 `expr:"tp_ms"` // time for each new token, by the fitted line
-	T0Ms            float64 `expr:"t0_ms"` // time of a prefill without any new token
+	TPMs            float64 `expr:"tp_ms"` // prefill time per new token, by the fitted line
+	T0Ms            float64 `expr:"t0_ms"` // fixed part of the prefill time, by the fitted line
 
-	// These are over the candidates that this request may go to.
+	// The batches (bs) of all candidates that may take this request, and the number of these candidates.
 	MaxBS  float64 `expr:"max_bs"`
 	MinBS  float64 `expr:"min_bs"`
 	MeanBS float64 `expr:"mean_bs"`
 	N      float64 `expr:"n"`
 }
 
-// Candidate is one place a request may go to.
+// Candidate is an engine, or a rank of it, that may prefill a request.
 type Candidate struct {
 	ID    string
-	Order int      // in the configuration, for round-robin
+	Order int      // position in the configuration, for round-robin
 	Ring  []uint64 // Vnodes(ID), for sticky-ring
 
 	Indicators
 
 	BlockTokens     float64 // tokens of the engine's KV blocks; 0 counts as 1
-	Beta2           float64 // ms a token pair: the time that attention over the prompt adds
-	QueuedAttention float64 // Σ N·(H + N/2) over our unanswered probes, tokens²
-	ActiveWork      float64 // active_tokens and kv_tokens as vllm-ascend's example proxy weighs prompts
-	KVWork          float64
+	Beta2           float64 // ms per token pair of attention
+	QueuedAttention float64 // Σ N·(H + N/2) over unanswered probes with N new and H cached tokens, in tokens²
+	ActiveWork      float64 // like ActiveTokens, in the weight of vllm-ascend's example proxy
+	KVWork          float64 // like KVTokens, in the same weight
 }
 
-// Query is the request that is decided.
+// Query is the request for which a candidate is chosen.
 type Query struct {
 	ID     string // breaks ties
-	Key    uint64 // hash of the session, for sticky-ring; 0: none, the ID stands in
-	Cursor int    // Order of the candidate that round-robin chose last for the model, -1: none
+	Key    uint64 // hash of the session, for sticky-ring; 0: no session, the ID is hashed instead
+	Cursor int    // Order of the candidate that round-robin last chose for the model, -1: none
 }
 
-// Fit sets what a prompt of so many tokens would find and cost at the candidate, if matched of them are in its prefix
-// cache. An engine computes at least one token again, and hits are whole blocks.
+// Fit sets the indicators that depend on the prompt. prompt is its length in tokens, and matched is how many of them are in
+// the candidate's prefix cache. Hits are whole blocks, and an engine always computes at least one token.
 func (c *Candidate) Fit(prompt, matched float64) {
 	block := max(1, c.BlockTokens)
 	c.PromptTokens = prompt
@@ -87,24 +87,23 @@ func Aggregate(candidates []Candidate) {
 	}
 }
 
-// Line predicts how long a prefill takes in ms: T0Ms + TPMs·N + Beta2·N·(H + N/2), for N new tokens after H tokens
-// that are in the cache.
+// Line predicts the duration of a prefill in ms: T0Ms + TPMs·N + Beta2·N·(H + N/2), for N new tokens after H cached tokens.
 type Line struct{ T0Ms, TPMs, Beta2 float64 }
 
-// Ms is how long a prefill is predicted to take.
+// Ms is the predicted duration of a prefill.
 func (l Line) Ms(newTokens, hit float64) float64 {
 	return l.T0Ms + l.TPMs*newTokens + l.Beta2*Attention(newTokens, hit)
 }
 
-// Attention is the number of token pairs a prefill looks at.
+// Attention is the number of token pairs that the attention of a prefill computes.
 func Attention(newTokens, hit float64) float64 { return newTokens * (hit + newTokens/2) }
 
-// creditFloor is the share of the running prefill's prediction that still counts however long it runs: the line may
-// be wrong, and a candidate that never ends its prefill must not look free.
+// creditFloor is the smallest share of a running prefill's predicted time that is assumed to be left, however long it has
+// run. The prediction may be wrong, and a candidate that hangs must not look idle.
 const creditFloor = 0.25
 
-// Backlog is the time left for a candidate's unanswered probes: their predicted total less the time for which the
-// oldest, which runs, has run alone.
+// Backlog is the predicted time until a candidate has computed all unanswered probes. totalMs is their predicted time,
+// oldestMs the part of the oldest probe, which runs, and elapsedMs the time for which it has run.
 func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
 	return totalMs - oldestMs + max(creditFloor*oldestMs, oldestMs-max(0, elapsedMs))
 }
@@ -112,11 +111,11 @@ func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
 // attention is the number of token pairs of the new prefill, which Beta2 weighs.
 func (c *Candidate) attention() float64 { return Attention(c.NewTokens, c.HitTokens) }
 
-// vnodes is how many points a candidate has on the ring: with 100 points the largest share of 64 candidates is some
-// 30 % above the mean.
+// vnodes is the number of points that a candidate has on the ring. With 100 points each, the largest share of 64 candidates
+// is about 30 % above the mean.
 const vnodes = 100
 
-// Vnodes are a candidate's points on the ring, in order.
+// Vnodes returns a candidate's points on the ring, in ascending order.
 func Vnodes(id string) []uint64 {
 	ring := make([]uint64, vnodes)
 	for i := range ring {
@@ -126,7 +125,7 @@ func Vnodes(id string) []uint64 {
 	return ring
 }
 
-// ahead is the distance, clockwise from the key, to the nearest of the points, as a share of the ring.
+// ahead is the distance on the ring from the key to the next point, as a share of the whole ring.
 func ahead(ring []uint64, key uint64) float64 {
 	if len(ring) == 0 {
 		return 1
@@ -135,8 +134,8 @@ func ahead(ring []uint64, key uint64) float64 {
 	return float64(ring[i%len(ring)]-key) / (1 << 64) // the subtraction wraps around like the ring
 }
 
-// HRW orders candidates for a request by highest random weight: each request has its own order, which does not change
-// when other candidates come and go. The lowest hash is first.
+// HRW returns a hash that orders candidates for a request by rendezvous hashing, the lowest hash first. Each request has its
+// own order, and the order of two candidates does not change when other candidates come and go.
 func HRW(requestID, candidateID string) uint64 {
 	var d xxhash.Digest
 	d.Reset()

@@ -8,8 +8,8 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// Policy chooses among candidates. It has scratch memory, so only one goroutine at a time may use it; Parse makes as
-// many policies as are needed.
+// Policy chooses among candidates. Only one goroutine at a time may use it, because it reuses its memory. Each Parse makes
+// another Policy.
 type Policy struct {
 	name, spec string
 	ties       []key
@@ -19,7 +19,7 @@ type Policy struct {
 	loadBlind  bool
 	user       *run // compiled expressions of a user's policy; nil: the policy is built in
 
-	query  Query     // of the last choice; if it had no session key, one is made of its ID
+	query  Query     // of the last choice, with a Key
 	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
 }
 
@@ -32,7 +32,7 @@ func Names() []string {
 	return names
 }
 
-// insteadOf says what to write in place of a policy that serves no requests; empty: the policy serves requests, or is none.
+// insteadOf is the advice what to write in place of a policy that may only be used in simulations; empty: there is none.
 func insteadOf(name string) string {
 	if i := slices.IndexFunc(forms, func(f form) bool { return f.name == name }); i >= 0 {
 		return forms[i].instead
@@ -40,7 +40,7 @@ func insteadOf(name string) string {
 	return ""
 }
 
-// Parse makes the policy that a user named, built-in or of the library, from `name` or `name:key=value`.
+// Parse makes a policy from `name` or `name:key=value`. The name is a built-in policy or one of the library's.
 func (l *Library) Parse(text string) (*Policy, error) {
 	if name, _, _ := strings.Cut(text, ":"); l != nil && l.Serves && insteadOf(name) != "" {
 		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, insteadOf(name))

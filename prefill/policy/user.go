@@ -18,16 +18,15 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// Definition is a policy that a user wrote, in expressions over the names of
-// Indicators.
+// Definition is a policy that a user wrote, with expressions over the names of Indicators.
 type Definition struct {
-	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: eligible; ignored if it would leave no engine
+	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: the engine is eligible; ignored if no engine would be
 	Score     string   `yaml:"score" json:"score"`                   // a number
 	Objective string   `yaml:"objective" json:"objective,omitempty"` // min, the default, or max
 	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller value first; with a - before it the larger
 }
 
-// DefinitionError is what is wrong with a Definition, and where.
+// DefinitionError is one mistake in a Definition, with its place.
 type DefinitionError struct {
 	Policy, Key  string // such as score, or tie_break[1]
 	Line, Column int    // place in the key's text, from 1; 0: the whole text
@@ -38,7 +37,7 @@ func (e *DefinitionError) Error() string {
 	return fmt.Sprintf("policy %s: %s: %s", e.Policy, e.Key, e.Where())
 }
 
-// Where is what is wrong, with its place in the key's text.
+// Where is the message, with the place in the key's text.
 func (e *DefinitionError) Where() string {
 	if e.Line == 0 {
 		return e.Msg
@@ -46,14 +45,14 @@ func (e *DefinitionError) Where() string {
 	return fmt.Sprintf("%s (%d:%d)", e.Msg, e.Line, e.Column)
 }
 
-// Library is the built-in policies and those of a user. A nil Library has only the built-in ones.
+// Library holds a user's policies, in addition to the built-in policies. A nil Library has only the built-in ones.
 type Library struct {
-	Serves bool // it is for real requests and not for a simulation: policies that exist only for comparison are refused
+	Serves bool // the policies are for real requests: policies that are only meant for simulations are refused
 
 	users map[string]*user
 }
 
-// user is a Definition that was compiled; any number of policies may run it.
+// user is a compiled Definition. Several policies may share it.
 type user struct {
 	name          string
 	filter, score *vm.Program
@@ -61,15 +60,15 @@ type user struct {
 	ties          []key
 }
 
-// run is one Policy's use of a user's definition, with a virtual machine of its own.
+// run is the state of one Policy that uses a user's definition.
 type run struct {
 	*user
 	machine vm.VM
-	kept    []bool // by candidate: whether the filter kept it
-	all     bool   // all candidates pass, because the filter would leave none
+	kept    []bool // by candidate: whether it passed the filter
+	all     bool   // the filter is ignored, because no candidate passed it
 }
 
-// NewLibrary compiles definitions by name. Every problem is a DefinitionError.
+// NewLibrary compiles definitions, which are given by name. Its error joins a DefinitionError for each mistake.
 func NewLibrary(definitions map[string]Definition) (*Library, error) {
 	l := &Library{users: map[string]*user{}}
 	var errs []error
@@ -84,7 +83,8 @@ func NewLibrary(definitions map[string]Definition) (*Library, error) {
 	return l, nil
 }
 
-// Names lists the built-in policies, of a proxy those that serve requests, and then the user's.
+// Names lists the built-in policies, then the user's. If the library serves requests, policies that are only meant for
+// simulations are left out.
 func (l *Library) Names() []string {
 	if l == nil {
 		return Names()
@@ -100,7 +100,7 @@ func (l *Library) user(name string) *user {
 	return l.users[name]
 }
 
-// compile compiles the definition of a user's policy. Its error joins a DefinitionError for each problem.
+// compile compiles the definition of a user's policy. Its error joins a DefinitionError for each mistake.
 func compile(name string, d Definition) (*user, error) {
 	u := &user{name: name, sign: 1}
 	var errs []error
@@ -149,11 +149,11 @@ func compile(name string, d Definition) (*user, error) {
 // functions are the functions that an expression may call.
 var functions = []string{"abs", "ceil", "floor", "max", "min", "round"}
 
-// maxNodes bounds the nodes of an expression, and so what it costs to evaluate.
+// maxNodes bounds the number of syntax nodes in an expression, and so the cost of evaluating it.
 const maxNodes = 64
 
-// compileExpression compiles an expression whose value has the type that result asks for. The error has the place in
-// the text, but neither policy nor key.
+// compileExpression compiles an expression; result is the required type of its value. The caller adds the policy and the
+// key to the error.
 func compileExpression(text string, result expr.Option) (*vm.Program, *DefinitionError) {
 	errorAt := func(msg string, where file.Location) *DefinitionError {
 		e := (&file.Error{Location: where, Message: msg}).Bind(file.NewSource(text))
@@ -187,8 +187,8 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	return program, nil
 }
 
-// guard finds what a user's expression may not have. If only the builtins were disabled, loops over ranges would
-// still be possible.
+// guard finds the first node that is not allowed in a user's expression. It is needed because disabling the library's
+// builtin functions does not disable loops over ranges.
 type guard struct {
 	refused ast.Node
 	what    string
@@ -228,7 +228,7 @@ func (g *guard) Visit(node *ast.Node) {
 	}
 }
 
-// indicators has the index of each field of Indicators, by its name in the tag.
+// indicators maps the name of each indicator to the index of its field in Indicators.
 var indicators = func() map[string]int {
 	byName := map[string]int{}
 	t := reflect.TypeFor[Indicators]()
@@ -238,7 +238,7 @@ var indicators = func() map[string]int {
 	return byName
 }()
 
-// tieOn reads one item of tie_break and returns its key.
+// tieOn returns the key for one item of tie_break.
 func tieOn(text string) (key, error) {
 	name, descending := strings.CutPrefix(text, "-")
 	field, ok := indicators[name]
@@ -259,8 +259,8 @@ func (u *user) build() *Policy {
 	return &Policy{name: u.name, spec: u.name, ties: u.ties, user: &run{user: u}}
 }
 
-// filter runs the user's own filter over the candidates, and reports whether it would leave none. A candidate for
-// which the filter fails with an error passes.
+// filter applies the user's filter to all candidates, and reports whether no candidate passes. A candidate for which the
+// filter fails with an error passes.
 func (p *Policy) filter(candidates []Candidate) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {
 		return false
@@ -280,12 +280,12 @@ func (p *Policy) filter(candidates []Candidate) (skipped bool) {
 	return r.all
 }
 
-// passes reports whether the user's own filter lets the candidate of that index pass; true without a filter.
+// passes reports whether candidate i passes the user's filter. Without a filter every candidate passes.
 func (p *Policy) passes(i int) bool {
 	return p.user == nil || p.user.filter == nil || p.user.all || p.user.kept[i]
 }
 
-// evaluate is the score of the user's expression, where smaller is better; NaN if the expression fails.
+// evaluate is the user's score for a candidate, with the sign changed if larger is better; NaN if the expression fails.
 func (r *run) evaluate(i *Indicators) float64 {
 	v, err := r.machine.Run(r.score, i)
 	if err != nil {
