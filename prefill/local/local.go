@@ -1,6 +1,6 @@
-// Package local remembers how much of a prompt the prefix cache of each decode rank should hold, and so how little of
-// it is new there. This is for ranks that may compute prompts themselves, and for ranks that pull only the KV that
-// they lack. Which rank gets the request is the dispatcher's decision, because only the dispatcher knows the slots.
+// Package local predicts how many tokens of a prompt are in the prefix cache of each decode rank. The prediction is used
+// for ranks that may compute prompts themselves, and for ranks that pull only the KV that they lack. The dispatcher
+// chooses the rank of a request, because only the dispatcher knows the free slots.
 package local
 
 import (
@@ -19,55 +19,54 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Rank is a decode rank whose prefix cache counts.
+// Rank is a decode rank whose prefix cache is predicted.
 type Rank struct {
 	ID       int32
 	Name     string
-	Model    string // its board
-	Engine   string // the API server that it is part of
+	Model    string // the model of its board
+	Engine   string // the API server of the rank
 	Capacity int64  // KV tokens; 0: not known
 	Up       bool
-	Computes bool                // it may compute prompts; if not, it pulls the KV that it lacks
-	Events   prefill.EventSource // where its engine publishes what its cache holds; zero: only answers show it
+	Computes bool                // the rank may compute prompts; false: it pulls the KV that it lacks
+	Events   prefill.EventSource // of the rank's KV events; zero: its cache is known only from answers
 }
 
-// Prompt is a prompt that some engine is to compute.
+// Prompt is a prompt that an engine has to compute.
 type Prompt struct {
 	prefill.Prompt
-	Model  string // board
-	Tokens int    // counted or estimated; 0: not known
+	Model  string // the model of the board
+	Tokens int    // length, counted or estimated; 0: not known
 }
 
-// Offer is a rank with the work that the prompt would be for it.
+// Offer is the work that a prompt would cause on a rank.
 type Offer struct {
 	Rank int32
-	Hit  int // tokens that its prefix cache should have
-	New  int // tokens to be computed, 1 at least
+	Hit  int // tokens that are predicted to be in the rank's prefix cache
+	New  int // tokens that the rank would have to compute, at least 1
 }
 
-// Ranks is what is known of the ranks' prefix caches. One lock guards it,
-// held for a look-up and never for I/O.
+// Ranks predicts the prefix caches of all decode ranks. One lock, mu, guards the state; it is never held during I/O.
 type Ranks struct {
-	setting   sync.Mutex // held while Set or Close runs, which may wait for streams to end
-	closed    bool       // Close was called: no more streams begin; under setting
+	setting   sync.Mutex // serialises Set and Close, which may wait for streams to end
+	closed    bool       // Close was called: no more streams begin; guarded by setting
 	mu        sync.Mutex
 	cache     *cache.Cache
 	ranks     map[int32]*rank
 	engines   map[string]*trust
-	transfers map[string]*fit.Calibration // by model
+	transfers map[string]*fit.Calibration // durations of hand-offs, by model
 }
 
 type rank struct {
 	Rank
 	cache   cache.Holdings
-	feed    cache.Feed // its stream of KV events; zero: there is none
-	emptied time.Time  // when Forget emptied its prefix cache; zero: never
+	feed    cache.Feed // the stream of the rank's KV events; zero: none
+	emptied time.Time  // when Forget was called for the rank; zero: never
 }
 
-// engineBlock is the tokens of a KV block of an engine that does not say: vLLM's default.
+// engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's default.
 const engineBlock = 16
 
-// block is how many tokens a block of the rank's engine has.
+// block is the number of tokens per KV block of the rank's engine.
 func (r *rank) block() int {
 	if r.feed.Stream == nil {
 		return engineBlock
@@ -75,7 +74,7 @@ func (r *rank) block() int {
 	return cmp.Or(r.feed.BlockTokens(), engineBlock)
 }
 
-// New returns a Ranks without ranks, whose index takes so many bytes.
+// New returns a Ranks without ranks. maxBytes bounds the memory of its index.
 func New(maxBytes int64) *Ranks {
 	return &Ranks{
 		cache: cache.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
@@ -83,8 +82,8 @@ func New(maxBytes int64) *Ranks {
 	}
 }
 
-// Set replaces the ranks. A rank that comes back up has an empty cache. It follows the KV events of ranks whose
-// engines publish them.
+// Set replaces the ranks, and follows the KV events of the ranks that publish them. A rank that comes back up is assumed to
+// have an empty cache.
 func (l *Ranks) Set(ranks []Rank) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -114,7 +113,7 @@ func (l *Ranks) unfollow(selected func(*rank) bool) {
 	}
 	l.mu.Unlock()
 	for _, r := range ended {
-		r.feed.Close() // not under the lock, which its last event may wait for
+		r.feed.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,8 +131,7 @@ func (l *Ranks) Close() {
 	l.unfollow(func(*rank) bool { return true })
 }
 
-// BlockTokens is how many tokens a KV block of the model's ranks has, by their KV events; 0: the events have not
-// shown it.
+// BlockTokens is the number of tokens per KV block of the model's ranks, by their KV events; 0: not known from events.
 func (l *Ranks) BlockTokens(model string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,7 +156,7 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 	return all
 }
 
-// replace sets the ranks, and forgets what is known of engines and models that have no rank any more. mu must be held.
+// replace sets the ranks, and drops the state of engines and models without ranks. mu must be held.
 func (l *Ranks) replace(ranks []Rank) {
 	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
 	for _, given := range ranks {
@@ -187,7 +185,7 @@ func (l *Ranks) replace(ranks []Rank) {
 	maps.DeleteFunc(l.transfers, func(model string, _ *fit.Calibration) bool { return !models[model] })
 }
 
-// Serve says whether any rank may compute prompts of the model.
+// Serve reports whether any rank of the model may compute prompts.
 func (l *Ranks) Serve(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,7 +197,7 @@ func (l *Ranks) Serve(model string) bool {
 	return false
 }
 
-// Remember says whether this remembers what ranks of the model hold.
+// Remember reports whether the prefix caches of any ranks of the model are predicted.
 func (l *Ranks) Remember(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,14 +209,14 @@ func (l *Ranks) Remember(model string) bool {
 	return false
 }
 
-// Length is how many tokens the prompt has; by the learned ratio if they were not counted.
+// Length is the length of the prompt in tokens, estimated by the model's learned ratio if it was not counted.
 func (l *Ranks) Length(p *Prompt) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.length(p)
 }
 
-// length is Length; mu must be held.
+// length is Length with mu held by the caller.
 func (l *Ranks) length(p *Prompt) int {
 	if p.Tokens > 0 {
 		return p.Tokens
@@ -226,8 +224,8 @@ func (l *Ranks) length(p *Prompt) int {
 	return l.cache.Length(&p.Prompt, p.Model, 0)
 }
 
-// Offers lists, by ID, the ranks that may compute the prompt, are up and are not in avoid. What an engine's cache
-// should hold counts only while its answers confirm it, or its events say it.
+// Offers lists, by ID, the ranks that may compute the prompt, are up and are not in avoid. A predicted hit reduces New only
+// if recent answers of the engine have confirmed such predictions, or if its KV events report the blocks.
 func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,14 +246,14 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	return offers
 }
 
-// holds is how many tokens of a prompt the rank should have in its cache, by the blocks that were found.
+// holds is how many tokens of a prompt are predicted to be in the rank's cache. found is the result of Match.
 func (r *rank) holds(found []int32, p *Prompt, tokens int) int {
 	held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
 	return index.Usable(int(held), tokens, r.block())
 }
 
-// Held lists, by ID, the ranks that should have more of the prompt in their cache than the rank with the least has,
-// and how much more: they need not pull it.
+// Held lists, by ID, the ranks that have more of the prompt in their cache than the rank with the least. Hit is how many
+// tokens more: the KV of these tokens need not be pulled.
 func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -277,8 +275,8 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	return held
 }
 
-// Holds says that a rank has the prompt's KV, because it computed or pulled it for a request that was sent at the
-// time sent. The prompt has so many tokens; 0: the engine did not say.
+// Holds notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time
+// sent. tokens is the engine's count of the prompt's tokens; 0: not reported.
 func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -292,14 +290,15 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int, sent time.Time) {
 	}
 }
 
-// Computed takes what an engine said of a prompt that one of its ranks computed: it found cached tokens in its prefix
-// cache, -1 if it did not say, and hit were expected. The request was sent at the time sent. turned reports that
-// trust in the engine has changed: from here on it is believed to hold what it should (holds), or no longer.
+// Computed learns from an engine's answer about a prompt that one of its ranks computed. cached is the number of tokens that
+// the engine found in its prefix cache, -1 if not reported; hit is the number that was predicted; sent is when the request
+// was sent. holds reports whether the predictions for this engine are trusted now, and turned whether this has changed.
 func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, holds bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
-	if r == nil || tokens <= 0 || !r.emptied.Before(sent) { // the cache was emptied since, so the expectation was about another content
+	emptiedSince := r != nil && !r.emptied.Before(sent) // then hit was predicted for a cache that no longer exists
+	if r == nil || tokens <= 0 || emptiedSince {
 		return false, false
 	}
 	engine := l.engines[r.Engine]
@@ -311,13 +310,12 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 		return trustedBefore != engine.holds(), engine.holds()
 	}
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
-		r.cache.Stored(at, p.Keys) // it has them now
+		r.cache.Stored(at, p.Keys) // the rank has now computed the whole prompt
 	}
 	return trustedBefore != engine.holds(), engine.holds()
 }
 
-// Forget drops what is known of the prefix caches of ranks. Results of requests that were sent before are ignored,
-// too.
+// Forget drops all blocks of some ranks. Later results of requests that were sent before are ignored.
 func (l *Ranks) Forget(ids []int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,28 +328,31 @@ func (l *Ranks) Forget(ids []int32) {
 	}
 }
 
-// IDs are those of all ranks.
+// IDs returns the IDs of all ranks.
 func (l *Ranks) IDs() []int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Collect(maps.Keys(l.ranks))
 }
 
-// Moved takes how long a hand-off of so many tokens took, from the decode request to the first event.
+// transferHalfLife is the number of newer hand-offs after which the duration of a hand-off counts half.
+const transferHalfLife = 500
+
+// Moved learns how long a hand-off of so many tokens took, from the decode request to the first event.
 func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	times := l.transfers[model]
 	if times == nil {
-		times = fit.NewCalibration(policy.Line{}, 500)
+		times = fit.NewCalibration(policy.Line{}, transferHalfLife)
 		l.transfers[model] = times
 	}
 	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000})
 }
 
-// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes: to compute fewer
-// there is sooner done than to fetch the KV. line is the line of the model's prefill times, rtt the round trip to the
-// prefill engine.
+// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
+// new, computing them is faster than fetching the KV. line predicts the model's prefill times; rtt is the round trip to
+// the prefill engine.
 func (l *Ranks) BreakEven(p *Prompt, line policy.Line, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

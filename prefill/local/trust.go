@@ -1,20 +1,20 @@
 package local
 
-// trust is whether an engine's prefix cache holds what it is thought to hold. An engine without a prefix cache, or
-// one that does not report cached_tokens, would compute long prompts in full, and its group would wait. With trust
-// that happens to the first few prompts only.
+// trust judges whether predictions of an engine's prefix cache come true. An engine without a prefix cache, or one that
+// does not report cached_tokens, would otherwise get prompts that seem short but are computed in full, and the ranks of
+// its group would wait. With trust only the first few prompts do such harm.
 type trust struct {
-	expected, found float64 // tokens, older answers counting less
+	expected, found float64 // tokens predicted and found; older answers count less
 }
 
 const (
-	trustAfter = 256 // expected tokens before a verdict; until then the engine is trusted
+	trustAfter = 256 // the engine is trusted until so many tokens were expected
 	trustShare = 0.5 // share of the expected tokens that must be found
-	trustDecay = 0.9
+	trustDecay = 0.9 // factor of both sums at each answer
 )
 
-// learn takes one answer: so many tokens were expected in the cache, and so many were found, -1 if the engine did not
-// say.
+// learn adds one answer: the number of tokens that were expected in the cache, and the number that the engine found, -1 if
+// not reported.
 func (t *trust) learn(expected, found int) {
 	if expected <= 0 {
 		return
@@ -23,7 +23,7 @@ func (t *trust) learn(expected, found int) {
 	t.found = trustDecay*t.found + float64(min(max(found, 0), expected))
 }
 
-// holds reports whether the engine is trusted to hold what it is thought to hold.
+// holds reports whether predictions for the engine are trusted.
 func (t *trust) holds() bool {
 	return t.expected < trustAfter || t.found >= trustShare*t.expected
 }
