@@ -25,8 +25,8 @@ func (a *arrivals) enter(r Request) (*waiter, *Lease, error) {
 	return a.wait(m, p, r), nil, nil
 }
 
-// receive checks a request. First it serves the waiting requests that can pass by now, so that the new one does not
-// overtake them.
+// receive checks a new request. It also serves the waiting requests that can be served by now, so that the new request does
+// not overtake them.
 func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 	p, err := a.steer.Named(r.Policy)
 	if err != nil {
@@ -49,8 +49,8 @@ func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 	return m, p, nil
 }
 
-// atOnce serves a request unless another one of its line, which comes first, waits. It returns nothing if the request
-// has to wait; from the queue it may still pass requests that are held.
+// atOnce serves a request if it can be served now and no request of its line comes first. It returns neither a lease nor an
+// error if the request has to wait.
 func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	if m.line.Waits(!r.Reserved) {
 		return nil, nil
@@ -69,7 +69,7 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 	return lease, nil
 }
 
-// mayWait makes room in the queue for n requests like this one. The error says why they may not wait.
+// mayWait makes room in the queue for n requests like this one. Its error is the reason why they may not wait.
 func (a *arrivals) mayWait(m *model, r *Request, n int) error {
 	if r.late(a.now) {
 		return a.deadlineError(r)
@@ -83,7 +83,7 @@ func (a *arrivals) mayWait(m *model, r *Request, n int) error {
 	return nil
 }
 
-// patience is how long a request may wait from its first arrival.
+// patience is how long a request may wait, from its first arrival.
 func (a *arrivals) patience(m *model, r *Request) time.Duration {
 	if r.Batch {
 		return a.cfg.Queue.BatchTimeout
@@ -103,8 +103,8 @@ func (a *arrivals) fullError(m *model, r *Request) error {
 	return &FullError{m.name, most, key}
 }
 
-// makeRoom displaces waiting requests until the queue has room for n requests like this one. It displaces none, and
-// returns false, if that room cannot be made.
+// makeRoom displaces waiting requests until the queue has room for n requests like this one. If this cannot make enough
+// room, it displaces none and returns false.
 func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
@@ -125,7 +125,7 @@ func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 	return w
 }
 
-// timeoutError is the error for a request whose time in the queue is over. It says what the request waited for in vain.
+// timeoutError is the error for a request whose time in the queue is over. It names the resource that was missing.
 func (a *arrivals) timeoutError(m *model, r *Request) error {
 	timeout := a.patience(m, r)
 	if len(m.servers) == 0 {
@@ -141,7 +141,7 @@ func (a *arrivals) timeoutError(m *model, r *Request) error {
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
-		if c.Live && !c.account.Closed(a.now) {
+		if c.Live && !c.account.Closed(a.now) { // KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
@@ -150,7 +150,7 @@ func (a *arrivals) timeoutError(m *model, r *Request) error {
 		m.name, timeout)
 }
 
-// late reports whether the request's deadline has passed, by when its first token was wanted.
+// late reports whether the deadline for the request's first token has passed.
 func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
 
 // deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
@@ -163,9 +163,9 @@ func (a *arrivals) deadlineError(r *Request) error {
 		"engines", ErrDeadline, r.Deadline.Sub(a.now))
 }
 
-// serve serves all waiters that can pass now, in one order over all models. If a waiter's best prefiller can take no
-// more, the waiter is held for it: in this round its tokens are charged there, so that the waiters behind it see
-// them. These pass if their best prefiller is another one.
+// serve serves all waiters that can be served now, in one order over all models. If the best prefill engine for a waiter is
+// busy, the waiter is held for this engine: for the rest of the round its tokens count on the engine, so that the waiters
+// behind it take them into account. These waiters can still be served by other engines.
 func (a *arrivals) serve() {
 	if a.queue.Len() == 0 {
 		return
@@ -203,7 +203,7 @@ func (a *arrivals) serve() {
 	a.choose.endRound()
 }
 
-// answer takes a waiter out of its queue and gives it the result: a lease or an error.
+// answer removes a waiter from its queue and passes it the result, a lease or an error.
 func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.entry.Served()
@@ -217,7 +217,7 @@ func (a *arrivals) answer(m *model, w *waiter, lease *Lease, err error) {
 	a.forgetEmpty(m)
 }
 
-// sendSiblings sends the other legs of a request to another region too, because one leg goes there.
+// sendSiblings sends the other prompts of a request to another region, because one of its prompts goes there.
 func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
 		if sibling.entry.Waits() {
@@ -227,16 +227,16 @@ func (a *arrivals) sendSiblings(m *model, w *waiter) {
 	}
 }
 
-// reportQueued tells the request's Elsewhere that the request entered the arrival queue, or left it if entered is false.
+// reportQueued reports to the request's Elsewhere that the request entered the arrival queue, or left it if entered is false.
 func (a *arrivals) reportQueued(m *model, r *Request, entered bool) {
 	if r.Elsewhere != nil && !r.Batch {
 		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
 	}
 }
 
-// wakeAt is the next moment at which time alone may let a waiter pass: a deadline, a hold timeout, a canary, a gauge
-// that becomes too old, the end of an outage, an engine that counts as stalled from then on, or the lead of a prompt
-// that is bound before its prefill. Zero: only an event can let a waiter pass.
+// wakeAt is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
+// an expired hand-off, a gate lets a canary pass, a gauge becomes too old, a circuit allows a trial, an engine begins to
+// count as stalled, or a prompt whose decode rank is chosen first may be sent ahead. Zero: only an event can help.
 func (a *arrivals) wakeAt() (next time.Time) {
 	consider := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {

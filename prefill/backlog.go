@@ -6,17 +6,17 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Backlog is what waits in the arrival queue for a model, without batch.
+// Backlog sums up the requests that wait in the arrival queue for a model, without batch requests.
 type Backlog struct {
 	Requests int
-	Seconds  float64 // time for which one engine would prefill these, by the learned line and with the usual share of prefix hits
+	Seconds  float64 // prefill time of all of them on one engine, by the learned line and with the usual share of cached tokens
 }
 
-// Backlogs returns what waits, by model; a model for which no request waits is absent.
+// Backlogs returns the backlogs by model. A model without waiting requests is absent.
 func (t *Tier) Backlogs() map[string]Backlog {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	fresh := t.cache.Totals.Fresh()
+	freshShare := t.cache.Totals.Fresh()
 	all := map[string]Backlog{}
 	for name, m := range t.models {
 		if len(m.servers) == 0 {
@@ -28,14 +28,14 @@ func (t *Tier) Backlogs() map[string]Backlog {
 		}
 		tokens := float64(prompts)
 		line, _ := t.line(name, m.servers[0])
-		eachMs := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))
+		eachMs := line.Ms(freshShare*tokens/float64(requests), (1-freshShare)*tokens/float64(requests))
 		all[name] = Backlog{Requests: requests, Seconds: float64(requests) * eachMs / 1000}
 	}
 	return all
 }
 
-// Line is the learned line of the live candidate whose prefills of the model have the smallest fixed part, and the
-// round trip to it. known is false while no live candidate has a learned line.
+// Line is the learned line of prefill times of one live candidate for the model, with the round trip to it: the candidate
+// with the smallest fixed part. known is false while no live candidate has a learned line.
 func (t *Tier) Line(name string) (line policy.Line, rtt time.Duration, known bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -5,11 +5,11 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// BatchStatus counts batch requests, which get only what other requests leave.
+// BatchStatus counts batch requests, which only use capacity that no other request needs.
 type BatchStatus struct {
 	Waiting int     `json:"waiting_requests"`
 	Ran     uint64  `json:"ran_requests"` // since the start
-	HeldS   float64 `json:"held_s"`       // seconds that these waited, all of them together
+	HeldS   float64 `json:"held_s"`       // sum of the seconds that these requests waited
 }
 
 // class is the priority of a request in its line.
@@ -20,7 +20,7 @@ func (r *Request) class() int {
 	return r.Priority
 }
 
-// Batch says how batch requests are served.
+// Batch returns the counts of batch requests.
 func (t *Tier) Batch() BatchStatus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -29,9 +29,9 @@ func (t *Tier) Batch() BatchStatus {
 	return s
 }
 
-// leftForBatch says whether the candidate is left over for a batch request: no other request waits for what serves its
-// models, neither here nor in the engine nor for a decode rank, and one slot more than the request will need is free, for
-// the request that comes next.
+// leftForBatch reports whether a candidate may take a batch request: no other request for its models waits in the arrival
+// queue, in the engine or for a decode rank; and at least two decode slots are free, one of them for the next request that
+// is not batch.
 func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 	for _, name := range c.Models { // a model and its adapters have the same engines
 		if m := d.models[name]; m != nil && m.line.Online() {
@@ -41,13 +41,13 @@ func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 	if !c.Mixed && c.account.Ahead(d.now) > 0 {
 		return false
 	}
-	underWay, waiting := 0, 0
+	underWay, waiting := 0, 0 // requests that will need a slot, and those of them that wait for one now
 	for _, other := range d.candidates {
 		if other.Board != c.Board {
 			continue
 		}
 		pooled := other.account.Leases[ledger.Pooled]
-		if other.Mixed || other.Profile != nil && other.Profile.Early() { // its rank comes before its prefill
+		if other.Mixed || other.Profile != nil && other.Profile.Early() { // a request gets its rank before its prefill
 			pooled = other.account.Unsent()
 			underWay -= other.account.Leases[ledger.Probing]
 		}
@@ -61,8 +61,8 @@ func (d *chooser) leftForBatch(r *Request, c *candidate) bool {
 	return free-underWay > 1
 }
 
-// recordWait records how long a request that got a candidate was in the arrival queue. The wait of a batch request is
-// recorded only for its first attempt.
+// recordWait records how long a request with a lease has waited in the arrival queue. For a batch request only the first
+// attempt counts.
 func (d *chooser) recordWait(r *Request, l *Lease) {
 	switch {
 	case !r.Batch:

@@ -7,41 +7,41 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Candidate is one place a prompt can be prefilled: a DP rank of a prefill
-// instance, or the whole instance where ranks cannot be pinned.
+// Candidate is a place at which a prompt can be prefilled: a DP rank of a prefill engine, or the whole engine if requests
+// cannot name a rank.
 type Candidate struct {
 	ID             string // "<instance>/<rank>"; a candidate that keeps its ID keeps its accounts
-	Instance       string // candidates of one instance fail together, so a retry goes to another instance first
+	Instance       string // the engine; its candidates fail together, so that a retry first goes to another instance
 	Target         *engine.Target
 	Profile        *mooncake.Profile
-	Models         []string      // base models and LoRA names; empty: not known yet, so not eligible
-	Hardware       string        // candidates of one model and label share a line of prefill times
-	CapacityTokens int64         // KV tokens it can hold; 0: what the scrape says
-	BlockTokens    int           // tokens of a KV block; 0: what the scrape says, else 16
+	Models         []string      // base models and LoRA names; empty: not known yet, so that the candidate is not eligible
+	Hardware       string        // label; candidates with the same model and label share a line of prefill times
+	CapacityTokens int64         // KV tokens that fit; 0: the scraped number
+	BlockTokens    int           // tokens per KV block; 0: the scraped number, else 16
 	RTT            time.Duration // round trip to its engine, used until a scrape has measured it; 0 inside one site
-	Region         string        // of its engine; empty: ours
+	Region         string        // of its engine; empty: the proxy's own region
 	Board          string        // board of the decode ranks that take its hand-offs
 	Live           bool
-	Late           bool // not live, but only because its engine's answers are late just now: its requests wait and are not refused
-	Decodes        bool // its engine also decodes, so that not all it runs is prefill
-	Limit          int  // unanswered probes it may have while it is fresh in service; 0: any number
+	Late           bool // not live, but only because its engine answers late at present: its requests wait and are not refused
+	Decodes        bool // its engine also decodes, so that not all running requests are prefills
+	Limit          int  // bound of unanswered probes while the candidate is new in service; 0: none
 	Events         EventSource
 
-	// Mixed: the candidate is a group of ranks that prefill and decode. A request that is leased there waits in the
-	// pool of its board until it is sent. So the candidate can start as many requests as will soon have a slot. It is
-	// never scraped.
+	// Mixed says that the candidate is a group of ranks that prefill and decode. A request with a lease of it waits in
+	// the pool of the board until it is sent to a rank. The candidate can therefore start as many requests as will soon
+	// have a slot. It is never scraped.
 	Mixed bool
-	// Second: it takes a prompt only where no other candidate of the model can, or each of them has failed at the request, or where the
-	// request names it.
+	// Second says that the candidate takes a prompt only if no other candidate of the model can, if each of them has
+	// failed at the request, or if the request names this candidate.
 	Second bool
-	// Idle: no rank would fetch the KV of its prompts, so that the candidate comes after all others.
+	// Idle says that no rank would fetch the KV of the candidate's prompts: it is used after all other candidates.
 	Idle bool
-	// Behind are the models for which the candidate comes second, because the ranks that list the model, and that its
-	// requests can go to, take none now.
+	// Behind lists the models for which the candidate is second, because the ranks of the model that could decode its
+	// prompts take no requests now.
 	Behind []string
 }
 
-// word is the candidate's state, in one word for metrics and status.
+// word is the candidate's state, as metrics and status name it.
 func (c *candidate) word(now time.Time) string {
 	switch {
 	case !c.configured:

@@ -28,8 +28,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Check calls bad for every setting of the config file that cannot work, with the setting's key below prefill. It
-// does not look at what depends on the engines.
+// Check calls bad for every setting of the config file that cannot work; key is the setting's key below prefill. Check does
+// not judge settings that depend on the engines.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkPolicies(bad)
 	switch c.Index.Tokenize {
@@ -84,8 +84,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	least("retry.attempts", c.Retry.Attempts, 1)
 }
 
-// checkPolicies compiles the user's policies and parses the configured one. For a wrong expression it reports the
-// line and the column.
+// checkPolicies compiles the user's policies and parses the configured policy. It reports the line and the column of a wrong
+// expression.
 func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 	if c.Work != "tokens" && c.Work != "vllm-ascend" {
 		bad("work", "%q weighs nothing; write tokens or vllm-ascend", c.Work)
@@ -110,7 +110,7 @@ func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 	}
 }
 
-// flatten takes joined errors apart.
+// flatten returns the single errors in a joined error.
 func flatten(err error) (all []error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

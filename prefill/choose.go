@@ -13,21 +13,21 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// blocked is why a request cannot be served now.
+// blocked is the reason why a request cannot be served now.
 type blocked uint8
 
 const (
-	noPlace blocked = iota + 1 // the pool has none left
-	noGate                     // all gates closed
-	noRoom                     // no prefiller can start it
-	held                       // it waits, and others may pass; if its best prefiller is busy, it is charged there in this round
-	away                       // it goes to another region
-	nobody                     // neither this request nor any other first attempt of its line can pass in this round
-	missed                     // no prefill would end before its deadline
+	noPlace blocked = iota + 1 // the pool of hand-offs has no place left
+	noGate                     // the KV gates of all candidates are closed
+	noRoom                     // no candidate can start the request
+	held                       // the request waits for a busy candidate or region; requests behind it may still be served
+	away                       // the request goes to another region
+	nobody                     // no first attempt of the request's line can be served in this round
+	missed                     // no prefill would end before the request's deadline
 )
 
-// look measures the eligible candidates for a request: d.view[i] has the indicators of eligible[i] from then on. known
-// says whether a line of prefill times was learned for all of them.
+// look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. known
+// reports whether a line of prefill times is known for all of them.
 func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	known = true
@@ -44,8 +44,8 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 	return known
 }
 
-// misses reports whether every prefill in the view is predicted to end after the request's deadline. It is false if a
-// candidate has no prediction; ranks that also decode never have one.
+// misses reports whether all candidates in the view are predicted to end the prefill after the request's deadline. It is
+// false if a candidate has no prediction, as ranks that also decode.
 func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
@@ -53,7 +53,9 @@ func (d *chooser) misses(r *Request, eligible []*candidate) bool {
 	leftMs := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
 	for i, c := range eligible {
 		line, known := d.line(r.Model, c)
-		if v := &d.view[i]; c.Mixed || !known || v.BacklogMs+v.RTTMs+line.Ms(v.NewTokens, v.HitTokens) <= leftMs {
+		v := &d.view[i]
+		inTime := v.BacklogMs+v.RTTMs+line.Ms(v.NewTokens, v.HitTokens) <= leftMs
+		if c.Mixed || !known || inTime {
 			return false
 		}
 	}
@@ -71,8 +73,8 @@ func (d *chooser) tokensOf(r *Request) int {
 // mostAlternatives bounds the candidates that a trace lists.
 const mostAlternatives = 8
 
-// trace explains the choice from the present view. asked is false if no policy was asked, because the session's
-// engine was kept; the trace then has no scores.
+// trace explains the choice among the candidates in the view. asked is false if the session's engine was kept, without
+// asking the policy; the trace then has no scores.
 func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool) *Trace {
 	trace := &Trace{Reason: reason, Eligible: len(d.view)}
 	if asked {
@@ -83,9 +85,9 @@ func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool)
 	return trace
 }
 
-// count records in the metrics how a lease's candidate was chosen, and returns the reason in one word. affinity is the
-// outcome of session affinity (steer.Kept and so on; empty: the request has no session), hotspot the state of the
-// request's class, and eligible the number of candidates that the filters left.
+// count records in the metrics how the candidate of a lease was chosen, and returns the reason in one word. affinity is the
+// outcome of session affinity (such as steer.Kept; empty: the request has no session), hotspot is the state of the request's
+// class, and eligible is the number of candidates that passed the filters.
 func (d *chooser) count(l *Lease, choice policy.Choice, affinity string, hotspot steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
@@ -114,11 +116,10 @@ func (d *chooser) count(l *Lease, choice policy.Choice, affinity string, hotspot
 	return reason
 }
 
-// canStart says whether the candidate's engine would begin with one more probe soon. An engine gets as many probes as
-// it needs so that it never waits for the next one. It gets no more, because a probe that was sent cannot go to
-// another engine any more. For a request that could have gone to another region, the rule that kept it here decides.
-// A request that is bound before its prefill may be sent a little earlier, because its decode engine needs time to
-// find room for it.
+// canStart reports whether one more probe may be sent to a candidate. An engine gets enough probes that it never waits for
+// the next one, but no more, because a probe that was sent cannot go to another engine any more. If the request could also
+// go to another region, the rule of the choice between regions decides. A prompt whose decode rank is chosen before its
+// prefill may be sent a little earlier, because its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Mixed {
 		return d.mayPool(c, r.Model)
@@ -135,8 +136,8 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	return known && leads && !at.After(d.now)
 }
 
-// mayPool says whether one more request may wait for the ranks of a group that prefills and decodes: as many may wait
-// as slots are free, and half as many again, so that there is a choice when slots become free.
+// mayPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
+// times the number of free slots, so that there is a choice of requests when further slots become free.
 func (d *chooser) mayPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
@@ -146,25 +147,25 @@ func (d *chooser) mayPool(c *candidate, model string) bool {
 	return unsent < max(1, free+free/2)
 }
 
-// chargesAhead counts the unanswered charges that one more request for a model would come behind: probing counts all,
-// unsent those whose probe was not sent yet. ownRanks says that the model has ranks of its own (Config.Free). The
-// charges of such a model are counted apart, because they take no slot that other requests wait for.
+// chargesAhead counts the unanswered charges that come before one more request for a model: probing counts all of them, and
+// unsent those whose probe was not sent yet. ownRanks says that not all ranks of the board list the model (Config.Free).
+// The charges of such a model are counted separately, because they use other slots than the charges of other models.
 func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent int) {
 	if ownRanks {
-		if a := c.apart[model]; a != nil {
-			return a.Probing, a.Unsent
+		if counts := c.apart[model]; counts != nil {
+			return counts.Probing, counts.Unsent
 		}
 		return 0, 0
 	}
 	probing, unsent = c.account.Leases[ledger.Probing], c.account.Unsent()
-	for _, a := range c.apart {
-		probing, unsent = probing-a.Probing, unsent-a.Unsent
+	for _, counts := range c.apart {
+		probing, unsent = probing-counts.Probing, unsent-counts.Unsent
 	}
 	return probing, unsent
 }
 
-// countApart also counts a lease's charge among those of its model alone, if the model has ranks of its own. It first
-// forgets the models of which no charge is unanswered any more.
+// countApart also counts a lease's charge among the charges of its model, if not all ranks of the board list the model. It
+// first drops the models without unanswered charges.
 func (d *chooser) countApart(c *candidate, l *Lease) {
 	ownRanks := false
 	if d.cfg.Free != nil {
@@ -183,10 +184,10 @@ func (d *chooser) countApart(c *candidate, l *Lease) {
 	l.charge.CountApart(c.apart[l.model])
 }
 
-// leadsAt is the time from which a candidate may get a prompt that is bound before its prefill, although its engine
-// cannot begin it yet; false: the end of the engine's work is not known, or it gets no such prompts. Where decode
-// engines call back, the prefill engine cannot begin before the callback, so the lead is at least as long as a
-// callback usually takes.
+// leadsAt is the time from which a candidate may get a prompt whose decode rank is chosen before its prefill, although the
+// prefill engine is still busy; false: the end of its work is not known, or the candidate gets no such prompts. If decode
+// engines call back, the prefill cannot begin before the callback, so that the lead is at least the usual time until a
+// callback.
 func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
 	if c.Profile == nil || !c.Profile.Early() || c.account.Stalled(s.now) {
 		return at, false
@@ -196,8 +197,8 @@ func (s *state) leadsAt(c *candidate) (at time.Time, known bool) {
 	return at.Add(-lead), known && lead > 0
 }
 
-// drop removes the unwanted candidates, in place, but only if usable is true of one of the others. Else it removes
-// none, so that the request still has a choice, and counts in the metrics that this filter was skipped.
+// drop removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
+// that the request still has a choice, and the metrics count that this filter was skipped.
 func (d *chooser) drop(filter string, candidates []*candidate, unwanted, usable func(*candidate) bool) []*candidate {
 	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !unwanted(c) && usable(c) }) {
 		d.metrics.filterSkipped.WithLabelValues(filter).Inc()
@@ -206,12 +207,12 @@ func (d *chooser) drop(filter string, candidates []*candidate, unwanted, usable 
 	return slices.DeleteFunc(candidates, unwanted)
 }
 
-// anyOne is for drop: any candidate that is left is usable.
+// anyOne is a value for usable in drop: every candidate is usable.
 func anyOne(*candidate) bool { return true }
 
-// filterStale drops the candidates whose gauges are stale while another can start
-// the request. The work of such an engine is not known, so it comes last, but no
-// request waits because an engine is slow to tell its gauges.
+// filterStale drops the candidates whose gauges are stale, if another candidate can start the request. Such an engine is
+// used last, because its other work is not known. But no request has to wait because an engine is slow to report its
+// gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
 	stale := func(c *candidate) bool { return c.account.Stale() && !c.Mixed }
 	if !slices.ContainsFunc(candidates, stale) {
@@ -220,23 +221,22 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	return d.drop(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.account.Stalled(d.now) })
 }
 
-// filterFull drops the candidates that cannot start a request and are not worth waiting for: stalled engines, and
-// every busy one if the policy does not look at load, because it would wait for the same candidate for ever. At least
-// one candidate can start the request.
+// filterFull drops the candidates that cannot start a request and are not worth waiting for: stalled engines, and, if the
+// policy ignores load, all busy engines, because such a policy could wait for the same busy engine again and again. The
+// caller makes sure that at least one candidate can start the request.
 func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	return d.drop(filterStalled, candidates, func(c *candidate) bool {
 		return !d.canStart(r, c) && (p.LoadBlind() || !c.Mixed && c.account.Stalled(d.now))
 	}, anyOne)
 }
 
-// reaches reports whether the request may go to the candidate at all: it names this candidate or none, and may go to
-// the candidate's region.
+// reaches reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
+// candidate's region.
 func (r *Request) reaches(c *candidate) bool {
 	return (r.Target == "" || c.ID == r.Target) && (r.May == nil || c.Region == "" || r.May(c.Region))
 }
 
-// CheckTarget says what is wrong with a candidate that a request for the model
-// names.
+// CheckTarget returns an error if id, which a request names, is not a candidate for the model.
 func (t *Tier) CheckTarget(model, id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -246,8 +246,8 @@ func (t *Tier) CheckTarget(model, id string) error {
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
-// filterCircuit keeps the live candidates that a request reaches and whose circuit lets it pass. If no circuit does,
-// it keeps all: a request that may fail is better than one that must.
+// filterCircuit keeps the live candidates that the request may go to and whose circuit allows it. If no circuit does, it
+// keeps them all, because trying an engine that failed is better than refusing the request.
 func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range servers {
@@ -266,9 +266,9 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// dropSecond removes, in place, the candidates that come second (Candidate.Second and Behind). It keeps them if there
-// are no others, if each of the others was tried, or if the request names a candidate. A second candidate whose KV no
-// rank would fetch is removed even after the others were tried.
+// dropSecond removes, in place, the second candidates (Candidate.Second and Behind). It keeps them if there are no others, if
+// all others were tried, or if the request names a candidate. Second candidates that are also Idle are removed even after
+// the others were tried.
 func (r *Request) dropSecond(candidates []*candidate) []*candidate {
 	second := func(c *candidate) bool { return c.Second || slices.Contains(c.Behind, r.Model) }
 	untried := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
@@ -282,7 +282,7 @@ func (r *Request) dropSecond(candidates []*candidate) []*candidate {
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.Idle })
 }
 
-// filterGate drops, in place, the candidates whose KV gate lets no probe pass.
+// filterGate removes, in place, the candidates whose KV gate lets no probe pass.
 func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	return slices.DeleteFunc(candidates, func(c *candidate) bool {
 		open, _ := c.account.Passes(d.now)
@@ -290,15 +290,15 @@ func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	})
 }
 
-// filterFresh drops the candidates that are fresh in service and may have no more probes (Candidate.Limit).
+// filterFresh drops the candidates that are new in service and have as many probes as they may (Candidate.Limit).
 func (d *chooser) filterFresh(candidates []*candidate) []*candidate {
 	full := func(c *candidate) bool { return c.Limit > 0 && c.account.Leases[ledger.Probing] >= c.Limit }
 	return d.drop(filterFresh, candidates, full, anyOne)
 }
 
-// filterTried keeps the candidates on instances that were not tried yet, because candidates of one instance fail
-// together. If there are none it keeps the candidates that were not tried themselves, and if there are none either, all.
-// exclude has the IDs of the candidates that were tried.
+// filterTried keeps the candidates of instances that were not tried yet, because the candidates of one instance fail
+// together. If there are none, it keeps the candidates that were not tried; if there are none either, it keeps all. exclude
+// has the IDs of the candidates that were tried.
 func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*candidate {
 	tried := func(c *candidate) bool { return slices.Contains(exclude, c.ID) }
 	instanceTried := func(c *candidate) bool {
@@ -314,9 +314,9 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 	return d.drop(filterExcluded, candidates, tried, anyOne)
 }
 
-// reserve books that a request goes to a candidate: it charges the prompt there, tells the candidate's circuit, notes
-// what the prefill is expected to find and to leave in the prefix cache, and returns the lease. indicators are those of
-// the candidate for this request, and since is when the request entered the arrival queue.
+// reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's account,
+// reports the probe to the candidate's circuit, and records the expected effect on the prefix cache. indicators are the
+// candidate's indicators for this request, and since is when the request entered the arrival queue.
 func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators *policy.Candidate, since time.Time) *Lease {
 	_, canary := c.account.Passes(d.now)
 	weight := ledger.WeightOf(indicators, r.promptBytes())
@@ -339,7 +339,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 	}
 	c.circuit.Send(lease.number, d.now)
 	d.fit.Computes(weight.NewTokens)
-	if c.Profile != nil && c.Profile.Early() { // its probe goes out once a decode rank is bound
+	if c.Profile != nil && c.Profile.Early() { // the probe is sent later, when a decode rank is chosen
 		lease.request = r.asRetry()
 		c.account.Reserve(&lease.charge, weight, r.Holder, d.now)
 	} else {
@@ -350,36 +350,35 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, indicators
 	return lease
 }
 
-// promptBytes is the prompt's length in bytes; four for each token where the bytes were not counted.
+// promptBytes is the length of the prompt in bytes, or four bytes per token if the bytes were not counted.
 func (r *Request) promptBytes() int {
 	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
 }
 
-// asRetry is a copy of the request for the case that, after its turn, its lease is replaced by one of another candidate
-// (see Another and Sooner). It is marked as a request that has its place in the pool already, that even a full queue
-// takes, and that stays in this region.
+// asRetry returns a copy of the request, for a lease of another candidate that replaces the request's lease (see Another and
+// Sooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region.
 func (r *Request) asRetry() *Request {
 	retry := *r
 	retry.Reserved, retry.Returned, retry.Exclude, retry.Elsewhere, retry.Holder = true, true, nil, nil, nil
-	retry.Deadline = time.Time{} // it has a decode rank already
+	retry.Deadline = time.Time{} // with a decode rank, the request is served even after its deadline
 	return &retry
 }
 
-// prefiller returns, of one candidate, the numbers that decide how many unanswered probes it may have.
+// prefiller returns the numbers of a candidate that decide how many unanswered probes it may have.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.account.SinceIdle()
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
 		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
-	if c.Mixed { // requests that its ranks run already do not keep others waiting: only unsent ones count
+	if c.Mixed { // only unsent requests count: those that a rank runs already keep no other request waiting
 		p.Unanswered, p.Held = c.account.Unsent(), c.account.Unsent()
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
 	if c.Limit > 0 {
-		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: the probes that it may not have yet count as taken
+		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // new in service: probes beyond the limit count as taken by others
 	}
 	if foreign, waiting, ok := c.account.Strangers(d.now); ok {
 		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(waiting))

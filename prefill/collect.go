@@ -69,13 +69,13 @@ func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// caches exports how well the candidates' prefix caches are known.
+// caches exports the accuracy of the predictions of the candidates' prefix caches.
 func (s series) caches(status []CandidateStatus) {
 	var all cache.Accuracy
 	for _, c := range status {
 		all.Sum(&c.accuracy)
-		for _, of := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
-			s.gauge(suspectDesc, one(c.CapacitySuspect == of), c.ID, string(of))
+		for _, suspicion := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
+			s.gauge(suspectDesc, one(c.CapacitySuspect == suspicion), c.ID, string(suspicion))
 		}
 		if c.Events != nil {
 			s.events(c.Events, c.Mode, c.ID)
@@ -84,7 +84,7 @@ func (s series) caches(status []CandidateStatus) {
 	s.gauge(offDesc, all.Off())
 }
 
-// events exports what KV events tell of a candidate, or of a rank.
+// events exports the state of the stream of KV events of a candidate, or of a rank.
 func (s series) events(e *EventsStatus, mode, id string) {
 	s.gauge(preciseDesc, one(mode == cache.Precise), id)
 	s.count(batchesDesc, float64(e.Batches), id)

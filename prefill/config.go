@@ -15,13 +15,13 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Config is `prefill` of the config file, and what a Tier is given beside it. A zero field takes its value from
-// Default, except Scrape.Interval, where 0 means never, and the switches, where false means off.
+// Config is the section `prefill` of the config file, together with further parameters of a Tier. A zero field takes its
+// value from Default, except Scrape.Interval, where 0 means never, and bool fields, where false means off.
 type Config struct {
 	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists and there are other regions
 	Work        string  `yaml:"work"`   // what policy least-tokens weighs: tokens | vllm-ascend
 	KVThreshold float64 `yaml:"kv_threshold"`
-	// Policies of the user, in expressions over the indicators.
+	// Policies of the user, as expressions over the indicators.
 	Policies    map[string]policy.Definition `yaml:"policies"`
 	Push        PushConfig                   `yaml:"push"`
 	Calibration CalibrationConfig            `yaml:"calibration"`
@@ -36,100 +36,100 @@ type Config struct {
 	Queue  QueueConfig  `yaml:"queue"`
 	Retry  RetryConfig  `yaml:"retry"`
 
-	Explain bool `yaml:"-"` // leases have a Trace of how their candidate was chosen
-	// Early bounds the arrival queues of models whose requests are bound before their prefill. Zero: as Queue.
+	Explain bool `yaml:"-"` // leases have a Trace, which explains the choice of their candidate
+	// Early bounds the arrival queues of models whose decode rank is chosen before the prefill. Zero: as Queue.
 	Early  QueueConfig      `yaml:"-"`
-	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real one
-	Places Places           `yaml:"-"` // room in the pool; nil: unlimited
-	// Decode returns how many hand-offs for a model, beyond those that wait already for the ranks of a board, would
-	// get a slot within a time; nil: all would. It is called under the tier's lock. own says that not all ranks of
-	// the board list the model, so that the hand-offs for it are counted apart from the others.
+	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real clock
+	Places Places           `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
+	// Decode returns how many more hand-offs for a model would get a slot on the ranks of a board within a time, in
+	// addition to those that wait already; nil: any number. It is called under the tier's lock. own says that not all
+	// ranks of the board list the model, so that its hand-offs are counted separately.
 	Decode func(board, model string, within time.Duration) (n int, own bool) `yaml:"-"`
-	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: there is
-	// always one more. It must not wait. own is as for Decode.
+	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: any number.
+	// It must not wait. own has the same meaning as for Decode.
 	Free    func(board, model string) (n int, own bool) `yaml:"-"`
 	Scraper Scraper                                     `yaml:"-"` // needed unless Scrape.Interval is 0
-	Ranks   Ranks                                       `yaml:"-"` // the ranks that prefill and decode; nil: there are none
+	Ranks   Ranks                                       `yaml:"-"` // the ranks that prefill and decode; nil: none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
 }
 
-// Ranks knows what KV events say of the prefix caches of ranks that prefill and decode. The tier also calls it under
-// its lock, so it must not call the tier.
+// Ranks reports the KV events of ranks that prefill and decode. The tier also calls it under its lock, so that it must not
+// call the tier.
 type Ranks interface {
 	Events() []RankEvents
 	BlockTokens(model string) int // tokens in a KV block of the model's ranks; 0: not known
 }
 
-// PushConfig bounds what is sent before an engine has answered.
+// PushConfig bounds the probes that an engine has not answered.
 type PushConfig struct {
-	MaxUnanswered int `yaml:"max_unanswered"` // probes of ours that an engine has at once
-	// Lead is how long before an engine can begin its next prompt it may be sent a prompt whose connector needs the
-	// decode rank before the prefill.
+	MaxUnanswered int `yaml:"max_unanswered"` // unanswered probes of this proxy per engine
+	// Lead is how long before its present work ends an engine may be sent a prompt whose decode rank is chosen before
+	// the prefill.
 	Lead time.Duration `yaml:"-"`
 }
 
-// ScrapeConfig says how often a candidate's gauges are read.
+// ScrapeConfig configures how often the gauges of a candidate are read.
 type ScrapeConfig struct {
-	Interval time.Duration `yaml:"interval"` // 0: never, and our own accounts alone move the gate
+	Interval time.Duration `yaml:"interval"` // 0: never; the gate then depends on this proxy's accounts alone
 	Timeout  time.Duration `yaml:"timeout"`  // of one scrape
 }
 
 // QueueConfig bounds the arrival queue of each model.
 type QueueConfig struct {
-	Max     int           `yaml:"max"`     // waiting requests, retries not counted
-	Timeout time.Duration `yaml:"timeout"` // counted from the request's first arrival
-	// BatchTimeout is the timeout of batch requests. It is longer, because their senders do not watch, and free time
+	Max     int           `yaml:"max"`     // waiting requests, without retries
+	Timeout time.Duration `yaml:"timeout"` // from the request's first arrival
+	// BatchTimeout is the timeout of batch requests. It is longer, because no person waits for them, and free capacity
 	// may come late.
 	BatchTimeout time.Duration `yaml:"batch_timeout"`
 }
 
 // RetryConfig bounds the attempts of one request and of all of them.
 type RetryConfig struct {
-	Attempts int           `yaml:"attempts"` // in all, the first included; refusals of engines that ran nothing are not counted at first
+	Attempts int           `yaml:"attempts"` // per request, the first included; at first, refusals by engines that ran nothing do not count
 	Base     time.Duration `yaml:"base"`     // upper bound of the first backoff
-	Budget   float64       `yaml:"budget"`   // retries as a share of requests, over 10 s
+	Budget   float64       `yaml:"budget"`   // share of requests, 0 to 1, that may be retried, over 10 s
 }
 
-// CalibrationConfig is where the lines of prefill times start from.
+// CalibrationConfig is the line from which prefill times are learned.
 type CalibrationConfig = fit.Config
 
-// IndexConfig bounds what is remembered of prompts, and says how they are read.
+// IndexConfig configures the prefix index: its memory, and how prompts are turned into token ids.
 type IndexConfig struct {
 	MaxBytes int64  `yaml:"max_bytes"`
-	Tokenize string `yaml:"tokenize"` // who computes a prompt's token ids: off, engine
+	Tokenize string `yaml:"tokenize"` // what computes a prompt's token ids: off, engine
 
-	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // after which a prompt is looked up by its bytes
+	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // without token ids after this time, a prompt is looked up by its bytes
 }
 
-// The values of Tokenize: who computes a prompt's token ids if the client does not send them.
+// The values of Tokenize: what computes a prompt's token ids if the client does not send them.
 const (
 	TokenizeOff    = "off"
 	TokenizeEngine = "engine"
-	tokenizeLocal  = "local" // a tokenizer of our own: there is none, so it is refused
+	tokenizeLocal  = "local" // refused, because evenkeel has no tokenizer of its own
 )
 
-// KVEventsConfig says where engines publish what their prefix caches hold. If an engine does not name its ports, its
-// rank i publishes at these ports plus i.
+// KVEventsConfig configures where engines publish their KV events. If an engine does not report its ports, its rank i
+// publishes at these ports plus i.
 type KVEventsConfig struct {
 	Enabled       bool          `yaml:"enabled"`
 	Port          int           `yaml:"port"`
-	ReplayPort    int           `yaml:"replay_port"` // 0: engines replay nothing, so that after any gap nothing is known of the cache
+	ReplayPort    int           `yaml:"replay_port"` // 0: no replays, so that after a gap nothing is known of an engine's cache
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
 }
 
-// HotspotConfig says whether requests with a very common prefix are kept for a while off the engines that hold it.
+// HotspotConfig configures whether requests with a very common prefix are kept off the engines that hold it for a while, so
+// that other engines get it, too.
 type HotspotConfig struct {
 	Enabled bool `yaml:"enabled"`
 }
 
-// AffinityConfig says how long a session stays with its engine.
+// AffinityConfig configures how sessions stay with their engine.
 type AffinityConfig = steer.AffinityConfig
 
-// Places is the room of the pool. A place is reserved before the probe is
-// sent, so that a prefill is never thrown away for lack of one. No call
-// may wait or call back into the Tier.
+// Places are the places for hand-offs in the pool. A place is reserved before the probe is sent, so that no prefill is wasted
+// because the pool is full. The methods must not wait, and must not call the Tier.
 type Places interface {
 	TryReserve() bool
 	Room() bool // whether TryReserve would succeed
@@ -139,11 +139,10 @@ type Places interface {
 // Scraper reads the gauges of one candidate's engine.
 type Scraper func(ctx context.Context, c Candidate) (Sample, error)
 
-// Sample is what one scrape says about a candidate.
+// Sample is the result of one scrape of a candidate.
 type Sample = ledger.Sample
 
-// Default returns the values that a zero field stands for, and the scrape
-// interval to configure unless told otherwise.
+// Default returns the values that a zero field stands for, and the default scrape interval.
 func Default() Config {
 	return Config{
 		Policy:      "finish",
@@ -158,15 +157,15 @@ func Default() Config {
 
 		Disaggregation: Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512},
 
-		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // a busy Python server is slow, not dead
+		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // long, because a busy Python server answers late
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
-		// one prefiller of several that fails most of its probes does not use up the budget
+		// With this budget, a single prefill engine of several that fails most of its probes leaves retries for the others.
 		Retry: RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
 	}
 }
 
-// withDefaults returns the config with its zero fields filled in: from Default, and those of Early from Queue. If KV events
-// or affinity are off, all their settings are the default ones.
+// withDefaults returns the config with its zero fields set from Default, and the zero fields of Early from Queue. If KV events
+// or affinity are off, all of their settings have their defaults.
 func (c Config) withDefaults() Config {
 	d := Default()
 	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)
@@ -175,9 +174,8 @@ func (c Config) withDefaults() Config {
 	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 {
 		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
-	i, j := &c.Index, &d.Index
-	i.MaxBytes, i.Tokenize, i.TokenizeTimeout = cmp.Or(i.MaxBytes, j.MaxBytes), cmp.Or(i.Tokenize, j.Tokenize),
-		cmp.Or(i.TokenizeTimeout, j.TokenizeTimeout)
+	c.Index.MaxBytes, c.Index.Tokenize = cmp.Or(c.Index.MaxBytes, d.Index.MaxBytes), cmp.Or(c.Index.Tokenize, d.Index.Tokenize)
+	c.Index.TokenizeTimeout = cmp.Or(c.Index.TokenizeTimeout, d.Index.TokenizeTimeout)
 	if !c.KVEvents.Enabled {
 		c.KVEvents = d.KVEvents
 	}

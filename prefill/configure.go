@@ -6,12 +6,11 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Configure replaces what a running tier may change: policies, KV threshold,
-// push, calibration, hotspots, affinity, scraping, queue and retries;
-// the rest of c is not looked at. Accounts, gates, learned lines and requests that wait keep what they have.
-// A config that cannot work changes nothing.
+// Configure changes the settings that a running tier can change: policies, KV threshold, push, calibration, hotspots,
+// affinity, scraping, queue and retries. It ignores the rest of c. Accounts, gates, learned lines and waiting requests
+// keep their state. If c is not valid, Configure changes nothing.
 func (t *Tier) Configure(c Config) error {
-	c.Scraper = t.cfg.Scraper // it never changes, and Validate asks for it
+	c.Scraper = t.cfg.Scraper // Validate needs it; the scraper never changes
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -36,7 +35,7 @@ func (t *Tier) Configure(c Config) error {
 	return nil
 }
 
-// CheckPolicy says what is wrong with a policy that a request names.
+// CheckPolicy returns an error if a request names a policy that does not exist or has wrong parameters.
 func (t *Tier) CheckPolicy(spec string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -44,14 +43,14 @@ func (t *Tier) CheckPolicy(spec string) error {
 	return badPolicy(err)
 }
 
-// SetPolicy changes the policy of requests that name none.
+// SetPolicy changes the policy for requests that name none.
 func (t *Tier) SetPolicy(spec string) error {
 	t.lock()
 	defer t.unlock()
 	return badPolicy(t.steer.Use(spec))
 }
 
-// Policy is the present policy of requests that name none.
+// Policy is the present policy for requests that name none.
 func (t *Tier) Policy() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

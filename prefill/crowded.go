@@ -6,9 +6,8 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// SetSlots says how many decode slots of a model are free in each region whose
-// engines are ours, "" being our own; nil: all is decoded in one region, and
-// where a prompt is prefilled makes no difference.
+// SetSlots sets the number of free decode slots of a model in each region; the empty name is the proxy's own region. nil:
+// all requests are decoded in one region, so that the region of the prefill does not matter.
 func (t *Tier) SetSlots(model string, free map[string]int) {
 	t.lock()
 	defer t.unlock()
@@ -17,26 +16,24 @@ func (t *Tier) SetSlots(model string, free map[string]int) {
 	}
 }
 
-// countOnTheWay counts the prompts of each region that are prefilled or wait for
-// a decode slot there.
+// countOnTheWay counts, for each region, the prompts that are being prefilled or wait for a decode slot.
 func (d *chooser) countOnTheWay(m *model) {
 	clear(d.onTheWay)
 	for _, c := range m.servers {
-		if c.Mixed { // its prompts need no slot anywhere else
+		if c.Mixed { // its prompts are decoded by the same ranks, and need no other slot
 			continue
 		}
 		d.onTheWay[c.Region] += c.account.Leases[ledger.Probing] + c.account.Leases[ledger.Pooled]
 	}
 }
 
-// crowded says whether a prompt that the candidate prefills would wait for a decode slot in its region: KV does not
-// cross regions. countOnTheWay must be called before.
+// crowded reports whether a prompt that the candidate prefills would have to wait for a decode slot in its region, because
+// KV is not sent to other regions. countOnTheWay must be called before.
 func (d *chooser) crowded(m *model, c *candidate) bool {
 	return m.slots != nil && !c.Mixed && d.onTheWay[c.Region] >= m.slots[c.Region]
 }
 
-// filterCrowded drops, in place, the candidates in regions whose decode side is full, unless no other candidate could
-// start the request.
+// filterCrowded removes, in place, the crowded candidates, if another candidate can start the request.
 func (d *chooser) filterCrowded(m *model, r *Request, candidates []*candidate) []*candidate {
 	if m.slots == nil {
 		return candidates
@@ -48,8 +45,8 @@ func (d *chooser) filterCrowded(m *model, r *Request, candidates []*candidate) [
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.crowded(m, c) })
 }
 
-// closeCrowded marks the prefillers in such regions as not open, for the choice of a region. It marks none if no
-// other prefiller is open.
+// closeCrowded marks crowded candidates as not open, for the choice of a region. It marks none if no other candidate is
+// open.
 func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 	if m.slots == nil {
 		return
@@ -75,24 +72,25 @@ func (d *chooser) decodeFull(c *candidate) bool {
 	return false
 }
 
-// hopeless says whether a hand-off that the candidate begins now would get no decode slot before its engine drops it,
-// because too many are on their way already. A request that waits for this reason is looked at again when
-// Config.Decode has grown, see Wake.
+// hopeless reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the KV,
+// because too many hand-offs are on their way already. A request that waits for this reason is considered again when slots
+// become free; see Wake.
 func (d *chooser) hopeless(c *candidate, model string) bool {
-	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() { // early: the rank comes first, and no hand-off waits
+	// With an early profile the decode rank is chosen before the prefill, so that no hand-off waits for a slot.
+	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() {
 		return false
 	}
 	hold, err := c.Profile.HoldBudget()
 	if err != nil {
 		return false
 	}
-	places, own := d.cfg.Decode(c.Board, model, hold)
+	slots, ownRanks := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
-			probing, _ := other.chargesAhead(model, own)
+			probing, _ := other.chargesAhead(model, ownRanks)
 			ahead += probing
 		}
 	}
-	return ahead >= places
+	return ahead >= slots
 }

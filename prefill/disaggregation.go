@@ -2,12 +2,12 @@ package prefill
 
 import "strconv"
 
-// Disaggregation is whether every prompt is computed by a prefill engine, or
-// short ones by decode ranks whose profile allows it.
+// Disaggregation configures whether prefill engines compute every prompt, or decode ranks compute short prompts themselves
+// if their profile allows it.
 type Disaggregation struct {
 	Mode            string `yaml:"mode"`
-	ThresholdTokens string `yaml:"threshold_tokens"`          // new tokens up to which a rank may compute a prompt itself, or auto
-	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // prompt tokens that one rank may have to compute at once
+	ThresholdTokens string `yaml:"threshold_tokens"`          // new tokens up to which a decode rank may compute a prompt itself, or auto
+	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // prompt tokens that a decode rank may have to compute at once
 }
 
 // The modes.
@@ -16,14 +16,13 @@ const (
 	DisaggregateConditional = "conditional"
 )
 
-// DefaultLocalThreshold is how many tokens a decode rank may compute unless told
-// otherwise.
+// DefaultLocalThreshold is the default of ThresholdTokens.
 const DefaultLocalThreshold = 256
 
-// AutoThreshold is a threshold that follows what a rank has to do.
+// AutoThreshold is the value of ThresholdTokens for a threshold that follows the load of a rank.
 const AutoThreshold = "auto"
 
-// Threshold is the number written; 0 for auto.
+// Threshold is ThresholdTokens as a number; 0 for auto.
 func (d *Disaggregation) Threshold() int {
 	n, err := strconv.Atoi(d.ThresholdTokens)
 	if err != nil {

@@ -1,22 +1,18 @@
-// Package prefill chooses which prefiller runs a request's prompt, and when.
+// Package prefill chooses the prefill engine for a request's prompt, and the time at which the prompt is sent to it.
 //
-// A request waits in its model's arrival queue until the pool has a place for
-// its hand-off and the KV gate of a candidate is open. A policy then scores all
-// candidates by what is known of them: what they have to do, what they hold of
-// the prompt, how long prefills take there. If the best can start it, the prompt
-// is charged there, in one step under one lock; else it waits for that one. The
-// Lease that comes back is that charge: it follows the prompt's KV blocks from
-// the probe to the first decode event, the drain, or the engine's own timeout,
-// and gives them back exactly once.
+// A request waits in its model's arrival queue until the pool has a place for its hand-off and the KV gate of a candidate is
+// open. A policy then scores all candidates by their load, by the part of the prompt that they have cached, and by their
+// prefill times. If the best candidate can start the prompt, the prompt is charged to it, in the same step under one
+// lock; otherwise the request waits for this candidate. The caller gets a Lease, which holds the charge: it follows the
+// prompt's KV blocks from the probe to the first decode event, the discarding of the hand-off, or the engine's own
+// timeout, and releases the charge exactly once.
 //
-// What is known are five values, each a package without clock, lock, log or metric:
-// queue (who waits), ledger (what engines are charged with), cache (what they hold),
-// fit (how long prefills take) and steer (which one of them). Tier holds them under
-// its lock and gives them the time; chooser and arrivals decide on top of them.
+// The state consists of five values, each from a package without clock, lock, log or metric: queue (waiting requests),
+// ledger (charges), cache (predicted prefix caches), fit (prefill times) and steer (policies). Tier holds them under its
+// lock and passes them the time; chooser and arrivals make the decisions.
 //
-// Nothing here polls. A request that waits is woken by what can let it pass: a
-// lease that ends, a place that gets free (Wake), a scrape, another set of
-// candidates, or the one timer armed for the next hold timeout, canary,
-// circuit or stall. With Config.Clock and Offer the tier runs on a simulation's
-// time, without a goroutine.
+// The package does not poll. A waiting request is considered again after an event that may help it: a lease ends, a place
+// becomes free (Wake), a scrape succeeds, the candidates change, or the single timer fires, which is set for the next
+// deadline, hold timeout, canary, circuit trial or stall. With Config.Clock and Offer, the tier runs on a simulation's
+// time and without a goroutine.
 package prefill

@@ -9,24 +9,24 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// CalledBack records how long after the bind the decode engine said where the KV goes.
+// CalledBack records the time from the choice of the decode rank until the callback of its engine, which names the target of the KV.
 func (l *Lease) CalledBack(took time.Duration) {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()
 	l.way().CalledBack(took)
 }
 
-// Another waits for a prefiller that was not tried yet. It is for the request of a lease that has ended because its
-// own prefiller took nothing of it. The caller makes the calls on the new lease.
+// Another waits for a lease of a candidate that was not tried yet, for the same request. It is used after l has ended because
+// its prefill engine ran nothing of the request. The caller makes all further calls on the new lease.
 func (l *Lease) Another(ctx context.Context, tried []string) (*Lease, error) {
 	r := *l.request
 	r.Exclude = tried
 	return l.tier.Acquire(ctx, r)
 }
 
-// Sooner moves the charge of the lease to the candidate that is predicted to end the prefill first. It does so only
-// if the end is sooner by at least `least`, the probe was not sent yet, and the candidate's instance is not in avoid.
-// It returns the lease there, on which the caller makes the calls from now on; nil: nothing has changed.
+// Sooner moves a lease whose probe was not sent yet to the candidate that is predicted to end the prefill first. It does so
+// only if the prefill ends sooner by at least `least` and the candidate's instance is not in avoid. It returns the new
+// lease, on which the caller makes all further calls; nil: nothing has changed.
 func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	t := l.tier
 	t.lock()
@@ -46,8 +46,8 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	return next
 }
 
-// sooner charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the
-// new lease; nil: no candidate that may take over the request ends it sooner by at least `least`.
+// sooner charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
+// lease; nil: no candidate that could take the request over ends it sooner by at least `least`.
 func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
 	if m == nil {
@@ -59,9 +59,11 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
 		a := &c.account
-		return c == l.c || c.Profile == nil || c.Board != l.Candidate.Board || c.Region != l.Candidate.Region ||
-			c.Profile.Connector != l.Candidate.Profile.Connector || slices.Contains(avoid, c.Instance) ||
-			!d.canStart(r, c) || a.Stale() || a.Stalled(d.now) || c.Limit > 0 && a.Leases[ledger.Probing] >= c.Limit
+		sameDecode := c.Profile != nil && c.Board == l.Candidate.Board && c.Region == l.Candidate.Region &&
+			c.Profile.Connector == l.Candidate.Profile.Connector
+		atLimit := c.Limit > 0 && a.Leases[ledger.Probing] >= c.Limit
+		return c == l.c || !sameDecode || slices.Contains(avoid, c.Instance) ||
+			!d.canStart(r, c) || a.Stale() || a.Stalled(d.now) || atLimit
 	})
 	if len(eligible) == 0 || !d.look(m, r, eligible) {
 		return nil
@@ -80,8 +82,8 @@ func (d *chooser) sooner(l *Lease, r *Request, least time.Duration, avoid []stri
 	return d.reserve(eligible[best], d.steer.Usual(), r, &d.view[best], d.now)
 }
 
-// endsMs is the predicted time, in ms, until the prefill of a lease ends if it is sent now; infinite if its candidate
-// may begin none.
+// endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
+// takes no probes now.
 func (d *chooser) endsMs(l *Lease) float64 {
 	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.account.Stalled(d.now) {
 		return math.Inf(1)

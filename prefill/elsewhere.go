@@ -7,26 +7,26 @@ import (
 
 // The answers of Elsewhere.Where.
 const (
-	ToHere  Where = iota // here: the tier's own policy chooses the prefiller
-	ToThere              // to another region: Acquire returns ErrElsewhere
-	Waits                // nowhere yet; requests behind it may pass
-	AllWait              // nowhere yet, and no other first attempt of its line can pass either
+	ToHere  Where = iota // this region serves the request: the tier's own policy chooses the candidate
+	ToThere              // another region serves the request: Acquire returns ErrElsewhere
+	Waits                // the request waits; requests behind it may still be served
+	AllWait              // the request waits, and so do all other first attempts of its line
 )
 
-// ErrElsewhere is what Acquire returns for a request that goes to another region.
+// ErrElsewhere is returned by Acquire for a request that goes to another region.
 var ErrElsewhere = errors.New("prefill: the request goes to another region")
 
-// elsewhere asks where a request goes, if there is a choice.
+// elsewhere asks the request's Elsewhere in which region to serve it. Without an Elsewhere, it is served here.
 func (d *chooser) elsewhere(m *model, r *Request, since time.Time) Where {
 	if r.Elsewhere == nil {
 		return ToHere
 	}
-	h := Here{Model: m.name, Now: d.now, Round: d.queue.Round(), Tokens: d.tokensOf(r), Since: since, Local: d.local(m, r)}
-	return r.Elsewhere.Where(&h)
+	here := Here{Model: m.name, Now: d.now, Round: d.queue.Round(), Tokens: d.tokensOf(r), Since: since, Local: d.local(m, r)}
+	return r.Elsewhere.Where(&here)
 }
 
-// local measures all prefillers of a model in this region, for the choice of a region. r is the request that is
-// decided; nil: there is none, and the prefillers are measured for a prompt of one token.
+// local measures all candidates of a model in this region, for the choice between regions. r is the request; nil: no
+// request, the candidates are measured for a prompt of one token.
 func (d *chooser) local(m *model, r *Request) Local {
 	local := Local{Waiting: m.line.Fresh(), Tokens: int(m.line.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS, local.TTFTMs = m.pace.ArrivalsPerS(d.now), m.pace.TTFTMs()
@@ -54,8 +54,7 @@ func (d *chooser) local(m *model, r *Request) Local {
 	return local
 }
 
-// Offers calls f with each model and what prefills it here, under the tier's
-// lock.
+// Offers calls f, under the tier's lock, for each model with the candidates that prefill it in this region.
 func (t *Tier) Offers(f func(model string, l *Local)) {
 	t.lock()
 	defer t.unlock()
@@ -67,7 +66,7 @@ func (t *Tier) Offers(f func(model string, l *Local)) {
 	}
 }
 
-// Waiting is how many requests are in a model's arrival queue, without batch.
+// Waiting is the number of requests in a model's arrival queue, without batch requests.
 func (t *Tier) Waiting(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -77,5 +76,5 @@ func (t *Tier) Waiting(model string) int {
 	return 0
 }
 
-// offered reports whether another region may serve the request if no engine here can.
+// offered reports whether another region may serve the request if no engine of this region can.
 func (r *Request) offered() bool { return r.Elsewhere != nil && r.Elsewhere.Offered() }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// What Acquire can fail with, next to the context's own error. The gateway
-// turns each into the status and code that stand beside it.
+// The errors of Acquire, in addition to the error of its context. The gateway answers each with the status and code beside
+// it.
 var (
 	ErrQueueFull     = errors.New("prefill: arrival queue full")                             // 429 queue_full
 	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                          // 503 queue_timeout
@@ -18,16 +18,16 @@ var (
 	ErrBadPolicy     = errors.New("prefill")                                                 // 400 bad_policy; policy.Parse says what is wrong
 )
 
-// FullError is an ErrQueueFull with what is full.
+// FullError is an ErrQueueFull with details.
 type FullError struct {
 	Model string
-	Max   int    // requests that may wait for it
-	Key   string // of the config, which sets that
+	Max   int    // number of requests that may wait for the model
+	Key   string // the config key that sets Max
 }
 
 func (e *FullError) Error() string {
 	return fmt.Sprintf("%v: %d requests wait for model %q; send fewer, or raise %s", ErrQueueFull, e.Max, e.Model, e.Key)
 }
 
-// Unwrap makes it an ErrQueueFull.
+// Unwrap makes errors.Is(e, ErrQueueFull) true.
 func (e *FullError) Unwrap() error { return ErrQueueFull }

@@ -9,15 +9,14 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Prompt is what a prompt is recognised by in prefix caches.
+// Prompt identifies a prompt in prefix caches.
 type Prompt = cache.Prompt
 
-// EventSource is where a candidate's engine publishes what its prefix cache
-// holds. The zero one publishes nothing.
+// EventSource is where a candidate's engine publishes KV events. The zero value stands for an engine that publishes none.
 type EventSource = cache.EventSource
 
-// follow starts and ends streams, so that every candidate that publishes events is followed. A candidate that keeps
-// its ID and its source keeps its stream, also while it is down: the stream itself notices a restart of the engine.
+// follow starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that keeps its ID
+// and its source keeps its stream, even while it is down, because the stream itself notices a restart of the engine.
 func (r runner) follow() {
 	wanted := r.sources()
 	for c, s := range r.followed {
@@ -31,7 +30,7 @@ func (r runner) follow() {
 			continue
 		}
 		r.lock()
-		if r.candidates[c.ID] != c { // the candidate was forgotten meanwhile, and its slots in the index with it
+		if r.candidates[c.ID] != c { // the candidate was removed meanwhile, together with its slots in the index
 			r.unlock()
 			continue
 		}
@@ -41,9 +40,9 @@ func (r runner) follow() {
 	}
 }
 
-// unfollow ends a stream and forgets what it told.
+// unfollow ends a stream and drops the blocks that it named.
 func (r runner) unfollow(c *candidate, s cache.Feed) {
-	s.Close() // not under the lock, which its last event may wait for
+	s.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
 	r.lock()
 	c.cache.Unfollow()
 	r.unlock()
@@ -55,7 +54,7 @@ func (r runner) unfollowAll() {
 	}
 }
 
-// sources are the candidates that publish KV events, and where each of them publishes.
+// sources returns where each candidate publishes KV events; candidates that publish none are absent.
 func (r runner) sources() map[*candidate]EventSource {
 	r.lock()
 	defer r.unlock()
@@ -68,15 +67,15 @@ func (r runner) sources() map[*candidate]EventSource {
 	return wanted
 }
 
-// BlockTokens is how many token ids a block of a prompt should have to be found
-// in the caches of a model's engines: as many as theirs have.
+// BlockTokens is the number of tokens per KV block of a model's engines. A prompt must be cut into blocks of this size to be
+// found in their caches.
 func (t *Tier) BlockTokens(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if m := t.models[model]; m != nil {
 		for _, c := range m.servers {
-			if c.saidBlock() > 0 {
-				return c.saidBlock()
+			if block := c.knownBlock(); block > 0 {
+				return block
 			}
 		}
 	}
@@ -86,8 +85,8 @@ func (t *Tier) BlockTokens(model string) int {
 	return defaultBlock
 }
 
-// ForgetPrefixes drops what is known of the prefix cache of a candidate, or of
-// all for an empty id. It reports whether there is such a candidate.
+// ForgetPrefixes drops all known blocks of a candidate's prefix cache, or of all candidates if id is empty. It reports whether
+// the candidate exists.
 func (t *Tier) ForgetPrefixes(id string) bool {
 	t.lock()
 	defer t.unlock()
@@ -105,7 +104,7 @@ func (t *Tier) ForgetPrefixes(id string) bool {
 	return c != nil
 }
 
-// EventsStatus is what a candidate's KV events have told.
+// EventsStatus is the state of a candidate's stream of KV events.
 type EventsStatus = kvevents.Status
 
 func (c *candidate) eventsStatus() *EventsStatus {

@@ -6,13 +6,13 @@ import (
 	"evenkeel/prefill/fit"
 )
 
-// foresee predicts the end of the lease's prefill, which is not over. If the probe was not sent yet, it supposes that
-// the probe is sent now. at is when the engine is predicted to end the prompt that it computes now, and rest is what
-// comes after that, the round trip included. So the prefill ends rest after at, or rest after now if at has passed.
+// foresee predicts when the lease's prefill will end. If the probe was not sent yet, the prediction is for a probe that is
+// sent now. at is when the engine ends the prompt that it computes now, and rest is the time after that, with the round
+// trip included. The prefill ends at at + rest, or at now + rest if at has passed.
 func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
 	tier, a, ownPrediction := l.tier, &l.c.account, l.charge.Predicted()
 	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
-	// took is a predicted time, corrected by how much longer the engine's prefills lately took than predicted.
+	// took corrects a predicted duration by the recent error of the engine's predictions.
 	took := func(predicted time.Duration) time.Duration {
 		return max(time.Duration(leastOfBacklog*float64(predicted)), predicted+residual)
 	}
@@ -27,5 +27,5 @@ func (l *Lease) foresee(now time.Time) (at time.Time, rest time.Duration) {
 	return at, rest + l.c.rtt()
 }
 
-// way is what is learned of how the two engines meet in requests of the lease's profile.
+// way holds the learned time of callbacks for the lease's profile.
 func (l *Lease) way() *fit.Way { return l.tier.fit.Way(l.Candidate.Profile.Name) }

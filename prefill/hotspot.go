@@ -8,13 +8,13 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// tracked is the least share of a prompt's blocks that one candidate must hold for the prompt's class to be watched:
-// requests gather at the engines that hold their prefix only if they hit much of it.
+// tracked is the smallest share of a prompt's blocks that one candidate must hold for the prompt's class to be watched. Only
+// such a large hit draws the requests of a class to the engines that hold their prefix.
 const tracked = 0.5
 
-// filterHot reports the request to the hotspot detector. While the detector says that the request's class is kept off
-// the candidates that hold the prefix of the class, it drops these candidates. It returns the candidates that are left,
-// with their indicators in d.view, and the state of the class.
+// filterHot reports the request to the hotspot detector. If the detector keeps the request's class off its holders, the
+// candidates that hold its prefix, filterHot removes the holders. It returns the remaining candidates, with their
+// indicators in d.view, and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
 	if d.steer.Hotspots == nil {
 		return eligible, steer.OK
@@ -32,29 +32,19 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	if state == steer.Alarm && !r.seen.weighed {
 		r.seen.weighed = true
 		p.Choose(q, d.view)
-		bestHolder, bestOther := math.Inf(1), math.Inf(1)
-		for i, c := range eligible {
-			score := p.ScoreOf(i)
-			switch holds := c.cache.Blocks(d.found, &r.Prompt) >= depth; {
-			case holds && score < bestHolder:
-				bestHolder = score
-			case !holds && score < bestOther:
-				bestOther = score
-			}
-		}
+		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
 		state = d.steer.Hotspots.Weigh(d.now, class, bestHolder, bestOther)
 	}
 	if state != steer.Filter {
 		return eligible, state
 	}
-	holds := func(c *candidate) bool { return c.cache.Blocks(d.found, &r.Prompt) >= depth }
-	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !holds(c) }) {
+	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !d.holds(c, r, depth) }) {
 		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, steer.Alarm
 	}
 	kept := 0
 	for i, c := range eligible {
-		if !holds(c) {
+		if !d.holds(c, r, depth) {
 			eligible[kept], d.view[kept] = c, d.view[i]
 			kept++
 		}
@@ -64,8 +54,28 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	return eligible[:kept], state
 }
 
-// classOf is the class of a request, 0 if it has none to be watched, and how many live candidates hold the prefix of
-// the class (holders) and how many do not (others).
+// bestScores returns the best (lowest) scores of the last choice: among the holders, and among the other candidates.
+func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible []*candidate) (holder, other float64) {
+	holder, other = math.Inf(1), math.Inf(1)
+	for i, c := range eligible {
+		score := p.ScoreOf(i)
+		switch holds := d.holds(c, r, depth); {
+		case holds && score < holder:
+			holder = score
+		case !holds && score < other:
+			other = score
+		}
+	}
+	return holder, other
+}
+
+// holds reports whether a candidate has the first depth blocks of the request's prompt in its prefix cache.
+func (d *chooser) holds(c *candidate, r *Request, depth int) bool {
+	return c.cache.Blocks(d.found, &r.Prompt) >= depth
+}
+
+// classOf is the class of a request, 0 if the class is not watched. holders is the number of live candidates that hold the
+// prefix of the class, and others the number of live candidates that do not.
 func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 {
 		return 0, 0, 0

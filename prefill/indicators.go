@@ -9,16 +9,16 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// defaultBlock is the KV block of an engine that does not say: vLLM's.
+// defaultBlock is the number of tokens per KV block if it is not known: vLLM's default.
 const defaultBlock = 16
 
-// blockTokens is the size of the candidate's KV blocks.
+// blockTokens is the number of tokens per KV block of the candidate.
 func (c *candidate) blockTokens() int {
-	return cmp.Or(c.saidBlock(), defaultBlock)
+	return cmp.Or(c.knownBlock(), defaultBlock)
 }
 
-// saidBlock is the size in tokens that the configuration or the engine gives; 0: neither does.
-func (c *candidate) saidBlock() int {
+// knownBlock is the number of tokens per KV block by the configuration or the engine; 0: not known.
+func (c *candidate) knownBlock() int {
 	return cmp.Or(c.BlockTokens, c.account.Block)
 }
 
@@ -27,8 +27,8 @@ func (c *candidate) rtt() time.Duration { return cmp.Or(c.account.RTT, c.RTT) }
 
 func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
 
-// beside is how many requests of others, such as decodes, run on the candidate beside
-// prefills. An engine that only prefills has none: what others sent there waits in turn.
+// beside is how many other requests, such as decodes, run on the candidate beside a prefill. An engine that only prefills has
+// none, because it computes one prompt after the other.
 func (c *candidate) beside(now time.Time) float64 {
 	if !c.Decodes {
 		return 0
@@ -36,16 +36,16 @@ func (c *candidate) beside(now time.Time) float64 {
 	return c.account.Beside(now)
 }
 
-// line is how long prefills of the model take on the candidate as it is now. known is false while nothing was
-// learned, and the line is only the one that learning starts from.
+// line predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
+// while line is only the line from which learning starts.
 func (s *state) line(model string, c *candidate) (line policy.Line, known bool) {
 	law, known := s.fit.Law(model, c.Hardware)
 	return law.Among(c.beside(s.now)), known
 }
 
-// backlog is how long, in ms, the candidate is predicted to need for what it has; others is the part of it that
-// others sent. What prefills there lately took beyond their prediction is added for each of our probes, and for more
-// probes that may come. It may be below 0, but a quarter of the prediction always counts.
+// backlog is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
+// that others sent. The recent error of the predictions is added once for each of this proxy's probes, and for `more`
+// further probes. The error may be negative, but a quarter of the prediction always remains.
 func (s *state) backlog(c *candidate, line policy.Line, more int) (ms, others float64) {
 	a := &c.account
 	others = a.OthersBacklog(line, s.fit.Usual(), c.Decodes, s.now)
@@ -54,11 +54,11 @@ func (s *state) backlog(c *candidate, line policy.Line, more int) (ms, others fl
 	return max(ms*leastOfBacklog, ms+ours*c.residual.Ms(s.now)), others
 }
 
-// leastOfBacklog is the share of a predicted backlog that counts however fast an engine lately was.
+// leastOfBacklog is the smallest share of a predicted time that remains after a negative error is added.
 const leastOfBacklog = 0.25
 
-// measure sets all of a candidate's indicators that do not depend on the request. Prompts that wait for the candidate
-// in this round count like those that it runs.
+// measure sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
+// round count like prompts that it computes.
 func (d *chooser) measure(v *policy.Candidate, c *candidate, line policy.Line) {
 	a, block := &c.account, float64(c.blockTokens())
 	active, kv := float64(a.Tokens[ledger.Probing]), float64(a.KVTokens())

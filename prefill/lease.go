@@ -12,14 +12,14 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// defaultHold is how long an engine holds a hand-off whose profile does not
-// say: the longest of those we know, so that its KV is never called free early.
+// defaultHold is how long an engine holds a hand-off if its profile does not say: the longest time of all known engines, so
+// that KV never counts as free too early.
 const defaultHold = 480 * time.Second
 
-// Usage is what an engine says it did for a probe.
+// Usage is the token counts in an engine's answer to a probe.
 type Usage = cache.Usage
 
-// Send says that the probe is sent now. It is for a lease whose connector needs the decode rank before the prefill.
+// Send notes that the probe is sent now. It is used for a lease whose decode rank is chosen before the prefill.
 func (l *Lease) Send() {
 	t := l.tier
 	t.lock()
@@ -27,26 +27,25 @@ func (l *Lease) Send() {
 	l.charge.Send(t.now)
 }
 
-// Answered says that the probe came back with a hand-off. expires is when the
-// engine frees the blocks by itself, its whole hold timeout from the response
-// headers.
+// Answered notes that the engine answered the probe with a hand-off. expires is when the engine frees the KV blocks by
+// itself: its hold timeout after the response headers.
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	t := l.tier
 	t.lock()
-	cameBack := !l.c.circuit.In() // it was out before this answer
+	wasOut := !l.c.circuit.In()
 	suspected := l.answer(u, expires)
-	cameBack = cameBack && l.c.circuit.In()
+	cameBack := wasOut && l.c.circuit.In()
 	t.unlock()
 	if suspected != nil {
 		tellSuspected(t.cfg.Log, l.Candidate.ID, suspected)
 	}
-	if cameBack { // logged without the lock
+	if cameBack {
 		t.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
 	}
 }
 
-// answer does the work of Answered; the caller holds the tier's lock. A probe's answer may change whether the candidate is suspected to
-// have another KV capacity than it says. In that case answer returns the change, and else nil.
+// answer does the work of Answered under the tier's lock. It returns the change if the answer begins or ends the suspicion
+// that the candidate has another KV capacity than it reports, and else nil.
 func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	t := l.tier
 	if !l.charge.MayAnswer() {
@@ -72,12 +71,12 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	return found.Suspected
 }
 
-// learn learns prefill times from a probe's answer. The round trip to the engine is left out of these times: the
-// indicators add it, and engines of one kind may be near and far. An answer teaches nothing while prompts of others were on the engine,
-// because their part of its time is not known.
+// learn learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
+// indicators add, because engines of one kind may be at different distances. An answer is not used if the engine also had
+// prompts of others, because their part of the time is not known.
 func (l *Lease) learn(u Usage) {
 	t, a := l.tier, &l.c.account
-	hitTokens := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // predicted
+	hitTokens := l.charge.Weight.Tokens - l.charge.Weight.NewTokens // as predicted
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
@@ -108,8 +107,7 @@ func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
 	}
 }
 
-// Dispatched says that a decode rank was asked for the KV. It may be called
-// again when another rank is asked.
+// Dispatched notes that the request was sent to a decode rank, which fetches the KV. It may be called again for another rank.
 func (l *Lease) Dispatched() {
 	t := l.tier
 	t.lock()
@@ -117,8 +115,8 @@ func (l *Lease) Dispatched() {
 	l.charge.Dispatch(t.now)
 }
 
-// Renewed says that the decode engine renews the prefill engine's hold on the KV for as long as it has the request.
-// The charge then does not expire before the caller's last call.
+// Renewed notes that the decode engine renews the prefill engine's hold on the KV as long as it has the request. The charge
+// then does not expire before the caller's last call.
 func (l *Lease) Renewed() {
 	t := l.tier
 	t.lock()
@@ -126,41 +124,39 @@ func (l *Lease) Renewed() {
 	l.charge.Renew(t.now)
 }
 
-// Failed says that the probe failed in a way that speaks against the
-// candidate. If the request was written and no answer came, the engine may
-// have finished it and hold its KV: the prompt then stays charged for hold, 0
-// being the profile's timeout. Any answer, a refused connection
-// or an unusable hand-off holds nothing: written is false.
+// Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer
+// came: the engine may then have computed the prompt and hold its KV, so that the prompt stays charged for the time hold (0:
+// the profile's timeout). written is false if the connection was refused or any answer came, even an unusable one.
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	t := l.tier
 	t.lock()
 	out := l.fail(written, hold)
 	t.unlock()
-	if out > 0 { // logged without the lock
+	if out > 0 {
 		t.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
 			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", out))
 	}
 }
 
-// Blame records, in words, what failed at the candidate. It comes before Failed.
+// Blame records a description of the fault, for status. It must be called before Failed.
 func (l *Lease) Blame(why string) {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	l.c.fault = strings.ToValidUTF8(why[:min(len(why), mostFault)], "\uFFFD") // the cut may be within a letter
+	l.c.fault = strings.ToValidUTF8(why[:min(len(why), mostFault)], "\uFFFD") // the cut may be inside a character
 }
 
-// mostFault bounds what is kept of what an engine said.
-const mostFault = 400
+// mostFault bounds the recorded description of a fault.
+const mostFault = 400 // bytes
 
-// fail is Failed under the tier's lock. outFor is for how long the failure opened the candidate's circuit; 0: it did
-// not, or the circuit was open already and its trial failed.
+// fail does the work of Failed under the tier's lock. outFor is the time for which this failure opened the candidate's
+// circuit; 0: it did not, or the circuit was open already.
 func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 	t := l.tier
 	if !l.charge.Settle() {
 		return 0
 	}
-	if l.charge.Phase() != ledger.Probing { // it was answered: no verdict on the candidate any more
+	if l.charge.Phase() != ledger.Probing { // the probe was answered before: this failure is not the candidate's
 		l.charge.Orphan(l.hold(), t.now)
 		return 0
 	}
@@ -182,13 +178,13 @@ func (l *Lease) fail(written bool, hold time.Duration) (outFor time.Duration) {
 	return outFor
 }
 
-// Unfetched returns how many prompts the engine holds whose KV no decode engine will fetch, and how many there were
-// since the start.
+// Unfetched counts the prompts whose KV no decode engine will fetch: held are those whose KV the engine still holds, and ever
+// are all since the start.
 func (l *Lease) Unfetched() (held, ever int) {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	for _, c := range t.candidates { // of each of its ranks
+	for _, c := range t.candidates { // sums over the ranks of the engine
 		if a := &c.account; c.Instance == l.Candidate.Instance {
 			held += a.Leases[ledger.Orphaned]
 			ever += a.Unfetched
@@ -197,7 +193,7 @@ func (l *Lease) Unfetched() (held, ever int) {
 	return held, ever
 }
 
-// Orphan says that no decode engine will fetch the KV. It stays charged until the engine frees it by itself.
+// Orphan notes that no decode engine will fetch the KV. The prompt stays charged until the engine frees the KV by itself.
 func (l *Lease) Orphan() {
 	t := l.tier
 	t.lock()
@@ -213,9 +209,8 @@ func (l *Lease) Orphan() {
 	l.charge.Orphan(l.hold(), t.now)
 }
 
-// Release says that the prefiller has the KV back: the first decode event
-// came, the hand-off was discarded, or the probe ended without one, because the
-// client left or the engine refused its request.
+// Release notes that the prefill engine has freed the KV: the first decode event came, the hand-off was discarded, or the
+// probe ended without a hand-off, because the client left or the engine refused the request.
 func (l *Lease) Release() {
 	t := l.tier
 	t.lock()
@@ -231,21 +226,22 @@ func (l *Lease) Release() {
 	l.release()
 }
 
-// release gives the charge back, and drops the candidate if it was removed and this was its last charge.
+// release ends the charge. If the candidate was removed from the configuration and this was its last charge, release drops
+// the candidate.
 func (l *Lease) release() {
 	l.charge.Release(l.tier.now)
 	l.tier.forget(l.c)
 }
 
-// PassOn says that other code than the lease's holder makes the last call.
+// PassOn separates the lease from its holder: from now on other code is responsible for the last call.
 func (l *Lease) PassOn() {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()
 	l.charge.PassOn()
 }
 
-// Ended says that a holder makes no more calls. Leases that it still holds stay
-// charged, because the engine may hold the KV, and count as drift in the audit.
+// Ended notes that a holder makes no more calls. Leases that it still holds stay charged, because the engine may still hold
+// the KV, and count as drift in the audit.
 func (t *Tier) Ended(h *Holder) {
 	t.mu.Lock()
 	lost := t.ledger.Ended(h)
@@ -256,8 +252,8 @@ func (t *Tier) Ended(h *Holder) {
 	}
 }
 
-// probeEnded counts in the metrics how the probe ended, and how long it took. A probe that was sent and has no answer
-// also spoils what could be learned of the prefills beside it (fit.Stretch).
+// probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, prefill
+// times of the probes beside it are not learned (fit.Stretch).
 func (l *Lease) probeEnded(outcome string) {
 	m, sent := l.tier.metrics, l.charge.Sent()
 	took := l.tier.now.Sub(sent).Seconds()
@@ -279,7 +275,7 @@ func (l *Lease) probeEnded(outcome string) {
 	}
 }
 
-// hold is for how long the engine holds a hand-off that no decode engine fetches, by its profile.
+// hold is how long the engine holds a hand-off that no decode engine fetches, by its profile.
 func (l *Lease) hold() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout

@@ -8,11 +8,11 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Served is the lease of a request that did not have to wait; nil: call Wait.
+// Served is the lease of a request that did not have to wait; nil: it waits, call Wait.
 func (k *Ticket) Served() *Lease { return k.lease }
 
-// Wait is Acquire for a request that has entered already. It must be called
-// once, unless Served returned a lease.
+// Wait waits for the lease of a request that has entered the queue, as Acquire does. It must be called once, unless Served
+// returned a lease.
 func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	if k.w == nil {
 		return k.lease, nil
@@ -20,18 +20,18 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	return k.tier.await(ctx, k.w)
 }
 
-// EnterAll lets the legs of one request enter together: all of them, or none and an error. They are of one model,
-// key, priority and arrival. Each ticket must be waited for.
+// EnterAll enters all prompts of one request into the queue, or none and returns an error. A leg is one of these prompts. All
+// legs have the same model, key, priority and arrival. The caller must wait for each ticket.
 //
-// Once one leg is served, the legs that still wait cannot be displaced, because the client may have part of the
-// answer already, and they stay in this region. Until then, if the Elsewhere of one leg sends it to another region,
-// all legs go there.
+// After one leg is served, the other legs cannot be displaced any more, because the client may already have a part of the
+// answer. They also stay in this region. Before that, if the Elsewhere of one leg sends it to another region, all legs go
+// there.
 func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
 	tickets, err := t.enterAll(legs)
 	if err == nil {
 		return tickets, nil
 	}
-	for _, k := range tickets { // not under the lock: freed places wake the queues
+	for _, k := range tickets { // without the tier's lock, because Lease.Release and Places.Release may take it
 		if k.lease != nil {
 			k.lease.Release()
 			if t.cfg.Places != nil {
@@ -42,7 +42,7 @@ func (t *Tier) EnterAll(legs []Request) ([]Ticket, error) {
 	return nil, err
 }
 
-// enterAll is EnterAll, but with an error it also returns the legs that were served before the error.
+// enterAll is EnterAll, but together with an error it also returns the legs that were served before.
 func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	t.lock()
 	defer t.unlock()
@@ -55,7 +55,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	}
 	for i := range legs {
 		lease, err := t.arrivals.atOnce(m, p, &legs[i])
-		if err != nil { // only the first leg comes here: once it is served, the others stay and have no deadline
+		if err != nil { // only possible for the first leg: after it is served, the others stay and have no deadline
 			return nil, err
 		}
 		if lease == nil {
@@ -63,7 +63,7 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 		if i == 0 {
 			stay(legs)
-			for i := range legs { // the client's first token is that of this leg
+			for i := range legs { // the deadline is for the client's first token, which the first leg sends
 				legs[i].Deadline = time.Time{}
 			}
 		}
@@ -77,24 +77,32 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	if err := t.arrivals.mayWait(m, &waiting[0], len(waiting)); err != nil {
 		return tickets, err
 	}
-	siblings, decision := make([]*waiter, len(waiting)), &regionDecision{done: make(chan struct{})}
-	if served > 0 {
-		decision.close()
-	}
-	for i := range waiting {
-		w := t.arrivals.wait(m, p, waiting[i])
-		w.siblings, siblings[i], w.decided = siblings, w, decision
-		if served > 0 {
-			w.entry.Fix()
-		}
+	for _, w := range t.arrivals.waitTogether(m, p, waiting, served > 0) {
 		tickets = append(tickets, Ticket{tier: t, w: w})
 	}
 	return tickets, nil
 }
 
-// Elsewhere waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all
-// legs have gone to another region. It reports whether they have gone. If ctx or the time for which the request may
-// wait ends first, the legs stay.
+// waitTogether adds the waiting legs of one request to their model's line. oneServed says that another leg is served already:
+// the waiting legs then stay in this region and cannot be displaced.
+func (a *arrivals) waitTogether(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
+	siblings, decision := make([]*waiter, len(legs)), &regionDecision{done: make(chan struct{})}
+	if oneServed {
+		decision.close()
+	}
+	for i := range legs {
+		w := a.wait(m, p, legs[i])
+		w.siblings, siblings[i], w.decided = siblings, w, decision
+		if oneServed {
+			w.entry.Fix()
+		}
+	}
+	return siblings
+}
+
+// Elsewhere waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all legs
+// have gone to another region. It reports whether they have gone. If ctx ends first, or the time for which the request may
+// wait, the legs stay.
 func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	if k.w == nil {
 		return false
@@ -117,7 +125,7 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 	return false
 }
 
-// stay tells each of the requests that it is served in this region.
+// stay tells the Elsewhere of each request that the request is served in this region.
 func stay(legs []Request) {
 	for i := range legs {
 		legs[i].stay()

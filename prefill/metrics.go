@@ -15,8 +15,7 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// metrics are the events that are counted as they happen; what is a state is
-// read from the accounts at each scrape, by Collect.
+// metrics are counted when events happen. Metrics that show a state are read at each Prometheus scrape, by Collect.
 type metrics struct {
 	decisions       *prometheus.CounterVec
 	decisionSeconds prometheus.Histogram
@@ -33,14 +32,14 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-	answered prometheus.Counter // the series of attempts that counts nearly all probes
-	last     struct {           // the last choice: most choices are alike, so that the series need not be looked up
+	answered prometheus.Counter // the series of attempts for answered probes, which are nearly all
+	last     struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
 		policy, reason string
 		count          prometheus.Counter
 	}
 }
 
-// newMetrics makes the metrics of a tier with these policies.
+// newMetrics makes the metrics of a tier. policies are the names of its policies, which are labels.
 func newMetrics(policies []string) *metrics {
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "evenkeel_" + name, Help: help}
@@ -87,9 +86,8 @@ func newMetrics(policies []string) *metrics {
 	return m
 }
 
-// createSeries makes the series whose labels have few values, and those of all
-// policies. A counter that begins to exist with its first event has not
-// increased, so no alert would see that event.
+// createSeries makes the series whose labels have few values. If a counter only came into existence with its first event,
+// its value would never increase from 0 to 1, and no alert would see this event.
 func (m *metrics) createSeries(policies []string) {
 	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
 		m.attempts.WithLabelValues(outcome)
@@ -115,7 +113,7 @@ const (
 	probeDropped  = "dropped" // the client left, or the engine refused the request
 )
 
-// Filters that give way when they would leave no candidate.
+// The filters that are skipped if they would leave no candidate.
 const (
 	filterCircuit  = "circuit"
 	filterFresh    = "fresh"
@@ -127,7 +125,7 @@ const (
 	filterPolicy   = "policy"
 )
 
-// decided counts a choice of a prefiller. The tier's lock is held.
+// decided counts a choice of a candidate. The caller holds the tier's lock.
 func (m *metrics) decided(policy, reason string) {
 	l := &m.last
 	if l.count == nil || l.policy != policy || l.reason != reason {
@@ -136,7 +134,7 @@ func (m *metrics) decided(policy, reason string) {
 	l.count.Inc()
 }
 
-// predicted counts how far a prediction of a prefix hit was off.
+// predicted records the error of a predicted prefix hit.
 func (m *metrics) predicted(v cache.Verdict) {
 	switch {
 	case !v.Compared:
@@ -147,7 +145,7 @@ func (m *metrics) predicted(v cache.Verdict) {
 	}
 }
 
-// forget drops the series of a candidate that is gone.
+// forget drops the series of a removed candidate.
 func (m *metrics) forget(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}
 	m.canaries.DeletePartialMatch(gone)
@@ -234,13 +232,14 @@ func (s series) count(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
-// mostNamed is how many models have series of their own. LoRA adapters are models, too, and there may be thousands.
+// mostNamed bounds the number of models with their own series. LoRA adapters are models, too, and there may be thousands.
 const mostNamed = 64
 
-// other stands for the models that have no series.
+// other is the label of the series for all further models.
 const other = "other"
 
-// byModel exports a value of each model, by rank and name. Models for which there is no room share one series, their mean.
+// byModel exports a value for each model. The first mostNamed models, by rank and name, have their own series; the others
+// share one series with their mean.
 func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
 	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
 	room := min(len(names), mostNamed)
@@ -264,7 +263,7 @@ func one(b bool) float64 {
 	return 0
 }
 
-// learned exports what the tier has learned of prompts and times.
+// learned exports the learned values: prefix hits, prefill times and hotspots.
 func (s series) learned(tier *state, now time.Time) {
 	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
@@ -280,8 +279,8 @@ func (s series) learned(tier *state, now time.Time) {
 		rank[c.Board] = -1
 	}
 	feedback := map[string]float64{}
-	for model, told := range tier.cache.Feedback() {
-		feedback[model] = one(told)
+	for model, reports := range tier.cache.Feedback() {
+		feedback[model] = one(reports)
 	}
 	s.byModel(feedbackDesc, rank, feedback)
 	for _, fitted := range tier.fit.All() {
@@ -297,7 +296,7 @@ func (s series) learned(tier *state, now time.Time) {
 	}
 }
 
-// finite returns nil for NaN and the infinities, which JSON cannot write.
+// finite returns nil for NaN and the infinities, which JSON cannot represent.
 func finite(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// Acquire waits until a prefiller may take the request and charges it there.
+// Acquire waits until a candidate can take the request, and charges the request to it.
 //
-// The place in the pool that goes with the lease is the caller's from then on.
-// After an error the caller holds what it held before the call: a retry its
-// place, a first attempt nothing.
+// Together with the lease the caller gets a place in the pool, which it must release. After an error the caller has the
+// same as before the call: a retry still has its place, a first attempt has none.
 func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -21,14 +20,14 @@ func (t *Tier) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	return k.Wait(ctx)
 }
 
-// Enter is the first half of Acquire: the ticket has been served, or must be waited for.
+// Enter is the first half of Acquire: it enters the request into the queue, without waiting. The caller must use the ticket.
 func (t *Tier) Enter(r Request) (Ticket, error) {
 	w, lease, err := t.enter(r)
 	return Ticket{tier: t, lease: lease, w: w}, err
 }
 
-// await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until
-// ctx ends. In the last two cases it takes the request out of the queue.
+// await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until ctx
+// ends. In the last two cases it removes the request from the queue.
 func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
 	timeout := time.NewTimer(time.Until(w.until))
 	defer timeout.Stop()
@@ -39,22 +38,22 @@ func (t *Tier) await(ctx context.Context, w *waiter) (*Lease, error) {
 		if err := t.giveUp(w); err != nil {
 			return nil, err
 		}
-		return w.lease, w.err // served at that very moment
+		return w.lease, w.err // served or refused at the same time
 	case <-ctx.Done():
 		t.withdraw(w)
 		return nil, ctx.Err()
 	}
 }
 
-// enter is arrivals.enter with the lock.
+// enter is arrivals.enter under the tier's lock.
 func (t *Tier) enter(r Request) (*waiter, *Lease, error) {
 	t.lock()
 	defer t.unlock()
 	return t.arrivals.enter(r)
 }
 
-// giveUp takes a waiter out of the queue at its timeout, and returns the error for its client; nil: the waiter was
-// served or refused just now.
+// giveUp removes a waiter from the queue at its timeout, and returns the error for its client; nil: the waiter was served or
+// refused just before.
 func (t *Tier) giveUp(w *waiter) error {
 	t.lock()
 	defer t.unlock()
@@ -66,8 +65,8 @@ func (t *Tier) giveUp(w *waiter) error {
 	return t.arrivals.timeoutError(m, &w.Request)
 }
 
-// withdraw takes a waiter out of the queue whose client left. If the waiter was served at that very moment, it gives
-// back the lease and the place.
+// withdraw removes a waiter from the queue because its client left. If the waiter was served just before, withdraw releases
+// the lease and the place in the pool.
 func (t *Tier) withdraw(w *waiter) {
 	t.lock()
 	stillWaited := w.entry.Remove()
@@ -80,18 +79,16 @@ func (t *Tier) withdraw(w *waiter) {
 	}
 	w.lease.Release()
 	if !w.Reserved && t.cfg.Places != nil {
-		t.cfg.Places.Release() // not under the lock: it may call Wake
+		t.cfg.Places.Release() // without the tier's lock, because it may call Wake
 	}
 }
 
-// Offer lets a request enter the arrival queue and does not wait. served is
-// called once with what Acquire would have returned, before Offer returns or
-// from within a later call of the tier: with its lock held, so it must not call
-// the tier. An offered request has no timeout; withdraw takes one out of the queue
-// for which served was not called yet.
+// Offer enters a request into the arrival queue and does not wait. It calls served once, with the result that Acquire would
+// have returned: before Offer returns, or during a later call of the tier. served is called under the tier's lock, and must
+// not call the tier. An offered request has no timeout. withdraw removes it from the queue if served was not called yet.
 //
-// With Config.Clock set, a simulation needs no more than this, the methods of
-// Lease, and Wake at NextWake: no goroutine runs and nothing waits.
+// With Config.Clock set, a simulation only needs Offer, the methods of Lease, and Wake at NextWake. No goroutine runs then,
+// and no call waits.
 func (t *Tier) Offer(r Request, served func(*Lease, error)) (withdraw func()) {
 	t.lock()
 	defer t.unlock()

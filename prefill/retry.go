@@ -10,48 +10,47 @@ import (
 	"evenkeel/engine"
 )
 
-// maxUnsent is how often a request may meet an engine that cannot be reached. Such tries are not counted with the
-// attempts, because no engine ran anything. They are bounded, because an address that answers health checks and
-// refuses requests must not hold a request for ever.
+// maxUnsent is how often one request may fail to reach an engine. Such failures do not count as attempts, because no engine
+// ran anything. They are bounded, because an address that answers health checks but refuses requests must not keep a
+// request for ever.
 const maxUnsent = 6
 
-// RetryUnsent is Retry after an attempt of which no byte was sent, the k-th of
-// its kind. It costs no engine anything, and so nothing of the budget.
+// RetryUnsent is Retry for a request of which no byte was sent, for the k-th time. Such a retry does not use the budget,
+// because no engine had any work with the request.
 func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {
 	retry := t.retries()
 	return jittered(retry.Base, k), k <= maxUnsent && retry.Attempts > 1
 }
 
-// retries are the settings in force.
+// retries returns the present settings for retries.
 func (t *Tier) retries() RetryConfig {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.cfg.Retry
 }
 
-// jittered is how long to wait after the k-th failure of a request: a random time up to base, which doubles with each
+// jittered is the wait after the k-th failure of a request: a random time between 0 and base, which doubles with each further
 // failure, up to 256 times base.
 func jittered(base time.Duration, k int) time.Duration {
-	longest := base << min(max(k, 1)-1, 8)
+	const mostDoublings = 8
+	longest := base << min(max(k, 1)-1, mostDoublings)
 	return rand.N(longest + 1)
 }
 
-// Unsent says that a call failed before its request can have reached the
-// engine.
+// Unsent reports whether a call failed before any part of its request could reach the engine.
 func Unsent(err error) bool {
 	var failure *engine.Error
 	return errors.As(err, &failure) && !failure.Sent && !failure.Aborted && failure.Phase == engine.PhaseConnect
 }
 
-// Broke says that a call lost its connection after the request was sent: the
-// engine died, or the way to it.
+// Broke reports whether a call lost its connection after the request was sent, because the engine or the network failed.
 func Broke(err error) bool {
 	var failure *engine.Error
 	return errors.As(err, &failure) && failure.Sent && !failure.Aborted && !failure.Timeout &&
 		!errors.Is(err, engine.ErrMalformed) && !errors.Is(err, engine.ErrTooLarge)
 }
 
-// retryable says whether another prefiller may do better.
+// retryable reports whether the request may succeed on another candidate.
 func retryable(status int, err error) bool {
 	switch status {
 	case http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
@@ -64,7 +63,7 @@ func retryable(status int, err error) bool {
 	}
 }
 
-// endedByUs reports whether the attempt failed because we ended it: the client left, or its time is over.
+// endedByUs reports whether the attempt failed because this proxy ended it: the client left, or its time was over.
 func endedByUs(err error) bool {
 	var failure *engine.Error
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
@@ -74,13 +73,13 @@ func endedByUs(err error) bool {
 const (
 	budgetSeconds = 10
 
-	// budgetFloor is how many retries in budgetSeconds are always allowed, ten a second: engines do not feel them,
-	// and a share of few requests would allow none.
+	// budgetFloor is the number of retries in budgetSeconds that are always allowed, ten per second. So few retries do
+	// not harm engines, and a share of few requests would allow none.
 	budgetFloor = 10 * budgetSeconds
 )
 
-// budget keeps retries to a share of the requests of the last ten seconds, so that engines in trouble do not get many
-// more requests than they got before.
+// budget limits retries to a share of the requests of the last ten seconds, so that retries do not add much load to engines
+// that are in trouble.
 type budget struct {
 	seconds [budgetSeconds]struct {
 		unix              int64
@@ -90,9 +89,8 @@ type budget struct {
 
 func (b *budget) request(now time.Time) { b.seconds[b.at(now)].requests++ }
 
-// retry books a retry, and reports whether the request may be tried again. It refuses a retry if retries would then be
-// more than share of the requests of the last ten seconds, and more than budgetFloor; mustGrant says that it may not
-// refuse.
+// retry reports whether a request may be tried again, and counts the retry if so. It refuses if the retries of the last ten
+// seconds would exceed both budgetFloor and the share of the requests. With mustGrant it never refuses.
 func (b *budget) retry(now time.Time, share float64, mustGrant bool) bool {
 	i := b.at(now)
 	var requests, retries int
@@ -109,7 +107,7 @@ func (b *budget) retry(now time.Time, share float64, mustGrant bool) bool {
 	return true
 }
 
-// at is the index of this second's slot. The slot is emptied if it counted an earlier second.
+// at is the index in seconds for the present second. It clears the entry if this still counts an earlier second.
 func (b *budget) at(now time.Time) int {
 	unix := now.Unix()
 	slot := &b.seconds[unix%budgetSeconds]

@@ -7,14 +7,14 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// roster is which candidates there are, and what they serve.
+// roster holds the candidates and the models that they serve.
 type roster struct {
 	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
 	models     map[string]*model
-	unknown    bool // a live candidate has not named its models yet, or no candidate has
+	unknown    bool // the models of a live candidate, or of all candidates, are not known yet
 }
 
-// replace sets the candidates, see Tier.SetCandidates. For each model, round-robin goes on behind the candidate that it
+// replace sets the candidates, see Tier.SetCandidates. For each model, round-robin continues after the candidate that it
 // chose last.
 func (s *state) replace(candidates []Candidate) {
 	cursors := s.cursors()
@@ -51,16 +51,16 @@ func (s *state) replace(candidates []Candidate) {
 
 func (s *state) newCandidate(id string) *candidate {
 	c := &candidate{account: s.ledger.Account(id), cache: s.cache.Holdings(id)}
-	if s.cfg.Clock != nil { // only simulations have a policy that looks at it
+	if s.cfg.Clock != nil { // the only policy that uses the ring exists in simulations only
 		c.ring = policy.Vnodes(id)
 	}
 	return c
 }
 
-// configure takes over what the caller says about a candidate.
+// configure applies the given settings to a candidate.
 func (s *state) configure(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
-		c.account.Misses = 0 // what was missed while it was down says nothing
+		c.account.Misses = 0 // scrapes that failed while the candidate was down do not count
 		c.cache.Restarted(s.now)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
@@ -73,12 +73,12 @@ func (s *state) configure(c *candidate, given Candidate, order int) {
 	c.account.SetCapacity(given.CapacityTokens, s.now)
 }
 
-// early says whether the model's requests are bound to a decode rank before their prefill.
+// early reports whether a decode rank is chosen for the model's requests before their prefill.
 func (m *model) early() bool {
 	return slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
 }
 
-// bounds are those of a model's arrival queue.
+// bounds returns the bounds of a model's arrival queue.
 func (s *state) bounds(m *model) *QueueConfig {
 	if m.early() {
 		return &s.cfg.Early
@@ -86,8 +86,8 @@ func (s *state) bounds(m *model) *QueueConfig {
 	return &s.cfg.Queue
 }
 
-// cursors returns, for each model, the candidates up to the one that round-robin chose last, this one first. They tell
-// cursorAfter where round-robin was, although the candidates get a new order.
+// cursors returns, for each model, the candidates up to and including the one that round-robin chose last, in reverse order.
+// With them cursorAfter finds the position of round-robin in the new order of the candidates.
 func (s *state) cursors() map[string][]*candidate {
 	passed := map[string][]*candidate{}
 	for name, m := range s.models {
@@ -101,8 +101,7 @@ func (s *state) cursors() map[string][]*candidate {
 	return passed
 }
 
-// cursorAfter is where round-robin goes on among the new candidates: behind
-// the last one it passed that is still there.
+// cursorAfter is the new cursor of round-robin: the position of the last chosen candidate that still exists.
 func cursorAfter(passed []*candidate) int {
 	for _, c := range passed {
 		if c.configured {
@@ -112,15 +111,15 @@ func cursorAfter(passed []*candidate) int {
 	return -1
 }
 
-// forgetModels drops what was learned of models that no candidate serves any more.
+// forgetModels drops the learned state of models that no candidate serves any more.
 func (s *state) forgetModels() {
 	gone := func(name string) bool { return s.models[name] == nil }
 	s.fit.Forget(gone)
 	s.cache.Forget(gone)
 }
 
-// forget drops a removed candidate once nothing is charged to it. If it was dropped before, there may be a new
-// candidate with its ID, which stays.
+// forget drops a removed candidate without charges. If c was dropped before, a new candidate may have its ID; this candidate
+// stays.
 func (s *state) forget(c *candidate) {
 	if !c.configured && c.account.Held() == 0 && s.candidates[c.ID] == c {
 		delete(s.candidates, c.ID)
@@ -129,8 +128,8 @@ func (s *state) forget(c *candidate) {
 	}
 }
 
-// modelOf returns the entry of a model, and makes it if there is none: another region may serve a model that no
-// engine here serves.
+// modelOf returns the entry of a model, and makes it if there is none. Another region may serve a model that no engine of
+// this region serves.
 func (s *state) modelOf(name string) *model {
 	m := s.models[name]
 	if m == nil {
@@ -140,7 +139,7 @@ func (s *state) modelOf(name string) *model {
 	return m
 }
 
-// forgetEmpty drops a model that no engine here serves and no request waits for.
+// forgetEmpty drops a model that no engine of this region serves and for which no request waits.
 func (s *state) forgetEmpty(m *model) {
 	if len(m.servers) == 0 && m.line.Empty() {
 		delete(s.models, m.name)
@@ -148,8 +147,8 @@ func (s *state) forgetEmpty(m *model) {
 	}
 }
 
-// servable returns the error for a request for a model that no candidate could take, however long the request waited;
-// nil: a candidate is live, or may soon be so again.
+// servable returns an error if no candidate could take a request for the model, however long the request waited; nil: a
+// candidate is live, or may soon be live again.
 func (s *state) servable(name string) error {
 	m := s.models[name]
 	switch {

@@ -10,8 +10,8 @@ import (
 	"evenkeel/prefill/cache"
 )
 
-// Run scrapes the live candidates and follows the KV events of those that have
-// some, until ctx is done, and waits for all that to end.
+// Run scrapes the live candidates, and follows the KV events of the candidates that publish them, until ctx ends. It returns
+// when all of its goroutines have ended.
 func (t *Tier) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -23,7 +23,7 @@ func (t *Tier) Run(ctx context.Context) {
 		r.follow()
 		wanted, settings := r.live()
 		for c, stop := range running {
-			if !wanted[c] || settings != current { // every loop has an interval of its own
+			if !wanted[c] || settings != current { // a loop keeps its settings, so that it is started again for new ones
 				stop()
 				delete(running, c)
 			}
@@ -47,7 +47,7 @@ func (t *Tier) Run(ctx context.Context) {
 	}
 }
 
-// live returns the candidates to be scraped, none if scraping is switched off, and the settings.
+// live returns the candidates to scrape, none if scraping is switched off, and the settings.
 func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
 	r.lock()
 	defer r.unlock()
@@ -63,8 +63,8 @@ func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
 	return live, r.cfg.Scrape
 }
 
-// scrapeEvery scrapes a candidate once in each interval, until ctx ends. It has one scrape in flight at most: a slow
-// engine is asked less often, not more.
+// scrapeEvery scrapes a candidate once in each interval, until ctx ends. It waits for each scrape, so that a slow engine is
+// scraped less often.
 func (r runner) scrapeEvery(ctx context.Context, c *candidate, s ScrapeConfig) {
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
@@ -88,8 +88,8 @@ func (t *Tier) Scrape(ctx context.Context, id string) {
 	}
 }
 
-// scrape reads a candidate's gauges and books what they say, or that they cannot be read. It logs when gauges become
-// stale or can be read again. If ctx has ended meanwhile, the answer does not count.
+// scrape reads a candidate's gauges and books the result. It logs when the gauges become stale, and when they can be read
+// again. If ctx ends during the scrape, the result is ignored.
 func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	t.lock()
 	target, at := c.Candidate, c.account.Ask(t.now)
@@ -103,7 +103,7 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	if ctx.Err() != nil {
 		c.account.Unasked()
 		t.unlock()
-		return // not wanted any more, whatever it says
+		return
 	}
 	wasStale := c.account.Stale()
 	if err != nil {

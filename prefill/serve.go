@@ -9,12 +9,12 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// tryServe chooses a candidate and charges the request to it, in one step: two
-// requests at once never see the same state. The filters stand in serve, in their
-// order. All but liveness and the gate give way when they would leave no candidate.
+// tryServe chooses a candidate and charges the request to it, in one step under the tier's lock, so that no two requests are
+// decided by the same state. filter applies the filters in their order. All filters except liveness and the gate are skipped
+// if they would leave no candidate.
 //
-// All that are left are scored, the busy ones too. If the best cannot start the
-// request, it waits for that one rather than go to a worse one that is free.
+// The policy scores all remaining candidates, busy ones included. If the best candidate is busy, the request waits for it,
+// because a worse candidate would probably end the prefill later, even if it is free.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
 	start := time.Now()
 	if r.late(d.now) {
@@ -31,40 +31,17 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	}
 	lease, reason := d.serve(m, p, r, since, start)
 	if reason != 0 && reason != missed && (r.Elsewhere != nil || r.Target != "") {
-		reason = held // requests behind it may go to other candidates or regions, so they must not wait for it
+		reason = held // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
 	return lease, reason
 }
 
-// serve is tryServe for a request that is served here if at all.
+// serve is tryServe for a request that does not go to another region.
 func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
-	eligible, skipped := d.filterCircuit(r, m.servers)
-	eligible = d.filterGate(eligible)
-	if len(eligible) == 0 {
-		return nil, noGate
+	eligible, why := d.filter(m, p, r)
+	if why != 0 {
+		return nil, why
 	}
-	eligible = d.filterFresh(eligible)
-	if r.Batch && !r.Reserved { // a retry has had its turn
-		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leftForBatch(r, c) })
-		if len(eligible) == 0 {
-			return nil, nobody // batch comes last, so that all requests behind this one are batch too
-		}
-	}
-	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) {
-			return nil, missed
-		}
-		return nil, noRoom
-	}
-	if skipped {
-		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
-	}
-	if len(r.Exclude) > 0 {
-		eligible = d.filterTried(eligible, r.Exclude)
-	}
-	eligible = d.filterCrowded(m, r, eligible)
-	eligible = d.filterStale(r, eligible)
-	eligible = d.filterFull(p, r, eligible)
 	known := d.look(m, r, eligible)
 	if d.misses(r, eligible) {
 		return nil, missed
@@ -80,18 +57,8 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		choice = p.Choose(&query, d.view)
 	}
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
-	if !d.canStart(r, c) {
-		if c.account.Waiting == (ledger.Sums{}) {
-			d.heldAt = append(d.heldAt, c)
-		}
-		c.account.Wait(ledger.WeightOf(indicators, r.promptBytes()))
-		return nil, held
-	}
-	if !r.Reserved && d.hopeless(c, r.Model) {
-		return nil, held
-	}
-	if !r.Reserved && d.cfg.Places != nil && !d.cfg.Places.TryReserve() {
-		return nil, noPlace
+	if why := d.admit(r, c, indicators); why != 0 {
+		return nil, why
 	}
 	if p.Rounds() {
 		m.cursor = c.order
@@ -111,7 +78,60 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	return lease, 0
 }
 
-// endRound ends a round of decisions: requests that were held are no longer charged to their candidates.
+// filter returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
+func (d *chooser) filter(m *model, p *policy.Policy, r *Request) ([]*candidate, blocked) {
+	eligible, skipped := d.filterCircuit(r, m.servers)
+	eligible = d.filterGate(eligible)
+	if len(eligible) == 0 {
+		return nil, noGate
+	}
+	eligible = d.filterFresh(eligible)
+	if r.Batch && !r.Reserved { // a retry need not wait for free capacity again
+		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leftForBatch(r, c) })
+		if len(eligible) == 0 {
+			return nil, nobody // batch requests come last in a line, so that all requests behind this one are batch, too
+		}
+	}
+	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
+		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) {
+			return nil, missed
+		}
+		return nil, noRoom
+	}
+	if skipped {
+		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
+	}
+	if len(r.Exclude) > 0 {
+		eligible = d.filterTried(eligible, r.Exclude)
+	}
+	eligible = d.filterCrowded(m, r, eligible)
+	eligible = d.filterStale(r, eligible)
+	return d.filterFull(p, r, eligible), 0
+}
+
+// admit reserves a place in the pool if the chosen candidate can take the request now; otherwise it returns the reason why
+// not. A request for a busy candidate counts on this candidate for the rest of the round.
+func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Candidate) blocked {
+	if !d.canStart(r, c) {
+		if c.account.Waiting == (ledger.Sums{}) {
+			d.heldAt = append(d.heldAt, c)
+		}
+		c.account.Wait(ledger.WeightOf(indicators, r.promptBytes()))
+		return held
+	}
+	if r.Reserved {
+		return 0
+	}
+	if d.hopeless(c, r.Model) {
+		return held
+	}
+	if d.cfg.Places != nil && !d.cfg.Places.TryReserve() {
+		return noPlace
+	}
+	return 0
+}
+
+// endRound ends a round of decisions: held requests no longer count on the candidates for which they wait.
 func (d *chooser) endRound() {
 	for _, c := range d.heldAt {
 		c.account.Waiting = ledger.Sums{}

@@ -2,10 +2,10 @@ package prefill
 
 import "evenkeel/prefill/ledger"
 
-// Share is what one dispatcher has on a candidate that several dispatchers use.
+// Share is the load that one dispatcher has put on a candidate that several dispatchers use.
 type Share = ledger.Share
 
-// Shares returns what this dispatcher has on each candidate; a candidate with nothing of ours is left out.
+// Shares returns the load that this dispatcher has put on each candidate. Candidates without such load are absent.
 func (t *Tier) Shares() map[string]Share {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -18,15 +18,15 @@ func (t *Tier) Shares() map[string]Share {
 	return all
 }
 
-// SetShares takes the last report of each other dispatcher: what it has on each candidate. The reports count at once.
-// A scrape shows these requests later, or not at all while the engine's gauges stand still.
-func (t *Tier) SetShares(of ...map[string]Share) {
+// SetShares sets the last reports of all other dispatchers, each by candidate ID. The reported load counts at once. A scrape
+// would show it later, or not at all while the engine does not update its gauges.
+func (t *Tier) SetShares(reports ...map[string]Share) {
 	t.lock()
 	defer t.unlock()
 	for id, c := range t.candidates {
 		var sum Share
-		for _, one := range of {
-			sum = sum.Plus(one[id])
+		for _, report := range reports {
+			sum = sum.Plus(report[id])
 		}
 		c.account.SetShared(sum, t.now)
 	}

@@ -15,30 +15,29 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Tier owns everything that is known about the prefillers: their accounts,
-// gates and circuits, and the requests that wait for one. All of it is behind
-// one lock, which is held for a decision but never for I/O.
+// Tier owns the state of all prefill engines: their accounts, gates and circuits, and the requests that wait for an engine.
+// One lock guards this state. It is held during a decision, but never during I/O.
 //
-// What the tier knows is kept in plain values that have neither a clock nor a lock: queue, ledger, cache, fit and
-// steer. On top of them chooser decides about one request, and arrivals about all
-// that wait.
+// The state consists of values that have neither a clock nor a lock: queue, ledger, cache, fit and steer. chooser decides
+// about one request, and arrivals about all waiting requests.
 type Tier struct {
 	changed chan struct{} // wakes Run when the candidates or the settings have changed
 	clock   func() time.Time
 
-	mu       sync.Mutex  // over all that follows
-	timer    *time.Timer // wakes the queues when time alone lets a waiter pass; nil: a simulation calls Wake itself
-	wakeAt   time.Time   // what the timer is set to
+	mu       sync.Mutex  // guards all fields below
+	timer    *time.Timer // calls Wake at wakeAt; nil: a simulation calls Wake itself
+	wakeAt   time.Time   // see arrivals.wakeAt
 	choose   chooser
 	arrivals arrivals
 	state
 }
 
-// state is all that is known. Its own methods only look at it, or change the set of candidates (roster.go).
+// state is the state of a Tier that chooser and arrivals share. Its own methods only read it, or change the set of candidates
+// (roster.go).
 type state struct {
 	cfg     Config
 	metrics *metrics
-	now     time.Time // when the present holder took the lock
+	now     time.Time // when the tier's lock was last taken by lock
 	roster
 	queue  *queue.Queue[*waiter]
 	ledger *ledger.Ledger
@@ -49,85 +48,83 @@ type state struct {
 	batch  BatchStatus
 }
 
-// model is what serves one model name, and who waits for it.
+// model holds the candidates and the waiting requests for one model name.
 type model struct {
 	name    string
 	servers []*candidate // in configured order
-	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
+	cursor  int          // order of the candidate that round-robin chose last, -1: none yet
 	line    *queue.Line[*waiter]
 	pace    fit.Pace
-	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one region
+	slots   map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
-// candidate is a Candidate with everything the tier knows about it. It
-// outlives its removal until the last charge ended.
+// candidate is a Candidate together with its state. After its removal from the configuration, it is kept until its last
+// charge has ended.
 type candidate struct {
 	Candidate
 	order      int  // position in the configuration
-	configured bool // false: removed, kept for its charges
+	configured bool // false: removed, but kept for its charges
 	account    ledger.Account
-	apart      map[string]*ledger.Apart // part of account, by model, for models that only some of its ranks list
+	apart      map[string]*ledger.Apart // by model: the part of account that belongs to it; only of models that not all of its ranks list
 	ring       []uint64
 	cache      cache.Holdings
 	stretch    fit.Stretch
 	residual   fit.Residual
 	circuit    circuit.Circuit
-	fault      string              // what failed there last; empty once a probe was answered
-	unbounded  bool                // it was logged already that its capacity is not known
-	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
+	fault      string              // the last fault; empty after a probe was answered
+	unbounded  bool                // a log line has said that the capacity is not known
+	answered   prometheus.Observer // durations of its answered probes; nil before the first
 }
 
-// chooser decides where one request goes, on top of all that is known.
+// chooser chooses the candidate for one request.
 type chooser struct {
 	*state
-	tier      *Tier // of the leases it makes
-	lastLease uint64
+	tier      *Tier  // for the leases
+	lastLease uint64 // number of the last lease
 
-	// Scratch of one decision, and of one round of them.
-	heldAt     []*candidate       // candidates that are charged with waiting requests in this round; endRound takes these charges back
-	eligible   []*candidate       // what the filters have left
-	view       []policy.Candidate // indicators of the candidates that look measured last
-	found      []int32            // by slot of the prefix index: how many of the prompt's blocks it holds
-	prefillers []Prefiller
-	onTheWay   map[string]int // by region
+	// Reused memory of one decision, or of one round of decisions.
+	heldAt     []*candidate       // candidates on which waiting requests count in this round, until endRound
+	eligible   []*candidate       // the candidates that passed the filters so far
+	view       []policy.Candidate // indicators of the candidates of the last call of look
+	found      []int32            // how many of the prompt's blocks are held, by slot of the prefix index
+	prefillers []Prefiller        // result of local
+	onTheWay   map[string]int     // result of countOnTheWay, by region
 }
 
-// arrivals decides which of the requests that wait pass. Its methods are called under
-// the tier's lock.
+// arrivals decides which of the waiting requests are served. Its methods are called under the tier's lock.
 type arrivals struct {
 	*state
 	choose *chooser
 }
 
-// Lease is the charge of one prompt on one candidate, from the moment it was chosen until the engine has its KV
-// blocks back:
+// Lease is the charge of one prompt on one candidate, from the choice of the candidate until its engine has freed the
+// prompt's KV blocks:
 //
 //	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
 //
-// Where the connector needs the decode rank before the prefill, the probe goes out later, with Send. From each phase,
-// the last call on the lease ends it: Release (the KV is free: first decode event, discarded, or never written),
-// Orphan (no decode engine will fetch it) or Failed (the probe failed). An answered or orphaned lease also ends by
-// itself at the engine's hold timeout; the caller's last call then changes nothing. A call after the last is a
-// counted bug.
+// If the connector needs the decode rank before the prefill, the probe is sent later, by Send. In each phase, one last call
+// ends the lease: Release (the KV is free after the first decode event, was discarded, or was never written), Orphan (no
+// decode engine will fetch the KV) or Failed (the probe failed). An answered or orphaned lease also ends by itself at the
+// engine's hold timeout; the last call then changes nothing. Any call after the last one is a bug, which is counted.
 type Lease struct {
 	Candidate Candidate     // as it was when it was chosen
-	Policy    string        // that chose it
+	Policy    string        // name of the policy that chose the candidate
 	Wait      time.Duration // in the arrival queue
-	Prompt    int           // tokens, as counted or guessed
-	HitTokens int           // of them, thought to be in the candidate's prefix cache
-	Trace     *Trace        // what it was chosen on; nil without Config.Explain
-	Others    int           // probes of ours the candidate had not answered when this one was charged
+	Prompt    int           // length of the prompt in tokens, counted or estimated
+	HitTokens int           // prompt tokens that are predicted to be in the candidate's prefix cache
+	Trace     *Trace        // explains the choice; nil without Config.Explain
+	Others    int           // unanswered probes on the candidate when this prompt was charged
 
 	tier      *Tier
 	c         *candidate
 	number    uint64
 	canary    bool
-	predicted float64 // ms that its prefill will take; 0: no law is known yet
-	crowded   bool    // prompts of others were on the candidate when it was charged
+	predicted float64 // duration of the prefill in ms; 0: no prediction
+	crowded   bool    // the candidate had prompts of others when this prompt was charged
 	model     string
 	charge    ledger.Charge
-	request   *Request          // the request, while another candidate may still take it; nil: none may
-	expected  cache.Expectation // of what it finds and leaves in the prefix cache
+	request   *Request          // for a lease of another candidate that may replace this one; nil: none may
+	expected  cache.Expectation // what the prefill finds and leaves in the prefix cache
 }
 
 // waiter is a request in the arrival queue.
@@ -136,29 +133,29 @@ type waiter struct {
 	entry    queue.Entry[*waiter]
 	policy   *policy.Policy
 	since    time.Time           // when it entered the queue
-	until    time.Time           // when its wait ends without a prefiller
-	done     chan struct{}       // closed with lease or err set
+	until    time.Time           // when its wait times out
+	done     chan struct{}       // closed after lease or err is set
 	onResult func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
 	lease    *Lease
 	err      error
 
-	siblings []*waiter       // legs of the same request, itself among them
-	decided  *regionDecision // shared by the legs; nil: the request has no other legs
+	siblings []*waiter       // the waiting prompts (legs) of the same request, itself included; nil: it has only one
+	decided  *regionDecision // shared by the siblings; nil: none
 }
 
-// conclude tells the caller that waits what became of its request.
+// conclude passes the result of a request to the caller that waits for it.
 func (w *waiter) conclude(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.decided != nil {
-		w.decided.close() // a leg that was refused goes to no other region, so its siblings do not either
+		w.decided.close() // a refused leg goes to no other region, and therefore its siblings do not either
 	}
 	if w.onResult != nil {
 		w.onResult(lease, err)
 	}
 }
 
-// close says that it is known now whether the request stays in this region. It may be called more than once.
+// close notes that the decision is made. It may be called more than once.
 func (d *regionDecision) close() {
 	if !d.closed {
 		d.closed = true
@@ -169,8 +166,8 @@ func (d *regionDecision) close() {
 // keepHere keeps all legs of a request in this region, because one of them is served here.
 func keepHere(siblings []*waiter) {
 	for _, sibling := range siblings {
-		sibling.entry.Fix()            // half a request must not be displaced
-		sibling.Deadline = time.Time{} // the first token is that of another leg
+		sibling.entry.Fix()            // no leg may be displaced after another leg is served
+		sibling.Deadline = time.Time{} // the deadline is for the client's first token, which the served leg sends
 		sibling.stay()
 		sibling.decided.close()
 	}
@@ -183,122 +180,120 @@ func (r *Request) stay() {
 	}
 }
 
-// Holder stands for one attempt to serve a request, from its turn to its end. The
-// attempt must make the last call on the leases that name its Holder, so the audit
-// sees a lease that was lost on the way.
+// Holder stands for one attempt to serve a request. The attempt must make the last call on every lease that names its
+// Holder. A lease that has no last call when the attempt ends is lost, and the audit shows it.
 type Holder = ledger.Holder
 
-// Request asks for a prefiller.
+// Request is a request for a prefill.
 type Request struct {
 	ID           string // breaks ties
 	Model        string
-	PromptTokens int                      // estimate
-	Counted      bool                     // PromptTokens was counted, not estimated
-	Prompt       Prompt                   // to find it in prefix caches
-	Session      uint64                   // hash of its session's key, 0: none
+	PromptTokens int                      // length of the prompt in tokens
+	Counted      bool                     // PromptTokens was counted; false: estimated
+	Prompt       Prompt                   // identifies the prompt in prefix caches
+	Session      uint64                   // hash of the session's key; 0: no session
 	Ends         bool                     // the session has no further request
-	PromptBytes  int                      // for vllm-ascend's weight; 0: four a token
-	Arrival      time.Time                // the request's first; zero: now
-	Key          string                   // whose it is: keys of one priority take turns
-	Priority     int                      // higher ones first
-	Batch        bool                     // it takes only what others leave, whatever its priority
-	Deadline     time.Time                // by when its first token is wanted; within a priority, earlier deadlines come first; zero: none
-	Reserved     bool                     // it holds a place in the pool already, as a retry does
-	Exclude      []string                 // IDs of the candidates tried before
-	Policy       string                   // empty: the tier's
-	Target       string                   // ID of the one candidate it may go to; empty: any
-	May          func(region string) bool // whether it may go to an engine of another region; nil: to any
-	Returned     bool                     // another region gave it back: even a full queue takes it, at the place of its first arrival
-	Elsewhere    Elsewhere                // nil: it is served here
-	Holder       *Holder                  // the attempt that must give the lease back; nil: the audit does not check that
+	PromptBytes  int                      // for vllm-ascend's weight; 0: four per token
+	Arrival      time.Time                // of the request's first attempt; zero: now
+	Key          string                   // of the tenant or user: keys of one priority take turns
+	Priority     int                      // higher priorities are served first
+	Batch        bool                     // it only uses capacity that no other request needs; its Priority does not count
+	Deadline     time.Time                // for the first token; within a priority, earlier deadlines are served first; zero: none
+	Reserved     bool                     // it has a place in the pool already, because it is a retry
+	Exclude      []string                 // IDs of the candidates that were tried before
+	Policy       string                   // empty: the tier's policy
+	Target       string                   // ID of the only candidate that may take it; empty: any
+	May          func(region string) bool // whether an engine of another region may take it; nil: any may
+	Returned     bool                     // another region gave it back: it waits by its first arrival, even if the queue is full
+	Elsewhere    Elsewhere                // decides between regions; nil: this region serves it
+	Holder       *Holder                  // the attempt that is responsible for the lease; nil: the audit does not check it
 
-	seen struct { // what the tier remembers from one look to the next
-		counted bool // by the hotspot detector
-		weighed bool
+	seen struct { // state between two considerations of the request
+		counted bool // the hotspot detector has counted it
+		weighed bool // the hotspot detector has compared its scores
 		cache   cache.Lookup
 	}
 }
 
-// Elsewhere is what other regions could do for one request. Every call comes
-// under the tier's lock: none may wait, do I/O or call the tier.
+// Elsewhere decides whether another region serves a request. Its methods are called under the tier's lock: they must not
+// wait, do I/O or call the tier.
 type Elsewhere interface {
-	// Offered says whether another region serves the request's model.
+	// Offered reports whether another region serves the request's model.
 	Offered() bool
-	// Where is asked when it is the request's turn, at every event, as long as it
-	// waits.
+	// Where decides where the request is served. It is called again at every event as long as the request waits.
 	Where(h *Here) Where
-	// Takes says, for a request that stays here, whether a prefiller may have one more probe now.
+	// Takes reports, for a request that stays in this region, whether a candidate may get one more probe now.
 	Takes(p *Prefiller) bool
-	// Queued tells that a request of its model entered or left the arrival queue,
-	// and how many are there now.
+	// Queued is called when a request entered the arrival queue of its model, or left it. waiting is the number of
+	// requests in the queue now.
 	Queued(now time.Time, entered bool, waiting int)
-	// Stay tells that part of the request is served here, so that the rest is, too.
+	// Stay is called when a part of the request is served in this region, so that the rest must be, too.
 	Stay()
 }
 
-// Where a request goes.
+// Where is the decision of Elsewhere.
 type Where uint8
 
-// Here is this region as a request finds it. It is valid during the call only.
+// Here is the state of this region for one request. It is only valid during the call.
 type Here struct {
 	Model  string
 	Now    time.Time
-	Round  uint64 // number of the round of decisions; within a round, only the charges of its own decisions change anything
-	Tokens int    // of the prompt
-	Since  time.Time
+	Round  uint64    // number of the round of decisions; during a round, only its own decisions change the state
+	Tokens int       // of the prompt
+	Since  time.Time // when the request entered the arrival queue
 	Local
 }
 
-// Local is what prefills a model here.
+// Local is the state of this region for one model.
 type Local struct {
 	Prefillers   []Prefiller
 	Waiting      int     // requests in the arrival queue
 	Tokens       int     // of their prompts
-	ArrivalsPerS float64 // of first attempts
-	TTFTMs       float64 // median from a probe to its answer; 0: none came yet
+	ArrivalsPerS float64 // new requests per second
+	TTFTMs       float64 // median time from a probe to its answer; 0: no answer yet
 }
 
-// Prefiller is one candidate as it was measured.
+// Prefiller is the state of one candidate, for the choice between regions.
 type Prefiller struct {
 	policy.Candidate
-	Region     string      // empty: ours
-	Live       bool        // up, and its circuit lets requests pass
+	Region     string      // empty: the proxy's own region
+	Live       bool        // up, and its circuit allows requests
 	Open       bool        // its KV gate is open, and the pool and the decode side of its region have room
-	Unanswered int         // our probes
-	Held       int         // our unanswered probes, and our prompts whose KV it still holds for a decode engine
-	Foreign    int         // requests of others that wait there
-	Pending    int         // all that waited there at the last scrape
-	Ran        int         // all that ran there at the last scrape at which none waited
-	Answered   int         // our probes that were answered since, less those sent
+	Unanswered int         // probes of this proxy
+	Held       int         // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
+	Foreign    int         // waiting requests of others
+	Pending    int         // all requests that waited at the last scrape
+	Ran        int         // all requests that ran at the last scrape that found none waiting
+	Answered   int         // probes of this proxy answered since that scrape, less those sent since
 	MaxSeqs    int         // requests that its engine runs at once; 0: not known
-	Samples    int         // prefills that its line was learned from
-	Filled     bool        // only its KV gate keeps it from prompts, and the gate is predicted to open
+	Samples    int         // number of prefills from which its line was learned
+	Filled     bool        // only its KV gate keeps prompts away, and the gate is predicted to open
 	Room       ledger.Room // zero: not known
-	ResidualMs float64     // time that its probes, and one more, take beyond their prediction; below 0: less
+	ResidualMs float64     // ms by which its probes, and one more, will exceed their predictions; negative: stay below them
 }
 
-// A Trace is what a candidate was chosen on.
+// A Trace explains the choice of a candidate.
 type Trace struct {
 	Reason   string       // policy, or only, canary, affinity, fallback
-	Eligible int          // how many candidates the filters left to choose from
-	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for
+	Eligible int          // number of candidates that passed the filters
+	Best     []policy.Row // the chosen candidate first, the others by score; without scores if no policy was asked
 }
 
-// Ticket is the turn of a request, or of one leg of it, in the arrival queue; or its lease, if it was served at once.
+// Ticket stands for a request, or one leg of a request, that has entered the arrival queue or was served at once.
 type Ticket struct {
 	tier  *Tier
 	lease *Lease
-	w     *waiter // nil: served
+	w     *waiter // nil: served at once
 }
 
-// regionDecision says, once, that it is known whether the legs of a request stay in this region: done is closed then.
+// regionDecision tells the legs of a request when it is decided whether they stay in this region: done is closed then.
 type regionDecision struct {
 	done   chan struct{}
 	closed bool
 }
 
-// runner is what Run has of its own: the candidates' KV events that are followed.
+// runner is the Tier with the state of Run.
 type runner struct {
 	*Tier
-	followed map[*candidate]cache.Feed
+	followed map[*candidate]cache.Feed // running streams of KV events
 }

@@ -12,12 +12,12 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// CandidateStatus is what the admin API shows of a candidate.
+// CandidateStatus is the state of a candidate in the admin API.
 type CandidateStatus struct {
 	ID              string   `json:"id"`
 	Instance        string   `json:"instance"`
 	Models          []string `json:"models"`
-	Aggregated      bool     `json:"aggregated,omitempty"` // it is a group of ranks that prefill and decode: it has no KV gate, and is asked for no gauges
+	Aggregated      bool     `json:"aggregated,omitempty"` // a group of ranks that prefill and decode, without KV gate and gauges
 	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (its models), down, removed
 	GateOpen        bool     `json:"gate_open"`
 	Inflight        int      `json:"inflight_requests"`
@@ -29,22 +29,22 @@ type CandidateStatus struct {
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
 	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // null: not known, or stale
-	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed: the proxy uses its own accounts, and prefers engines that tell their gauges
+	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed, so that the proxy prefers other engines
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
 	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms that other proxies and strangers sent
-	ResidualMs  float64  `json:"residual_ms"`       // that its prefills lately took beyond their prediction; below 0: less
-	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; waiting and running include ours since the scrape
+	ResidualMs  float64  `json:"residual_ms"`       // by which recent prefills exceeded their predictions; negative: stayed below
+	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; probes since the scrape count here and in running
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
-	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of what the engine said of itself; null: nothing yet
+	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of the last good scrape; null: none yet
 	AnswerAgeMs *float64 `json:"answer_age_ms"` // of its last answer to a probe; null: none yet
 	OldestMs    *float64 `json:"oldest_ms"`     // since its oldest unanswered probe was sent; null: none
-	CanStart    bool     `json:"can_start"`     // one more probe
-	DecodeFull  bool     `json:"decode_full"`   // what it prefills would wait for a decode slot in its region; with engines of several regions only
+	CanStart    bool     `json:"can_start"`     // one more probe may be sent to it
+	DecodeFull  bool     `json:"decode_full"`   // with engines in several regions: its prompts would wait for a decode slot
 	RTTMs       float64  `json:"rtt_ms"`
 	CacheStatus
 	FaultStatus
@@ -53,20 +53,20 @@ type CandidateStatus struct {
 	missed uint64
 }
 
-// FaultStatus is what failed at a candidate lately.
+// FaultStatus shows the recent failures of a candidate.
 type FaultStatus struct {
 	Failures int    `json:"failures"`        // in a row
-	Fault    string `json:"fault,omitempty"` // what the last one was
+	Fault    string `json:"fault,omitempty"` // description of the last failure
 }
 
-// CacheStatus is what is thought of a candidate's prefix cache.
+// CacheStatus shows the prediction of a candidate's prefix cache.
 type CacheStatus struct {
 	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds by the prefix index
-	Mode            string          `json:"mode"`                       // of its part of the index: approximate, or precise where prompts are token ids
+	Mode            string          `json:"mode"`                       // approximate, or precise: for prompts of token ids, from KV events
 	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
-	HitShare        float64         `json:"hit_share"`                  // of prompt tokens, lately found in its cache
-	Mispredicted    float64         `json:"mispredicted_share"`         // of the tokens lately predicted to be in its cache
-	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache does not look as large as its capacity
+	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens found in its cache
+	Mispredicted    float64         `json:"mispredicted_share"`         // error as a share of recently predicted tokens
+	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache seems smaller, or larger, than its capacity
 
 	accuracy cache.Accuracy
 }
@@ -77,7 +77,7 @@ func (t *Tier) Status() []CandidateStatus {
 	return s
 }
 
-// status is Status, and the audit at the same moment: its Drift is final, without what the candidates hold.
+// status returns Status and the audit at the same time. The charges on the candidates are already subtracted from Drift.
 func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	t.lock()
 	defer t.unlock()
@@ -85,11 +85,11 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	for _, c := range t.candidates {
 		ordered = append(ordered, c)
 	}
-	slices.SortFunc(ordered, func(audit, b *candidate) int {
+	slices.SortFunc(ordered, func(a, b *candidate) int {
 		switch {
-		case audit.configured == b.configured:
-			return audit.order - b.order
-		case audit.configured:
+		case a.configured == b.configured:
+			return a.order - b.order
+		case a.configured:
 			return -1
 		}
 		return 1
@@ -103,8 +103,7 @@ func (t *Tier) status() ([]CandidateStatus, ledger.Audit) {
 	return all, audit
 }
 
-// describeCandidate copies what is known of a candidate. The times of its backlog are those of prefills of its first
-// model.
+// describeCandidate returns the status of a candidate. Its backlog is computed by the prefill times of its first model.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	a := &c.account
 	line := policy.Line{}
@@ -156,7 +155,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	}
 }
 
-// age is how long ago a moment was, in ms; nil for one that never was.
+// age is the time in ms since then; nil if then is zero.
 func age(now, then time.Time) *float64 {
 	if then.IsZero() {
 		return nil
@@ -165,35 +164,35 @@ func age(now, then time.Time) *float64 {
 	return &ms
 }
 
-// Overview is the tier as operators see it.
+// Overview is the state of the tier in the admin API.
 type Overview struct {
 	Policy     string            `json:"policy"`
 	Policies   []string          `json:"policies"`         // names of all policies
 	Waiting    int               `json:"waiting_requests"` // without batch
 	Candidates []CandidateStatus `json:"candidates"`
-	Ranks      []RankEvents      `json:"ranks,omitempty"` // that prefill and decode, and whose KV events are followed
+	Ranks      []RankEvents      `json:"ranks,omitempty"` // ranks that prefill and decode, and whose KV events are followed
 	Lines      []LineStatus      `json:"lines"`
 	Index      IndexStatus       `json:"index"`
 }
 
-// RankEvents is what KV events say of the cache of one rank that prefills and decodes. Such a rank is a part of a
-// candidate, and has a cache of its own.
+// RankEvents is the state of the KV events of one rank that prefills and decodes. Such a rank is a part of a candidate, and
+// has its own prefix cache.
 type RankEvents struct {
 	ID     string       `json:"id"`
-	Mode   string       `json:"mode"` // of its part of the index: approximate, or precise where prompts are token ids
+	Mode   string       `json:"mode"` // approximate, or precise: for prompts of token ids, from KV events
 	Events EventsStatus `json:"kv_events"`
 }
 
-// LineStatus is how long prefills take, as learned.
+// LineStatus is the learned line of prefill times of one model on one kind of engine.
 type LineStatus struct {
 	Model    string  `json:"model"`
 	Hardware string  `json:"hardware"`
-	Known    bool    `json:"known"` // false: the line is only the one that learning starts from
+	Known    bool    `json:"known"` // false: nothing is learned yet, and the line is the configured one
 	TPMs     float64 `json:"tp_ms"`
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
 
-	// What each request of others that runs beside adds, such as a decode.
+	// The times that each other running request adds, such as a decode.
 	BesideTPMs float64 `json:"beside_tp_ms"`
 	BesideT0Ms float64 `json:"beside_t0_ms"`
 
@@ -201,27 +200,27 @@ type LineStatus struct {
 	Samples int     `json:"samples"`
 }
 
-// IndexStatus is how much the prefix index remembers.
+// IndexStatus shows the size of the prefix index and its success.
 type IndexStatus struct {
 	Bytes           int64  `json:"bytes"`
 	Blocks          int    `json:"blocks"`
-	PromptTokens    uint64 `json:"prompt_tokens"` // of all requests so far, and of them hits
+	PromptTokens    uint64 `json:"prompt_tokens"` // of all requests since the start, like the hits below
 	PredictedTokens uint64 `json:"predicted_hit_tokens"`
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }
 
-// Overview copies what the tier knows.
+// Overview returns a copy of the tier's state.
 func (t *Tier) Overview() Overview {
 	o := Overview{Candidates: t.Status(), Ranks: t.ranks(), Lines: []LineStatus{}}
 	t.lock()
 	defer t.unlock()
 	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()-t.queue.ByPriority()[queue.Batch]
-	for _, of := range t.fit.All() {
-		law, known := t.fit.Law(of.Model, of.Hardware)
+	for _, learned := range t.fit.All() {
+		law, known := t.fit.Law(learned.Model, learned.Hardware)
 		o.Lines = append(o.Lines,
 			LineStatus{
-				Model: of.Model, Hardware: of.Hardware, Known: known, TPMs: law.TPMs, T0Ms: law.T0Ms, Beta2Ms: law.Beta2,
-				BesideTPMs: law.BesideTPMs, BesideT0Ms: law.BesideT0Ms, R2: of.R2(), Samples: of.Samples(),
+				Model: learned.Model, Hardware: learned.Hardware, Known: known, TPMs: law.TPMs, T0Ms: law.T0Ms, Beta2Ms: law.Beta2,
+				BesideTPMs: law.BesideTPMs, BesideT0Ms: law.BesideT0Ms, R2: learned.R2(), Samples: learned.Samples(),
 			})
 	}
 	stats, tokens := t.cache.Stats(), &t.cache.Totals
@@ -232,7 +231,7 @@ func (t *Tier) Overview() Overview {
 	return o
 }
 
-// ranks are the ranks that prefill and decode, and whose KV events are followed.
+// ranks returns the state of the KV events of ranks that prefill and decode.
 func (t *Tier) ranks() []RankEvents {
 	if t.cfg.Ranks == nil {
 		return nil
@@ -240,11 +239,10 @@ func (t *Tier) ranks() []RankEvents {
 	return t.cfg.Ranks.Events()
 }
 
-// HotspotClass is a class of requests with the same long prefix, which is watched because it may ask too much of the engines that hold it.
+// HotspotClass is a watched class: requests that share a long prefix, and may overload the engines that hold it.
 type HotspotClass = steer.HotspotClass
 
-// Hotspots lists the classes of requests that are watched, the most frequent
-// first.
+// Hotspots lists the watched classes of requests, the most frequent first.
 func (t *Tier) Hotspots() []HotspotClass {
 	t.lock()
 	defer t.unlock()
@@ -254,17 +252,17 @@ func (t *Tier) Hotspots() []HotspotClass {
 	return t.steer.Hotspots.List(t.now)
 }
 
-// Scored is what one policy would do with a request.
+// Scored is the choice that one policy would make for a request.
 type Scored struct {
 	Policy    string       `json:"policy"`
 	Candidate string       `json:"candidate"`
-	Scores    []policy.Row `json:"scores"` // the chosen first, then by score
+	Scores    []policy.Row `json:"scores"` // the chosen candidate first, the others by score
 }
 
 // mostRows bounds the candidates of a score table.
 const mostRows = 64
 
-// Score asks every policy about a request, without sending or booking it.
+// Score returns the choice of every policy for a request, without sending or charging the request.
 func (t *Tier) Score(r Request) ([]Scored, error) {
 	t.lock()
 	defer t.unlock()

@@ -50,7 +50,7 @@ func New(cfg Config) (*Tier, error) {
 	return t, nil
 }
 
-// lock takes the lock and brings the accounts up to the present.
+// lock takes the lock, sets the time, and ends the charges that have expired.
 func (t *Tier) lock() {
 	t.mu.Lock()
 	t.now = t.clock()
@@ -59,7 +59,7 @@ func (t *Tier) lock() {
 	}
 }
 
-// unlock serves the waiters that can pass now, and gives the lock back.
+// unlock serves the waiters that can be served now, and releases the lock.
 func (t *Tier) unlock() {
 	t.arrivals.serve()
 	if t.queue.Len() > 0 {
@@ -78,14 +78,14 @@ func (t *Tier) unlock() {
 	}
 }
 
-// Wake looks at the queues again. Call it when a place in the pool got free, or when
-// Config.Decode has grown.
+// Wake considers all waiting requests again. The caller calls it when a place in the pool becomes free, and when Config.Decode
+// returns more slots than before.
 func (t *Tier) Wake() {
 	t.lock()
 	t.unlock()
 }
 
-// NextWake is when time alone may let a waiter pass; false: never.
+// NextWake is the next time at which a waiter may be answered without any event; false: never.
 func (t *Tier) NextWake() (time.Time, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +96,7 @@ func (t *Tier) NextWake() (time.Time, bool) {
 func (t *Tier) setTimer() {
 	switch {
 	case t.timer == nil:
-	case t.wakeAt.IsZero(): // only an event lets a waiter pass
+	case t.wakeAt.IsZero(): // only an event can help a waiter
 		t.timer.Stop()
 	default:
 		t.timer.Reset(t.wakeAt.Sub(t.now))
@@ -112,16 +112,15 @@ func (t *Tier) SetCandidates(candidates []Candidate) {
 	t.tellRun()
 }
 
-// tellRun has Run look at the candidates and at how they are scraped.
+// tellRun makes Run look at the candidates and the scrape settings again.
 func (t *Tier) tellRun() {
 	select {
 	case t.changed <- struct{}{}:
-	default: // Run has not looked since the last change
+	default: // an earlier change is still pending
 	}
 }
 
-// Forgive takes back a failure that turned out to be the request's own: another
-// engine failed at it, too.
+// Forgive cancels a failure of a candidate that was the request's fault: another engine failed at the same request, too.
 func (t *Tier) Forgive(id string) {
 	t.lock()
 	defer t.unlock()
@@ -131,13 +130,14 @@ func (t *Tier) Forgive(id string) {
 	}
 }
 
-// Retry says whether a request whose k-th attempt failed may be tried again, and after what wait. status is the
-// engine's, 0 without an answer; err is what failed without one, or what is wrong with a 200's hand-off. Wait longer
-// where the engine's Retry-After says so. An attempt that sent nothing is not counted in k: see RetryUnsent.
+// Retry reports whether a request whose k-th attempt failed may be tried again, and after which wait. status is the status of
+// the engine's answer, 0 without an answer. err is the failure of a call without an answer, or the mistake in the hand-off
+// of a 200. The caller waits longer if the engine's Retry-After says so. Attempts of which no byte was sent do not count in
+// k: see RetryUnsent.
 //
-// A yes is taken from the budget that all requests share. The first connection that a request loses is booked there
-// but never refused: when an engine dies, all its requests fail at once, and together they ask no more of the other
-// engines than that engine did.
+// A granted retry uses the budget that all requests share. The retry after a request's first attempt is never refused if the
+// connection broke. When an engine dies, all its requests fail at once, and together they cause no more load on the other
+// engines than they caused on the dead engine.
 func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
 	retry := t.retries()
 	if k >= retry.Attempts || !retryable(status, err) {
