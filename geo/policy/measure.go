@@ -2,21 +2,21 @@ package policy
 
 import "math"
 
-// RTT is the average round trip to a peer, from its probes.
+// RTT is the average round trip to a peer, measured by probes.
 type RTT struct {
 	alpha float64
 	ms    float64
 	known bool
 }
 
-// leastRTT is the smallest round trip that is believed, in ms.
+// leastRTT is a lower bound of round trips, in ms: a smaller one would come from a wrong procUs.
 const leastRTT = 0.05
 
-// NewRTT returns an average in which a new sample weighs alpha.
+// NewRTT returns an average in which a new sample has the weight alpha, 0 to 1.
 func NewRTT(alpha float64) RTT { return RTT{alpha: alpha} }
 
-// Add takes a probe that was answered after so many ms, of which the peer needed
-// procUs µs to answer. A probe whose connection was dialled for it is ignored, because its time includes the dial.
+// Add adds a probe that was answered after ms milliseconds, of which the peer took procUs microseconds to compute the
+// answer. A probe for which a connection was dialled is ignored, because its time includes the dial.
 func (r *RTT) Add(ms, procUs float64, dialled bool) {
 	if dialled {
 		return
@@ -29,7 +29,7 @@ func (r *RTT) Add(ms, procUs float64, dialled bool) {
 	r.ms += r.alpha * (sample - r.ms)
 }
 
-// Ms is the average; known is false before the first sample.
+// Ms is the average in ms; known is false before the first sample.
 func (r *RTT) Ms() (ms float64, known bool) { return r.ms, r.known }
 
 // Drain is the average time between two departures from an arrival queue, while
@@ -41,9 +41,9 @@ type Drain struct {
 	busy   bool // requests have waited since lastAt
 }
 
-const drainAlpha = 0.2
+const drainAlpha = 0.2 // weight of a new gap in the average
 
-// Departed counts a departure; waiting is how many requests are left in the queue.
+// Departed adds a departure. waiting is the number of requests that remain in the queue.
 func (d *Drain) Departed(nowAt float64, waiting int) {
 	if d.busy {
 		gap := nowAt - d.lastAt
@@ -56,22 +56,21 @@ func (d *Drain) Departed(nowAt float64, waiting int) {
 	d.lastAt, d.busy = nowAt, waiting > 0
 }
 
-// Began records that a request stays in the queue, because it could not go when it
-// came.
+// Began records that a request entered the queue, because it could not be sent at its arrival.
 func (d *Drain) Began(nowAt float64) {
 	if !d.busy {
 		d.lastAt, d.busy = nowAt, true
 	}
 }
 
-// Ms is the average in ms; 0: no departure came yet while requests waited.
+// Ms is the average in ms; 0: unknown, because no request has departed while others waited.
 func (d *Drain) Ms() float64 { return d.ms }
 
-// Distrust is by how many ms a peer's predicted costs were too small: the median of the actual less the
-// predicted time to the first token. Each sample moves the median by one step.
+// Distrust is by how many ms the predicted costs of a peer were too low: the median of the actual time to first token less
+// the predicted time. Each sample moves the median by one step.
 //
-// A distrusted peer gets few requests, so there is little to show that it has become
-// better. Therefore each minute without a forward halves the distrust.
+// A distrusted peer gets few requests, which could show that it has improved. Each minute without a forward therefore
+// halves the distrust.
 type Distrust struct {
 	median  float64
 	samples int
@@ -79,13 +78,13 @@ type Distrust struct {
 }
 
 const (
-	distrustStep  = 10.0     // ms
-	distrustFrom  = 100.0    // ms
-	distrustCount = 20       // samples
-	distrustHalf  = 60_000.0 // ms
+	distrustStep  = 10.0     // ms by which a sample moves the median
+	distrustFrom  = 100.0    // ms from which the median has an effect
+	distrustCount = 20       // samples from which the median has an effect
+	distrustHalf  = 60_000.0 // ms in which the median halves
 )
 
-// Add takes one forward's actual less its predicted time to first token, in ms.
+// Add adds one forward. errorMs is its actual less its predicted time to first token, in ms.
 func (d *Distrust) Add(nowAt, errorMs float64) {
 	d.fade(nowAt)
 	d.lastAt = nowAt
@@ -98,8 +97,8 @@ func (d *Distrust) Add(nowAt, errorMs float64) {
 	}
 }
 
-// Ms is by how many ms min_gain_ms is raised for the peer: 0 below distrustCount samples, or
-// if the median is below distrustFrom.
+// Ms is by how many ms min_gain_ms is raised for the peer. It is 0 while there are fewer than distrustCount samples, or while
+// the median is below distrustFrom.
 func (d *Distrust) Ms(nowAt float64) float64 {
 	d.fade(nowAt)
 	if d.samples < distrustCount || d.median < distrustFrom {
@@ -114,33 +113,31 @@ func (d *Distrust) fade(nowAt float64) {
 	}
 }
 
-// fade returns which part is left at nowAt of the distrust at lastAt: it halves each
-// distrustHalf. It moves lastAt on by the whole minutes that it has counted.
+// fade returns the part, 0 to 1, that remains at nowAt of a value at lastAt. A value halves every distrustHalf. fade advances
+// lastAt by the whole half-lives that have passed.
 func fade(nowAt float64, lastAt *float64) (part float64) {
-	gaps := max(0, math.Floor((nowAt-*lastAt)/distrustHalf))
-	*lastAt += gaps * distrustHalf
-	return math.Pow(0.5, gaps)
+	halvings := max(0, math.Floor((nowAt-*lastAt)/distrustHalf))
+	*lastAt += halvings * distrustHalf
+	return math.Pow(0.5, halvings)
 }
 
-// Trust is how many requests may be unanswered at a peer, whatever its probes
-// offer: it begins small, grows with each first event that comes in time, and
-// shrinks twice as fast with each that comes late. A peer that offers more than it
-// has gets few requests, and in the end one at a time. Few requests show little of
-// a peer that has become better. Therefore each minute without a first event halves
-// what the window has shrunk by.
+// Trust bounds how many requests may be unanswered at a peer, whatever its probes offer. This window begins at trustFirst. It
+// grows by one with each first event of an answer that comes in time, and shrinks by two with each that is late. A peer
+// that offers more than it can serve gets fewer and fewer requests, in the end one at a time. So few requests hardly show
+// whether the peer has improved. Each minute without a first event therefore halves the amount by which the window has
+// shrunk.
 type Trust struct {
-	less   int     // by how many the window is below trustFirst; below 0: above it
+	less   int     // by how many requests the window is smaller than trustFirst; negative: larger
 	lastAt float64 // when the last first event or failure came, or less was last halved
 }
 
 const (
-	trustFirst = 64
-	trustMost  = 1 << 16
-	trustBlind = 5000.0 // ms to a first event without a prediction
+	trustFirst = 64      // requests
+	trustMost  = 1 << 16 // requests
+	trustBlind = 5000.0  // ms to a first event that are assumed without a prediction
 )
 
-// LateMs is after how many ms a first event is late, given its predicted time; 0: there was
-// no prediction.
+// LateMs is the time in ms after which a first event is late. predictedMs is its predicted time; 0: no prediction.
 func LateMs(predictedMs float64) float64 {
 	if predictedMs <= 0 {
 		predictedMs = trustBlind
@@ -148,8 +145,7 @@ func LateMs(predictedMs float64) float64 {
 	return 2*predictedMs + distrustFrom
 }
 
-// Answered takes the time to the first event of a stream and the predicted time, 0
-// if there was no prediction.
+// Answered adds the time to the first event of a stream, and its predicted time; 0: no prediction.
 func (t *Trust) Answered(nowAt, tookMs, predictedMs float64) {
 	if tookMs > LateMs(predictedMs) {
 		t.Failed(nowAt)
@@ -160,8 +156,8 @@ func (t *Trust) Answered(nowAt, tookMs, predictedMs float64) {
 	t.less = max(t.less-1, trustFirst-trustMost)
 }
 
-// Whole takes an answer that came in one piece. It does not show when the first
-// token was there, so that it only restores the window up to trustFirst.
+// Whole adds an answer that was not a stream. It does not show when the first token was ready, and therefore only restores
+// the window up to trustFirst.
 func (t *Trust) Whole(nowAt float64) {
 	t.fade(nowAt)
 	if t.less > 0 {
@@ -169,20 +165,20 @@ func (t *Trust) Whole(nowAt float64) {
 	}
 }
 
-// Failed takes a request that the peer did not serve.
+// Failed adds a request that the peer did not serve.
 func (t *Trust) Failed(nowAt float64) {
 	t.fade(nowAt)
 	t.lastAt = nowAt
 	t.less = min(t.less+2, trustFirst-1)
 }
 
-// Window is how many requests may be unanswered, at least one.
+// Window is how many requests may be unanswered at the peer, at least one.
 func (t *Trust) Window(nowAt float64) int {
 	t.fade(nowAt)
 	return trustFirst - t.less
 }
 
-// fade halves less for each minute without a first event, but leaves a window above trustFirst as it is.
+// fade halves less for each minute without a first event. It does not reduce a window that is larger than trustFirst.
 func (t *Trust) fade(nowAt float64) {
 	if part := fade(nowAt, &t.lastAt); t.less > 0 {
 		t.less = int(float64(t.less) * part)

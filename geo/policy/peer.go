@@ -2,27 +2,27 @@ package policy
 
 import "math"
 
-// Offer is what a region reports of itself for one model, in the answer to a probe.
+// Offer is the state that a region reports for one model in the answer to a probe.
 type Offer struct {
 	Replicas     int     `json:"replicas"`
 	NAvail       int     `json:"n_avail"` // replicas that take a request now
-	Free         int     `json:"free"`    // how many requests these replicas take
+	Free         int     `json:"free"`    // number of requests that these replicas take
 	Queue        int     `json:"queue"`   // requests in the arrival queue
 	QueueMax     int     `json:"queue_max"`
 	QueueWaitMs  float64 `json:"queue_wait_ms"`
-	QueuedTokens float64 `json:"queued_new_tokens"` // ahead of a request on the least busy replica
-	Running      float64 `json:"running"`           // requests that decode there
+	QueuedTokens float64 `json:"queued_new_tokens"` // tokens prefilled before a new request on the least busy replica
+	Running      float64 `json:"running"`           // decode requests of the replica that would be chosen next
 	Load         float64 `json:"load"`
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
-	FitN         int     `json:"fit_n"` // prefills that tp and t0 were learned from
-	// ms until a replica's KV has room for a prompt of 0 tokens; below 0: for how long it has had room
+	FitN         int     `json:"fit_n"` // number of prefills from which tp_ms and t0_ms were learned
+	// RoomMs is the time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
 	RoomMs  float64 `json:"room_ms,omitempty"`
-	TokenMs float64 `json:"kv_token_ms,omitempty"` // time until the region's KV gets room for one more token; 0: unknown
+	TokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
 }
 
-// NewOffer sums up the local replicas. waiting requests with waitingTokens new tokens wait in the
-// arrival queue; seqs is how many requests the replicas can decode at once.
+// NewOffer sums up the local replicas. The arrival queue has waiting requests with waitingTokens new tokens, and lets one
+// request go every drainMs; seqs is the number of requests that the replicas can decode at once.
 func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
 	var sum, outstanding float64
@@ -60,8 +60,8 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 	return o
 }
 
-// room sets when there is KV memory for a next request: on an available replica, or if there is none, on
-// the first replica that has memory after the arrival queue is served.
+// room sets RoomMs and TokenMs: when there is KV memory for the next request. This is on an available replica; if none is
+// available, on the first replica that has memory after the requests in the arrival queue are served.
 func (o *Offer) room(local []Place, waitingTokens float64) {
 	perMs := 0.0
 	o.RoomMs = math.Inf(1)
@@ -83,17 +83,16 @@ func (o *Offer) room(local []Place, waitingTokens float64) {
 	}
 }
 
-// better says that a next request would go to a rather than b: an available replica goes first, then
-// the smaller batch.
+// better reports whether the next request would rather go to a than to b. Available replicas come first, then replicas with
+// a smaller batch.
 func better(a, b *Place) bool {
-	if av, bv := a.Why == Available, b.Why == Available; av != bv {
-		return av
+	if aAvailable, bAvailable := a.Why == Available, b.Why == Available; aAvailable != bAvailable {
+		return aAvailable
 	}
 	return a.Running < b.Running
 }
 
-// sane says that the numbers are possible. If a peer sends impossible numbers, nothing in its
-// offer is believed.
+// sane reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) sane() bool {
 	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.TokenMs, max(0, o.RoomMs)} {
 		if !(v >= 0) || math.IsInf(v, 0) {
@@ -103,31 +102,32 @@ func (o *Offer) sane() bool {
 	return o.NAvail >= 0 && o.NAvail <= o.Replicas && o.Free >= 0 && o.Queue >= 0
 }
 
-// Peer is what is known of a peer dispatcher when a round begins.
+// Peer is the state of a peer dispatcher when a round begins.
 type Peer struct {
 	ID     string
-	Probed bool // a good probe has come
-	Down   bool // it missed several probes in a row, and not two good ones have come since
-	Major  int  // the major version of its protocol; ours is Protocol
+	Probed bool // it has answered a probe
+	Down   bool // it missed several probes in a row, and has not answered two in a row since
+	Major  int  // the major version of its protocol, which must equal Protocol
 
-	AgeMs, IntervalMs float64 // the age of the last good probe; the time from one answer to the next
+	AgeMs      float64 // time since the last answered probe
+	IntervalMs float64 // time from one answer to the next
 
-	Draining, Offers bool // Offers: it offers the model
-	CircuitOpen      bool
-	BudgetSpent      bool
+	Draining    bool // it takes no new requests
+	Offers      bool // it offers the model
+	CircuitOpen bool
+	BudgetSpent bool // the egress budget of the day is used up
 
 	Offer        Offer
 	RTTMs        float64
-	Reserved     int     // our forwards that its last probe did not count yet
+	Reserved     int     // forwards to the peer that its last probe did not count yet
 	UnseenTokens float64 // new tokens of these forwards
 	DistrustMs   float64
 	ResidualMs   float64
-	Unanswered   int // our forwards without a first event
-	Window       int // how many may be unanswered; 0: any number
+	Unanswered   int // forwards to the peer without a first event
+	Window       int // bound of Unanswered; 0: none
 }
 
-// left is how many more requests the peer may get: as many as it offers, but no more than its
-// window allows.
+// left is how many more requests may be sent to the peer: as many as it offers, but no more than its window allows.
 func (x *Peer) left() int {
 	left := x.Offer.Free - x.Reserved
 	if x.Window > 0 {
@@ -139,11 +139,11 @@ func (x *Peer) left() int {
 // Protocol is the major version of the protocol between dispatchers.
 const Protocol = 1
 
-// staleAfter is for how many probe intervals an answer is believed.
+// staleAfter is the number of probe intervals after which an answer is too old.
 const staleAfter = 3
 
-// Judge returns why a peer takes no forward, or Available. If there are several reasons, the
-// first in the order of the code counts.
+// Judge returns the reason why a peer takes no forward, or Available. If there are several reasons, it returns the first in
+// the order of the code.
 func (p *Policy) Judge(x *Peer) Reason {
 	switch {
 	case !x.Probed:
@@ -174,7 +174,7 @@ func (p *Policy) Judge(x *Peer) Reason {
 	return Available
 }
 
-// PeerPlace returns the peer as a Place.
+// PeerPlace converts a peer to a Place.
 func (p *Policy) PeerPlace(x *Peer) Place {
 	o := &x.Offer
 	place := Place{
@@ -193,6 +193,6 @@ func (p *Policy) PeerPlace(x *Peer) Place {
 	return place
 }
 
-// Accepts says whether a region with a queue of this length takes one more forwarded
-// request. The limit is twice Tau, because the origin decided by an older length.
+// Accepts reports whether a region with a queue of this length takes one more forwarded request. The limit is twice Tau,
+// because the region that forwards the request has decided by an older length.
 func (s *Settings) Accepts(queue int) bool { return queue <= 2*s.Tau }

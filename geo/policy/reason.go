@@ -1,20 +1,19 @@
 package policy
 
-// Reason is why a place takes no request now. Metrics and receipts use its
-// words.
+// Reason is why a place takes no request now. Metrics and receipts show its word.
 type Reason uint8
 
-// The reasons. With a reason from Queued to NoRoom, a request may wait for the place. With the
-// others, a place is not even compared.
+// The reasons. A request may wait for a place with a reason from Queued to NoRoom. A place with a later reason is not even
+// compared.
 const (
 	Available  Reason = iota
 	Queued            // peer: its arrival queue is longer than tau
 	NoReplica         // peer: none of its replicas takes a request
-	Full              // no more requests may be sent; peer: all that it takes are reserved, or as many are unanswered as its window allows
+	Full              // no more requests may be sent: the replica has enough, or the peer's offer or window is used up
 	Pending           // replica: the engine has requests that it has not begun
 	NoRoom            // replica: its KV gate is closed, but is predicted to open
 	Unhealthy         // replica
-	GateClosed        // replica: its KV gate is closed, or the decode side has no room; it is not known for how long
+	GateClosed        // replica: its KV gate is closed, or the decode side has no room, for an unknown time
 	Never             // peer: no good probe yet
 	Down              // peer: missed too many probes
 	Stale             // peer: the last good probe is too old
@@ -23,7 +22,7 @@ const (
 	Model             // peer: does not offer the model
 	Nonsense          // peer: its answer has impossible numbers
 	Circuit           // peer: too many forwards fell back
-	Budget            // peer: the day's egress is spent
+	Budget            // peer: the egress budget of the day is used up
 )
 
 var reasonWords = [...]string{
@@ -33,5 +32,5 @@ var reasonWords = [...]string{
 
 func (r Reason) String() string { return reasonWords[r] }
 
-// Awaitable says that a request may wait for the place: there is no reason, or the reason is expected to end soon.
+// Awaitable reports whether a request may wait for the place: it is available, or is expected to be available soon.
 func (r Reason) Awaitable() bool { return r < Unhealthy }

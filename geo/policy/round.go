@@ -11,38 +11,37 @@ import (
 // Name is the policy's name without its settings, for metrics and headers.
 func (p *Policy) Name() string { return p.name }
 
-// String is the policy's text as Parse reads it.
+// String is the policy in the form that Parse reads.
 func (p *Policy) String() string { return p.spec }
 
 // Settings are the settings with which the policy decides.
 func (p *Policy) Settings() *Settings { return &p.set }
 
-// Act says what is done with a request now.
+// Act is what a decision does with a request.
 type Act uint8
 
 // The acts.
 const (
-	Hold    Act = iota // it waits
-	Send               // to a local replica
-	Forward            // to a peer
+	Hold    Act = iota // the request waits
+	Send               // it goes to a local replica
+	Forward            // it goes to a peer
 )
 
 var actWords = [...]string{"wait", "local", "forward"}
 
 func (a Act) String() string { return actWords[a] }
 
-// Decision is what a policy decides for one request.
+// Decision is a policy's decision for one request.
 type Decision struct {
 	Act     Act
-	Place   int     // where it goes; for Hold: the place that it waits for, or -1
-	Terms   Terms   // what it is predicted to cost at Place
-	LocalMs float64 // predicted cost at the best local replica; +Inf: there is none. Set by policies that compare, and for forwards
-	UntilMs float64 // for a Hold out of patience: decide again once the request has waited so long; 0: at the next event
+	Place   int     // index of the chosen place; for Hold: of the place for which it waits, or -1
+	Terms   Terms   // predicted cost at Place
+	LocalMs float64 // predicted cost at the best local replica, +Inf if there is none; set for forwards and by policies that compare
+	UntilMs float64 // for a Hold by patience: decide again when the request has waited for this time; 0: at the next event
 }
 
-// Begin takes the state of all places, local replicas and peers. The
-// caller must not change them until the round is over. drainMs is how long the region's
-// arrival queue takes to let one request go; see Drain.
+// Begin begins a round with the state of all local replicas and peers. The caller must not change places until the round is
+// over. drainMs is the average time between two departures from the region's arrival queue; see Drain.
 func (p *Policy) Begin(places []Place, drainMs float64) {
 	p.places, p.drainMs = places, drainMs
 	p.localLeft, p.peersLeft, p.ahead, p.blocked = 0, 0, 0, false
@@ -66,13 +65,12 @@ func (p *Policy) Begin(places []Place, drainMs float64) {
 	}
 }
 
-// Done says that no further request of this round can go anywhere.
+// Done reports whether no further request of this round can be sent anywhere.
 func (p *Policy) Done() bool {
 	return p.localLeft == 0 && (p.peersLeft == 0 || p.blocked || p.rule.never)
 }
 
-// Next decides for the next request in the order of arrival, and counts the request at the place
-// that it chooses.
+// Next decides for the next request in the order of arrival, and counts the request at the chosen place.
 func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
@@ -94,7 +92,7 @@ func (p *Policy) Next(r *Request) Decision {
 	return d
 }
 
-// charge counts a request at a place for the rest of the round.
+// charge counts a request at place i for the rest of the round.
 func (p *Policy) charge(r *Request, i int) *charge {
 	c := &p.charges[i]
 	c.tokens += r.newTokens(i)
@@ -102,7 +100,7 @@ func (p *Policy) charge(r *Request, i int) *charge {
 	return c
 }
 
-// decide chooses where the request goes, and counts nothing. Policies that compare look at all places; the others take
+// decide makes the decision for a request, and counts nothing. Policies that compare consider all places. Other policies take
 // an available replica, and a peer only if no replica is available.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.compare {
@@ -123,11 +121,12 @@ func (p *Policy) decide(r *Request) Decision {
 		return Decision{Place: -1}
 	}
 	i := p.choose(r, p.rule.remote, true)
-	if i < 0 { // residency bars the request from all free peers
+	if i < 0 { // data residency forbids all peers that are available
 		return Decision{Place: -1}
 	}
 	local := p.leastLocalMs(r)
-	if p.rule.stays && !(p.terms(r, i).Total()+p.set.MinGainMs+p.places[i].DistrustMs < local) {
+	cheaper := p.terms(r, i).Total()+p.set.MinGainMs+p.places[i].DistrustMs < local
+	if p.rule.stays && !cheaper {
 		p.blocked = true
 		return Decision{Place: -1, LocalMs: local}
 	}
@@ -135,7 +134,7 @@ func (p *Policy) decide(r *Request) Decision {
 	return Decision{Act: Forward, Place: i, LocalMs: local}
 }
 
-// finish compares all places, free or not, and chooses the best, even if the request has to wait for it.
+// finish compares all places, available or busy, and chooses the best, even if the request has to wait for it.
 func (p *Policy) finish(r *Request) Decision {
 	local, peer := -1, -1
 	var localTerms, peerTerms Terms
@@ -171,8 +170,8 @@ func (p *Policy) finish(r *Request) Decision {
 	return d
 }
 
-// beats says that a place with its cost goes before the best so far: it is cheaper,
-// or as cheap and nearer, or as near and first by the hash.
+// beats reports whether place i, with its cost, is better than the best place so far: cheaper; or equally cheap and nearer; or
+// equally near and first by the hash.
 func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float64) bool {
 	if !sameCost(cost, bestCost) {
 		return cost < bestCost
@@ -184,8 +183,8 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 	return first(r, a, b)
 }
 
-// leastLocalMs returns the cost of the request, in ms, at the local replica that costs least. A busy replica counts, too, if the request
-// may wait for it. +Inf: there is no such replica.
+// leastLocalMs returns the cost of the request, in ms, at the cheapest local replica; +Inf: there is none. A busy replica
+// counts, too, if the request may wait for it.
 func (p *Policy) leastLocalMs(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.places {
@@ -196,8 +195,9 @@ func (p *Policy) leastLocalMs(r *Request) float64 {
 	return least
 }
 
-// patience is until when the request waits for a busy replica that holds more of its prompt than replica i, which would
-// take it now: in ms since it could have gone somewhere; 0: it does not wait. holder is the busy replica.
+// patience is how long a request waits for a busy replica that holds more of its prompt, instead of going to the available
+// replica i. untilMs counts from when some place could first have taken the request; 0: it does not wait. holder is the
+// busy replica.
 func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	if p.set.Patience == 0 {
 		return 0, -1
@@ -212,7 +212,7 @@ func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 	return p.set.Patience * p.places[i].TPMs * (hit - r.hit(i)), holder
 }
 
-// Names lists the policies.
+// Names lists the names of all policies.
 func Names() []string {
 	names := make([]string, len(forms))
 	for i := range forms {
@@ -221,14 +221,13 @@ func Names() []string {
 	return names
 }
 
-// Parse makes the policy that a text names, as `name` or `name:key=value,...`. Defaults
-// hold where the text sets no other.
+// Parse makes a policy from `name` or `name:key=value,...`. Settings that the text does not name have their defaults.
 func Parse(text string) (*Policy, error) {
 	s := Defaults()
 	return s.Parse(text)
 }
 
-// Parse makes the policy that a text names; these settings hold where the text sets no other.
+// Parse makes a policy from its text. Settings that the text does not name are taken from s.
 func (s *Settings) Parse(text string) (*Policy, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {
@@ -251,8 +250,7 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	return p, nil
 }
 
-// form describes a policy: its rule, the keys that it takes, and how its default settings
-// differ from the common defaults.
+// form describes a policy: its rule, the keys of its settings, and the change of the default settings that it needs.
 type form struct {
 	name string
 	rule rule
@@ -260,7 +258,7 @@ type form struct {
 	adds func(s *Settings)
 }
 
-// forms has the policies in the order in which they are listed to a user.
+// forms are listed to users in this order.
 var forms = []form{
 	{name: "finish", rule: rule{compare: true}, keys: slices.Concat(pushKeys, costKeys)},
 	{

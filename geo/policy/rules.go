@@ -14,15 +14,15 @@ import (
 type chooseBy uint8
 
 const (
-	byHit  chooseBy = iota // most of the prompt cached, then nearer, then the shorter queue
-	byCost                 // least cost, then nearer
-	byLoad                 // fewest outstanding, then nearer
-	byTurn                 // the next one
+	byHit  chooseBy = iota // the most cached tokens of the prompt, then the nearest, then the shortest queue
+	byCost                 // the lowest cost, then the nearest
+	byLoad                 // the fewest unfinished requests, then the nearest
+	byTurn                 // each place in turn
 	byRing                 // the next open place on the ring
 )
 
-// choose returns one of the replicas, or of the peers, that still take the request; -1: none
-// does, or residency bars the request from them.
+// choose returns the index of a replica, or of a peer, that still takes the request; -1: none does, or data residency forbids
+// them.
 func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	switch how {
 	case byRing:
@@ -43,12 +43,12 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	return best
 }
 
-// open says that place i is a peer, or is not, as asked, and that it takes the request.
+// open reports whether place i takes the request, and is a peer if peers is true, a replica otherwise.
 func (p *Policy) open(r *Request, i int, peers bool) bool {
 	return p.places[i].Peer == peers && p.charges[i].left > 0 && !r.barred(i)
 }
 
-// value is the number by which a rule compares places; the least is best.
+// value is the number by which a rule compares places; the lowest is best.
 func (p *Policy) value(r *Request, how chooseBy, i int) float64 {
 	switch how {
 	case byCost:
@@ -68,7 +68,8 @@ func (p *Policy) sent(i int) float64 {
 	return 0
 }
 
-// goesBefore breaks ties: the nearer place goes first, then by hits the shorter queue, then the hash decides.
+// goesBefore reports whether place i, with its value v, is better than the best place so far. Between equal values the nearer
+// place is better; then, for byHit, the shorter queue; then the hash decides.
 func (p *Policy) goesBefore(r *Request, how chooseBy, i int, v float64, best int, value float64) bool {
 	if !sameCost(v, value) {
 		return v < value
@@ -85,7 +86,7 @@ func (p *Policy) goesBefore(r *Request, how chooseBy, i int, v float64, best int
 	return first(r, a, b)
 }
 
-// queue is how many requests are ahead of a new request at a place.
+// queue is the number of requests that place i serves before a new request.
 func (p *Policy) queue(i int) float64 {
 	if x := &p.places[i]; x.Peer {
 		return float64(x.Queue)
@@ -93,7 +94,7 @@ func (p *Policy) queue(i int) float64 {
 	return p.places[i].Outstanding + p.sent(i)
 }
 
-// first breaks a last tie by a hash, which is the same in every process.
+// first breaks the last tie, by a hash that is the same in every process.
 func first(r *Request, a, b *Place) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
@@ -108,10 +109,10 @@ func (p *Policy) next(r *Request, peers bool) int {
 	return -1
 }
 
-// moveTurn moves the turn of next behind place i.
+// moveTurn makes next begin after place i.
 func (p *Policy) moveTurn(i int, peers bool) { p.turn[side(peers)] = i + 1 }
 
-// side is the index of the turn and the ring of the replicas, or of the peers.
+// side is the index in turn and rings for replicas, or for peers.
 func side(peers bool) int {
 	if peers {
 		return 1
@@ -119,7 +120,7 @@ func side(peers bool) int {
 	return 0
 }
 
-// refresh makes the ring again if the places have changed.
+// refresh makes the ring again if the places are not the same as before.
 func (g *ring) refresh(places []Place, peers bool) {
 	n := 0
 	for i := range places {
@@ -148,7 +149,7 @@ func (g *ring) make(places []Place, peers bool) {
 	g.Ring = NewRing(g.ids)
 }
 
-// find is the place of the first owner, from the request's key on, that takes the request; -1: none does.
+// find is the place of the first owner on the ring, from the request's key on, that takes the request; -1: none does.
 func (g *ring) find(p *Policy, r *Request) int {
 	owner := g.Find(r.Key, func(owner int) bool {
 		i := g.places[owner]
@@ -163,7 +164,7 @@ func (g *ring) find(p *Policy, r *Request) int {
 // vnodes is how many points an owner has on the ring.
 const vnodes = 100
 
-// Ring is a hash ring whose owners are numbers.
+// Ring is a consistent hash ring, whose owners are numbers.
 type Ring struct{ points []point }
 
 type point struct {
@@ -192,14 +193,13 @@ func newRing(points []point) Ring {
 	return Ring{points}
 }
 
-// RingKey is the place of a request on a ring: by its session, or without one by its user, or
-// without either by the client's address.
+// RingKey is the position of a request on a ring: the hash of its session, or else of its user, or else of the client's
+// address.
 func RingKey(session, user, address string) uint64 {
 	return xxhash.Sum64String(cmp.Or(session, user, address))
 }
 
-// Find returns the first owner at or after the key, once round the ring, for which open is
-// true; -1: there is none.
+// Find returns the first owner on the ring, at or after the key, for which open returns true; -1: there is none.
 func (r *Ring) Find(key uint64, open func(owner int) bool) int {
 	start, _ := slices.BinarySearchFunc(r.points, key, func(p point, key uint64) int { return cmp.Compare(p.at, key) })
 	for i := range r.points {

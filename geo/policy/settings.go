@@ -6,15 +6,15 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// Settings are the settings of a policy. The config sets them for all policies,
-// and a policy's text for one policy.
+// Settings are the settings of a policy. The config sets them for all policies, and a policy's text can change them for
+// itself.
 type Settings struct {
 	Push           Push
-	MaxUnanswered  int     // for SP-E; Auto: it follows the traffic
-	MaxOutstanding int     // for SP-O
-	CreditMax      int     // for SP-P
-	Patience       float64 // for SP-P: ms that a request may wait for a hit, for each ms of prefill that it saves; 0: off
-	Tau            int     // for skylb: how many requests a peer's queue may have
+	MaxUnanswered  int     // for SPE; Auto: computed from the traffic
+	MaxOutstanding int     // for SPO
+	CreditMax      int     // for SPP
+	Patience       float64 // for SPP: ms that a request may wait for a cache hit, per ms of prefill that the hit saves; 0: off
+	Tau            int     // for skylb: the longest queue of a peer that still gets requests
 	Costs
 }
 
@@ -24,9 +24,9 @@ type Costs struct {
 	W         float64 // weight of the prefill
 	Load      float64 // weight of the batch
 	BMs       float64 // ms by which each request in the batch prolongs a decode step
-	MinGainMs float64 // ms by which a peer must be better than staying
-	TPMs      float64 // prefill time of a new token, before one was learned
-	T0Ms      float64 // prefill time of any prompt, before one was learned
+	MinGainMs float64 // ms by which a peer must be cheaper than a local replica
+	TPMs      float64 // ms of prefill per new token, until this is learned
+	T0Ms      float64 // ms of prefill per prompt, until this is learned
 }
 
 // Defaults returns the default settings; Load is for `finish`.
@@ -42,7 +42,7 @@ type setting = namedargs.Key[Settings]
 // unbounded is an upper limit that no sensible setting reaches.
 const unbounded = 1e6
 
-// pushKeys are the keys of every policy, costKeys those of policies that compare costs.
+// pushKeys are the keys of every policy, tauKeys of the skylb policies, costKeys of the policies that compare costs.
 var (
 	pushKeys = []setting{
 		namedargs.Words("push", func(s *Settings) *Push { return &s.Push }, func(i int) Push { return Push(i) }, pushWords...),
@@ -61,14 +61,14 @@ var (
 	patienceKeys = []setting{namedargs.Number("patience", 0, unbounded, func(s *Settings) *float64 { return &s.Patience })}
 )
 
-// Push is the rule for when a local replica gets one more request.
+// Push is the rule by which a local replica gets one more request, or none.
 type Push uint8
 
-// The modes. Each says until when an engine gets more requests.
+// The rules.
 const (
-	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, of ours and of others (Foreign) together
-	SPP               // while no request waited in the engine at the last scrape, and the credit since then is not used up
-	SPO               // while fewer than MaxOutstanding of our requests are unfinished
+	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, those of others (Foreign) included
+	SPP               // if no request waited in the engine at the last scrape, as long as the credit since then is not used up
+	SPO               // while fewer than MaxOutstanding requests of this region are unfinished
 	Blind             // always
 )
 
@@ -76,23 +76,23 @@ var pushWords = []string{"sp-e", "sp-p", "sp-o", "blind"}
 
 func (m Push) String() string { return pushWords[m] }
 
-// Replica is what is known of a local replica when a round begins.
+// Replica is the state of a local replica when a round begins.
 type Replica struct {
 	Healthy  bool
 	GateOpen bool // the KV gate is open, and the decode side has room
 	Filled   bool // only the KV gate is closed, and it is predicted to open
 
-	Unanswered  int // our requests there without a first token
-	Outstanding int // our requests there
-	Foreign     int // requests of others that wait there: those scraped less ours
+	Unanswered  int // this region's requests without a first token
+	Outstanding int // this region's unfinished requests
+	Foreign     int // waiting requests of others: the scraped number less this region's requests
 	Pending     int // requests that waited in the engine at the last scrape, without deferred requests
-	Credit      int // for SP-P: requests that may still be sent since that scrape
+	Credit      int // for SPP: requests that may still be sent before the next scrape
 }
 
-// unlimited is more requests than any replica takes.
+// unlimited stands for no bound: it is more than any replica takes.
 const unlimited = math.MaxInt32
 
-// Replica says how many more requests a replica takes, or why it takes none.
+// Replica returns how many more requests a replica takes, or the reason why it takes none.
 func (s *Settings) Replica(x *Replica) (left int, why Reason) {
 	switch {
 	case !x.Healthy:
@@ -121,8 +121,8 @@ func (s *Settings) Replica(x *Replica) (left int, why Reason) {
 	return left, Available
 }
 
-// Credit is how many requests a scrape allows under SP-P until the next scrape. Each
-// request that is sent takes one of them, each first token gives one back.
+// Credit is how many requests SPP may send from one scrape to the next. Each request that is sent uses one up, and each
+// first token returns one.
 func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	if pending > 0 {
 		return 0
@@ -130,12 +130,11 @@ func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	return min(max(maxNumSeqs-running, 1), s.CreditMax)
 }
 
-// Auto as MaxUnanswered means that the caller must replace it by AutoUnanswered
-// before it calls Replica.
+// Auto is a value of MaxUnanswered, which the caller must replace by AutoUnanswered before it calls Replica.
 const Auto = 0
 
-// AutoUnanswered is the number for max_unanswered: auto: half more requests than arrive at a
-// replica in the time to a first token, from 8 to 64.
+// AutoUnanswered is the value of `max_unanswered: auto`: 1.5 times the requests that arrive at a replica during the time to
+// first token, at least 8 and at most 64.
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
 	const least, most = 8, 64
 	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)
