@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Check calls bad for every setting of the config file that cannot work, with its key below
-// geo. It does not check the address of the listener.
+// Check calls bad for every setting of the config file that cannot work, with its key below geo. It does not check the address
+// of the listener.
 func (c *Config) Check(bad report) {
 	if !slices.Contains([]string{Off, Distributed, Central}, c.Mode) {
 		bad("mode", "%q is no mode; write off, distributed or central", c.Mode)
@@ -39,12 +39,12 @@ func (c *Config) Check(bad report) {
 	seen := map[string]bool{c.Self.ID: true}
 	for i := range c.Peers {
 		p := &c.Peers[i]
-		of := func(key, format string, args ...any) { bad(fmt.Sprintf("peers[%d].%s", i, key), format, args...) }
-		if checkName(of, "id", p.ID, "a dispatcher") && seen[p.ID] {
-			of("id", "%q is the id of another, or of this one; each needs its own", p.ID)
+		badPeer := func(key, format string, args ...any) { bad(fmt.Sprintf("peers[%d].%s", i, key), format, args...) }
+		if checkName(badPeer, "id", p.ID, "a dispatcher") && seen[p.ID] {
+			badPeer("id", "%q is the id of another, or of this one; each needs its own", p.ID)
 		}
 		seen[p.ID] = true
-		c.checkPeer(p, of)
+		c.checkPeer(p, badPeer)
 	}
 }
 
@@ -74,10 +74,10 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	}
 }
 
-// leastSnapshot is the least memory for a peer's prompts that is of use, in bytes.
+// leastSnapshot is the smallest useful memory for the index of prompts sent to a peer, in bytes.
 const leastSnapshot = 64 << 10
 
-// checkNumbers calls bad for every number, time and text of the settings below geo that is out of its range.
+// checkNumbers calls bad for every number, time and text below geo that is out of its range.
 func (c *Config) checkNumbers(bad report) {
 	s := c.Settings()
 	if s.Push.String() != c.Push.Mode {

@@ -8,11 +8,11 @@ import (
 // Clock is the source of a Node's time: the computer's clock, or a simulated one.
 type Clock interface {
 	Now() time.Time
-	// After calls f once, after d, and never before After returns. stop reports
-	// whether it prevents the call.
+	// After calls f once, after the time d and after After has returned. stop prevents the call, and reports whether it
+	// came in time.
 	After(d time.Duration, f func()) (stop func() bool)
-	// Spread is a random number from 0 up to 1, a new one at each call. It keeps
-	// dispatchers that were started together from asking at the same moments.
+	// Spread returns a new random number from 0 up to 1. It spreads the probes of dispatchers that were started at the
+	// same time.
 	Spread() float64
 }
 

@@ -15,8 +15,8 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Config is `geo` of the config file, which describes this dispatcher and its peers, and
-// what the caller of New sets besides.
+// Config is the section `geo` of the config file, which describes this dispatcher and its peers, together with further
+// parameters of New.
 type Config struct {
 	Mode    string `yaml:"mode"`
 	Central string `yaml:"central"` // mode central: the id of the dispatcher that decides
@@ -24,7 +24,7 @@ type Config struct {
 	Listen  string `yaml:"listen"` // the address for other dispatchers
 	TLS     TLS    `yaml:"tls"`
 	HMAC    struct {
-		KeysFile string        `yaml:"keys_file"` // one key a line: its id, a space, 32 bytes or more; the first key signs
+		KeysFile string        `yaml:"keys_file"` // one key per line: its id, a space, 32 bytes or more; the first key signs
 		KeysEnv  string        `yaml:"keys_env"`  // name of an environment variable with the same text
 		Skew     time.Duration `yaml:"skew"`      // how far the clocks of sender and receiver may differ
 	} `yaml:"hmac"`
@@ -39,56 +39,55 @@ type Config struct {
 	} `yaml:"push"`
 	Probe struct {
 		Interval time.Duration `yaml:"interval"` // between two probes of a peer
-		Misses   int           `yaml:"misses"`   // after so many missed probes in a row a peer counts as down
+		Misses   int           `yaml:"misses"`   // number of missed probes in a row after which a peer counts as down
 	} `yaml:"probe"`
 	Snapshot struct {
-		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // memory for the prompts sent to a peer: a number, or one with KiB, MiB or GiB
+		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // memory for the prompts sent to a peer: bytes, or a number with KiB, MiB or GiB
 	} `yaml:"snapshot"`
 	MaxHops   int       `yaml:"max_hops"`
 	Ownership Ownership `yaml:"ownership"`
 	Egress    struct {
-		DailyUSD float64 `yaml:"daily_usd"` // for each peer and UTC day; 0: no limit
+		DailyUSD float64 `yaml:"daily_usd"` // per peer and UTC day; 0: no limit
 	} `yaml:"egress"`
-	Residency map[string][]string `yaml:"residency"` // by tenant or model: the regions that its requests may go to; no entry: all
+	Residency map[string][]string `yaml:"residency"` // by tenant or model: the regions to which its requests may go; no entry: all regions
 
-	Siblings   bool          `yaml:"-"` // peers in our region serve the same engines; each owns some decode groups
-	FirstByte  time.Duration `yaml:"-"` // time limit of a forward's first event
-	Idle       time.Duration `yaml:"-"` // time limit of each later event
-	Connect    time.Duration `yaml:"-"` // time limit of a connection to a peer
-	Whole      time.Duration `yaml:"-"` // FirstByte for a sibling, which serves the request as this dispatcher would
-	WholeBytes int           `yaml:"-"` // limit of an answer that is not streamed
-	EventBytes int           `yaml:"-"` // limit of one event
+	Siblings   bool          `yaml:"-"` // peers in the own region serve the same engines; each owns some decode groups
+	FirstByte  time.Duration `yaml:"-"` // time limit for the first event of a forward
+	Idle       time.Duration `yaml:"-"` // time limit for each later event
+	Connect    time.Duration `yaml:"-"` // time limit for connecting to a peer
+	Whole      time.Duration `yaml:"-"` // FirstByte for a peer in the own region, which serves the request as this dispatcher would
+	WholeBytes int           `yaml:"-"` // size limit of an answer that is not streamed
+	EventBytes int           `yaml:"-"` // size limit of one event
 
 	Keys     *Keys                                                                                     `yaml:"-"` // nil: certificates alone
 	Tier     Tier                                                                                      `yaml:"-"`
 	Running  func(model string) (perReplica float64, seqs int)                                         `yaml:"-"` // decode requests; must not wait
 	Draining func() bool                                                                               `yaml:"-"`
 	Tenure   func() Tenure                                                                             `yaml:"-"` // nil: there are no owners
-	OnProbe  func(ProbeReport)                                                                         `yaml:"-"` // nil if Tenure is
+	OnProbe  func(ProbeReport)                                                                         `yaml:"-"` // nil if Tenure is nil
 	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
 
 	Clock Clock                  `yaml:"-"` // nil: the computer's clock
-	Link  func(peer string) Link `yaml:"-"` // makes the link to a peer, by the id of its entry; nil: links over HTTP
+	Link  func(peer string) Link `yaml:"-"` // makes the link to a peer, given by the id of its entry; nil: links over HTTP
 
 	Registerer prometheus.Registerer `yaml:"-"`
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
 }
 
-// Self is how others know this dispatcher.
+// Self names this dispatcher and its region for other dispatchers.
 type Self struct {
 	ID     string `yaml:"id"`
 	Region string `yaml:"region"`
 }
 
-// TLS has the certificate that this dispatcher shows to others, and the authority that signs theirs.
+// TLS has the certificate of this dispatcher, and the authority that signs the certificates of other dispatchers.
 type TLS struct {
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
 	CA   string `yaml:"ca"`
 }
 
-// PeerConfig is one entry of geo.peers: one dispatcher, or all dispatchers behind
-// a host name.
+// PeerConfig is one entry of geo.peers: one dispatcher, or all dispatchers behind a host name.
 type PeerConfig struct {
 	ID       string         `yaml:"id"` // with discover, the prefix of the dispatchers' ids: eu for eu-1 and eu-2
 	Region   string         `yaml:"region"`
@@ -97,10 +96,10 @@ type PeerConfig struct {
 	SAN      string         `yaml:"san"`       // DNS or URI name in its certificate
 	PriceOut float64        `yaml:"price_out"` // USD per GB
 	PriceIn  float64        `yaml:"price_in"`
-	Target   *engine.Target `yaml:"-"` // how calls to it are made
+	Target   *engine.Target `yaml:"-"` // for calls to the dispatcher
 }
 
-// Discovery is how the dispatchers of an entry are found.
+// Discovery is the way in which the dispatchers of an entry are found.
 type Discovery string
 
 // The ways.
@@ -110,13 +109,13 @@ const (
 	BySRV  Discovery = "srv" // the host is a name with SRV records; each record is a dispatcher
 )
 
-// AnswersTo says whether a dispatcher with that id belongs to the entry. If the entry has discover,
-// all ids that begin with the entry's id and a dash do.
+// AnswersTo reports whether a dispatcher with this id belongs to the entry. With discover, ids that
+// consist of the entry's id, a dash and any text belong to it, too.
 func (c *PeerConfig) AnswersTo(id string) bool {
 	return id == c.ID || c.Discover != Static && strings.HasPrefix(id, c.ID+"-")
 }
 
-// SANs are the names that its certificate may have.
+// SANs returns the names that a dispatcher's certificate may have.
 func (c *PeerConfig) SANs() []string {
 	if c.SAN == "" {
 		return nil
@@ -131,7 +130,7 @@ const (
 	Central     = "central"
 )
 
-// auto is a value of max_unanswered: it follows the traffic.
+// auto is the value of max_unanswered for a number that follows the traffic.
 const auto = "auto"
 
 // Default returns the Config of an empty config file.
@@ -146,21 +145,21 @@ func Default() Config {
 	return c
 }
 
-// On says whether there are other regions.
+// On reports whether there are other regions.
 func (c *Config) On() bool { return c.Mode != Off }
 
-// Follows says whether another dispatcher decides for this one.
+// Follows reports whether another dispatcher decides for this one.
 func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Self.ID }
 
-// Leads says whether this one decides for all.
+// Leads reports whether this dispatcher decides for all others.
 func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
 
-// Settings returns the settings of the policy: its defaults, with those of geo.push in the config file in their place. A push.mode that is
-// no mode leaves the default mode, and checkNumbers refuses it.
+// Settings returns the settings of the policy: its defaults, changed by geo.push of the config file. For an invalid push.mode,
+// which checkNumbers refuses, the default mode remains.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
 	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.unanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
-	for mode := policy.SPE; mode <= policy.Blind; mode++ { // these are the first and the last mode
+	for mode := policy.SPE; mode <= policy.Blind; mode++ { // from the first to the last mode
 		if mode.String() == c.Push.Mode {
 			s.Push = mode
 		}
@@ -168,7 +167,7 @@ func (c *Config) Settings() policy.Settings {
 	return s
 }
 
-// unanswered is push.max_unanswered as a number; policy.Auto for auto, -1 for text that is no number.
+// unanswered is push.max_unanswered as a number; policy.Auto for auto, -1 for invalid text.
 func (c *Config) unanswered() int {
 	if c.Push.MaxUnanswered == auto {
 		return policy.Auto
@@ -180,7 +179,7 @@ func (c *Config) unanswered() int {
 	return n
 }
 
-// SnapshotBytes is snapshot.max_bytes_per_peer in bytes; false: its text is not a size.
+// SnapshotBytes is snapshot.max_bytes_per_peer in bytes; false: it is not a size.
 func (c *Config) SnapshotBytes() (int64, bool) {
 	text, unit := c.Snapshot.MaxBytesPerPeer, int64(1)
 	for suffix, n := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
@@ -192,10 +191,10 @@ func (c *Config) SnapshotBytes() (int64, bool) {
 	return n * unit, err == nil && n > 0
 }
 
-// Signed says whether hops are signed with keys.
+// Signed reports whether requests between dispatchers are signed with keys.
 func (c *Config) Signed() bool { return c.HMAC.KeysFile != "" || c.HMAC.KeysEnv != "" }
 
-// ReadKeys reads the keys with which hops are signed; nil: hops are not signed.
+// ReadKeys reads the keys with which requests between dispatchers are signed; nil: they are not signed.
 func (c *Config) ReadKeys() (*Keys, error) {
 	if !c.Signed() {
 		return nil, nil

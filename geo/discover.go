@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// resolveEvery is how often the names of peers are looked up again.
+// resolveEvery is the time between two look-ups of a peer's name.
 const resolveEvery = 30 * time.Second
 
 // lookup finds the addresses behind a name, each as host:port.
@@ -35,9 +35,8 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 	return found, err
 }
 
-// follow looks up an entry's name every resolveEvery. New dispatchers are probed, and a dispatcher
-// whose address is gone is forgotten once its forwards have ended. A name that cannot be
-// resolved changes nothing.
+// follow looks up an entry's name every resolveEvery. It begins to probe new dispatchers, and removes a dispatcher whose
+// address is gone. If the name cannot be resolved, nothing changes.
 func (n *Node) follow(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
 	defer tick.Stop()
@@ -61,7 +60,7 @@ func (n *Node) follow(c *PeerConfig) {
 	}
 }
 
-// found sets the peers of an entry to the dispatchers at these addresses.
+// found replaces the peers of an entry by the dispatchers at these addresses.
 func (n *Node) found(c *PeerConfig, addresses []string) {
 	wanted := map[string]bool{}
 	for _, a := range addresses {

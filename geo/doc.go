@@ -1,11 +1,9 @@
-// Package geo connects the dispatchers of several regions: which other dispatchers there
-// are and their state (peer.go, probe.go, link.go), what they send each other and how
-// it is verified (hop.go, keys.go, verifier.go), the way of one request to a peer and back
-// (forward.go), and what that cost (receipt.go).
+// Package geo connects the dispatchers of several regions. A dispatcher is one evenkeel process with the engines of its
+// region; a peer is another dispatcher. The package holds the peers and their state (peer.go, probe.go, link.go), the
+// headers between dispatchers and their verification (hop.go, keys.go, verifier.go), the forwarding of a request to a peer
+// (forward.go), and the cost of each forward (receipt.go).
 //
-// A dispatcher is one evenkeel process with the engines of its region; a peer is
-// another dispatcher. Package geo/policy decides where a request goes, from what the Node
-// knows. One lock guards what a Node knows; it is never held during I/O. Clock and Link give
-// a Node its time and its way to each peer, so that a simulation
-// can drive the same Node.
+// Package geo/policy decides where a request goes, by the state in the Node. One lock guards this state; it is never held
+// during I/O. A Node gets its time from a Clock and reaches its peers by Links, so that a simulation can drive the same
+// Node.
 package geo

@@ -14,44 +14,44 @@ import (
 	"evenkeel/sse"
 )
 
-// Forward is one request's way to a peer and back: booked when it was decided,
-// sent once, and ended once.
+// Forward is one request that is sent to a peer, with its answer. It is booked when the peer is chosen, sent at most once, and
+// ended once.
 type Forward struct {
 	node        *Node
 	peer        *peer // the peer that gets the request
 	number      uint64
 	model       string
-	rid, tenant string       // the request's id at its origin, and whose request it is
-	hop         *Hop         // the hop by which the request came here; nil: it came from a client
-	requests    int          // how many requests it counts as
-	hitTokens   int          // tokens of the prompt that are believed to be cached at the peer
-	predicted   policy.Terms // what the request was predicted to cost at the peer
-	localMs     float64      // what it was predicted to cost here, in ms; -1: no engine here could serve it
+	rid, tenant string       // the request's id at its origin, and the tenant that sent it
+	hop         *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
+	requests    int          // how many unanswered requests it counts as on the peer; 0 after the first event
+	hitTokens   int          // prompt tokens that are predicted to be cached at the peer
+	predicted   policy.Terms // the predicted cost at the peer
+	localMs     float64      // the predicted cost in this region, in ms; -1: no engine of this region could serve the request
 	prompt      prefill.Prompt
-	blockTokens float64           // tokens that one block of the prompt stands for
+	blockTokens float64           // tokens per block of the prompt
 	expected    index.Speculation // the prompt's blocks, which count as cached at the peer from the decision on
 	decided     time.Time         // when the peer was chosen
-	since       time.Time         // when it entered the arrival queue
+	since       time.Time         // when the request entered the arrival queue
 
 	mu         sync.Mutex
 	carrier    Carrier // nil until the request is sent
-	started    bool    // the client has, or is about to have, its first byte
-	clientLeft bool    // the client has gone
-	cause      string  // why it was abandoned from outside
+	started    bool    // the client has, or is about to get, the first byte of its answer
+	clientLeft bool    // the client has closed its connection
+	cause      string  // why abandon was called; empty: it was not
 	ended      bool
 
-	clientDeadline bool             // the deadline is the client's, which comes before our own
+	clientDeadline bool             // the client's deadline, which comes before this dispatcher's time limit, applies
 	resp           *engine.Response // the peer's answer
-	cached         int              // tokens of the prompt that the peer found in a cache; -1: it did not say
+	cached         int              // prompt tokens that the peer found in a cache; -1: not reported
 	firstAt        time.Time
 	reader         *sse.Reader
-	idle           time.Duration // how long the peer may be silent, as the connection has it
-	unread         []byte        // events the client has not taken yet
-	events         int           // data events so far
-	readErr        error         // why Read returns no more events
+	idle           time.Duration // how long the peer may be silent, as last set on the connection
+	unread         []byte        // events that the caller has not read yet
+	events         int           // number of data events so far
+	readErr        error         // the error of Read after the events in unread; nil: more events may come
 }
 
-// Causes of a fallback, as metrics label them.
+// Causes of a fallback to this region, as metrics name them.
 const (
 	causeDial    = "dial"
 	causeBroken  = "broken"
@@ -59,18 +59,18 @@ const (
 	causeDown    = "peer_down"
 	causeStatus  = "status"
 	causeUnfit   = "unfit"     // the request cannot be sent to a dispatcher at all, for example because of its path
-	causeLarge   = "too_large" // an answer in one piece, or an event
+	causeLarge   = "too_large" // an answer that is not streamed, or an event, exceeds its limit
 )
 
-// blameless are the causes that do not count as failures of the peer, so that no client
-// can make a peer count as broken.
+// blameless are the causes that do not count as failures of the peer. Otherwise a client could make a healthy peer count as
+// broken.
 var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectModel, RejectDeadline, RejectOwner,
 	RejectRecipient}
 
 var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 
-// Request is a client's request as it is forwarded. Keys of its body that a client may not set (see mooncake.Reserved) are left out, and so
-// are headers that are not meant for another dispatcher.
+// Request is a client's request in the form in which it is forwarded. It has no body keys that a client may not set (see
+// mooncake.Reserved), and no headers that are not meant for another dispatcher.
 type Request struct {
 	Method, Target string // Target is the path with its query
 	Headers        []engine.Header
@@ -78,28 +78,28 @@ type Request struct {
 	Stream         bool
 	Dials          bool          // the request is sent over a new connection
 	Deadline       time.Time     // when the client gives up; zero: unknown
-	Held           time.Duration // how much longer the peer may hold the request back, as it does with batch requests
-	Most           int64         // limit of a streamed answer, in bytes; 0: none
+	Held           time.Duration // additional time for which the peer may hold the request back, as for batch requests
+	Most           int64         // size limit of a streamed answer, in bytes; 0: none
 }
 
-// Failure says why a forward gave the client nothing.
+// Failure is the reason why a forward gave the client no answer.
 type Failure struct {
 	Gone    bool   // the client has left
-	Relay   *Relay // a refusal that is passed on to the client; nil: there is none
-	Reason  string // otherwise, why the request is served here now
-	Sibling bool   // the peer serves the same engines: another owner must serve the request, or we do once we own them
-	Ran     bool   // the peer may have served the request nevertheless
+	Relay   *Relay // the peer's refusal, which is passed on to the client; nil: none
+	Reason  string // without Gone and Relay: the cause for which the request is served in another way now
+	Sibling bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
+	Ran     bool   // the peer may still have run the request
 	Err     error
 }
 
-// Relay is a peer's answer, unchanged.
+// Relay is a peer's answer, which the client gets unchanged.
 type Relay struct {
 	Status      int
 	ContentType string
 	Body        []byte
 }
 
-// ErrPeerLost is the error that Read returns behind the error event of a lost peer.
+// ErrPeerLost is returned by Read after the error event for a lost peer.
 var ErrPeerLost = errors.New("geo: the other proxy was lost in the middle of an answer")
 
 // PeerID is the id of the peer that gets the request.
@@ -114,7 +114,7 @@ type refused struct {
 
 func (r *refused) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
 
-// relayed are the statuses that say that the client's own request is at fault.
+// relayed are the statuses that blame the client's request. They are passed on to the client.
 var relayed = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 	http.StatusUnprocessableEntity}
 
@@ -122,6 +122,6 @@ var errLate = errors.New("no first event came in time")
 
 // Carrier carries a forward to its peer: a call over HTTP, or a simulated call.
 type Carrier interface {
-	Abort() // ends the call to the peer at once; the forward fails if the client has nothing of it yet
+	Abort() // ends the call to the peer at once; the forward fails unless the client already has a part of the answer
 	Bytes() (out, in int64)
 }

@@ -11,8 +11,8 @@ import (
 	"evenkeel/sse"
 )
 
-// Leave records that the client has left, and closes the connection at once. The
-// peer notices that. Leave never blocks.
+// Leave records that the client has left, and closes the connection to the peer at once, so that the peer notices it. Leave
+// never blocks.
 func (f *Forward) Leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -22,13 +22,13 @@ func (f *Forward) Leave() {
 	}
 }
 
-// Drop ends a forward that was never sent.
+// Drop ends a forward that was not sent.
 func (f *Forward) Drop() { f.End(OutcomeGone) }
 
-// End ends a forward whose client got an answer, or left.
+// End ends a forward whose client got an answer or left.
 func (f *Forward) End(outcome string) { f.end(outcome, "") }
 
-// Fail ends a forward from which the client got nothing, and returns what to do about it.
+// Fail ends a forward of which the client got nothing, and returns how to continue with the request.
 func (f *Forward) Fail(err error) *Failure {
 	fail := f.failure(err)
 	fail.Sibling = f.peer.sibling
@@ -36,13 +36,12 @@ func (f *Forward) Fail(err error) *Failure {
 	return fail
 }
 
-// Rejected is the error of a forward that the peer refused, with the reason that it
-// gives in RejectHeader.
+// Rejected is the error of a forward that the peer refused. reason is the value of RejectHeader.
 func Rejected(reason string) error {
 	return &refused{status: http.StatusServiceUnavailable, reject: reason}
 }
 
-// abandon aborts the forward because of its cause, unless the client has got something or has left.
+// abandon aborts the forward for this cause, unless the client has a part of the answer or has left.
 func (f *Forward) abandon(cause string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,9 +54,9 @@ func (f *Forward) abandon(cause string) {
 	}
 }
 
-// Carry sets the carrier that Leave and the loss of the peer abort; false: one of them
-// came before. A caller that carries a forward without Send must call Written and
-// Begun, and end the forward once, by Fail or by End.
+// Carry sets the carrier, which is aborted when the client leaves or the peer is lost. It returns false if one of these has
+// happened already. A caller that carries a forward without Send must call Written and Begun, and must end the forward once,
+// by Fail or by End.
 func (f *Forward) Carry(by Carrier) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +64,7 @@ func (f *Forward) Carry(by Carrier) bool {
 	return !f.clientLeft && f.cause == ""
 }
 
-// Written records that the request was written, so that the answer to any later probe counts it.
+// Written records that the request was written to the peer: the answer to any later probe counts it.
 func (f *Forward) Written() {
 	n := f.node
 	n.mu.Lock()
@@ -73,9 +72,9 @@ func (f *Forward) Written() {
 	f.peer.reserved.Written(f.number, n.at(n.clock.Now()))
 }
 
-// Begun records that the client gets something: from now on the request cannot be served elsewhere.
-// whole says that it is all of the answer, which does not show when the first token was there.
-// cached is how many tokens of the prompt the peer found in a cache; -1: not known.
+// Begun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
+// says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
+// number of prompt tokens that the peer found in a cache; -1: not known.
 func (f *Forward) Begun(whole bool, cached int) {
 	n, p := f.node, f.peer
 	f.mu.Lock()
@@ -92,23 +91,22 @@ func (f *Forward) Begun(whole bool, cached int) {
 		p.trust.Whole(at)
 	default:
 		p.trust.Answered(at, took, predicted)
-		if predicted > 0 { // there was a prediction
+		if predicted > 0 {
 			p.distrust.Add(at, took-predicted)
 			p.residual.Add(took, f.predicted.Known(), f.firstAt)
 			n.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 		}
 	}
-	if f.cached >= 0 {
-		if float64(f.hitTokens-f.cached) >= f.blockTokens && len(f.prompt.Keys) > 0 {
-			p.prompts.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
-		}
+	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens
+	if overPredicted && len(f.prompt.Keys) > 0 {
+		p.prompts.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
 	p.prompts.Confirm(&f.expected)
 }
 
-// awaitsWhole is called if the answer comes in one piece. stop ends what it began. Its time to the first token is
-// not known, so the request counts as unanswered only until a first event would be
-// late. Otherwise a peer whose window is small would get nothing else while it generates.
+// awaitsWhole is called for a request whose answer is not streamed, so that the time of its first token is not known. The
+// request counts as unanswered only until a first event would be late. Otherwise a peer with a small window would get no
+// other request while it generates the answer. stop ends the timer.
 func (f *Forward) awaitsWhole() (stop func() bool) {
 	late := policy.LateMs(f.predicted.TTFT())
 	return f.node.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
@@ -117,9 +115,8 @@ func (f *Forward) awaitsWhole() (stop func() bool) {
 	})
 }
 
-// makesRoom takes the forward off the peer's unanswered requests. It is called with
-// the node's lock held. The function that it returns gives the lock back, and wakes the arrival queue if
-// the peer had no room for another request before.
+// makesRoom removes the forward from the peer's unanswered requests. It is called with the node's lock held. The function that
+// it returns releases the lock, and wakes the arrival queue if the peer had no room for another request before.
 func (f *Forward) makesRoom() (unlock func()) {
 	n, p := f.node, f.peer
 	full := p.unanswered >= p.trust.Window(n.at(n.clock.Now()))
@@ -132,20 +129,21 @@ func (f *Forward) makesRoom() (unlock func()) {
 	}
 }
 
-// answered takes the forward off the peer's unanswered requests; a second call changes
-// nothing. It is called with the node's lock held.
+// answered removes the forward from the peer's unanswered requests; a second call changes nothing. It is called with the
+// node's lock held.
 func (f *Forward) answered() {
 	f.peer.unanswered -= f.requests
 	f.requests = 0
 }
 
-// failure says what becomes of a request whose forward failed.
+// failure returns how to continue with a request whose forward failed.
 func (f *Forward) failure(err error) *Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var callErr *engine.Error
 	var refusal *refused
 	isCall := errors.As(err, &callErr)
+	tooLate := errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent) || isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect
 	switch {
 	case f.clientLeft:
 		return &Failure{Gone: true, Err: err}
@@ -163,10 +161,9 @@ func (f *Forward) failure(err error) *Failure {
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
 		return &Failure{Reason: causeLarge, Ran: true, Err: err}
-	case f.clientDeadline && (errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent) ||
-		isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect):
+	case f.clientDeadline && tooLate:
 		return &Failure{Reason: RejectDeadline, Ran: true, Err: err}
-	case errors.Is(err, errLate), errors.Is(err, sse.ErrSilent), isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect:
+	case tooLate:
 		return &Failure{Reason: causeTimeout, Ran: true, Err: err}
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
@@ -174,18 +171,18 @@ func (f *Forward) failure(err error) *Failure {
 	return &Failure{Reason: causeBroken, Ran: !isCall || callErr.Sent, Err: err}
 }
 
-// outcome is the outcome of a forward that failed so, as receipts and metrics name it.
-func (x *Failure) outcome() string {
+// outcome is the outcome of the failed forward, as receipts and metrics name it.
+func (fail *Failure) outcome() string {
 	switch {
-	case x.Gone:
+	case fail.Gone:
 		return OutcomeGone
-	case x.Relay != nil:
+	case fail.Relay != nil:
 		return OutcomeRelayed
 	}
 	return OutcomeFallback
 }
 
-// end settles the forward once: it updates the circuit and the counts, and writes the receipt.
+// end ends the forward, the first time it is called: it updates the peer's state and the metrics, and writes the receipt.
 func (f *Forward) end(outcome, cause string) {
 	f.mu.Lock()
 	if f.ended {
@@ -208,7 +205,7 @@ func (f *Forward) end(outcome, cause string) {
 		receipt.BytesOut, receipt.BytesIn = carrier.Bytes()
 	}
 	receipt.USD = usd(receipt.BytesOut, receipt.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
-	f.settle(outcome, cause, receipt.USD, now)
+	f.updatePeer(outcome, cause, receipt.USD, now)
 	n.metrics.forwards.WithLabelValues(p.id, outcome).Inc()
 	n.metrics.inflight.WithLabelValues(p.id).Dec()
 	n.metrics.bytes.WithLabelValues(p.id, "out").Add(float64(receipt.BytesOut))
@@ -224,8 +221,8 @@ func (f *Forward) end(outcome, cause string) {
 	n.forgetGone(p)
 }
 
-// settle takes back what the forward had booked on the peer, and judges the peer by the outcome.
-func (f *Forward) settle(outcome, cause string, spent float64, now time.Time) {
+// updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome.
+func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	n, p := f.node, f.peer
 	n.mu.Lock()
 	defer n.mu.Unlock()

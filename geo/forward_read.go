@@ -12,9 +12,9 @@ import (
 
 var readPool = sync.Pool{New: func() any { return new([8 << 10]byte) }}
 
-// fill reads the bytes that have arrived; event says whether they end a data event. Events are
-// passed on whole, unless they are too large and come in pieces: a client could not tell an event
-// that broke off from the next one.
+// fill reads the bytes that have arrived, and appends whole events to unread. event reports whether one of these is not a
+// comment. Only whole events are passed on, because a client could not separate a broken event from the next one; an event
+// that is too large comes in pieces.
 func (f *Forward) fill() (event bool, err error) {
 	buf := readPool.Get().(*[8 << 10]byte)
 	defer readPool.Put(buf)
@@ -26,7 +26,7 @@ func (f *Forward) fill() (event bool, err error) {
 	return event, err
 }
 
-// appendEvents appends the events that have come.
+// appendEvents appends the events that have arrived to dst.
 func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	for {
 		e, ok := f.reader.Next()
@@ -41,8 +41,7 @@ func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	}
 }
 
-// receive reads what has arrived, and waits for it as long as the peer may be
-// silent.
+// receive waits until bytes arrive, at most as long as the peer may be silent, and reads them.
 func (f *Forward) receive(buf []byte) error {
 	if wait := f.reader.Wait(time.Now()); wait != f.idle {
 		f.idle = wait
@@ -53,34 +52,34 @@ func (f *Forward) receive(buf []byte) error {
 	return err
 }
 
-// ContentType of the answer that is streamed.
+// ContentType is the content type of the streamed answer.
 func (f *Forward) ContentType() []byte { return f.resp.ContentType() }
 
-// Cached is how many prompt tokens the peer found in a cache; -1: it did not say.
+// Cached is the number of prompt tokens that the peer found in a cache; -1: not reported.
 func (f *Forward) Cached() int { return f.cached }
 
-// Events is how many data events came so far; that is about the number of tokens.
+// Events is the number of data events so far, which is about the number of tokens.
 func (f *Forward) Events() int { return f.events }
 
 // FirstAt is when the first event came.
 func (f *Forward) FirstAt() time.Time { return f.firstAt }
 
-// Read returns the events that have come, and waits only if there are none.
-// If the peer is lost, it returns an error event and then ErrPeerLost, so that the client's connection
-// is closed. Unlike other error events of a chat, this one has no [DONE] behind it.
+// Read returns events that have arrived, and waits only if there are none. If the peer is lost, Read returns an error event,
+// and then ErrPeerLost, so that the client's connection is closed. Unlike other error events of a chat, this event has no
+// [DONE] after it.
 func (f *Forward) Read(p []byte) (int, error) {
 	if err := f.await(); err != nil {
 		return 0, err
 	}
-	k := copy(p, f.unread)
-	f.unread = f.unread[:copy(f.unread, f.unread[k:])]
-	return k, nil
+	n := copy(p, f.unread)
+	f.unread = f.unread[:copy(f.unread, f.unread[n:])]
+	return n, nil
 }
 
-// Pending is how much more Read has without waiting.
+// Pending is the number of bytes that Read can return without waiting.
 func (f *Forward) Pending() int { return len(f.unread) }
 
-// Next returns all events that have come, as Read does. They are valid until the next call of any method.
+// Next returns all events that have arrived, like Read. They are valid until the next call of any method.
 func (f *Forward) Next() ([]byte, error) {
 	if err := f.await(); err != nil {
 		return nil, err
@@ -90,7 +89,7 @@ func (f *Forward) Next() ([]byte, error) {
 	return events, nil
 }
 
-// Ended says that nothing comes behind the events that were read.
+// Ended reports whether the answer is complete and all its events were read.
 func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 
 // await waits until there are events to return.
@@ -104,9 +103,9 @@ func (f *Forward) await() error {
 	return nil
 }
 
-// more reads the next arrival, or notes that nothing more comes.
+// more reads the bytes that arrive next, or sets readErr at the end of the answer.
 func (f *Forward) more() {
-	if f.reader.Done() { // even if the connection has failed
+	if f.reader.Done() { // the answer is complete, even if the connection fails afterwards
 		f.readErr = io.EOF
 		return
 	}
@@ -115,7 +114,7 @@ func (f *Forward) more() {
 	}
 }
 
-// broke adds an error event for the client, if the answer is not whole.
+// broke adds an error event for the client, unless the answer is complete.
 func (f *Forward) broke() {
 	if f.reader.Done() {
 		return
@@ -127,8 +126,8 @@ func (f *Forward) broke() {
 	f.unread = sse.ErrorEvent(f.unread, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
 }
 
-// Flow returns the peer's response for a caller that reads it by itself until GoBack, with Wait and
-// Arrive; nil: Next has to be called first.
+// Flow returns the peer's response for a caller that reads the response itself, with Wait and Arrive, until it calls GoBack.
+// nil: the caller must call Next first.
 func (f *Forward) Flow() *engine.Response {
 	if f.readErr != nil || f.resp.Arrived() {
 		return nil
@@ -137,10 +136,10 @@ func (f *Forward) Flow() *engine.Response {
 	return f.resp
 }
 
-// Wait begins a wait for the peer, and says how long it may last; 0: for ever.
+// Wait begins a wait for the peer, and returns its time limit; 0: no limit.
 func (f *Forward) Wait(now time.Time) time.Duration { return f.reader.Wait(now) }
 
-// Arrive takes in data of the peer's answer, and appends the whole events to dst.
+// Arrive adds bytes of the peer's answer, and appends the whole events to dst.
 func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	f.reader.Feed(data, now)
 	if dst, _ = f.appendEvents(dst); f.reader.Done() {
@@ -149,18 +148,18 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, sse.Runs
 }
 
-// Err is why nothing more is taken from the peer; nil: it may go on.
+// Err is the reason why the peer's answer is not read any further; nil: it may be.
 func (f *Forward) Err() error { return f.reader.Err() }
 
-// GoBack has Next read the response again. It returns events first.
+// GoBack makes Next read the response again. Next first returns the given events.
 func (f *Forward) GoBack(events []byte, _ sse.End) {
 	if f.unread = events; f.reader.Err() != nil {
 		f.broke()
 	}
 }
 
-// finish closes the response. In a goroutine, it waits a short time for the end of the body, because
-// the connection can then be used again. The client's answer does not wait for that.
+// finish closes the response. If only the end of the body is missing, a goroutine waits for it, because the connection can then
+// be used again. The client does not wait for this.
 func (f *Forward) finish() {
 	n := f.node
 	n.mu.Lock()
@@ -179,11 +178,11 @@ func (f *Forward) finish() {
 	}
 }
 
-// Close ends the forward, however far it was read.
+// Close ends the forward, even if its answer was not read to the end.
 func (f *Forward) Close() {
 	outcome := OutcomeOK
 	switch {
-	case f.reader == nil: // the answer came in one piece
+	case f.reader == nil: // the answer was not streamed
 	case f.Lost():
 		outcome = OutcomeLost
 	case !f.reader.Done():
@@ -193,12 +192,12 @@ func (f *Forward) Close() {
 	f.finish()
 }
 
-// Lost says whether the peer was lost in the middle, before the client left.
+// Lost reports whether the peer was lost in the middle of the answer, before the client left.
 func (f *Forward) Lost() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return !f.clientLeft && errors.Is(f.readErr, ErrPeerLost)
 }
 
-// Whole says whether all of the answer was read.
+// Whole reports whether the answer was read to its end.
 func (f *Forward) Whole() bool { return f.reader == nil || f.reader.Done() }

@@ -14,9 +14,8 @@ import (
 	"evenkeel/sse"
 )
 
-// Send sends the request and returns once the client may have something: the
-// first event of a 2xx, or all of an answer that is not streamed. A
-// Failure ends the forward; else Close does.
+// Send sends the request. It returns when the client can get a part of the answer: the first event of a stream, or the whole
+// of an answer that is not streamed. If Send returns a Failure, the forward has ended; otherwise the caller must call Close.
 func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	whole, err := f.send(r)
 	if err == nil {
@@ -28,20 +27,12 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	return nil, f.Fail(err)
 }
 
-// send is Send without the end of the forward after an error. An answer that is not streamed is returned; of a stream,
-// the first event is in unread when send returns.
+// send is Send, but does not end the forward after an error. It returns an answer that is not streamed; the first event of a
+// stream is in unread when send returns.
 func (f *Forward) send(r *Request) (*Relay, error) {
-	n := f.node
-	now := time.Now()
-	deadline := now.Add(n.cfg.FirstByte)
-	if f.peer.sibling {
-		deadline = now.Add(n.cfg.Whole)
-	}
-	deadline = deadline.Add(r.Held)
-	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
-		deadline, f.clientDeadline = r.Deadline, true
-	}
-	if !now.Before(deadline) { // a limit of 0 would mean no limit
+	n, now := f.node, time.Now()
+	deadline := f.firstBy(r, now)
+	if !now.Before(deadline) { // the call below would take a time limit of 0 for no limit
 		return nil, errLate
 	}
 	if !r.Stream {
@@ -73,39 +64,78 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		cached = c
 	}
 	if !r.Stream {
-		body, err := resp.ReadAll(n.cfg.WholeBytes)
-		if err == nil && !json.Valid(body) {
-			err = io.ErrUnexpectedEOF
+		whole, err := f.readWhole()
+		if err == nil {
+			f.Begun(true, cached)
 		}
-		if err != nil {
-			return nil, err
-		}
-		f.Begun(true, cached)
-		return &Relay{Status: resp.StatusCode(), ContentType: string(resp.ContentType()), Body: body}, nil
+		return whole, err
 	}
-	if !bytes.HasPrefix(resp.ContentType(), []byte("text/event-stream")) {
-		return nil, fmt.Errorf("the peer answered a stream with content type %q", resp.ContentType())
-	}
-	f.reader = sse.NewReader()
-	f.reader.Reset(sse.Limits{Event: n.cfg.EventBytes, Bytes: r.Most, First: max(1, time.Until(deadline)), Gap: n.cfg.Idle})
-	for seen := false; !seen; {
-		if seen, err = f.fill(); err != nil && !seen {
-			return nil, err
-		}
+	limits := sse.Limits{Event: n.cfg.EventBytes, Bytes: r.Most, First: max(1, time.Until(deadline)), Gap: n.cfg.Idle}
+	if err := f.readFirstEvent(limits); err != nil {
+		return nil, err
 	}
 	f.Begun(false, cached)
 	return nil, nil
 }
+
+// firstBy is the deadline for the first event: the client's own, or the time limit of this dispatcher.
+func (f *Forward) firstBy(r *Request, now time.Time) time.Time {
+	limit := f.node.cfg.FirstByte
+	if f.peer.sibling {
+		limit = f.node.cfg.Whole
+	}
+	deadline := now.Add(limit + r.Held)
+	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
+		f.clientDeadline = true
+		return r.Deadline
+	}
+	return deadline
+}
+
+// readWhole reads an answer that is not streamed.
+func (f *Forward) readWhole() (*Relay, error) {
+	body, err := f.resp.ReadAll(f.node.cfg.WholeBytes)
+	if err == nil && !json.Valid(body) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Relay{Status: f.resp.StatusCode(), ContentType: string(f.resp.ContentType()), Body: body}, nil
+}
+
+// readFirstEvent begins to read a streamed answer, up to its first event that is not a comment.
+func (f *Forward) readFirstEvent(limits sse.Limits) error {
+	if contentType := f.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
+		return fmt.Errorf("the peer answered a stream with content type %q", contentType)
+	}
+	f.reader = sse.NewReader()
+	f.reader.Reset(limits)
+	for {
+		event, err := f.fill()
+		if event { // after an error, too, which the next read returns again
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// maxRefusal limits the body of an answer whose status is not a success.
+const maxRefusal = 1 << 20 // bytes
 
 // refusal reads an answer whose status is not a success.
 func (f *Forward) refusal(status int) error {
 	reject := string(f.resp.Header(RejectHeader))
 	e := &refused{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
-	body, err := f.resp.ReadAll(1 << 20)
-	// the client's own deadline cannot be met; our own limit is not the reason
+	body, err := f.resp.ReadAll(maxRefusal)
+	// The peer says that the client's own deadline cannot be met, which is true of any region.
 	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
-	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling tried the same engines
+	// A peer in the same region has tried the engines that this dispatcher would try, so that its answer is final.
+	final := reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)
+	if err == nil && (unmet || final) {
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e

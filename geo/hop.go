@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Headers between dispatchers. If a client sends them, they are dropped.
+// Headers between dispatchers. They are dropped if a client sends them.
 const (
 	HopHeader       = "X-Evenkeel-Hop"
 	TenantHeader    = "X-Evenkeel-Tenant"
@@ -19,7 +19,7 @@ const (
 	RejectHeader    = "X-Evenkeel-Reject"
 )
 
-// What RejectHeader says.
+// The values of RejectHeader.
 const (
 	RejectBusy      = "peer_busy"
 	RejectDraining  = "draining"
@@ -28,7 +28,7 @@ const (
 	RejectStale     = "stale"
 	RejectModel     = "model"
 	RejectVersion   = "version"
-	RejectRecipient = "recipient" // it was sent to another dispatcher, or to an earlier run of this one
+	RejectRecipient = "recipient" // the request was sent to another dispatcher, or to an earlier process of this one
 	RejectPeer      = "peer_not_allowed"
 	RejectDeadline  = "deadline"
 	RejectOwner     = "not_owner" // another dispatcher of the region owns the request's decode groups
@@ -39,39 +39,38 @@ var rejects = []string{
 	RejectRecipient,
 }
 
-// Hop describes the way of a forwarded request so far.
+// Hop describes the way of a request between dispatchers: it is the content of HopHeader.
 type Hop struct {
-	N        int      // how many dispatchers have forwarded the request
-	Max      int      // how many may forward it
-	Origin   string   // the dispatcher that the client sent it to
-	Via      []string // the dispatchers that have forwarded it, the oldest first
+	N        int      // number of dispatchers that have forwarded the request
+	Max      int      // number of dispatchers that may forward it
+	Origin   string   // the dispatcher to which the client sent the request
+	Via      []string // the dispatchers that have forwarded the request, the first one first
 	RID      string   // the request's id at the origin
-	Time     int64    // when it was sent, Unix ms
+	Time     int64    // when the request was sent, Unix ms
 	Nonce    string   // 32 hex digits, never used twice
-	Deadline int64    // Unix ms; after it, the sender does not wait for the first event
-	To       string   // the id of the dispatcher that the request is sent to; in a probe, its id under geo.peers
-	Boot     string   // the recipient's run of the process, as its last probe reported it; empty in a probe
+	Deadline int64    // Unix ms; after it, the sender no longer waits for the first event
+	To       string   // id of the dispatcher to which the request is sent; in a probe, its id under geo.peers
+	Boot     string   // names the recipient's process, as its last answer to a probe did; empty in a probe
 	Digest   string   // the digest of the body, by DigestOf
 }
 
 const (
 	maxHop  = 2 << 10 // bytes of the header
 	maxName = 64      // bytes of the name of a dispatcher, request or tenant
-	maxVia  = 8
+	maxVia  = 8       // dispatchers in Via
 )
 
-// ErrHop says that a hop header is malformed.
+// ErrHop is the error for a malformed hop header.
 var ErrHop = errors.New("the hop header is not that of a proxy")
 
-// ErrHopVersion says that a hop header is of another version. The first version
-// named no recipient and signed the body itself, so a recorded request could be
-// sent again to another dispatcher.
+// ErrHopVersion is the error for a hop header of another version. Version 1 is not accepted, because it named no recipient: a
+// recorded request could be sent again to another dispatcher.
 var ErrHopVersion = errors.New("the hop header is of another version")
 
-// hopVersion begins every header and every text that is signed.
+// hopVersion is the begin of every hop header and of every signed text.
 const hopVersion = "v2"
 
-// DigestOf returns the SHA-256 of a request's body in hex, by which a hop names the body.
+// DigestOf returns the SHA-256 of a request's body in hex, for Hop.Digest.
 func DigestOf(body ...[]byte) string {
 	sum := sha256.New()
 	for _, part := range body {
@@ -80,7 +79,7 @@ func DigestOf(body ...[]byte) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// String writes the header. There is exactly one way to write a hop.
+// String returns the hop as a header. Each hop has exactly one such form.
 func (h *Hop) String() string {
 	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
 		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10) +
@@ -92,82 +91,100 @@ func (h *Hop) via() string { return strings.Join(h.Via, ",") }
 // Sender is the dispatcher that sent the request here.
 func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }
 
-// ParseHop reads the header exactly as String writes it, and refuses any other form, so that
-// no two readers can understand a signed header differently.
+// ParseHop parses the form that String returns, and refuses any other form. Two readers can therefore never understand a
+// signed header in different ways.
 func ParseHop(text string) (Hop, error) {
 	var h Hop
 	if len(text) > maxHop {
 		return h, fmt.Errorf("%w: over %d bytes", ErrHop, maxHop)
 	}
-	rest, ok := strings.CutPrefix(text, hopVersion+";")
+	fields, ok := strings.CutPrefix(text, hopVersion+";")
 	if !ok {
 		if len(text) > 2 && text[0] == 'v' && text[1] >= '0' && text[1] <= '9' && text[2] == ';' {
 			return h, fmt.Errorf("%w: %s and not %s; run the same version of evenkeel on both sides", ErrHopVersion, text[:2], hopVersion)
 		}
 		return h, fmt.Errorf("%w: it does not begin with %s", ErrHop, hopVersion)
 	}
-	var err error
-	field := func(name string) string {
-		var value string
-		value, rest, _ = strings.Cut(rest, ";")
-		v, ok := strings.CutPrefix(value, name+"=")
-		if !ok && err == nil {
-			err = fmt.Errorf("%w: %s is missing or not in its place", ErrHop, name)
-		}
-		return v
-	}
-	number := func(name string, limit int64) int64 {
-		text := field(name)
-		n, parseErr := strconv.ParseInt(text, 10, 64)
-		if err == nil && (parseErr != nil || n < 0 || n > limit || strconv.FormatInt(n, 10) != text) {
-			err = fmt.Errorf("%w: %s is no number from 0 to %d", ErrHop, name, limit)
-		}
-		return n
-	}
-	name := func(name string) string {
-		text := field(name)
-		if err == nil && !ValidName(text) {
-			err = fmt.Errorf("%w: %s is no name", ErrHop, name)
-		}
-		return text
-	}
-	h.N, h.Max = int(number("n", 99)), int(number("max", 99))
-	h.Origin = name("origin")
-	h.Via = strings.SplitN(field("via"), ",", maxVia+1)
+	p := hopParser{rest: fields}
+	h.N, h.Max = int(p.number("n", 99)), int(p.number("max", 99))
+	h.Origin = p.name("origin")
+	h.Via = strings.SplitN(p.field("via"), ",", maxVia+1)
 	for _, v := range h.Via {
-		if err == nil && !ValidName(v) || len(h.Via) > maxVia {
-			err = fmt.Errorf("%w: via is no list of up to %d names", ErrHop, maxVia)
+		if p.err == nil && !ValidName(v) || len(h.Via) > maxVia {
+			p.err = fmt.Errorf("%w: via is no list of up to %d names", ErrHop, maxVia)
 		}
 	}
-	h.RID = name("rid")
-	h.Time = number("ts", maxMillis)
-	digits := func(name string, n int) string {
-		text := field(name)
-		if err == nil && (len(text) != n || strings.Trim(text, "0123456789abcdef") != "") {
-			err = fmt.Errorf("%w: %s is not %d hex digits", ErrHop, name, n)
-		}
-		return text
+	h.RID = p.name("rid")
+	h.Time = p.number("ts", maxMillis)
+	h.Nonce = p.digits("nonce", 32)
+	h.Deadline = p.number("deadline", maxMillis)
+	h.To = p.name("to")
+	if h.Boot = p.field("boot"); h.Boot != "" && !ValidName(h.Boot) {
+		p.fail("boot is no name")
 	}
-	h.Nonce = digits("nonce", 32)
-	h.Deadline = number("deadline", maxMillis)
-	h.To = name("to")
-	if h.Boot = field("boot"); err == nil && h.Boot != "" && !ValidName(h.Boot) {
-		err = fmt.Errorf("%w: boot is no name", ErrHop)
+	h.Digest = p.digits("body", 2*sha256.Size)
+	if p.err == nil && p.rest != "" || strings.HasSuffix(text, ";") {
+		p.err = fmt.Errorf("%w: there is something after the body", ErrHop)
 	}
-	h.Digest = digits("body", 2*sha256.Size)
-	if err == nil && rest != "" || strings.HasSuffix(text, ";") {
-		err = fmt.Errorf("%w: there is something after the body", ErrHop)
-	}
-	if err != nil {
-		return Hop{}, err
+	if p.err != nil {
+		return Hop{}, p.err
 	}
 	return h, nil
 }
 
-// maxMillis is the year 5138: any later time is nonsense.
+// hopParser reads the fields of a hop header one after the other. After an error its results are not valid.
+type hopParser struct {
+	rest string // the fields that were not read yet
+	err  error  // the first error
+}
+
+func (p *hopParser) fail(format string, args ...any) {
+	if p.err == nil {
+		p.err = fmt.Errorf("%w: "+format, append([]any{ErrHop}, args...)...)
+	}
+}
+
+// field reads the next field, which must have this name, and returns its value.
+func (p *hopParser) field(name string) string {
+	var field string
+	field, p.rest, _ = strings.Cut(p.rest, ";")
+	value, ok := strings.CutPrefix(field, name+"=")
+	if !ok {
+		p.fail("%s is missing or not in its place", name)
+	}
+	return value
+}
+
+// number reads a decimal number in its only form: without a sign or leading zeros.
+func (p *hopParser) number(name string, limit int64) int64 {
+	text := p.field(name)
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > limit || strconv.FormatInt(n, 10) != text {
+		p.fail("%s is no number from 0 to %d", name, limit)
+	}
+	return n
+}
+
+func (p *hopParser) name(name string) string {
+	text := p.field(name)
+	if !ValidName(text) {
+		p.fail("%s is no name", name)
+	}
+	return text
+}
+
+func (p *hopParser) digits(name string, length int) string {
+	text := p.field(name)
+	if len(text) != length || strings.Trim(text, "0123456789abcdef") != "" {
+		p.fail("%s is not %d hex digits", name, length)
+	}
+	return text
+}
+
+// maxMillis is a time in the year 5138; later times are refused.
 const maxMillis = 99_999_999_999_999
 
-// ValidName says whether a name may stand in headers, metrics and hash rings.
+// ValidName reports whether a name is allowed in headers, metrics and hash rings.
 func ValidName(s string) bool {
 	for i := range len(s) {
 		c := s[i]

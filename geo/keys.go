@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// Keys sign hops and check signatures. The first key signs, and a signature of any key is
-// accepted. So a key is changed by putting the new key second on all proxies,
-// then first on all proxies, and then removing the old key.
+// Keys sign hops and check signatures. The first key signs, and signatures of all keys are accepted. To replace a key, an
+// operator puts the new key second on all proxies, then first on all proxies, and then removes the old key.
 type Keys struct{ all []key }
 
 type key struct {
@@ -25,12 +24,11 @@ const (
 	maxKeys = 2
 )
 
-// ErrKeys says that a set of keys cannot be used.
+// ErrKeys is the error for a set of keys that cannot be used.
 var ErrKeys = errors.New("the keys between proxies cannot be used")
 
-// ParseKeys reads one key a line: its id, a space and at least 32 bytes without
-// spaces. Empty lines and lines that begin with # are skipped. Errors quote no
-// key.
+// ParseKeys reads one key per line: its id, a space and at least 32 bytes without spaces. It skips empty lines and lines that
+// begin with #. Its errors never contain a key.
 func ParseKeys(text string) (*Keys, error) {
 	keys := &Keys{}
 	n := 0
@@ -62,14 +60,14 @@ func ParseKeys(text string) (*Keys, error) {
 	return keys, nil
 }
 
-// A Message is what a signature covers besides the hop. The hop names the body by its digest, so that
-// the signature can be checked before the body is read.
+// A Message has the parts of a request that a signature covers in addition to the hop. The hop contains a digest of the body,
+// so that the signature can be checked before the body is read.
 type Message struct {
 	Method, Target string // Target is the path with its query
 	Tenant         string
 }
 
-// sum is the MAC over all fields of a head, one line for each.
+// sum is the MAC over all fields of the message and the hop, one per line.
 func (k *key) sum(m *Message, h *Hop) []byte {
 	mac := hmac.New(sha256.New, k.secret)
 	_, _ = mac.Write([]byte(strings.Join([]string{
@@ -85,8 +83,8 @@ func (k *Keys) Sign(m *Message, h *Hop) string {
 	return "kid=" + first.id + ";v1=" + hex.EncodeToString(first.sum(m, h))
 }
 
-// Signed tells whether the header is a signature of one of the keys. The comparison takes as
-// long whichever byte is wrong.
+// Signed reports whether the header is a signature by one of the keys. It compares in constant time, so that the time does not
+// show which byte is wrong.
 func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
 	id, sum, ok := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
 	given, err := hex.DecodeString(sum)

@@ -10,8 +10,8 @@ import (
 	"evenkeel/engine"
 )
 
-// httpLink is the Link to a peer's listener. Its connection is for probes only, so that a probe
-// does not wait behind a request.
+// httpLink is the Link to a peer's listener. It has its own connection for probes, so that a probe never waits behind a
+// request.
 type httpLink struct {
 	node   *Node
 	to     string // id of the peer's entry
@@ -26,8 +26,8 @@ func (n *Node) linkOverHTTP(p *peer) Link {
 
 func (l *httpLink) Close() { l.client.Close() }
 
-// warm is how many idle connections to a peer are kept ready for requests, because a dial costs two or
-// three round trips.
+// warm is the number of idle connections to a peer that are kept ready for requests. Without them a request would wait two or
+// three round trips for a dial.
 const warm = 2
 
 // Warm keeps idle connections for requests ready, see Link.
@@ -37,7 +37,7 @@ func (l *httpLink) Warm(ctx context.Context, limit time.Duration) error {
 	return l.node.traffic.Warm(ctx, l.target, warm)
 }
 
-// Ask brings a question to the peer, see Link.
+// Ask sends a question to the peer, see Link.
 func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo)) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -48,8 +48,8 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 	answered(e)
 }
 
-// ask posts a question to the peer's listener and returns the answer. It measures the round trip from when the question
-// was written.
+// ask posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
+// written, without a dial.
 func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
 	n, parts, sent := l.node, [][]byte{question}, time.Now()
 	call, wrote := l.client.NewCall(l.target), sent
@@ -69,15 +69,15 @@ func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
 	return echo
 }
 
-// errRefused says that the peer's listener refused the probe.
+// errRefused is the error for a probe that the peer's listener refused.
 var errRefused = fmt.Errorf("%w: the peer refuses it", ErrProbe)
 
-// refusedProbe returns an error that says why a probe was refused, and what to do.
+// refusedProbe returns an error with the reason why a probe was refused, and with advice.
 func refusedProbe(status int, reject string) error {
 	switch reject {
 	case RejectVersion:
 		return fmt.Errorf("%w with status %d: its evenkeel is of another version; run the same on both sides", errRefused, status)
-	case RejectHop: // the version of evenkeel before gives this answer to a hop header that it cannot read
+	case RejectHop: // the answer of an older evenkeel to a hop header that it cannot read
 		return fmt.Errorf("%w with status %d: it does not take our hop header; run the same version of evenkeel on both sides, and set "+
 			"geo.max_hops alike", errRefused, status)
 	case RejectRecipient:

@@ -33,7 +33,7 @@ type vector interface {
 
 var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120}
 
-// errorBuckets are bounds in seconds, of actual less predicted times: below 0 the actual time was shorter.
+// errorBuckets are bounds of the actual less the predicted time, in seconds; negative: the actual time was shorter.
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
 // newMetrics makes the metrics of a node.
@@ -84,15 +84,15 @@ func keepVector[V vector](all *[]vector, v V) V {
 	return v
 }
 
-// createSeries makes the series of the peer listener. A counter that begins to exist with its first event has not
-// increased, so no alert would see that event.
+// createSeries makes the series of the peer listener. If a counter only came into existence with its first event, its value
+// would never increase from 0 to 1, and no alert would see this event.
 func (m *metrics) createSeries() {
 	for _, reason := range rejects {
 		m.rejects.WithLabelValues(reason)
 	}
 }
 
-// createPeerSeries makes the series of a peer, for the same reason.
+// createPeerSeries makes the series of a peer, for the same reason as createSeries.
 func (m *metrics) createPeerSeries(peer string) {
 	for _, outcome := range []string{OutcomeOK, OutcomeFallback, OutcomeLost, OutcomeGone, OutcomeRelayed} {
 		m.forwards.WithLabelValues(peer, outcome)
@@ -109,7 +109,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector: it sets the gauges of the peers before it collects all metrics.
+// Collect implements prometheus.Collector. It sets the gauges of the peers before it collects all metrics.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	n, now := m.node, m.node.clock.Now()
 	n.mu.Lock()
@@ -127,10 +127,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// forget drops the series of a peer that is gone.
+// forget drops the series of a removed peer.
 func (m *metrics) forget(peer string) {
 	for _, v := range m.all {
-		v.DeletePartialMatch(prometheus.Labels{"peer": peer}) // deletes nothing from a vector without that label
+		v.DeletePartialMatch(prometheus.Labels{"peer": peer}) // no effect on metrics without this label
 	}
 }
 
@@ -138,7 +138,7 @@ func (m *metrics) decided(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }
 
-// Received counts a request from another dispatcher by its outcome here.
+// Received counts a request from another dispatcher, by its outcome.
 func (n *Node) Received(origin, outcome string) {
 	n.metrics.received.WithLabelValues(origin, outcome).Inc()
 }
@@ -146,7 +146,7 @@ func (n *Node) Received(origin, outcome string) {
 // Rejected counts a refusal on the peer listener.
 func (n *Node) Rejected(reason string) { n.metrics.rejects.WithLabelValues(reason).Inc() }
 
-// Served observes the first event of a request that was served here.
+// Served records the time to the first event of a request that was served in this region.
 func (n *Node) Served(ttft time.Duration) {
 	n.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
 }

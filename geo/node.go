@@ -14,7 +14,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// New returns a node; nothing is probed before Start.
+// New returns a node. It probes no peer before Start.
 func New(cfg Config) (*Node, error) {
 	cfg = cfg.withDefaults()
 	n := &Node{
@@ -46,8 +46,8 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// trafficIdle is how long an idle connection to a peer is kept for its next request:
-// less than the peer's listener keeps it.
+// trafficIdle is how long an idle connection to a peer is kept for the next request. It is less than the time for which the
+// peer's listener keeps the connection.
 const trafficIdle = 60 * time.Second
 
 // Start begins to probe the peers.
@@ -64,7 +64,7 @@ func (n *Node) Start() {
 	}
 }
 
-// Close ends the probing; forwards under way go on.
+// Close ends the probing. Forwards under way continue.
 func (n *Node) Close() {
 	n.mu.Lock()
 	n.stop()
@@ -83,10 +83,10 @@ func (n *Node) SetKeys(k *Keys) {
 	n.verifier.keys.Store(k)
 }
 
-// Verifier decides which requests of peers may come in.
+// Verifier returns the verifier of requests from peers.
 func (n *Node) Verifier() *Verifier { return n.verifier }
 
-// ID is how other dispatchers know this one.
+// ID is the id of this dispatcher.
 func (n *Node) ID() string { return n.cfg.Self.ID }
 
 // known returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
@@ -99,7 +99,7 @@ func (n *Node) known(id string) (sans []string, ok bool) {
 	return sans, ok
 }
 
-// Offered says whether some peer that is up serves a model.
+// Offered reports whether any peer that is up serves the model.
 func (n *Node) Offered(model string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -109,15 +109,14 @@ func (n *Node) Offered(model string) bool {
 	})
 }
 
-// AllUp says whether every peer answers. Then a model that none of them serves is
-// served nowhere.
+// AllUp reports whether every peer is up. If so, a model that no peer offers is served by no region.
 func (n *Node) AllUp() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return !slices.ContainsFunc(n.peers, func(p *peer) bool { return !p.up && !p.itself })
 }
 
-// Models lists the models that peers which are up serve.
+// Models lists the models of all peers that are up.
 func (n *Node) Models() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,7 +129,7 @@ func (n *Node) Models() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Tuning is what may be changed while the node runs; nil leaves a value as it is.
+// Tuning changes settings while the node runs. A nil field changes nothing.
 type Tuning struct {
 	Policy  *string  `json:"policy"`
 	QS      *float64 `json:"qs"`
@@ -139,10 +138,10 @@ type Tuning struct {
 	MinGain *float64 `json:"min_gain_ms"`
 }
 
-// ErrTuning says that a change is not possible.
+// ErrTuning is the error for an invalid Tuning.
 var ErrTuning = errors.New("geo: nothing was changed")
 
-// Tune changes policy and weights, from the next round on.
+// Tune changes the policy and its weights from the next round on.
 func (n *Node) Tune(t Tuning) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -174,19 +173,19 @@ func (n *Node) Tune(t Tuning) error {
 	return nil
 }
 
-// PolicyText is the policy in force.
+// PolicyText is the text of the present policy.
 func (n *Node) PolicyText() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.text
 }
 
-// Receipts returns up to n of the last forwards, the latest first.
+// Receipts returns the receipts of the last forwards, at most so many, the latest first.
 func (n *Node) Receipts(most int) []Receipt { return n.receipts.last(most) }
 
-// Accepts says whether one more request that a peer forwards may wait here.
+// Accepts reports whether one more request that the peer from forwards may wait here. waiting requests wait already.
 func (n *Node) Accepts(from string, waiting int) bool {
-	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // the request belongs to the one queue that this dispatcher holds for all
+	if n.cfg.Central == n.cfg.Self.ID || n.sibling(from) { // this dispatcher has the only queue for such requests
 		return true
 	}
 	n.mu.Lock()
@@ -194,14 +193,13 @@ func (n *Node) Accepts(from string, waiting int) bool {
 	return n.policy.Settings().Accepts(waiting)
 }
 
-// rttAlpha is how much a new round trip weighs: a route that has changed is known after some seconds of probes, and one slow
-// answer hardly counts.
+// rttAlpha is the weight of a new round trip in the average. With it, the average follows a changed route within a few seconds
+// of probes, and a single slow answer has little effect.
 const rttAlpha = 0.3
 
-// withDefaults returns the config with what the caller of New left out. Only in mode central does another dispatcher
-// decide.
+// withDefaults returns the config with defaults for the fields that are not set.
 func (c Config) withDefaults() Config {
-	if c.Mode != Central { // in other modes, no dispatcher decides for another
+	if c.Mode != Central { // in other modes no dispatcher decides for another one
 		c.Central = ""
 	}
 	if c.Lookup == nil {

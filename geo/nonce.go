@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// nonces remembers which nonces were used, so that a recorded hop
-// is not accepted again.
+// nonces remembers used nonces, so that a recorded hop is not accepted again.
 type nonces struct {
 	mu      sync.Mutex
 	keepFor time.Duration
 	known   map[string]*list.Element
-	order   list.List // of spent, oldest first
+	order   list.List // of spent, the oldest first
 }
 
 type spent struct {
@@ -20,24 +19,25 @@ type spent struct {
 	at    time.Time
 }
 
-// maxNonces is how many nonces are remembered. If there are more, the oldest are forgotten
-// early, and a recorded hop with such a nonce is refused only once it is older than the skew.
+// maxNonces bounds the nonces that are remembered. If there are more, the oldest are dropped early. A recorded hop with such a
+// nonce is then accepted again until it is older than the skew.
 const maxNonces = 100_000
 
-// newNonces returns nonces that remembers each nonce for keep: as long as the hop's time is accepted.
+// newNonces returns nonces that remembers each nonce for the time keep, which must be at least the time for which a hop is
+// accepted.
 func newNonces(keep time.Duration) *nonces {
 	return &nonces{keepFor: keep, known: map[string]*list.Element{}}
 }
 
-// used says whether a nonce was used, and does not remember it.
+// used reports whether a nonce was used. It does not remember the nonce.
 func (n *nonces) used(nonce string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.known[nonce] != nil
 }
 
-// remember remembers a nonce, and says whether it was not used before. It first forgets the nonces that are old enough,
-// or more than maxNonces.
+// remember remembers a nonce, and reports whether it is new. It first drops nonces that are older than keepFor or exceed
+// maxNonces.
 func (n *nonces) remember(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

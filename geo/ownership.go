@@ -9,33 +9,33 @@ import (
 	"evenkeel/lease"
 )
 
-// Ownership is `geo.ownership` of the config file: which dispatcher serves the engines of a region
-// whose own dispatcher died. Engines with engines[].region belong to another region.
+// Ownership is the section `geo.ownership` of the config file. It configures which dispatcher serves the engines of a region
+// whose own dispatcher has died. Engines with engines[].region belong to another region.
 type Ownership struct {
 	Engine        string   `yaml:"engine"`         // off, kubernetes, etcd, static
 	TakeoverOrder []string `yaml:"takeover_order"` // ids, for every region; empty: by the round trip from the dead dispatcher
 	lease.Waits   `yaml:",inline"`
-	MaxShare      float64       `yaml:"max_share"`  // the share of slots that a taker uses at first; with static, always
-	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher that was not seen for so long counts as dead
+	MaxShare      float64       `yaml:"max_share"`  // share of slots used after a takeover: at first, or always with static
+	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher counts as dead if it was not seen for this time
 	Kubernetes    struct {
-		Namespace string `yaml:"namespace"` // empty: this pod's own
-		// Kubeconfig has, by region, the kubeconfig file of the cluster with the region's engines, where its lease is kept. A region
-		// without an entry uses the cluster of this pod.
+		Namespace string `yaml:"namespace"` // empty: the namespace of this pod
+		// Kubeconfig has, by region, the kubeconfig file of the cluster that keeps the region's lease. A region without an
+		// entry uses the cluster of this pod.
 		Kubeconfig map[string]string `yaml:"kubeconfig"`
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
 }
 
-// HA is `ha` of the config file: which of a region's dispatchers admits to which decode
-// group. The other dispatchers are the entries of geo.peers in our region.
+// HA is the section `ha` of the config file. It configures which of a region's dispatchers admits requests to which decode
+// group. The other dispatchers are the entries of geo.peers in the own region.
 type HA struct {
 	Mode        string `yaml:"mode"`
-	Engine      string `yaml:"engine"` // what keeps the leases: kubernetes or etcd
+	Engine      string `yaml:"engine"` // the store of the leases: kubernetes or etcd
 	lease.Waits `yaml:",inline"`
 	Members     []string `yaml:"members"` // ids of all proxies that may ever own a group; empty: any proxy of the region
 	Kubernetes  struct {
-		Namespace  string `yaml:"namespace"`  // empty: this pod's own, or the kubeconfig's
-		Kubeconfig string `yaml:"kubeconfig"` // empty: this pod's own
+		Namespace  string `yaml:"namespace"`  // empty: the namespace of this pod, or of the kubeconfig
+		Kubeconfig string `yaml:"kubeconfig"` // empty: the cluster of this pod
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
 }
@@ -47,7 +47,7 @@ type Etcd struct {
 	TLS       TLS      `yaml:"tls"`
 }
 
-// Engines of ownership.
+// The engines of ownership: what decides about the owner of a region.
 const (
 	OwnOff        = "off"
 	OwnKubernetes = "kubernetes"
@@ -58,7 +58,7 @@ const (
 // Modes of ha.
 const (
 	HAOff     = "off"
-	HAStandby = "standby" // one dispatcher owns all groups, the others forward to it
+	HAStandby = "standby" // one dispatcher owns all groups, and the others forward requests to it
 	HAShard   = "shard"   // each group has its own owner
 )
 
@@ -73,13 +73,13 @@ func DefaultHA() HA {
 	return HA{Mode: HAOff, Engine: OwnKubernetes, Waits: lease.DefaultWaits(), Etcd: Etcd{Prefix: "evenkeel/group"}}
 }
 
-// On says whether regions have owners.
+// On reports whether regions have owners.
 func (o *Ownership) On() bool { return o.Engine != OwnOff }
 
-// On says whether decode groups have owners.
+// On reports whether decode groups have owners.
 func (h *HA) On() bool { return h.Mode != HAOff }
 
-// MemberList is Members sorted, because proxies compare their lists.
+// MemberList returns Members in order, because proxies compare their lists.
 func (h *HA) MemberList() []string { return slices.Sorted(slices.Values(h.Members)) }
 
 // check calls bad for every setting that cannot work, with its key below geo.ownership.
@@ -95,7 +95,7 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("dead_after", "%v is too short, because a peer counts as down only after %v; write that or more", o.DeadAfter, least)
 	}
 	checkEtcd(bad, o.Engine, &o.Etcd)
-	// two namespaces are two leases, and two owners
+	// With different namespaces there would be two leases, and two owners.
 	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" {
 		bad("kubernetes.namespace",
 			"it is empty although leases are in other clusters; write the namespace in which every proxy of these regions keeps its lease")
@@ -145,15 +145,15 @@ func (h *HA) Check(c *Config, bad report) {
 	}
 }
 
-// checkEtcd calls bad if leases are kept in etcd and no endpoint is given.
+// checkEtcd calls bad if etcd keeps the leases and no endpoint is given.
 func checkEtcd(bad report, engine string, e *Etcd) {
 	if engine == OwnEtcd && len(e.Endpoints) == 0 {
 		bad("etcd.endpoints", "none; write the members of the cluster, such as [\"https://etcd-0:2379\"]")
 	}
 }
 
-// checkName calls bad if a name is not valid, or has a character of addresses: one of ":/@".
-// It reports whether the name is good.
+// checkName calls bad if a name is not valid, or has one of the characters ":/@", which only addresses have. It reports whether
+// the name is good.
 func checkName(bad report, key, name, what string) bool {
 	ok := ValidName(name) && !strings.ContainsAny(name, ":/@")
 	if !ok {

@@ -9,24 +9,23 @@ import (
 	"evenkeel/engine"
 )
 
-// address names the recipient of a request: a dispatcher, and the run of its process.
+// address names the recipient of a request: the id of a dispatcher, and its process.
 type address struct{ to, boot string }
 
-// addressOf is the address of a peer, as its last probe reported it.
+// addressOf is the address of a peer, from its last answer to a probe.
 func (n *Node) addressOf(p *peer) address {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return address{p.name, p.boot}
 }
 
-// hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature, which that
-// dispatcher verifies. at is the recipient, and rid the request's id at its origin. came is the hop with which the
-// request came here; nil: it came from a client.
-func (n *Node) hopHeaders(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+// hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature. rid is the request's id
+// at its origin. came is the hop of the dispatcher that sent the request here; nil: a client sent it.
+func (n *Node) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	hop := Hop{
 		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
-		To: at.to, Boot: at.boot, Digest: DigestOf(body...),
+		To: recipient.to, Boot: recipient.boot, Digest: DigestOf(body...),
 	}
 	if came != nil {
 		hop.N, hop.Max, hop.Origin, hop.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
@@ -39,7 +38,7 @@ func (n *Node) hopHeaders(m *Message, body [][]byte, at address, came *Hop, rid 
 	return headers
 }
 
-// newBoot returns 32 random hex digits: the name of a run of this process, or a nonce.
+// newBoot returns 32 random hex digits, as the name of this process or as a nonce.
 func newBoot() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation

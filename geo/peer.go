@@ -10,10 +10,10 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// goodsUp is how many good probes in a row bring a peer up that was down.
+// goodsUp is the number of answered probes in a row after which a peer counts as up again.
 const goodsUp = 2
 
-// newPeer returns a peer that was not probed yet. conf is its entry of geo.peers.
+// newPeer returns a peer that was not probed yet. conf is its entry in geo.peers.
 func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
@@ -27,7 +27,7 @@ func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer
 	return p
 }
 
-// forget drops what was known of the peer's process before the present one.
+// forget drops the state that belongs to the peer's earlier process.
 func (p *peer) forget() {
 	p.reserved.Forget()
 	if p.prompts != nil {
@@ -35,8 +35,8 @@ func (p *peer) forget() {
 	}
 }
 
-// answered takes in the good answer to a probe, which counts all requests that were written before
-// sentMs. It reports whether the peer came up.
+// answered applies the answer to a probe. The answer counts all requests that were written before sentMs, when the probe was
+// sent. answered reports whether the peer came up by it.
 func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bool) {
 	if p.boot != a.Boot {
 		if p.boot != "" {
@@ -57,8 +57,7 @@ func (p *peer) answered(a *answer, now time.Time, e Echo, sentMs float64) (up bo
 	return false
 }
 
-// missed counts a probe without a good answer. It reports whether the peer went
-// down.
+// missed counts a probe without a valid answer. It reports whether the peer went down by it.
 func (p *peer) missed(why string, misses int) (down bool) {
 	p.goodsInRow, p.fault = 0, why
 	p.misses++
@@ -69,8 +68,8 @@ func (p *peer) missed(why string, misses int) (down bool) {
 	return false
 }
 
-// view is the peer as a policy sees it. The peer is asked again one interval after each
-// answer, so that the time between two answers is the interval plus the round trip.
+// view returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
+// between two answers is the interval plus the round trip.
 func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	offer, offers := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
@@ -84,14 +83,14 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	}
 }
 
-// expire drops the reservations that no probe will answer any more.
+// expire drops reservations that are too old: probes have not been answered since.
 func (p *peer) expire(n *Node, now time.Time) {
 	rtt, _ := p.rtt.Ms()
 	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
 }
 
-// forgetGone drops the metrics of a peer that is gone, when its last forward has ended. Otherwise they would pile up,
-// because addresses come and go. It is called with n.mu held.
+// forgetGone drops the metrics of a removed peer without forwards. Otherwise the metrics of old addresses would pile up. It is
+// called with n.mu held.
 func (n *Node) forgetGone(p *peer) {
 	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
 		n.metrics.forget(p.id)

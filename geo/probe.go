@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -16,8 +17,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// probeLoop begins to probe a peer, until stopProbing or the node's end. It is called with
-// n.mu held.
+// probeLoop starts the prober of a peer, which runs until stopProbing or the node's end. It is called with n.mu held.
 func (n *Node) probeLoop(p *peer) {
 	p.ctx, p.cancel = context.WithCancel(n.ctx)
 	if n.cfg.Link != nil {
@@ -29,8 +29,7 @@ func (n *Node) probeLoop(p *peer) {
 	p.cancelNext = n.clock.After(0, func() { n.probe(p, 1) })
 }
 
-// stopProbing ends the prober of a peer. If a question is under way, the prober ends after it.
-// It is called with n.mu held.
+// stopProbing ends the prober of a peer, after the question that is under way. It is called with n.mu held.
 func (n *Node) stopProbing(p *peer) {
 	p.cancel()
 	if p.cancelNext() {
@@ -38,13 +37,13 @@ func (n *Node) stopProbing(p *peer) {
 	}
 }
 
-// ended is the last act of a peer's prober: Close waits for all of them.
+// ended is called at the end of a peer's prober. Node.Close waits for the ends of all probers.
 func (n *Node) ended(p *peer) {
 	p.link.Close()
 	n.running.Done()
 }
 
-// plan schedules the next question to a peer, about one interval from now, unless its prober was stopped.
+// plan schedules the next question to a peer in about one interval, unless its prober was stopped.
 func (n *Node) plan(p *peer, seq uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -52,17 +51,18 @@ func (n *Node) plan(p *peer, seq uint64) {
 		n.ended(p)
 		return
 	}
-	p.cancelNext = n.clock.After(time.Duration(float64(n.cfg.Probe.Interval)*(0.9+0.2*n.clock.Spread())), func() { n.probe(p, seq) })
+	wait := float64(n.cfg.Probe.Interval) * (0.9 + 0.2*n.clock.Spread()) // within 10 % of the interval
+	p.cancelNext = n.clock.After(time.Duration(wait), func() { n.probe(p, seq) })
 }
 
-// probe asks a peer once.
+// probe sends one question to a peer.
 func (n *Node) probe(p *peer, seq uint64) {
 	n.mu.Lock()
 	rtt, _ := p.rtt.Ms()
 	n.mu.Unlock()
 	limit := max(n.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := n.clock.Now()
-	// it has strings and numbers only: this never fails
+	// The question has only strings and numbers, so that Marshal never fails.
 	body, _ := json.Marshal(question{Version: version, ID: n.cfg.Self.ID, Boot: n.boot, Seq: seq, SentUs: sent.UnixMicro()})
 	p.link.Ask(p.ctx, body, limit, func(e Echo) {
 		if n.heard(p, seq, sent, e) {
@@ -70,12 +70,12 @@ func (n *Node) probe(p *peer, seq uint64) {
 				n.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
 		}
-		n.cfg.Tier.Wake() // requests in the queue may be forwarded now, or must stay
+		n.cfg.Tier.Wake() // waiting requests may be forwarded now, or must be served here now
 		n.plan(p, seq+1)
 	})
 }
 
-// heard takes in the outcome of a question, and reports whether the peer is up.
+// heard applies the outcome of a question to the peer's state, and reports whether the peer is up.
 func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	a, err := answer{}, e.Err
 	if err == nil {
@@ -93,14 +93,11 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	p.itself = errors.Is(err, errItself)
 	var changed bool
 	var lost []*Forward
-	refused := errors.Is(err, errRefused) && p.fault != err.Error() // logged once, as long as the error stays the same
+	refused := errors.Is(err, errRefused) && p.fault != err.Error() // a repeated error is not logged again
 	if err == nil {
 		changed = p.answered(&a, now, e, n.at(sent))
 	} else if changed = p.missed(err.Error(), n.cfg.Probe.Misses); changed {
-		for f := range p.inflight {
-			lost = append(lost, f)
-		}
-		slices.SortFunc(lost, func(a, b *Forward) int { return cmp.Compare(a.number, b.number) })
+		lost = slices.SortedFunc(maps.Keys(p.inflight), func(a, b *Forward) int { return cmp.Compare(a.number, b.number) })
 	}
 	up = p.up
 	n.judge(p, now)
@@ -124,7 +121,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 
 var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
-// check returns an error unless the answer is from this peer and to this question.
+// check returns an error unless the answer comes from this peer and belongs to this question.
 func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	switch {
 	case a.Boot == n.boot || a.ID == n.cfg.Self.ID:
@@ -137,8 +134,8 @@ func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
-// Answer answers a probe of a peer, which came at that time. It does not check the peer's
-// version, because the peer checks ours.
+// Answer answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
+// peer checks the version in the answer.
 func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	var q question
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
@@ -160,7 +157,7 @@ func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 	return text, nil
 }
 
-// offers says, by model, what this region offers for requests of other regions.
+// offers returns, by model, the offer of this region for requests of other regions.
 func (n *Node) offers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	n.cfg.Tier.Offers(func(model string, l *prefill.Local) {
@@ -184,7 +181,7 @@ func (n *Node) offers() map[string]policy.Offer {
 	return all
 }
 
-// rtts are the round trips to the peers in ms, by name. It is called with n.mu held.
+// rtts returns the round trips to the peers in ms, by name. It is called with n.mu held.
 func (n *Node) rtts() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range n.peers {

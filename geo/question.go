@@ -12,48 +12,47 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Question is asked by an arrival queue: where is one request to go?
+// Question implements prefill.Elsewhere for one request: it decides whether the request is forwarded to a peer.
 type Question struct {
 	node       *Node
 	ask        Ask
-	firstLeg   *Question                // for a leg: the question whose answer all legs of the request follow; nil: its own
-	waits      bool                     // the request had to wait already, and was counted
-	policyName string                   // the policy that sent the request to an engine here
-	may        func(region string) bool // the regions to which residency lets it go; nil: all
-	legs       int                      // how many legs of the request follow the answer
-	push       *policy.Settings         // in force at the last Where; nil: Where has not asked a policy yet
-	answer     *Forward
+	firstLeg   *Question                // for a further leg: the first leg's question, which decides for all legs; nil: this is the first
+	waits      bool                     // the request had to wait, which the metrics have counted
+	policyName string                   // the policy that chose an engine of this region
+	may        func(region string) bool // whether residency allows a region; nil: it allows all
+	legs       int                      // number of legs for which the question decides
+	push       *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
+	answer     *Forward                 // booked by Where; nil: none
 }
 
-// Ask is what a Node needs to know of a request to choose its place.
+// Ask has the properties of a request by which a Node decides.
 type Ask struct {
 	ID, Model, Tenant string
 	Prompt            prefill.Prompt
 	RingKey           uint64
 	Stay              bool // the request may not be forwarded
 	Home              bool // the request may not leave the region
-	Leave             bool // the request should be forwarded: attempts here have failed
-	Came              *Hop // the hop of a request that another dispatcher sent; nil: it came from a client
+	Leave             bool // the request should be forwarded, because attempts in this region have failed
+	Came              *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
 }
 
 // Question returns the question of a request, for prefill.Request.Elsewhere.
 func (n *Node) Question(a Ask) *Question {
-	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // the central dispatcher has all engines itself
+	a.Stay = a.Stay || n.cfg.Central == n.cfg.Self.ID // the central dispatcher has the engines of all regions
 	return &Question{node: n, ask: a, legs: 1, may: n.May(a.Tenant, a.Model)}
 }
 
-// Legs says how many prompts the request becomes.
+// Legs sets the number of legs of the request: a request with several prompts has a leg for each of them.
 func (q *Question) Legs(n int) { q.legs = n }
 
-// Leg returns the question of another leg of the same request. All legs go where the
-// first leg goes.
+// Leg returns the question of another leg of the same request. All legs follow the decision for the first leg.
 func (q *Question) Leg(id string, p prefill.Prompt) *Question {
 	leg := &Question{node: q.node, ask: q.ask, firstLeg: q, may: q.may}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
 	return leg
 }
 
-// Stay is a method of prefill.Elsewhere, like those below. The queue calls them under its lock.
+// Stay implements prefill.Elsewhere, as do Offered, Queued, Where and Takes. The tier calls them under its lock.
 func (q *Question) Stay() {
 	if q.firstLeg != nil {
 		q = q.firstLeg
@@ -61,14 +60,14 @@ func (q *Question) Stay() {
 	q.ask.Stay = true
 }
 
-// Forward is the forward that Where booked; nil: the request stays here, or it may not be
-// served here any more.
+// Forward is the forward that Where booked; nil: the request is served in this region, or the dispatcher that sent it must ask
+// again.
 func (q *Question) Forward() *Forward { return q.answer }
 
-// Prompt is the prompt with which the question was asked.
+// Prompt is the prompt of the request.
 func (q *Question) Prompt() prefill.Prompt { return q.ask.Prompt }
 
-// Offered says whether the request may be forwarded, and a peer serves its model.
+// Offered reports whether the request may be forwarded and a peer serves its model.
 func (q *Question) Offered() bool {
 	if q.firstLeg != nil {
 		q = q.firstLeg
@@ -76,14 +75,14 @@ func (q *Question) Offered() bool {
 	return !q.ask.Stay && q.node.Offered(q.ask.Model)
 }
 
-// Queued records that the request entered the arrival queue of its model, or left it. waiting is how many requests are in that queue now.
-// The policies learn from this how fast the queue empties.
+// Queued records that the request entered the arrival queue of its model, or left it. waiting is the number of requests in the
+// queue now. From this the policies learn how fast the queue empties.
 func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n := q.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.model(q.ask.Model)
-	if s == nil { // there are so many models that nothing is kept of this one
+	if s == nil { // there are too many models to keep a state for this one
 		return
 	}
 	if entered {
@@ -94,7 +93,7 @@ func (q *Question) Queued(now time.Time, entered bool, waiting int) {
 	n.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
 }
 
-// Where decides where the request at the head of the queue goes.
+// Where decides where the first request of the queue is served.
 func (q *Question) Where(h *prefill.Here) prefill.Where {
 	n := q.node
 	running, seqs := n.cfg.Running(h.Model)
@@ -108,7 +107,7 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 		n.startRound(s, h, running, seqs > 0)
 	}
 	if n.cfg.Siblings && seqs == 0 && q.ask.Stay && q.ask.Came != nil {
-		return prefill.ToThere // no place: the dispatcher that sent the request has to ask again
+		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
 	q.push = &s.push
 	if !q.ask.Stay {
@@ -143,19 +142,19 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	return prefill.Waits
 }
 
-// Takes says whether the push mode lets a prefill engine take one more request by its state now,
-// because a round only knows the state when it began.
+// Takes reports whether the push mode allows one more request on a prefill engine, by the engine's present state. The policy
+// has only seen the state at the begin of the round.
 func (q *Question) Takes(p *prefill.Prefiller) bool {
 	if q.push == nil {
 		return true
 	}
-	x := replica(p, q.push)
-	x.Healthy, x.GateOpen = true, true // the tier has checked both
-	left, _ := q.push.Replica(&x)
+	state := replica(p, q.push)
+	state.Healthy, state.GateOpen = true, true // the tier has checked both
+	left, _ := q.push.Replica(&state)
 	return left > 0
 }
 
-// countWait counts a request that has to wait, once.
+// countWait counts in the metrics that the request has to wait, once per request.
 func (q *Question) countWait(s *modelState) {
 	if !q.waits {
 		q.waits = true
@@ -163,12 +162,12 @@ func (q *Question) countWait(s *modelState) {
 	}
 }
 
-// Stayed counts a request that was taken here.
+// Stayed counts a request that an engine of this region serves.
 func (q *Question) Stayed() {
 	q.node.metrics.decided(q.policyName, policy.Send)
 }
 
-// startRound makes the places of a round. It is called with n.mu held, like the functions below.
+// startRound begins a round with the present state of all places. It is called with n.mu held, like the functions below.
 func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.push = pushOf(&s.policy, &h.Local)
@@ -184,8 +183,8 @@ func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decod
 	s.policy.Begin(s.places, s.drain.Ms())
 }
 
-// pushOf returns a policy's settings, with MaxUnanswered filled in if it is to follow the
-// traffic: half more than arrives at a replica in the time to a first token.
+// pushOf returns a policy's settings. If MaxUnanswered is Auto, it is replaced by a number that follows the traffic, see
+// policy.AutoUnanswered.
 func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
 	set := *p.Settings()
 	if set.MaxUnanswered == policy.Auto {
@@ -200,8 +199,8 @@ func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
 	return set
 }
 
-// localPlaces appends this region's prefill engines as places. They count as unhealthy unless
-// decode ranks here serve the model.
+// localPlaces appends the prefill engines of this region as places. They count as unhealthy if no decode rank of this region
+// serves the model.
 func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Place {
 	for i := range l.Prefillers {
 		f := &l.Prefillers[i]
@@ -217,8 +216,8 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 	return dst
 }
 
-// replica is a prefill engine as a policy sees it. Its credit is what the last scrape at which no
-// request waited allowed, less our requests that were sent since, plus those that were answered since.
+// replica converts the state of a prefill engine for a policy. Its credit is the number of requests that were allowed at the
+// last scrape without waiting requests, less the requests sent since, plus the requests answered since.
 func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
 		Healthy: f.Live, GateOpen: f.Open, Filled: f.Filled, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.Foreign,
@@ -226,8 +225,7 @@ func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	}
 }
 
-// central is the place of the central dispatcher, as long as it can be reached or waited
-// for; -1: this dispatcher decides itself.
+// central is the place of the central dispatcher, if it is available or may be waited for; -1: this dispatcher decides itself.
 func (n *Node) central(s *modelState) int {
 	if n.cfg.Central == "" || n.cfg.Central == n.cfg.Self.ID {
 		return -1
@@ -240,14 +238,14 @@ func (n *Node) central(s *modelState) int {
 	return -1
 }
 
-// nearest is the place of the available peer that answers soonest, for requests that a region
-// sends away because it drains or fails; -1: none.
+// nearest is the place of the available peer that will probably answer first; -1: none. It is used for requests that this
+// region sends away because it drains or fails.
 func (q *Question) nearest(s *modelState) int {
 	return q.soonest(s, func(_ *peer, x *policy.Place) bool { return x.Why == policy.Available })
 }
 
-// soonest is the place of the peer that is likely to answer first, among the peers that takes
-// allows and to which the request may go. An available peer comes before the others; -1: none.
+// soonest is the place of the peer that will probably answer first, among the peers for which takes returns true and to which
+// the request may go; -1: none. Available peers come before the others.
 func (q *Question) soonest(s *modelState, takes func(p *peer, x *policy.Place) bool) int {
 	best := -1
 	for k, p := range s.peers {
@@ -262,16 +260,15 @@ func (q *Question) soonest(s *modelState, takes func(p *peer, x *policy.Place) b
 	return best
 }
 
-// sooner says whether a request would probably be answered at a sooner than at b. An available place comes before one
-// that is not.
+// sooner reports whether a request would probably be answered sooner at a than at b. Available places come before the others.
 func sooner(a, b *policy.Place) bool {
-	if x, y := a.Why == policy.Available, b.Why == policy.Available; x != y {
-		return x
+	if aAvailable, bAvailable := a.Why == policy.Available, b.Why == policy.Available; aAvailable != bAvailable {
+		return aAvailable
 	}
 	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
 }
 
-// request is the question as a policy sees it.
+// request converts the question for a policy.
 func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
 	r := policy.Request{ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home, Waited: ms(h.Now.Sub(h.Since))}
 	s.hits = slices.Grow(s.hits[:0], len(s.places))[:len(s.places)]
@@ -294,7 +291,7 @@ func (q *Question) request(s *modelState, h *prefill.Here) policy.Request {
 	return r
 }
 
-// hit is how many of the prompt's tokens a peer has in a cache, judged by the prompts that we sent to it.
+// hit is how many of the prompt's tokens are predicted to be cached at a peer, by the prompts that were forwarded to it.
 func (q *Question) hit(p *peer, tokens int) int {
 	keys := q.ask.Prompt.Keys
 	if len(keys) == 0 {
@@ -307,7 +304,7 @@ func (q *Question) hit(p *peer, tokens int) int {
 	return min(int(float64(matched[p.slot.N])*q.blockTokens(tokens)), max(0, tokens-1))
 }
 
-// blockTokens is how many tokens one of the prompt's blocks stands for.
+// blockTokens is the number of tokens per block of the prompt. tokens is the length of the prompt.
 func (q *Question) blockTokens(tokens int) float64 {
 	if b := q.ask.Prompt.BlockTokens; b > 0 {
 		return float64(b)
@@ -315,8 +312,8 @@ func (q *Question) blockTokens(tokens int) float64 {
 	return index.BlockBytes * float64(tokens) / float64(max(1, q.ask.Prompt.Bytes))
 }
 
-// mayGo says whether the request may go to a peer: residency allows it, and the request was
-// not there before.
+// mayGo reports whether the request may be forwarded to a peer: residency allows it, and the peer has not forwarded the
+// request itself.
 func (q *Question) mayGo(p *peer) bool {
 	if q.ask.Home && p.conf.Region != q.node.cfg.Self.Region {
 		return false
@@ -327,8 +324,8 @@ func (q *Question) mayGo(p *peer) bool {
 	return q.may == nil || q.may(p.conf.Region)
 }
 
-// May says which regions a tenant's requests for a model may go to: the regions that are in the
-// residency lists of both the tenant and the model, as far as there are lists; nil: to all.
+// May returns a function that reports whether a tenant's requests for a model may go to a region: the region must be in the
+// residency lists of the tenant and of the model, as far as they have lists. nil: all regions are allowed.
 func (n *Node) May(tenant, model string) func(region string) bool {
 	ofTenant, ofModel := n.cfg.Residency[tenant], n.cfg.Residency[model]
 	if len(ofTenant)+len(ofModel) == 0 {
@@ -339,7 +336,7 @@ func (n *Node) May(tenant, model string) func(region string) bool {
 	}
 }
 
-// forward books the request on a peer.
+// forward books the request on a peer, and makes the Forward.
 func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
 	n, p := q.node, s.peers[place-s.local]
 	hitTokens := q.hit(p, h.Tokens)
@@ -370,7 +367,7 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	return prefill.ToThere
 }
 
-// countReason counts when a peer becomes unavailable for a model.
+// countReason records in the metrics whether a peer is available for a model, and counts when it becomes unavailable.
 func (n *Node) countReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	if known && before == why {
@@ -385,7 +382,7 @@ func (n *Node) countReason(p *peer, model string, why policy.Reason) {
 	}
 }
 
-// judge notes whether a peer is available, for each model that the node has a state for.
+// judge records in the metrics whether a peer is available, for each model with a state.
 func (n *Node) judge(p *peer, now time.Time) {
 	for model, s := range n.models {
 		v := p.view(n, model, now)
@@ -393,8 +390,7 @@ func (n *Node) judge(p *peer, now time.Time) {
 	}
 }
 
-// RingKeyOf is the place of a request on a hash ring: by its session; if session is 0,
-// by the client's address.
+// RingKeyOf is the position of a request on a hash ring: by its session, or by the client's address if session is 0.
 func RingKeyOf(session uint64, address string) uint64 {
 	if session != 0 {
 		return policy.RingKey(strconv.FormatUint(session, 16), "", "")
@@ -402,9 +398,8 @@ func RingKeyOf(session uint64, address string) uint64 {
 	return policy.RingKey("", "", address)
 }
 
-// owner is the place of the sibling that decodes the request's model, if this dispatcher does
-// not; -1: none is known. The sibling may be full, because it has the queue of all. It may
-// be draining, because it goes on until another proxy owns its groups.
+// owner is the place of the sibling that decodes the request's model; -1: none is known. The sibling may be full, because the
+// requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its groups.
 func (q *Question) owner(s *modelState) int {
 	return q.soonest(s, func(p *peer, x *policy.Place) bool {
 		return p.sibling && (x.Why.Awaitable() || x.Why == policy.Draining && p.decodes(q.ask.Model))

@@ -18,12 +18,12 @@ type Receipt struct {
 	Model     string    `json:"model"`
 	Predicted struct {
 		policy.Terms
-		LocalCost float64 `json:"local_cost"` // -1: no engine here could have served it
+		LocalCost float64 `json:"local_cost"` // ms; -1: no engine of the origin's region could have served the request
 	} `json:"predicted"`
 	Actual struct {
-		TTFTMs       float64 `json:"ttft_ms"` // 0: no first event came
+		TTFTMs       float64 `json:"ttft_ms"` // 0: there was no first event
 		TotalMs      float64 `json:"total_ms"`
-		CachedTokens int     `json:"cached_tokens"` // -1: the peer did not say
+		CachedTokens int     `json:"cached_tokens"` // -1: not reported
 	} `json:"actual"`
 	BytesOut int64   `json:"bytes_out"`
 	BytesIn  int64   `json:"bytes_in"`
@@ -32,21 +32,21 @@ type Receipt struct {
 	Cause    string  `json:"cause,omitempty"`
 }
 
-// How a forward ended.
+// The outcomes of a forward.
 const (
 	OutcomeOK       = "ok"
-	OutcomeFallback = "fallback"
-	OutcomeLost     = "lost"
-	OutcomeGone     = "client_gone"
-	OutcomeRelayed  = "relayed_error"
+	OutcomeFallback = "fallback"      // it failed before the first event, and the request is served in another way
+	OutcomeLost     = "lost"          // the peer was lost in the middle of the answer
+	OutcomeGone     = "client_gone"   // the client left
+	OutcomeRelayed  = "relayed_error" // the peer's refusal was passed on to the client
 )
 
-// usd is what so many bytes cost at prices in USD per GB, 1e9 bytes.
+// usd is the price in USD of so many bytes. The prices are in USD per GB, 1e9 bytes.
 func usd(out, in int64, priceOut, priceIn float64) float64 {
 	return (float64(out)*priceOut + float64(in)*priceIn) / 1e9
 }
 
-// maxReceipts is how many receipts are kept.
+// maxReceipts bounds the receipts that are kept.
 const maxReceipts = 10_000
 
 // receipts keeps the last receipts, in a ring that grows until it is full.
@@ -56,7 +56,7 @@ type receipts struct {
 	next int
 }
 
-// add keeps a receipt, in place of the oldest one if there are maxReceipts.
+// add adds a receipt, and drops the oldest one if there are already maxReceipts.
 func (r *receipts) add(receipt *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,7 +68,7 @@ func (r *receipts) add(receipt *Receipt) {
 	r.next = (r.next + 1) % maxReceipts
 }
 
-// last returns up to n, the latest first.
+// last returns at most n receipts, the latest first.
 func (r *receipts) last(n int) []Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +80,7 @@ func (r *receipts) last(n int) []Receipt {
 	return list
 }
 
-// fields are the receipt as the log has it.
+// fields returns the receipt as fields of a log line.
 func (r *Receipt) fields() []zap.Field {
 	return []zap.Field{
 		zap.String("rid", r.RID), zap.String("origin", r.Origin), zap.String("peer", r.Peer), zap.String("model", r.Model),
@@ -89,7 +89,7 @@ func (r *Receipt) fields() []zap.Field {
 	}
 }
 
-// spending is the money spent on a peer's egress on the present UTC day.
+// spending is the cost of a peer's egress on the present UTC day.
 type spending struct {
 	day string
 	usd float64

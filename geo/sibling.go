@@ -4,12 +4,11 @@ import (
 	"slices"
 )
 
-// A sibling is a peer of our own region: another dispatcher for the same engines.
-// Probes say which of them admits to a decode group. A request whose model this dispatcher does not
-// decode goes to a sibling that does, wherever a policy would have sent it.
+// A sibling is a peer of the own region: another dispatcher for the same engines. Each decode group has one owner among the
+// siblings, which alone admits requests to it; the answers to probes name the owner. If this dispatcher owns no group that
+// decodes a request's model, the request goes to a sibling that does, without asking the policy.
 
-// Siblings returns the siblings that live, by the names that they give themselves, and of these
-// the siblings that do not leave.
+// Siblings returns the names of the siblings that are up, and the names of those among them that do not drain.
 func (n *Node) Siblings() (live, stay []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -24,18 +23,17 @@ func (n *Node) Siblings() (live, stay []string) {
 	return live, stay
 }
 
-// sibling says whether a dispatcher with that id may be a sibling.
+// sibling reports whether a dispatcher with this id may be a sibling.
 func (n *Node) sibling(id string) bool {
 	return n.cfg.Siblings &&
 		slices.ContainsFunc(n.cfg.Peers, func(c PeerConfig) bool { return c.Region == n.cfg.Self.Region && c.AnswersTo(id) })
 }
 
-// decodes says whether a peer decodes a model now. A peer of another region decodes every model that
-// it offers.
+// decodes reports whether a peer decodes a model now. A peer of another region decodes every model that it offers.
 func (p *peer) decodes(model string) bool {
 	return !p.sibling || slices.Contains(p.decoded, model)
 }
 
-// disown notes that a sibling owns no decode group, or does not answer, until its next
-// probe says otherwise. It is called with the node's lock held.
+// disown notes that a sibling probably owns no decode group any more, because it did not serve a request. Its next answer to a
+// probe corrects this. disown is called with the node's lock held.
 func (p *peer) disown() { p.decoded = nil }

@@ -13,8 +13,8 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Node is this dispatcher among the others: it knows its peers, decides which
-// requests go to a peer, and carries them there.
+// Node connects this dispatcher with its peers: it probes them, decides which requests are forwarded to a peer, and forwards
+// these requests.
 type Node struct {
 	cfg      Config
 	boot     string
@@ -24,16 +24,17 @@ type Node struct {
 	metrics  *metrics
 	verifier *Verifier
 	receipts receipts
-	// running counts the goroutines and probers that Close waits for: those that probe a peer, follow the discovery of peers, or read
-	// the end of a forward's body. They begin under mu, or before Start returns, so that none begins while Close waits.
+	// running counts the goroutines and probers for which Close waits: they probe a peer, follow the discovery of peers, or
+	// read the end of a forward's body. They begin under mu, or before Start returns, so that none begins while Close
+	// waits.
 	running sync.WaitGroup
 	ctx     context.Context // its end stops the probers
 	stop    context.CancelFunc
 
-	snapshot int64 // bytes that the memory of the prompts sent to one peer may take
+	snapshot int64 // bound of the memory for the prompts sent to one peer, in bytes
 
 	mu       sync.Mutex
-	text     string // the policy as Parse takes it
+	text     string // the policy, in the form that Parse reads
 	settings policy.Settings
 	policy   *policy.Policy // made of settings and text; each model decides by a copy
 	models   map[string]*modelState
@@ -47,69 +48,68 @@ type Tier interface {
 	Wake()
 }
 
-// modelState is how the requests of one model are decided.
+// modelState is the state of the decisions for one model.
 type modelState struct {
 	policy policy.Policy
 	push   policy.Settings // the settings of the present round
 	drain  policy.Drain
 	round  uint64
 	places []policy.Place
-	peers  []*peer // the peers of the places behind the local places
-	local  int     // how many local places there are
+	peers  []*peer // the peers of the places after the local places
+	local  int     // number of local places, which come first in places
 	hits   []int32
 	barred []bool
 }
 
-// peer is what a Node knows of another dispatcher. All of it is under the
-// Node's lock.
+// peer is the state of another dispatcher. The Node's lock guards it.
 type peer struct {
 	conf   *PeerConfig
 	id     string // the id of its entry, with the address if the entry stands for several dispatchers
 	target *engine.Target
 
-	// Its prober.
+	// The state of its prober.
 	ctx        context.Context // its end stops the prober
 	cancel     func()
 	link       Link
-	cancelNext func() bool // cancels the next question; false: it was asked already
+	cancelNext func() bool // cancels the next question; false: the question was sent already
 
-	sibling bool // a dispatcher of our own region, with the same engines
-	gone    bool // its name does not resolve to this address any more; forwards may still be under way
+	sibling bool // a dispatcher of the own region, with the same engines
+	gone    bool // its name no longer resolves to this address; forwards may still be under way
 
-	// From its probes.
-	name       string // the id that it gives itself
-	boot       string
-	itself     bool // the address is this dispatcher's own, behind a name that resolves to several
-	major      int
-	decoded    []string // of a sibling: models that it decodes
+	// The results of its probes.
+	name       string   // its id, by its last answer
+	boot       string   // names its process
+	itself     bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
+	major      int      // major version of its protocol; -1: not known
+	decoded    []string // of a sibling: the models that it decodes
 	probed     bool
 	up         bool
 	misses     int
 	goodsInRow int
-	fault      string    // why the last probe was missed
-	good       time.Time // when the last good one was answered
+	fault      string    // error of the last probe; empty: it was answered
+	good       time.Time // when it last answered a probe
 	draining   bool
 	offers     map[string]policy.Offer
 	rtt        policy.RTT
 
-	// Of our forwards.
+	// The state of forwards to it.
 	reserved   policy.Reservations
 	circuit    circuit.Circuit
 	distrust   policy.Distrust
 	residual   fit.Residual
 	trust      policy.Trust
-	unanswered int // requests that have no first event yet; see awaitsWhole for those that are not streamed
+	unanswered int // requests without a first event; see awaitsWhole for requests that are not streamed
 	spent      spending
 	inflight   map[*Forward]struct{}
-	prompts    *index.Index // the prompts that were forwarded there
+	prompts    *index.Index // the prompts that were forwarded to it
 	slot       index.Slot
-	reasons    map[string]policy.Reason // by model, as judged last
+	reasons    map[string]policy.Reason // by model: the last result of Judge
 }
 
-// at is a time as policies count it: in ms since the node was made.
+// at converts a time for policies: to ms since the node was made.
 func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
 
-// model is the state of one model's decisions; nil: there are too many models.
+// model returns the state of a model, and makes it if there is none; nil: there are too many models.
 func (n *Node) model(name string) *modelState {
 	s := n.models[name]
 	if s == nil && len(n.models) < maxModelStates {
@@ -125,11 +125,10 @@ func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond)
 
 // Link carries probes to one peer: over HTTP, or in a simulation.
 type Link interface {
-	// Ask brings a question to the peer. It calls answered once, before or after it
-	// returns: with the answer, or with an error when there is none within limit or
-	// when ctx ends.
+	// Ask sends a question to the peer. It calls answered once, before or after it returns: with the answer, or with an
+	// error if no answer comes within limit or if ctx ends.
 	Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo))
-	// Warm keeps connections ready for the requests that are forwarded to the peer.
+	// Warm keeps idle connections ready for requests that are forwarded to the peer.
 	Warm(ctx context.Context, limit time.Duration) error
 	Close()
 }
@@ -137,10 +136,10 @@ type Link interface {
 // Echo is the outcome of a question.
 type Echo struct {
 	Text    []byte
-	Trip    time.Duration // from when the question was written until the answer came
-	Dialled bool          // the connection was dialled for this question, so that Trip is no round trip
+	Trip    time.Duration // from the writing of the question to its answer
+	Dialled bool          // the connection was dialled for this question, so that Trip is longer than a round trip
 	Err     error
 }
 
-// maxModelStates bounds the states that requests for unknown models could create.
+// maxModelStates bounds the number of models with a state, because requests may name any models.
 const maxModelStates = 1024

@@ -7,7 +7,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Status is what a Node knows, for operators.
+// Status is the state of a Node in the admin API.
 type Status struct {
 	ID      string       `json:"id"`
 	Region  string       `json:"region"`
@@ -20,10 +20,10 @@ type Status struct {
 	Peers   []PeerStatus `json:"peers"`
 }
 
-// PeerStatus is one peer.
+// PeerStatus is the state of one peer in the admin API.
 type PeerStatus struct {
 	ID         string                  `json:"id"`
-	Name       string                  `json:"name,omitempty"` // the id that the peer gives itself
+	Name       string                  `json:"name,omitempty"` // its id, by its last answer
 	Region     string                  `json:"region"`
 	URL        string                  `json:"url"`
 	Up         bool                    `json:"up"`
@@ -36,14 +36,14 @@ type PeerStatus struct {
 	InFlight   int                     `json:"in_flight"`
 	USDToday   float64                 `json:"usd_today"`
 	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms, because the peer was slower than predicted
-	Unanswered int                     `json:"unanswered"`  // requests that have no first event yet
-	Window     int                     `json:"window"`      // how many may be unanswered: it grows with each first event in time, and shrinks with late ones until some minutes have passed
+	Unanswered int                     `json:"unanswered"`  // requests without a first event
+	Window     int                     `json:"window"`      // bound of unanswered; shrinks after late first events
 	Circuit    string                  `json:"circuit"`     // closed, or open
 	Models     map[string]policy.Offer `json:"models"`
-	Available  map[string]string       `json:"available"` // by model: available, or why not
+	Available  map[string]string       `json:"available"` // by model: available, or the reason why not
 }
 
-// Status returns a copy of what the node knows.
+// Status returns a copy of the node's state.
 func (n *Node) Status() Status {
 	now := n.clock.Now()
 	n.mu.Lock()

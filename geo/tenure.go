@@ -12,17 +12,18 @@ import (
 	"evenkeel/lease"
 )
 
-// HandBackPath is the path at which a dispatcher asks the holder for a region, or a decode group, that it should own.
+// HandBackPath is the path at which a dispatcher asks the holder of a region, or of a decode group, to hand it over.
 const HandBackPath = "/evenkeel/peer/v1/handback"
 
-// HandBack asks for a region, or for one decode group of it, that is held with this epoch.
+// HandBack asks the holder of a region, or of one of its decode groups, to hand it over. Epoch is the epoch of the holder's
+// lease.
 type HandBack struct {
 	Region string `json:"region"`
 	Group  string `json:"group,omitempty"`
 	Epoch  int64  `json:"epoch"`
 }
 
-// Scope names the region or group that is asked for.
+// Scope names the region or group, for messages.
 func (h HandBack) Scope() string {
 	if h.Group != "" {
 		return "group " + h.Group
@@ -30,35 +31,35 @@ func (h HandBack) Scope() string {
 	return "region " + h.Region
 }
 
-// VotePath is the path at which an owner that cannot reach the store of leases asks a
-// dispatcher for the promise not to admit.
+// VotePath is the path at which an owner that cannot reach the store of leases asks another dispatcher for a promise: not to
+// admit requests itself for a while.
 const VotePath = "/evenkeel/peer/v1/pledge"
 
-// Vote asks for that promise, for a decode group that is held with an epoch.
+// Vote asks for this promise, for one decode group.
 type Vote struct {
 	Region string `json:"region"`
 	Group  string `json:"group"`
 	lease.Vote
 }
 
-// HandedBack is the holder's answer once it admits nothing more: its own requests that still
-// run on the ranks.
+// HandedBack is the answer of the former holder, after it has stopped admission. It lists the requests that the former holder
+// still runs.
 type HandedBack struct {
 	HandBack
 	Ranks []Resident `json:"ranks"`
 }
 
-// Resident is what the former holder still runs on a decode rank.
+// Resident is the load that the former holder still has on a decode rank.
 type Resident struct {
 	ID       string `json:"id"` // host:port or host:port/rank
 	Requests int    `json:"requests"`
 	KVTokens int64  `json:"kv_tokens"`
 }
 
-// ErrHandBack says that a region or group is not handed back.
+// ErrHandBack is the error if a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
-// AskBack asks a peer, by the name that it gives itself, for a region or group that it holds.
+// AskBack asks the peer with this name for a region or group that it holds.
 func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	text, err := n.post(ctx, name, HandBackPath, ask)
 	if err != nil {
@@ -70,13 +71,13 @@ func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h Handed
 	return h, nil
 }
 
-// AskVote asks a peer, by the name it gives itself, for a promise.
+// AskVote asks the peer with this name for a promise.
 func (n *Node) AskVote(ctx context.Context, name string, ask Vote) error {
 	_, err := n.post(ctx, name, VotePath, ask)
 	return err
 }
 
-// post sends a question to a peer, by the name it gives itself, and reads the answer.
+// post sends a question to the peer with this name, and returns the answer.
 func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
 	t, to := n.named(name)
 	if t == nil {
@@ -106,7 +107,7 @@ func (n *Node) post(ctx context.Context, name, path string, ask any) ([]byte, er
 	return text, nil
 }
 
-// named returns the target and address of the peer with that name; nil: there is no such peer.
+// named returns the target and address of the peer with this name; nil: there is none.
 func (n *Node) named(name string) (*engine.Target, address) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// A Verifier decides which requests on the peer listener come from another dispatcher.
+// A Verifier checks that a request on the peer listener comes from another dispatcher.
 type Verifier struct {
 	self    string
-	boot    string // the run of this process, as probes report it
+	boot    string // names this process, in answers to probes
 	maxHops int
 	skew    time.Duration
 	keys    atomic.Pointer[Keys] // nil: no signature is required
 	nonces  *nonces
-	known   func(id string) (sans []string, ok bool)
+	known   func(id string) (sans []string, ok bool) // the names that the certificate of a peer may have; false: no such peer
 }
 
 // Refusal is the answer to a request that the Verifier refuses.
@@ -33,25 +33,23 @@ func refuse(status int, reject, format string, args ...any) *Refusal {
 	return &Refusal{status, reject, fmt.Sprintf(format, args...)}
 }
 
-// Credentials are what a request on the peer listener presents.
+// Credentials are the parts of a request on the peer listener that prove its sender.
 type Credentials struct {
 	Message
 	Body           []byte   // nil for CheckHead, which runs before the body is read
-	Hop, Signature string   // headers, empty if there are none
-	Names          []string // URI and DNS names of its certificate, which was verified
+	Hop, Signature string   // headers; empty: missing
+	Names          []string // URI and DNS names in the certificate, whose authority was verified
 	Certified      bool     // the request came with a certificate
 }
 
-// CheckHead refuses a request that Verify would refuse with any body, so
-// that the body of a stranger's request is not read.
+// CheckHead refuses a request that Verify would refuse with any body. The body of a stranger's request is therefore not read.
 func (d *Verifier) CheckHead(credentials *Credentials, now time.Time) *Refusal {
 	_, refusal := d.verifyHead(credentials, now)
 	return refusal
 }
 
-// Verify checks which dispatcher sent a request, and then whether it may have come this way.
-// If there are keys, the request needs a signature. If it has a certificate, the certificate must
-// have a name of the peer. The request must have one of the two.
+// Verify checks which dispatcher sent a request, and whether the hop is allowed. The request must have a signature or a
+// certificate. If there are keys, it must have a signature. If it has a certificate, this must contain a name of the peer.
 func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusal) {
 	h, refusal := d.verifyHead(credentials, now)
 	if refusal != nil {
@@ -72,7 +70,7 @@ func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusa
 	return h, nil
 }
 
-// verifyHead checks all but the body and the certificate.
+// verifyHead checks everything except the body and the certificate.
 func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Refusal) {
 	h, err := ParseHop(credentials.Hop)
 	switch {
@@ -116,10 +114,9 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 	return h, nil
 }
 
-// addressed says whether the request was sent to this run of this dispatcher. The
-// sender of a probe does not know the run yet. If an entry of geo.peers stands for
-// several dispatchers, the sender knows only the prefix of their ids. A probe changes
-// nothing, so that a recorded probe may be answered again.
+// addressed reports whether the request was sent to this process of this dispatcher. The sender of a probe does not know the
+// process yet; and if its entry of geo.peers stands for several dispatchers, it only knows the prefix of their ids. A probe
+// changes nothing, so that answering a recorded probe again does no harm.
 func (d *Verifier) addressed(target string, h *Hop) bool {
 	if target == ProbePath {
 		return h.To == d.self || strings.HasPrefix(d.self, h.To+"-")

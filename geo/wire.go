@@ -11,17 +11,17 @@ import (
 	"evenkeel/prefill"
 )
 
-// ProbePath is the path of a probe, with which a dispatcher asks another for its state.
+// ProbePath is the path of probes, by which a dispatcher asks another one for its state.
 const ProbePath = "/evenkeel/peer/v1/probe"
 
 const (
 	version    = "1.0"
-	maxProbe   = 64 << 10 // bytes of a question or an answer; a longer one is refused
-	maxModels  = 256      // models of an answer; an answer with more is refused
-	maxFreeFor = 1 << 16  // free places that are believed: fewer requests than that come between two probes
+	maxProbe   = 64 << 10 // bytes; a longer question or answer is refused
+	maxModels  = 256      // an answer with more models is refused
+	maxFreeFor = 1 << 16  // limit of Offer.Free, which is more than the requests that come between two probes
 )
 
-// question is the body of a probe; fields that this version does not know are ignored.
+// question is the body of a probe. Unknown fields are ignored.
 type question struct {
 	Version string `json:"v"`
 	ID      string `json:"id"`
@@ -30,8 +30,7 @@ type question struct {
 	SentUs  int64  `json:"t_us"`
 }
 
-// answer is what a dispatcher reports of itself. It names models, never
-// prompts, tenants or sessions.
+// answer is the answer to a probe: the state of a dispatcher. It contains names of models, but no prompts, tenants or sessions.
 type answer struct {
 	Version  string  `json:"v"`
 	ID       string  `json:"id"`
@@ -41,15 +40,15 @@ type answer struct {
 	ProcUs   float64 `json:"proc_us"`
 	Draining bool    `json:"draining"`
 	Tenure
-	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // to its peers: the nearest peer takes over its region
+	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // to its peers; the nearest peer takes its region over if it dies
 	Models map[string]policy.Offer `json:"models"`
 }
 
-// ErrProbe says that the answer to a probe cannot be believed.
+// ErrProbe is the error for a wrong answer to a probe.
 var ErrProbe = errors.New("the answer to a probe cannot be believed")
 
-// readAnswer reads an answer. The policy refuses impossible numbers later;
-// numbers that are only too large are reduced to the limit here.
+// readAnswer reads an answer. It reduces numbers that are too large to their limit; the policy refuses impossible numbers
+// later.
 func readAnswer(text []byte) (answer, error) {
 	var a answer
 	if len(text) > maxProbe {
@@ -74,7 +73,7 @@ func readAnswer(text []byte) (answer, error) {
 
 const maxModelName = 512
 
-// major is the first number of a version; -1: there is none.
+// major is the major number of a version; -1: the version is invalid.
 func major(v string) int {
 	first, _, _ := strings.Cut(v, ".")
 	n, err := strconv.Atoi(first)
@@ -84,19 +83,19 @@ func major(v string) int {
 	return n
 }
 
-// Tenure is the part of an answer that says what a dispatcher owns.
+// Tenure is the part of an answer that lists the regions or decode groups that a dispatcher owns.
 type Tenure struct {
-	Epochs map[string]int64 `json:"epochs,omitempty"`
-	Seen   map[string]int64 `json:"seen,omitempty"` // by region or group: the highest epochs that it knows of
-	Lent   map[string]int   `json:"lent,omitempty"` // requests that it still runs on engines which it has handed back
+	Epochs map[string]int64 `json:"epochs,omitempty"` // by region: the epoch with which it owns the region
+	Seen   map[string]int64 `json:"seen,omitempty"`   // by region or group: the highest epoch that it has seen
+	Lent   map[string]int   `json:"lent,omitempty"`   // requests that it still runs on engines of regions that it has handed back
 
-	// For siblings only.
-	Groups  map[string]int64         `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
+	// The fields below are only used by siblings.
+	Groups  map[string]int64         `json:"groups,omitempty"`  // by decode group that it owns: the epoch
 	Decodes []string                 `json:"decodes,omitempty"` // the models of these groups
 	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // its share of the load of prefill engines
 }
 
-// ProbeReport is what a peer's answer to a probe said.
+// ProbeReport is the part of a peer's answer to a probe that the caller of New gets.
 type ProbeReport struct {
 	Peer, Region string
 	Tenure
