@@ -1,8 +1,7 @@
 // Package etcd keeps a lease as an etcd key that lives as long as an etcd lease.
 //
-// It grants and renews that lease itself. A Session of client/v3/concurrency
-// renews in the background and does not say when. But an owner must know when it
-// renewed last, so that it stops in time.
+// The package grants and renews the etcd lease itself. A Session of client/v3/concurrency would renew it in the background,
+// without saying when. An owner must know when it last renewed, so that it stops in time.
 package etcd
 
 import (
@@ -26,9 +25,9 @@ import (
 func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: t, DialTimeout: 5 * time.Second,
-		// the client would warn of every call that fails; a claim logs that once
+		// The client would log a warning for every failed call; a claim logs the first of them.
 		Logger:            log.WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel)),
-		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // so that the client soon leaves a member that is gone
+		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, // the client soon notices a dead etcd member
 	})
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
@@ -36,28 +35,27 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 	return c, nil
 }
 
-// Engine is one lease. Its key owner goes when the holder's time is over.
-// Its key last stays, and has the last holder; it is empty if the lease
-// was given back. The epoch is the revision of the acquisition, which both keys have,
-// plus the base: a store that lost its data counts revisions from 1 again, and the
-// next acquisition then sets the base to the highest epoch that was seen. The key terms has
-// the base, and the duration and members of the holder's lease. The evenkeel version before
-// has no key terms: its lease has no base, and its duration is not known here.
-// It implements lease.Engine.
+// Engine is one lease in three keys. It implements lease.Engine.
+//
+// The key owner exists while the holder's time runs. The key last names the last holder; it is empty if the lease was given
+// back. The epoch is the revision at which the acquisition wrote both keys, plus a base. A store that lost its data
+// counts revisions from 1 again; the next acquisition then sets the base to the highest epoch that was seen. The key terms
+// has the base, and the duration and the members of the holder's lease. A lease of an older evenkeel version has no key
+// terms: its base is 0, and its duration is not known.
 type Engine struct {
 	client             *clientv3.Client
 	owner, last, extra string
 	identity           string
-	terms              terms // of our own acquisitions
+	terms              terms // of this dispatcher's acquisitions
 
-	held  clientv3.LeaseID
-	seen  int64 // revision of last's last write; 0: there is none
-	now   int64 // revision of the store at the last Look
-	base  int64 // as read or written last
-	doubt bool  // a release that failed may still take effect
+	held  clientv3.LeaseID // the etcd lease of this dispatcher's key owner
+	seen  int64            // revision at which the key last was last written; 0: it does not exist
+	now   int64            // revision of the store at the last Look
+	base  int64            // base of the epoch, as last read or written
+	doubt bool             // a failed release may still take effect
 }
 
-// terms is what the last acquisition wrote into the key terms.
+// terms is the value of the key terms, which an acquisition writes.
 type terms struct {
 	Base    int64    `json:"base,omitempty"`
 	Seconds int64    `json:"seconds"`
@@ -66,8 +64,7 @@ type terms struct {
 
 var _ lease.Engine = (*Engine)(nil)
 
-// New makes the engine of the lease with this name. identity is this dispatcher's, and duration how long its leases
-// last.
+// New makes the engine of the lease with this name. identity names this process, and duration is how long its leases last.
 func New(client *clientv3.Client, name, identity string, duration time.Duration, members []string) *Engine {
 	return &Engine{
 		client: client, owner: name + "/owner", last: name + "/last", extra: name + "/terms", identity: identity,
@@ -75,7 +72,7 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 	}
 }
 
-// Look reads all keys at one revision.
+// Look reads all three keys at one revision.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.owner), clientv3.OpGet(e.last), clientv3.OpGet(e.extra)).Commit()
 	if err != nil {
@@ -102,7 +99,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	switch {
 	case len(owner) > 0:
 		rec.Holder, rec.Epoch, rec.Term = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.Running
-		if rec.Holder == e.identity { // the answer to this acquisition may have been lost
+		if rec.Holder == e.identity { // the answer to the acquisition may have been lost, and with it the etcd lease
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
 	case rec.Holder != "":
@@ -111,10 +108,11 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes all keys, if no other dispatcher has written them since Look.
+// Acquire writes all three keys, if no other dispatcher has written them since Look.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
 	terms := e.terms
-	if terms.Base = e.base; above > e.base+e.now { // the store lost its data, or an engine's guard saw a higher epoch
+	terms.Base = e.base
+	if above > e.base+e.now { // the store lost its data, or an engine's guard saw a higher epoch
 		terms.Base = above
 	}
 	text, err := json.Marshal(terms)
@@ -134,7 +132,7 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.owner, err)
 	}
 	if !response.Succeeded {
-		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, it expires
+		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, the etcd lease expires
 		return lease.Record{}, lease.ErrTaken
 	}
 	e.held, e.seen, e.base, e.doubt = granted.ID, response.Header.Revision, terms.Base, false
@@ -144,12 +142,11 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	}, nil
 }
 
-// Renew checks that the key is ours and then prolongs its etcd lease. The check comes
-// first, because a client that reaches no etcd member repeats the second call without
-// pause.
+// Renew checks that this dispatcher has the key owner, and then prolongs the key's etcd lease. The check is a call of its
+// own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	ours, writes := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.owner), "=", epoch-e.base)}, []clientv3.Op(nil)
-	if e.doubt { // this write makes a release that is still on its way fail
+	if e.doubt { // this write makes a release fail that is still on its way
 		ours, writes = append(ours, clientv3.Compare(clientv3.ModRevision(e.last), "=", e.seen)),
 			[]clientv3.Op{clientv3.OpPut(e.last, e.identity)}
 	}
@@ -170,7 +167,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return nil
 }
 
-// Release deletes the key owner, and empties the key last.
+// Release deletes the key owner and empties the key last.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	e.doubt = true
 	response, err := e.client.Txn(ctx).
@@ -183,11 +180,12 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	case !response.Succeeded:
 		return e.changed(ctx, epoch)
 	}
-	_, _ = e.client.Revoke(ctx, e.held) // no key has this etcd lease any more; if this fails, it expires
+	_, _ = e.client.Revoke(ctx, e.held) // no key has this etcd lease any more; if the call fails, the etcd lease expires
 	return nil
 }
 
-// changed reads who holds the lease, after a write failed because a key had changed; ErrLost: it is not ours any more.
+// changed reads the lease after a write failed because a key had changed. It returns ErrLost if this dispatcher no longer
+// holds the lease.
 func (e *Engine) changed(ctx context.Context, epoch int64) error {
 	rec, err := e.Look(ctx)
 	if err != nil {
