@@ -1,12 +1,11 @@
 // Package kube keeps a lease as a Kubernetes Lease object, with client-go.
 //
-// It writes the object itself and does not use client-go's LeaderElector, which
-// is not enough for an owner that must stop in time: it counts the renew deadline from the end of
-// its wait and so stops up to one wait late, a leader starts at the moment it
-// acquires, a holder of the same name that acquires again gets no new
-// leaseTransitions, and its callbacks get neither the epoch nor whether the lease was released.
-// Its documentation promises no fencing. The object's fields keep their meaning, so that kubectl
-// and other tools can read it.
+// The package does not use client-go's LeaderElector, which cannot guarantee that an owner stops in time, and whose
+// documentation promises no fencing. The LeaderElector counts the renew deadline from the end of its wait, so that an owner
+// stops up to one wait late. A new leader starts as soon as it has acquired the lease. A holder that acquires again under
+// the same name does not increase leaseTransitions. The callbacks get neither the epoch nor whether the lease was released.
+//
+// The object's fields keep their usual meaning, so that kubectl and other tools can read them.
 package kube
 
 import (
@@ -29,8 +28,8 @@ type Engine struct {
 	name     string
 	identity string
 	duration time.Duration
-	members  []string              // the only dispatchers that may ever take the lease; empty: any may
-	last     *coordinationv1.Lease // the object as read or written last; nil: there is none
+	members  []string              // the only dispatchers that may ever take the lease; empty: any dispatcher may
+	last     *coordinationv1.Lease // the object, as last read or written; nil: it does not exist
 }
 
 var _ lease.Engine = (*Engine)(nil)
@@ -57,7 +56,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return e.record(), nil
 }
 
-// record reads the object that was read or written last.
+// record returns the state in the object that was last read or written.
 func (e *Engine) record() lease.Record {
 	s := e.last.Spec
 	r := lease.Record{Stamp: e.last.ResourceVersion}
@@ -76,8 +75,8 @@ func (e *Engine) record() lease.Record {
 	return r
 }
 
-// Acquire replaces the object that was read last. The API server refuses that
-// if the object was written in the meantime: it then has another resourceVersion.
+// Acquire replaces the object that was last read. The API server refuses this if the object was written since: it then has
+// another resourceVersion.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
 		Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
@@ -113,22 +112,22 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	return e.record(), nil
 }
 
-// Renew writes a new renewTime, and our duration, in case the object was edited.
+// Renew writes a new renewTime. It also writes the duration again, in case a person edited the object.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return e.write(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.RenewTime, s.LeaseDurationSeconds = new(metav1.NowMicro()), new(int32(e.duration.Seconds()))
 	})
 }
 
-// Release empties the holder, as client-go does.
+// Release clears the holder, as client-go does.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	return e.write(ctx, "release", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.HolderIdentity, s.RenewTime, s.LeaseDurationSeconds = new(""), new(metav1.NowMicro()), new(int32(1))
 	})
 }
 
-// write changes the object if we hold it. If the object was written since it was read, by a call of
-// ours whose answer was lost or by another writer, write reads it again and tries once more.
+// write changes the object if this dispatcher holds the lease. If the object was written since it was last read, by a call
+// whose answer was lost or by another writer, write reads the object again and retries once.
 func (e *Engine) write(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
 	for range 2 {
 		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
