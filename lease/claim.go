@@ -10,8 +10,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Claim runs one dispatcher's claim to one scope: it has the machine, its engine
-// and the goroutine that runs them.
+// A Claim runs the Machine of one dispatcher for one scope: Run makes the machine's calls to the Engine, and passes the
+// answers back.
 type Claim struct {
 	engine    Engine
 	hooks     Hooks
@@ -23,32 +23,32 @@ type Claim struct {
 	machine  *Machine
 	lastView View // the view of the last OnChange; under mu
 
-	logged    logOnce                   // what was logged; only Run's goroutine changes it
-	admission atomic.Pointer[admission] // until when the dispatcher admits, for readers without the lock; nil: it does not admit
+	logged    logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
+	admission atomic.Pointer[admission] // for readers without the lock; nil: the dispatcher does not admit
 
 	origin time.Time
-	wall   func(now time.Time) time.Time // the wall clock, which goes on while the computer is suspended
-	ahead  time.Duration                 // how far the wall clock ran ahead of the monotonic clock since origin, as observed last
+	wall   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
+	ahead  time.Duration                 // aheadAt of the last observe
 	asking map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
 
 	wakeUp chan struct{}
 	done   chan struct{}
 }
 
-// Hooks are what a claim needs of the dispatcher.
+// Hooks are the calls of a claim to its dispatcher.
 type Hooks struct {
-	// OnChange is called with every view that differs from the view before. When
-	// it has returned from a view that does not admit, the dispatcher must admit nothing
-	// more: only then is a lease released. It must not call the claim.
+	// OnChange is called with every view that differs from the view before. When a call with a view that does not
+	// admit has returned, the dispatcher must admit nothing more, because the lease may be released then. OnChange
+	// must not call the claim.
 	OnChange func(View)
-	// AskBack asks the holder, a dispatcher's id, to give the scope back.
+	// AskBack asks the holder, which is a dispatcher's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
-	// Vote asks another member for its promise not to admit before a lease duration and a start delay are over (Machine.Promise). An error
-	// means that there is no promise. It is called only with Config.Members.
+	// Vote asks another member for its promise (Machine.Promise) not to admit until a lease duration and a start delay
+	// are over. An error means that the member gives no promise. Vote is only called if Config.Members is set.
 	Vote func(ctx context.Context, member string, ask Vote) error
 }
 
-// admission is until when a claim admits if no view changes.
+// admission is the time until which a claim admits unless its view changes.
 type admission struct {
 	until time.Time
 	ahead time.Duration // Claim.ahead when until was set
@@ -64,12 +64,13 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	}
 }
 
-// Run runs the claim until ctx ends. It does not release a lease that is held then, so
-// that the lease expires; call Leave before to release it.
+// Run runs the claim until ctx ends. It does not release a lease that is held then: the lease expires. To release it, call
+// Leave before.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
-	calling, open := false, 0 // calling: a call of the store is under way; open: how many calls are, those to dispatchers included
+	calling := false // a call of the store is under way
+	open := 0        // number of calls under way, calls to dispatchers included
 	begin := func(f func() result) {
 		open++
 		go func() { results <- f() }()
@@ -117,7 +118,7 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// askVotes asks every other member for a promise, unless a question to it is under way.
+// askVotes asks the other members for promises, except members to which a question is still under way.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	for _, member := range ask.Members {
 		if member == Dispatcher(ask.Holder) || c.asking[member] {
@@ -140,14 +141,14 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 	}
 }
 
-// aheadAt is how far the wall clock has run ahead of the monotonic clock since origin. It
-// grows when the clock is set forward, and while the computer is suspended.
+// aheadAt is how far the wall clock has run ahead of the monotonic clock since origin. This grows when the wall clock is
+// set forward, and while the computer is suspended.
 func (c *Claim) aheadAt(now time.Time) time.Duration {
 	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
 }
 
-// observe notices whether the computer was suspended since the last call. Renewals from
-// before then prove nothing any more. It is called with c.mu held.
+// observe detects whether the computer was suspended since the last call. Renewals from before a suspension no longer
+// prove that the lease is held. observe is called with c.mu held.
 func (c *Claim) observe(now time.Time) {
 	ahead := c.aheadAt(now)
 	if ahead-c.ahead > c.retry {
@@ -158,8 +159,7 @@ func (c *Claim) observe(now time.Time) {
 	c.ahead = ahead
 }
 
-// publish passes a changed view to OnChange. It is called with c.mu held, so that OnChange gets the views in their
-// order.
+// publish passes a changed view to OnChange. It is called with c.mu held, so that OnChange gets the views in order.
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
@@ -175,7 +175,7 @@ func (c *Claim) publish(now time.Time) {
 	c.hooks.OnChange(v)
 }
 
-// call makes one call of the engine, or asks the holder for the scope, and returns the outcome. It does not change the
+// call makes one call of the engine, or asks the holder for the scope. It returns the outcome, and does not change the
 // machine.
 func (c *Claim) call(ctx context.Context, call Call) result {
 	m := c.machine
@@ -206,8 +206,8 @@ func (c *Claim) call(ctx context.Context, call Call) result {
 	return r
 }
 
-// report passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, the
-// answer is replaced with an error.
+// report passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it
+// passes an error instead of the answer.
 func (c *Claim) report(r result) {
 	now := time.Now()
 	if r.err == nil && c.aheadAt(now)-r.ahead > c.retry {
@@ -222,8 +222,7 @@ func (c *Claim) report(r result) {
 	r.tell(now, r.err)
 }
 
-// errStoodStill replaces the answer of a call during which the computer was suspended: the
-// answer may be too old to be believed.
+// errStoodStill replaces the answer to a call during which the computer was suspended, because the answer may be old.
 var errStoodStill = errors.New("the machine stood still while this was under way")
 
 // tellMachine changes the machine's state and wakes Run.
@@ -234,17 +233,16 @@ func (c *Claim) tellMachine(change func(*Machine, time.Time)) {
 	c.wake()
 }
 
-// wake has Run look at the machine again.
+// wake makes Run look at the machine again.
 func (c *Claim) wake() {
 	select {
 	case c.wakeUp <- struct{}{}:
-	default: // Run has not taken the wake-up before yet
+	default: // an earlier wake-up is still pending
 	}
 }
 
-// GiveBack stops admission for a dispatcher that names the epoch, and then lets go
-// of the lease: while stopped runs nothing is admitted any more and nothing is
-// released yet.
+// GiveBack stops admission, calls stopped, and begins to release the lease, for a dispatcher that names the lease's
+// epoch. While stopped runs, nothing is admitted any more, and the lease is not released yet.
 func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -273,8 +271,8 @@ func (c *Claim) Claimed(epoch int64) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Claimed(now, epoch) })
 }
 
-// Promise answers an owner that cannot reach the store. If it returns no error, this
-// dispatcher admits nothing for the time of a lease and longer.
+// Promise answers an owner that cannot reach the store. If it returns no error, this dispatcher admits nothing for at least
+// the duration of a lease.
 func (c *Claim) Promise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,22 +292,23 @@ func (c *Claim) ObserveEpoch(epoch int64) {
 	c.machine.ObserveEpoch(epoch)
 }
 
-// Seen is the highest epoch that was read from the store, held here, or named by a dispatcher or by a guard in front of an engine.
+// Seen is the highest epoch that was read from the store, held by this dispatcher, or named by another dispatcher or by a
+// guard in front of an engine.
 func (c *Claim) Seen() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.seen
 }
 
-// Members returns the only members that may take the lease, as its holder wrote them; empty: every member may.
+// Members returns the list of dispatchers that may take the lease, as its holder wrote it; empty: any dispatcher may.
 func (c *Claim) Members() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.rec.Members
 }
 
-// Refused passes on that a guard in front of an engine refused our epoch, because it has
-// seen this higher epoch.
+// Refused tells the machine that a guard in front of an engine refused this dispatcher's epoch, because the guard has seen
+// the higher epoch that is given.
 func (c *Claim) Refused(epoch int64) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
 }
@@ -321,14 +320,14 @@ func (c *Claim) View() View {
 	return c.machine.View(time.Now())
 }
 
-// Admits is View.Admits for a caller that is about to act: if the time of the last renewal ran out during a pause
-// of the process, it is false although OnChange was not called yet. It takes no lock.
+// Admits is View.Admits for a caller that is about to admit a request. If the last renewal ran out while the process was
+// paused, Admits is false even before OnChange is called. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
-	s := c.admission.Load()
-	if s == nil || !now.Before(s.until) {
+	admission := c.admission.Load()
+	if admission == nil || !now.Before(admission.until) {
 		return false
 	}
-	if c.aheadAt(now)-s.ahead > c.retry { // the computer was suspended, and its monotonic clock, too
+	if c.aheadAt(now)-admission.ahead > c.retry { // the computer was suspended, during which its monotonic clock stood still
 		c.wake()
 		return false
 	}

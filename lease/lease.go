@@ -1,11 +1,10 @@
-// Package lease decides which dispatcher owns a scope of engines: a region that
-// a peer may take over, or a decode group that a standby may take over. The lease itself is
-// kept by a store with consensus, as a Kubernetes Lease or an etcd key. This package adds
-// the rules that neither store has: an owner that cannot renew stops before another
-// starts, a taker waits, a scope is handed back in two steps.
+// Package lease decides which dispatcher owns a scope of engines. A scope is a region that a peer may take over, or a
+// decode group that a standby may take over. A store with consensus keeps the lease itself, as a Kubernetes Lease or an
+// etcd key. This package adds rules that neither store has: an owner that cannot renew stops before another dispatcher
+// starts, a dispatcher that takes a scope over waits before it admits, and a scope is handed back in two steps.
 //
-// Machine is pure: the time and what was learned go in, the next call comes out.
-// Claim runs one against an Engine. Static is ownership without a lease.
+// Machine is pure: it receives the time and the outcomes of calls, and returns the next call. Claim runs a Machine
+// against an Engine. Static is ownership without a lease.
 package lease
 
 import (
@@ -15,56 +14,54 @@ import (
 	"time"
 )
 
-// Record is the state of a lease as an engine reads it.
+// Record is the state of a lease in the store.
 type Record struct {
 	Holder string // identity; empty: never held, or given back
-	Epoch  int64  // of the last acquisition, higher with each; 0: never held
-	Stamp  string // changes with every write: acquisition, renewal, release
+	Epoch  int64  // of the last acquisition; each acquisition has a higher epoch; 0: never held
+	Stamp  string // changes with every acquisition, renewal and release
 	Term   Term
 
-	Duration time.Duration // for which the holder's lease lasts after a renewal; 0: not known
-	Members  []string      // the only dispatchers that may ever take it; empty: any may
+	Duration time.Duration // how long the holder's lease lasts after a renewal; 0: not known
+	Members  []string      // the only dispatchers that may ever take the lease; empty: any dispatcher may
 }
 
-// Term says whether the engine itself keeps the holder's time, and how it stands.
+// Term says whether the store itself measures the holder's time, and whether it is over.
 type Term int
 
 // Terms.
 const (
-	Unsaid  Term = iota // the engine keeps no time: the holder lives while Stamp changes
-	Running             // the engine says that the holder's time runs
-	Over                // the holder's time ran out, and no dispatcher has acquired the lease since
+	Unsaid  Term = iota // the store does not measure it: the holder lives while Stamp changes
+	Running             // by the store, the holder's lease has not expired
+	Over                // by the store, the holder's lease has expired, and no dispatcher has acquired it since
 )
 
-// Engine is one lease in a store with compare-and-swap. Its calls are made one
-// at a time. A call that fails by its context may still take effect, even after
-// later calls. That is safe, because a write takes effect only if the lease was not
-// written since the engine last read it.
+// Engine is one lease in a store with compare-and-swap. Its methods are called one at a time. A call whose context ends may
+// still take effect, even after later calls. This is safe, because a write only takes effect if the lease was not written
+// since the engine last read it.
 type Engine interface {
 	// Look reads the lease.
 	Look(context.Context) (Record, error)
-	// Acquire takes the lease if it is as Look saw it, with an epoch that is higher
-	// than the store's and than above: a store that lost its data must not make
-	// epochs go back.
+	// Acquire takes the lease if it was not written since Look. The new epoch is higher than the store's epoch and
+	// higher than above, so that epochs never decrease, even if the store loses its data.
 	Acquire(ctx context.Context, above int64) (Record, error)
-	// Renew keeps a lease that is held with this epoch, even if its time had run
-	// out, as long as no other holder took it. Otherwise it returns ErrLost.
+	// Renew prolongs a lease that is held with this epoch. It may do so even after the lease has expired, as long as no
+	// other holder took it. Otherwise it returns ErrLost.
 	Renew(ctx context.Context, epoch int64) error
-	// Release gives the lease back. It returns ErrLost if the lease was not held with this epoch any more.
+	// Release gives the lease back. It returns ErrLost if the lease is no longer held with this epoch.
 	Release(ctx context.Context, epoch int64) error
 }
 
-// ErrLost says that the lease has another holder or epoch, or no holder.
+// ErrLost is returned if the lease has another holder or epoch, or no holder.
 var ErrLost = errors.New("the lease is not held with this epoch any more")
 
-// ErrTaken says that the lease was written since it was looked at.
+// ErrTaken is returned if the lease was written since the last Look.
 var ErrTaken = errors.New("the lease was written by another meanwhile")
 
-// Identity names one process of a dispatcher. A dispatcher that starts again is
-// another holder, because its process before may still live somewhere.
+// Identity names one process of a dispatcher. A restarted dispatcher is another holder, because its earlier process may
+// still run somewhere.
 func Identity(id, boot string) string { return id + "_" + boot }
 
-// Dispatcher is the dispatcher's id in a holder's identity.
+// Dispatcher returns the dispatcher's id that a holder's identity contains.
 func Dispatcher(holder string) string {
 	if i := strings.LastIndexByte(holder, '_'); i >= 0 {
 		return holder[:i]
@@ -72,29 +69,28 @@ func Dispatcher(holder string) string {
 	return holder
 }
 
-// Times are the waits that make two owners impossible. With Duration +
-// StartDelay at twice RenewDeadline, clocks may run at rates that differ by up
-// to a factor of two.
+// Times are the waits that prevent two owners at the same time. Duration + StartDelay is at least twice RenewDeadline, so that
+// the clocks of two computers may differ in speed by up to a factor of two.
 type Times struct {
-	Duration      time.Duration // a lease that was not renewed for so long may be taken
-	RenewDeadline time.Duration // an owner that could not renew for so long admits nothing
+	Duration      time.Duration // a lease may be taken if it was not renewed for this time
+	RenewDeadline time.Duration // an owner stops admission if it could not renew for this time
 	Retry         time.Duration // between renewals, and between looks
-	StartDelay    time.Duration // from a lease's expiry to its taker's first admission
-	RankDelay     time.Duration // a candidate of rank k waits k times as long in addition
-	Step          time.Duration // a step of the hand-back that takes longer has failed
+	StartDelay    time.Duration // from the expiry of a lease to the first admission of its next owner
+	RankDelay     time.Duration // a dispatcher of rank k waits k times this longer before it takes an expired lease
+	Step          time.Duration // a step of the hand-back fails after this time
 }
 
-// Waits are the times in the config file, which must be the same for every dispatcher. The
-// other Times are in proportion.
+// Waits are the times in the config file, which must be the same for every dispatcher. All other Times are scaled in
+// proportion to Lease.
 type Waits struct {
-	Lease      time.Duration `yaml:"lease"`       // an owner that does not renew for so long may lose what it owns
+	Lease      time.Duration `yaml:"lease"`       // an owner that does not renew for this time may lose what it owns
 	StartDelay time.Duration `yaml:"start_delay"` // from the end of the lease until another dispatcher admits
 }
 
-// DefaultWaits are the waits in DefaultTimes.
+// DefaultWaits are the Waits that result in DefaultTimes.
 func DefaultWaits() Waits { return Waits{DefaultTimes.Duration, DefaultTimes.StartDelay} }
 
-// Check calls bad for waits that could allow two owners.
+// Check calls bad for each wait that could allow two owners.
 func (w Waits) Check(bad func(key, format string, args ...any)) {
 	if w.Lease < 3*time.Second || w.Lease%time.Second != 0 {
 		bad("lease", "%v; write whole seconds, 3s or more", w.Lease)
@@ -104,15 +100,15 @@ func (w Waits) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// Times are all waits.
+// Times returns all times for these waits.
 func (w Waits) Times() Times {
 	t := DefaultTimes
-	part := func(d time.Duration) time.Duration {
+	scaled := func(d time.Duration) time.Duration {
 		return time.Duration(float64(d) / float64(t.Duration) * float64(w.Lease))
 	}
 	return Times{
-		Duration: w.Lease, RenewDeadline: part(t.RenewDeadline), Retry: part(t.Retry), StartDelay: w.StartDelay, RankDelay: part(t.RankDelay),
-		Step: part(t.Step),
+		Duration: w.Lease, RenewDeadline: scaled(t.RenewDeadline), Retry: scaled(t.Retry), StartDelay: w.StartDelay,
+		RankDelay: scaled(t.RankDelay), Step: scaled(t.Step),
 	}
 }
 

@@ -7,16 +7,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// logOnce logs a failure once, until the same call succeeds again.
+// logOnce logs a failure once, until the same call has succeeded again.
 type logOnce struct {
 	failing  [AskBack + 1]bool // by Call: the last call failed
 	slow     bool              // the last answer of the store came too late
-	duration time.Duration     // the duration of another holder's lease, as looked at last
-	members  []string          // the members of another holder's lease, as looked at last
-	differ   bool              // members differ from ours
+	duration time.Duration     // the duration of another holder's lease at the last look
+	members  []string          // the members of another holder's lease at the last look
+	differ   bool              // members are not the same as in this dispatcher's configuration
 }
 
-// result logs a call whose outcome is another than the last time.
+// result logs a call that fails, succeeds again, or is too slow, if this was not so at the last call. soon is the time limit
+// of a fast answer.
 func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Duration) {
 	if r.member != "" {
 		if r.err != nil {
@@ -25,13 +26,13 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 		return
 	}
 	failed := r.err != nil
-	switch was := s.failing[r.call]; {
-	case failed && was:
+	switch failedBefore := s.failing[r.call]; {
+	case failed && failedBefore:
 		log.Debug("ownership: the call still fails", zap.Stringer("call", r.call), zap.Error(r.err))
 	case failed:
 		log.Warn("ownership: a call to the lease's store or holder fails; the next line about it comes when it succeeds",
 			zap.Stringer("call", r.call), zap.Error(r.err))
-	case was:
+	case failedBefore:
 		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
 	}
 	s.failing[r.call] = failed
@@ -50,29 +51,29 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 	}
 }
 
-// change logs what is new in a view.
-func (s *logOnce) change(log *zap.Logger, was, v View) {
+// change logs the difference between two views.
+func (s *logOnce) change(log *zap.Logger, before, v View) {
 	switch {
-	case v.Voted && !was.Voted:
+	case v.Voted && !before.Voted:
 		log.Warn("ownership: the lease's store does not confirm renewals; this proxy goes on, because all other members have promised not to "+
 			"take over", zap.Int64("epoch", v.Epoch))
-	case was.Voted && !v.Voted && v.Admits:
+	case before.Voted && !v.Voted && v.Admits:
 		log.Info("ownership: the lease's store confirms renewals again", zap.Int64("epoch", v.Epoch))
-	case v.Phase == Fenced && was.Admits:
+	case v.Phase == Fenced && before.Admits:
 		log.Info("ownership: this proxy admits nothing any more, because the lease's store confirmed no renewal in time, or does not know the "+
 			"lease", zap.Int64("epoch", v.Epoch))
 	}
 }
 
-// looked logs that the holder of a lease has another duration, or other members,
-// than this dispatcher.
+// looked logs if the holder of a lease has another duration, or other members, than this dispatcher.
 func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
 	if rec.Holder == "" || rec.Holder == cfg.Self {
 		return
 	}
 	differ := !slices.Equal(rec.Members, cfg.Members)
+	logged := s.differ && slices.Equal(rec.Members, s.members)
 	switch {
-	case differ && !(s.differ && slices.Equal(rec.Members, s.members)):
+	case differ && !logged:
 		log.Warn("ownership: the holder's ha.members differ from ours, so no owner can go on while the lease's store is away; write the same "+
 			"list into the config of every proxy",
 			zap.String("holder", rec.Holder), zap.Strings("holders", rec.Members), zap.Strings("ours", cfg.Members))

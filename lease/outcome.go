@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// answered notes in away whether the store fails, or takes longer than a quarter of RenewDeadline: an owner, which
-// stops after RenewDeadline without a renewal, must get several answers in that time.
+// answered sets away: whether the store fails, or answers more slowly than a quarter of RenewDeadline. An owner stops after
+// RenewDeadline without a renewal, and must get several answers in this time.
 func (m *Machine) answered(sent, now time.Time, err error) {
 	m.away = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrTaken) || now.Sub(sent) > m.cfg.RenewDeadline/4
 }
 
-// Looked records what a Look read. It was sent at sent and answered at now.
+// Looked records the result of a Look, which was sent at sent and answered at now.
 func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	if m.answered(sent, now, err); err != nil {
 		m.nextCall = sent.Add(m.cfg.Retry)
@@ -26,10 +26,9 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 		}
 	case m.reclaim:
 		m.letGo(now)
-	// an acquisition whose answer was lost
-	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.forgotten() && !m.held:
+	case m.acquiredUnknowingly():
 		start := now.Add(m.startDelay())
-		if m.acquiredBlind { // when the acquisition succeeded, the store may not have known the last holder
+		if m.acquiredBlind { // the store may not have known the last holder when the acquisition took effect
 			start = start.Add(m.duration())
 		}
 		m.hold(sent, start, rec.Epoch)
@@ -38,21 +37,27 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	}
 }
 
-// record takes in what a look or an acquisition found.
+// acquiredUnknowingly reports whether the lease that was just read is held by this dispatcher although it does not know
+// this: the answer to its acquisition was lost.
+func (m *Machine) acquiredUnknowingly() bool {
+	return m.rec.Holder == m.cfg.Self && m.rec.Term != Over && m.rec.Epoch > m.epoch && !m.forgotten() && !m.held
+}
+
+// record stores the lease that a look or an acquisition returned.
 func (m *Machine) record(now time.Time, rec Record) {
 	if !m.looked || rec.Stamp != m.rec.Stamp || rec.Term != m.rec.Term || rec.Term == Running {
 		m.changed = now
 	}
-	// if the lease is released now, it was released after we began: we had seen it held in this epoch
+	// If the lease is released now, its holder released it after this process began, because it was seen held before.
 	sawHeld := m.looked && m.rec.Holder != "" && rec.Epoch == m.rec.Epoch
 	m.rec, m.looked, m.stale = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
-	if m.released() && (rec.Epoch == m.promise.epoch || sawHeld && m.promise.to == "") { // the owner that has our promise has stopped
+	if m.released() && (rec.Epoch == m.promise.epoch || sawHeld && m.promise.to == "") { // the owner with the promise has stopped
 		m.promise = promise{}
 	}
 }
 
-// schedule sets when the next call is made, counted from when the last was sent.
+// schedule sets the time of the next call, counted from the time at which the last call was sent.
 func (m *Machine) schedule(sent, now time.Time) {
 	interval := m.cfg.Retry
 	if now.Before(m.hurryUntil) {
@@ -60,7 +65,7 @@ func (m *Machine) schedule(sent, now time.Time) {
 	}
 	m.nextCall = sent.Add(interval)
 	switch at, ok := m.mayAcquire(); {
-	case m.held && (m.leaving || now.Before(m.releaseBy)), !m.held && m.mayAsk(now): // this was asked for while the call was under way
+	case m.held && (m.leaving || now.Before(m.releaseBy)), !m.held && m.mayAsk(now): // it became due during the last call
 		m.nextCall = now
 	case !m.held && ok && at.Before(m.nextCall):
 		m.nextCall = at
@@ -69,7 +74,7 @@ func (m *Machine) schedule(sent, now time.Time) {
 
 // Acquired records the outcome of Acquire.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
-	if m.answered(sent, now, err); err != nil { // even an acquisition that failed may have written the lease
+	if m.answered(sent, now, err); err != nil { // a failed acquisition may still have written the lease
 		m.stale = true
 		if m.schedule(sent, now); errors.Is(err, ErrTaken) {
 			m.nextCall = now
@@ -77,7 +82,7 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		return
 	}
 	start := m.mayAdmit(now)
-	if m.reclaim && now.Before(m.admitsUntil) { // no other dispatcher has admitted since we did
+	if m.reclaim && now.Before(m.admitsUntil) { // no other dispatcher has admitted since this one did
 		start = m.admitsAfter
 	}
 	m.record(now, rec)
@@ -85,8 +90,8 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.schedule(sent, now)
 }
 
-// hold notes that the lease is held with an epoch, as a call showed that was sent at sent. Nothing is admitted before
-// start.
+// hold records that this dispatcher holds the lease with an epoch, by the answer to a call that was sent at sent. Nothing is
+// admitted before start.
 func (m *Machine) hold(sent, start time.Time, epoch int64) {
 	m.held, m.reclaim, m.acquiredBlind, m.epoch, m.admitsAfter = true, false, false, epoch, start
 	m.renewed, m.admitsUntil = sent, sent.Add(m.cfg.RenewDeadline)
@@ -94,8 +99,8 @@ func (m *Machine) hold(sent, start time.Time, epoch int64) {
 	clear(m.votes)
 }
 
-// Renewed records the outcome of Renew. A renewal counts from when it was sent: it proves
-// that the lease was ours at some moment after that, but not at which.
+// Renewed records the outcome of Renew. A renewal counts from the time at which it was sent: it only proves that the lease
+// was held at some later, unknown time.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.answered(sent, now, err)
 	m.schedule(sent, now)
@@ -105,13 +110,13 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 		m.reclaim, m.looked, m.nextCall, m.nextVotes = true, false, now, now
 	case errors.Is(err, ErrLost):
 		m.letGo(now)
-	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // a renewal from before the claim does not disprove it
+	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // a renewal that was sent before the claim does not disprove it
 		m.nextCall = now
 	case err == nil:
 		m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline))
-		m.refuted, m.claimed = max(m.refuted, m.claimed), 0 // the renewal proves that no higher epoch was acquired
+		m.refuted, m.claimed = max(m.refuted, m.claimed), 0 // the renewal proves that no dispatcher has a higher epoch
 		if !now.Before(m.releaseBy) {
-			m.releaseBy = time.Time{} // the release was not done in time: this dispatcher stays the owner
+			m.releaseBy = time.Time{} // the release was not done in time: this dispatcher remains the owner
 		}
 	}
 }
@@ -130,7 +135,7 @@ func (m *Machine) Released(sent, now time.Time, err error) {
 	m.nextCall = sent.Add(m.cfg.Retry / 2)
 }
 
-// letGo notes that the lease is not held here any more, and has it looked at.
+// letGo records that this dispatcher no longer holds the lease. The next call is a Look.
 func (m *Machine) letGo(now time.Time) {
 	m.held, m.looked, m.releaseBy, m.admitsUntil, m.reclaim = false, false, time.Time{}, time.Time{}, false
 	m.nextCall = now
@@ -153,10 +158,10 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if m.reclaim && !now.Before(m.admitsUntil) {
 		looked := m.looked
 		m.letGo(now)
-		m.looked = looked // what the last look found still counts
+		m.looked = looked // the last look remains valid
 	}
 	if m.held && m.leaving && now.Before(m.admitsFrom()) {
-		m.letGo(now) // without a release: the next holder of a released lease admits at once, and the owner before us may still run
+		m.letGo(now) // not released: after a release the next holder admits at once, but the earlier owner may still admit
 	}
 	switch {
 	case m.held && (m.leaving || now.Before(m.releaseBy)):

@@ -2,20 +2,19 @@ package lease
 
 import "time"
 
-// Static is ownership without a lease and without a store. The home owns the scope while it
-// lives; else the first dispatcher of an order that was seen alive lately does. In a network partition, a
-// dispatcher that cannot see the home believes that it is the owner, so that there are two. So a taker uses only
-// a share of the slots.
+// Static is ownership without a lease and without a store. The home owns the scope while it is alive, else the first
+// dispatcher of a fixed order that is alive. In a network partition, a dispatcher that cannot reach the home also takes
+// the scope, so that there are two owners. An owner other than the home therefore uses only a share of the slots.
 type Static struct {
 	home, self string
-	order      []string // who takes it over, first to last
+	order      []string // the dispatchers that may take the scope over, the first one preferred
 	dead       time.Duration
 	seen       map[string]time.Time
 	begun      time.Time
 }
 
-// NewStatic begins to watch. A dispatcher counts as dead when it was not seen for the time
-// dead, but not before it was watched for so long.
+// NewStatic begins to watch the other dispatchers. A dispatcher counts as alive until it was not seen for the time dead; at
+// the start, all count as just seen.
 func NewStatic(self, home string, order []string, dead time.Duration, now time.Time) *Static {
 	return &Static{home: home, self: self, order: order, dead: dead, seen: map[string]time.Time{}, begun: now}
 }
@@ -23,7 +22,7 @@ func NewStatic(self, home string, order []string, dead time.Duration, now time.T
 // Saw records that a dispatcher answered a probe.
 func (s *Static) Saw(id string, now time.Time) { s.seen[id] = now }
 
-// Owner is the dispatcher that owns the scope now; empty: none of them is known to live.
+// Owner is the dispatcher that owns the scope now; empty: none is alive.
 func (s *Static) Owner(now time.Time) string {
 	if s.alive(s.home, now) {
 		return s.home
@@ -36,7 +35,7 @@ func (s *Static) Owner(now time.Time) string {
 	return ""
 }
 
-// View returns Owner as a lease's view.
+// View returns the ownership in the form of a lease's view.
 func (s *Static) View(now time.Time) View {
 	v := View{Phase: Watching, Holder: s.Owner(now)}
 	if v.Holder == s.self {
@@ -45,7 +44,7 @@ func (s *Static) View(now time.Time) View {
 	return v
 }
 
-// alive says whether a dispatcher was seen lately. This dispatcher always is.
+// alive reports whether a dispatcher counts as alive. This dispatcher always does.
 func (s *Static) alive(id string, now time.Time) bool {
 	if id == s.self {
 		return true
