@@ -51,6 +51,7 @@ func (b *board) update(r *rank, w Worker) {
 	if r.restarted(&w) { // the KV of the process before is gone
 		b.forgetOrphans(r, everyOrphan)
 		r.refusals.Succeed()
+		r.spared = false
 		b.giveUp(r.kept.Clear())
 	}
 	w.Process = cmp.Or(w.Process, r.Process)

@@ -83,6 +83,21 @@ func TestWhatEndsARowOfRefusals(t *testing.T) {
 	}
 }
 
+// A rank that is spared while its engine starts again takes requests at once: the new process has refused none.
+func TestAnotherProcessIsNotSpared(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(2, 2, 0)
+	ws[0].Process = 6
+	h.fleet(ws)
+	for range circuit.Limit {
+		h.refuse(h.put(pool.Entry{Prompt: 1}).slotNow(t))
+	}
+	require.EqualValues(t, 1, h.put(pool.Entry{Prompt: 1}).slotNow(t).Worker, "it is spared")
+	ws[0].Process = 7
+	h.fleet(ws)
+	require.Zero(t, h.put(pool.Entry{Prompt: 1}).slotNow(t).Worker)
+}
+
 // What a rank got before it was spared says nothing of what it takes now, and a request that ends for other reasons tried nothing.
 func TestATrialIsARequestThatItGotSince(t *testing.T) {
 	h := newHand(t, testConfig())
