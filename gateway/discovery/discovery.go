@@ -267,8 +267,9 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 			return nil, true, err
 		}
 		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
-			Profile: e.Profile, Ranks: e.Ranks, Region: e.Region, KVEventsPort: e.KVEventsPort, KVReplayPort: e.KVReplayPort,
-			Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
+			Profile: e.Profile, Ranks: e.Ranks, FirstRank: e.First, Region: e.Region, KVEventsPort: e.KVEventsPort,
+			KVReplayPort: e.KVReplayPort,
+			Group:        e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
 		}})
 	}
 	return list, true, nil

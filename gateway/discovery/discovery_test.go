@@ -118,3 +118,22 @@ func TestAFileThatListsEngines(t *testing.T) {
 	require.Empty(t, d.Failure(), "nothing has run")
 	require.Nil(t, New(h))
 }
+
+// The nodes of a hybrid deployment count their ranks from another number than 0, in a file as in the config.
+func TestWhatAFileSaysOfAnEngine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "engines.yaml")
+	h := hosted(t, func(cfg *config.Config) {
+		cfg.Profiles["h"] = mooncake.Profile{Connector: mooncake.None, DPMode: mooncake.DPHybrid}
+		cfg.Discovery.Files = []string{path}
+	})
+	sources, err := h.Sources()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, []byte("aggregated: [{url: http://127.0.0.1:8, profile: h, ranks: 4, first_rank: 4, region: r, "+
+		"group: g, barrier: none, slots: 8, kv_tokens: 9, cost: 2, kv_events_port: 5557, kv_replay_port: 5558, token_budget: 2048, "+
+		"prefill_schedule_interval: 3}]"), 0o600))
+	list, _, err := sources[0].(*fileSource).read()
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, config.Engine{URL: "http://127.0.0.1:8", Profile: "h", Ranks: 4, First: 4, Region: "r", Group: "g", Barrier: "none", Slots: 8,
+		KV: 9, Cost: 2, KVEventsPort: 5557, KVReplayPort: 5558, Budget: 2048, Interval: 3}, engineOf(list[0]))
+}
