@@ -160,3 +160,30 @@ func TestAForwardIsPredictedWithWhatThePeerLatelyTookBeyondIt(t *testing.T) {
 	clock.pass(10 * time.Minute)
 	require.InDelta(t, 0, forward(0).predicted.Residual, 0.1, "what was learned fades")
 }
+
+// However often the queue asks while a request waits for a replica, it is woken once for that.
+func TestARequestThatWaitsForAHitSetsOneTimer(t *testing.T) {
+	clock := &handClock{now: time.Unix(1_000_000_000, 0)}
+	n, queue := node(t, func(c *Config) { c.Clock, c.Policy = clock, "gorgo:push=sp-p,load=50,patience=2" })
+	h := &prefill.Here{Model: "m", Since: clock.now, Tokens: 4100}
+	h.Prefillers = []prefill.Prefiller{{Live: true, Open: true, Pending: 1}, {Live: true, Open: true, MaxSeqs: 8}}
+	for i := range h.Prefillers {
+		p := &h.Prefillers[i]
+		p.ID, p.TPMs = string(rune('a'+i)), 0.1
+	}
+	h.Prefillers[0].HitTokens = 4000
+	q := n.Question(Ask{ID: "r", Model: "m"})
+	for range 5 {
+		h.Round++
+		h.Now = clock.now
+		require.Equal(t, prefill.Waits, q.Where(h))
+		clock.pass(100 * time.Millisecond)
+	}
+	require.Len(t, clock.due, 1)
+	clock.pass(300*time.Millisecond + 1)
+	require.EqualValues(t, 1, queue.wakes.Load(), "once it has waited 2 ms for each of the 400 ms that the hit saves")
+	h.Now = clock.now
+	h.Round++
+	require.Equal(t, prefill.ToHere, q.Where(h))
+	require.Empty(t, clock.due)
+}

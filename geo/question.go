@@ -22,6 +22,7 @@ type Question struct {
 	may        func(region string) bool // whether residency allows a region; nil: it allows all
 	legs       int                      // number of legs for which the question decides
 	push       *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
+	wakes      time.Time                // when the queue is woken for this request
 	answer     *Forward                 // booked by Where; nil: none
 }
 
@@ -137,9 +138,20 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	}
 	q.countWait(s)
 	if d.UntilMs > 0 {
-		n.clock.After(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
+		q.wakeAfter(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, h.Now)
 	}
 	return prefill.Waits
+}
+
+// wakeAfter wakes the queue after a time, unless this request has it woken by then already. Each wake of the queue asks the questions of
+// all requests again. If each question set a timer each time, the number of timers would multiply.
+func (q *Question) wakeAfter(d time.Duration, now time.Time) {
+	at := now.Add(d)
+	if q.wakes.After(now) && at.After(q.wakes.Add(-time.Millisecond)) {
+		return
+	}
+	q.wakes = at
+	q.node.clock.After(d, q.node.cfg.Tier.Wake)
 }
 
 // Takes reports whether the push mode allows one more request on a prefill engine, by the engine's present state. The policy
