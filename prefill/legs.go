@@ -55,8 +55,8 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	}
 	for i := range legs {
 		lease, err := t.arrivals.atOnce(m, p, &legs[i])
-		if err != nil { // only possible for the first leg: after it is served, the others stay and have no deadline
-			return nil, err
+		if err != nil { // another region may have taken the request's key since the first leg was served
+			return tickets, err
 		}
 		if lease == nil {
 			break

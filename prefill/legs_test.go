@@ -135,6 +135,15 @@ func TestLegsGoElsewhereTogether(t *testing.T) {
 		require.EqualValues(t, 8, pool.free.Load())
 		requireIdle(t, tier)
 	})
+	t.Run("at once, though the first was served", func(t *testing.T) {
+		tier, head, all, pool := far(t, 8)
+		head.where = always(ToHere)
+		all[1].Elsewhere = &region{offers: true, where: always(ToThere)}
+		_, err := tier.EnterAll(all)
+		require.ErrorIs(t, err, ErrElsewhere)
+		require.EqualValues(t, 8, pool.free.Load())
+		requireIdle(t, tier)
+	})
 	t.Run("all, once the first may", func(t *testing.T) {
 		tier, head, all, _ := far(t, 0)
 		tickets, err := tier.EnterAll(all)
