@@ -23,6 +23,7 @@ func Derive(r *Roster) *Published {
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
 		order: make([]*Engine, 0, len(r.order)),
 		stops: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead),
+		left:   maps.Clone(r.left),
 		routes: map[string]Route{},
 	}}
 	p := d.p

@@ -337,13 +337,16 @@ func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool)
 // Outlived says whether the process that made a hand-off is gone or may be gone; sure: it is. A decode engine would ask the new process at
 // the same address for KV blocks that the new process never made.
 func (p *Published) Outlived(b Birth) (gone, sure bool) {
-	e := p.engines[b.Key]
-	if e == nil || e.Incarnation != b.Incarnation {
-		_, dead := p.dead[b.Incarnation]
-		dead = dead && b.Incarnation != ""
-		return dead, dead
+	processes := p.left[Birth{Incarnation: b.Incarnation, Key: b.Key}].processes
+	if e := p.engines[b.Key]; e != nil && e.Incarnation == b.Incarnation {
+		processes = e.processes
+	} else if _, dead := p.dead[b.Incarnation]; dead && b.Incarnation != "" {
+		return true, true
 	}
-	fate := e.processes.Fate(b.Process)
+	if processes == nil {
+		return false, false
+	}
+	fate := processes.Fate(b.Process)
 	return fate != Known, fate == Gone
 }
 

@@ -171,3 +171,42 @@ func TestAnIncarnationThatComesBackIsNotDead(t *testing.T) {
 		require.False(t, gone, "and a day later")
 	}
 }
+
+// An engine that no source tells apart from another at its address leaves the list and comes back. If it has another process by then, what
+// the process before made is gone.
+func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
+	leave, back := Left{Key: key("p1")}, Entered{Engine: described("p1")}
+	for name, row := range map[string]struct {
+		events []Event
+		gone   bool
+	}{
+		"the same process":             {[]Event{leave, back, started(1)}, false},
+		"another, since it is back":    {[]Event{leave, back, started(1), started(2)}, true},
+		"another, while it was away":   {[]Event{leave, back, started(2)}, true},
+		"another, before it left":      {[]Event{started(2), leave, back, started(2)}, true},
+		"another, and it is not back":  {[]Event{started(2), leave}, true},
+		"another, removed by a reload": {[]Event{Planned{Remove: []string{key("p1")}}, back, started(2)}, true},
+		"it leaves and is not back":    {[]Event{leave}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := begin(t, "p1")
+			s.tell(started(1))
+			made := s.Born(key("p1"))
+			s.tell(row.events...)
+			gone, sure := s.Outlived(made)
+			require.Equal(t, row.gone, gone)
+			require.Equal(t, row.gone, sure)
+		})
+	}
+	s := begin(t, "p1")
+	s.tell(leave)
+	s.now = s.now.Add(24 * time.Hour)
+	s.tell(Entered{Engine: described("p2")}, Left{Key: key("p2")})
+	require.Len(t, s.r.left, 1, "the first is forgotten")
+}
+
+func started(at float64) Event {
+	status := health("up", "m")
+	status.StartTime = at
+	return Health{Key: key("p1"), Status: status}
+}

@@ -26,6 +26,7 @@ type Published struct {
 	pauses  map[string]*Pause
 	hosts   map[string]trust
 	dead    map[string]time.Time
+	left    map[Birth]departed
 	routes  map[string]Route // by the name of a model or LoRA
 	ready   tally            // numbers of engines that are in service and known to the prefill tier and the dispatcher
 }

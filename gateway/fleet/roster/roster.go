@@ -29,6 +29,7 @@ type Roster struct {
 	returnable   map[string]bygone    // worker ids of ranks whose engine may come back, by incarnation and name
 	leftRanks    map[int32]leftRank   // ranks of engines that left less than rankMemory ago, by worker id: assignments may still name them
 	dead         map[string]time.Time // incarnations that have ended, with the latest time at which their hand-offs may still turn up
+	left         map[Birth]departed   // engines that may come back, by their birth with process 0
 	engineCount  int                  // how many engines have been added so far
 }
 
@@ -99,6 +100,12 @@ type bygone struct {
 	at time.Time
 }
 
+// departed is what is known of the processes of an engine that has left, and the time until which a hand-off of theirs may turn up.
+type departed struct {
+	processes *Processes
+	until     time.Time
+}
+
 // leftRank is a rank of an engine that left at a time.
 type leftRank struct {
 	of   *Engine
@@ -116,6 +123,7 @@ func New() *Roster {
 		engines: map[string]*Engine{}, drains: map[string]*Stop{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
 		workerIDs:  map[string]int32{},
 		returnable: map[string]bygone{}, leftRanks: map[int32]leftRank{}, dead: map[string]time.Time{},
+		left: map[Birth]departed{},
 	}
 }
 
@@ -146,6 +154,11 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		if _, back := r.dead[e.Incarnation]; back && e.Incarnation != "" {
 			e.processes = &Processes{first: r.engineCount << 20}
 		}
+		// An engine that was only taken off the list may be the same process, or one that its start time tells from the process before.
+		if before, back := r.left[e.itself()]; back && !now.After(before.until) {
+			e.processes = before.processes
+		}
+		delete(r.left, e.itself())
 	}
 	r.engines[e.Key()] = e
 	if e.Decodes() {
@@ -190,11 +203,15 @@ func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 			r.returnable[e.Incarnation+" "+name] = bygone{id, now}
 		}
 	}
+	until := now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout)
 	if dead && e.Incarnation != "" {
-		r.dead[e.Incarnation] = now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout)
+		r.dead[e.Incarnation] = until
+	} else {
+		r.left[e.itself()] = departed{e.processes, until}
 	}
 	maps.DeleteFunc(r.returnable, func(_ string, b bygone) bool { return now.Sub(b.at) > rankMemory })
 	maps.DeleteFunc(r.dead, func(_ string, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(r.left, func(_ Birth, d departed) bool { return now.After(d.until) })
 }
 
 // rememberRanks keeps the ranks of an engine that leaves for rankMemory, because assignments may still name them.
@@ -224,6 +241,9 @@ func (r *Roster) workerID(e *Engine, rank int) int32 {
 	}
 	return id
 }
+
+// itself is the birth by which the roster remembers an engine that has left, whatever its process.
+func (e *Engine) itself() Birth { return Birth{Incarnation: e.Incarnation, Key: e.Key()} }
 
 // nameOf is a rank's key in workerIDs: its role and name.
 func (e *Engine) nameOf(rank int) string { return e.Role + " " + e.At(rank).ID }
