@@ -30,7 +30,8 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 		return nil, nobody
 	}
 	lease, reason := d.serve(m, p, r, since, start)
-	if reason != 0 && reason != missed && (r.Elsewhere != nil || r.Target != "") {
+	unreached := func(c *candidate) bool { return !r.reaches(c) }
+	if reason != 0 && reason != missed && (r.Elsewhere != nil || slices.ContainsFunc(m.servers, unreached)) {
 		reason = held // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
 	return lease, reason

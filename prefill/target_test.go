@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 )
@@ -24,4 +25,24 @@ func TestARequestForOneCandidateGoesThereOrWaits(t *testing.T) {
 	first.Release()
 	<-w.done
 	require.Equal(t, "b", w.lease.Candidate.ID)
+}
+
+// A retry that may not leave its region waits for the engines there. The requests behind it may go to another one.
+func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		candidates := up("a", "b")
+		candidates[0].Region, candidates[1].Region = "ra", "rb"
+		tier := newTier(t, candidates, withPlaces(newPlaces(8)))
+		full := hold(t, tier, "a", pooled, 95_000)
+		stays := request(0)
+		stays.Reserved, stays.May = true, func(region string) bool { return region == "ra" }
+		first := start(t.Context(), tier, stays)
+		synctest.Wait()
+		require.Empty(t, first)
+		second := start(t.Context(), tier, request(1))
+		synctest.Wait()
+		require.Len(t, second, 1)
+		full[0].Release()
+		require.NoError(t, (<-first).err)
+	})
 }
