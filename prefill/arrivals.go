@@ -120,6 +120,9 @@ func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
 	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		Reserved: r.Reserved}
+	if r.Elsewhere == nil {
+		w.entry.Target = r.Target
+	}
 	m.line.Add(&w.entry)
 	a.reportQueued(m, &w.Request, true)
 	return w
@@ -196,6 +199,8 @@ func (a *arrivals) serve() {
 			a.queue.NoPlaces()
 		case held:
 			e.Hold()
+		case closed:
+			e.HoldAll()
 		default:
 			m.line.Shut()
 		}

@@ -21,6 +21,7 @@ const (
 	noGate                     // the KV gates of all candidates are closed
 	noRoom                     // no candidate can start the request
 	held                       // the request waits for a busy candidate or region; requests behind it may still be served
+	closed                     // the candidate that the request names takes none of its kind; others that name it wait, too
 	away                       // the request goes to another region
 	nobody                     // no first attempt of the request's line can be served in this round
 	missed                     // no prefill would end before the request's deadline

@@ -31,7 +31,11 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	}
 	lease, reason := d.serve(m, p, r, since, start)
 	unreached := func(c *candidate) bool { return !r.reaches(c) }
-	if reason != 0 && reason != missed && (r.Elsewhere != nil || slices.ContainsFunc(m.servers, unreached)) {
+	switch {
+	case reason == 0 || reason == missed:
+	case r.Elsewhere == nil && r.Target != "" && slices.ContainsFunc(m.servers, r.reaches):
+		reason = closed
+	case r.Elsewhere != nil || slices.ContainsFunc(m.servers, unreached):
 		reason = held // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
 	return lease, reason

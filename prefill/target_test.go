@@ -27,6 +27,30 @@ func TestARequestForOneCandidateGoesThereOrWaits(t *testing.T) {
 	require.Equal(t, "b", w.lease.Candidate.ID)
 }
 
+// However many requests wait for one candidate that takes none, they keep no other request from the other candidates.
+func TestRequestsForOneCandidateKeepNoOthersFromTheRest(t *testing.T) {
+	for _, n := range []int{1, 64, 200} { // a round looks past 64 that are held
+		synctest.Test(t, func(t *testing.T) {
+			tier := newTier(t, up("a", "b"), func(c *Config) { c.Push.MaxUnanswered = 1 })
+			at := Request{ID: "r", Model: testModel, PromptTokens: 100, Target: "b"}
+			first := acquire(t, tier, at)
+			var waits []<-chan outcome
+			for range n {
+				waits = append(waits, start(t.Context(), tier, at))
+			}
+			passed := start(t.Context(), tier, request(1))
+			require.Len(t, passed, 1, "%d wait for b", n)
+			require.Equal(t, "a", (<-passed).lease.Candidate.ID)
+			first.Release()
+			for _, w := range waits {
+				synctest.Wait()
+				require.Len(t, w, 1, "b takes one after another")
+				(<-w).lease.Release()
+			}
+		})
+	}
+}
+
 // A retry that may not leave its region waits for the engines there. The requests behind it may go to another one.
 func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

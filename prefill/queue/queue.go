@@ -11,6 +11,7 @@ import (
 	"container/heap"
 	"container/list"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -40,6 +41,7 @@ type Entry[T any] struct {
 	Arrival  time.Time
 	Deadline time.Time // zero: none; requests with a deadline are served first, the earliest deadline before the others
 	Reserved bool      // the request has a place in the pool already, because it is a retry
+	Target   string    // the only engine to which the request may go; empty: it may go to any
 
 	number       uint64 // counts arrivals; orders requests that arrived at the same time
 	heldIn       uint64 // the last round in which the request was held
@@ -65,6 +67,13 @@ type Line[T any] struct {
 
 	settledIn, shutIn, heldIn uint64 // the last rounds in which Settle, Shut and Hold were called
 	holds                     int    // requests that were held in round heldIn
+	closed                    []aim  // what HoldAll has held in round heldIn
+}
+
+// aim stands for the requests of a line that HoldAll holds: those with a target that are retries (reserved), or those that are not.
+type aim struct {
+	target   string
+	reserved bool
 }
 
 // New returns a queue in which no request waits.
@@ -172,11 +181,23 @@ func (q *Queue[T]) NoPlaces() { q.places = false }
 func (e *Entry[T]) Hold() {
 	l, round := e.line, e.line.queue.round
 	if l.heldIn != round {
-		l.heldIn, l.holds = round, 0
+		l.heldIn, l.holds, l.closed = round, 0, l.closed[:0]
 	}
 	e.heldIn = round
 	l.holds++
 	l.queue.holds++
+}
+
+// HoldAll holds this request, which has a target, and all requests of the line with the same target: if it is a retry, all retries with
+// this target, else all first attempts. The round does not look at them.
+func (e *Entry[T]) HoldAll() {
+	e.Hold()
+	e.line.closed = append(e.line.closed, aim{e.Target, e.Reserved})
+}
+
+// held reports whether the request was held in a round, by its own Hold or by HoldAll of another request.
+func (e *Entry[T]) held(round uint64) bool {
+	return e.heldIn == round || e.Target != "" && e.line.heldIn == round && slices.Contains(e.line.closed, aim{e.Target, e.Reserved})
 }
 
 // Settle notes that only retries of the line can be served in this round.
@@ -241,7 +262,7 @@ func (l *Line[T]) next(places bool) (first *Entry[T]) {
 // one was held, which is rare.
 func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
 	first := l.next(places)
-	if first == nil || first.heldIn != round {
+	if first == nil || !first.held(round) {
 		return first
 	}
 	first = nil
@@ -251,7 +272,7 @@ func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
 		}
 	}
 	for _, e := range l.retries.members {
-		if e.heldIn != round {
+		if !e.held(round) {
 			consider(e)
 		}
 	}
@@ -260,7 +281,7 @@ func (l *Line[T]) nextNotHeld(round uint64, places bool) *Entry[T] {
 	}
 	for _, lane := range l.turns.members {
 		for element := lane.entries.Front(); element != nil; element = element.Next() {
-			if e := element.Value.(*Entry[T]); e.heldIn != round {
+			if e := element.Value.(*Entry[T]); !e.held(round) {
 				consider(e)
 				break
 			}

@@ -367,3 +367,28 @@ func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	}
 	require.Len(t, looks, len(lines))
 }
+
+// Where one request says that its target takes none, the round looks at no other of that target, but at retries on their own.
+func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
+	q := New[string]()
+	l := &line{q.Line("m")}
+	for i := range 3 * roundDepth {
+		l.enter(entry{Of: "fresh", Target: "b", Arrival: epoch.Add(time.Duration(i) * time.Second)})
+		l.enter(entry{Of: "retry", Target: "b", Reserved: true, Arrival: epoch.Add(time.Duration(i) * time.Second)})
+	}
+	l.enter(entry{Of: "other target", Target: "c", Arrival: epoch.Add(time.Hour)})
+	l.enter(entry{Of: "any target", Arrival: epoch.Add(2 * time.Hour)})
+	for range 2 {
+		var looks []string
+		q.StartRound()
+		for e := q.Next(); e != nil; e = q.Next() {
+			looks = append(looks, e.Of)
+			if e.Target != "" {
+				e.HoldAll()
+			} else {
+				e.Hold()
+			}
+		}
+		require.Equal(t, []string{"retry", "fresh", "other target", "any target"}, looks)
+	}
+}
