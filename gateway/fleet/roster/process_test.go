@@ -199,10 +199,13 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 		})
 	}
 	s := begin(t, "p1")
+	made := s.Born(key("p1"))
 	s.tell(leave)
 	s.now = s.now.Add(24 * time.Hour)
 	s.tell(Entered{Engine: described("p2")}, Left{Key: key("p2")})
 	require.Len(t, s.r.left, 1, "the first is forgotten")
+	s.tell(back)
+	require.NotEqual(t, made, s.Born(key("p1")), "what was learned of a process before does not hold for this one")
 }
 
 func started(at float64) Event {

@@ -149,11 +149,9 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		r.fitDrains(e)
 	} else {
 		r.engineCount++
-		e.number, e.processes, e.healthy, e.state = r.engineCount, &Processes{}, Down, Down
+		e.number, e.healthy, e.state = r.engineCount, Down, Down
 		// The KV of an engine that left is gone, even if the engine comes back. So its processes get numbers far above those used before.
-		if _, back := r.dead[e.Incarnation]; back && e.Incarnation != "" {
-			e.processes = &Processes{first: r.engineCount << 20}
-		}
+		e.processes = &Processes{first: r.engineCount << 20}
 		// An engine that was only taken off the list may be the same process, or one that its start time tells from the process before.
 		if before, back := r.left[e.itself()]; back && !now.After(before.until) {
 			e.processes = before.processes
