@@ -148,7 +148,7 @@ func (b *board) placeNamed(now time.Time, first bool) {
 		if mine && seenByPolicies && first {
 			return
 		}
-		if mine && !seenByPolicies && l.full < b.ticks && b.placeOn(l, e, now) {
+		if mine && !seenByPolicies && !l.full && b.placeOn(l, e, now) {
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
@@ -175,7 +175,7 @@ func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
 		}
 	}
 	if full { // other entries with this name need not look at these ranks again in this tick
-		l.full = b.ticks
+		l.full = true
 	}
 	return best != nil && b.bind(best.group, best.group.inForce(), policy.Assignment{Entry: e.ID, Worker: best.ID}, now) == ""
 }

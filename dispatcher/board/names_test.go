@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/engine/circuit"
 	"evenkeel/pool"
 )
 
@@ -52,6 +53,22 @@ func TestARequestGoesToARankThatListsItsName(t *testing.T) {
 			require.Zero(t, h.boards["m"].restrictedCount)
 		})
 	}
+}
+
+// The rank that alone lists a name is spared, and the other is full, so that no policy decides. A request for the name gets each slot that
+// becomes free all the same.
+func TestANameThatOnlyASparedRankListsIsServedWhileTheOthersAreFull(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(naming(ranks(2, 1, 0), withX, baseOnly))
+	for range circuit.Limit {
+		h.refuse(h.put(pool.Entry{Prompt: 1}).slotNow(t))
+	}
+	require.EqualValues(t, 1, h.put(pool.Entry{Prompt: 1}).slotNow(t).Worker)
+	first := h.put(pool.Entry{Prompt: 1, Name: "x"}).slotNow(t)
+	second := h.put(pool.Entry{Prompt: 1, Name: "x"})
+	require.True(t, second.waits())
+	h.do(func(l *hand) { l.giveBack(first, Outcome{Kind: Cancelled}) })
+	require.Zero(t, second.slotNow(t).Worker)
 }
 
 // Where all ranks of a group list a name, its policy sees the requests for it.

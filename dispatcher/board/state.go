@@ -513,7 +513,7 @@ type listing struct {
 	up        int       // how many of these ranks are up or awaited
 	largest   int64     // largest prompt that any of these ranks could ever take, in KV tokens
 	graceEnds time.Time // end of outageGrace while all these ranks are down; zero: one is up
-	full      uint64    // number of the tick in which none of parts had a slot left
+	full      bool      // none of parts has a slot left in this tick
 	waiting   int       // entries in the pool that ask for the name, without discarded hand-offs
 }
 
