@@ -42,6 +42,9 @@ type Attributes struct {
 	KVTokens                   int64
 	Cost                       float32
 	KVEventsPort, KVReplayPort int
+	KVEngineID, KVHost         string // where decode engines reach it, if they are bound first; empty: its first answer tells
+	KVPort                     int
+	TPSize, PPSize, DCPSize    int
 	Budget, Interval           int // tokens of a step, and the number of steps from one that computes prompts to the next
 }
 

@@ -11,8 +11,9 @@ func engineOf(e discover.Engine) config.Engine {
 	a := e.Attributes
 	return config.Engine{
 		URL: e.URL, Profile: a.Profile, Ranks: a.Ranks, First: a.FirstRank, Region: a.Region, KVEventsPort: a.KVEventsPort,
-		KVReplayPort: a.KVReplayPort,
-		Group:        a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost, Budget: a.Budget, Interval: a.Interval,
+		KVReplayPort: a.KVReplayPort, KVEngineID: a.KVEngineID, KVHost: a.KVHost, KVPort: a.KVPort, TPSize: a.TPSize, PPSize: a.PPSize,
+		DCPSize: a.DCPSize,
+		Group:   a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost, Budget: a.Budget, Interval: a.Interval,
 	}
 }
 

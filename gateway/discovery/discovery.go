@@ -268,8 +268,9 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 		}
 		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
 			Profile: e.Profile, Ranks: e.Ranks, FirstRank: e.First, Region: e.Region, KVEventsPort: e.KVEventsPort,
-			KVReplayPort: e.KVReplayPort,
-			Group:        e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
+			KVReplayPort: e.KVReplayPort, KVEngineID: e.KVEngineID, KVHost: e.KVHost, KVPort: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
+			DCPSize: e.DCPSize,
+			Group:   e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
 		}})
 	}
 	return list, true, nil
