@@ -30,8 +30,8 @@ func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err
 	if err := s.mayYield(a, sender, ask); err != nil {
 		return nil, nil, err
 	}
-	a.yielding.Store(true)
-	return a, func() { a.yielding.Store(false) }, nil
+	a.yielding.Add(1)
+	return a, func() { a.yielding.Add(-1) }, nil
 }
 
 // HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and releases the lease.

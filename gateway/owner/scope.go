@@ -31,7 +31,7 @@ type Scope struct {
 	claimEnded chan struct{}      // closed when the claim has ended
 	view       atomic.Pointer[lease.View]
 	sending    atomic.Int64  // number of requests that were admitted, but are not written yet
-	yielding   atomic.Bool   // the scope is about to go to another proxy, so no new request begins for it
+	yielding   atomic.Int32  // open questions after which the scope may go to another proxy; while there are any, no new request begins for it
 	home       bool          // the scope is this proxy's own region
 	share      float64       // above 0, up to 1: largest part of a rank's slots that this proxy uses while cautious (see Set.Room)
 	hold       time.Duration // how long other proxies' requests may still run there after a takeover
@@ -187,7 +187,7 @@ func (a *Scope) Admits() bool { return a == nil || a.view.Load().Admits }
 
 // Begins says whether requests for the scope's engines may begin here: this proxy owns the scope, and the scope is not about to go to
 // another proxy.
-func (a *Scope) Begins() bool { return a.Admits() && (a == nil || !a.yielding.Load()) }
+func (a *Scope) Begins() bool { return a.Admits() && (a == nil || a.yielding.Load() == 0) }
 
 // Mark adds the header with the epoch of the ownership. A guard in front of an engine can use it to refuse or count requests with an older
 // epoch.

@@ -340,6 +340,25 @@ type heir struct {
 
 func (h *heir) hasHeirs(*Scope) bool { return h.lives.Load() }
 
+func (h *heir) mayYield(*Scope, string, geo.HandBack) error { return nil }
+
+// A proxy that asks for a scope once more, before its first question is answered, ends nothing: no request begins until both are.
+func TestNoRequestBeginsWhileAScopeIsAskedFor(t *testing.T) {
+	s, a := setOf(t, Regions, &lent{})
+	s.standing = &heir{}
+	a.view.Store(&lease.View{Admits: true})
+	require.True(t, a.Begins())
+	ask := geo.HandBack{Region: "us"}
+	_, first, err := s.Yield("eu-1", ask)
+	require.NoError(t, err)
+	_, second, err := s.Yield("eu-1", ask)
+	require.NoError(t, err)
+	first()
+	require.False(t, a.Begins())
+	second()
+	require.True(t, a.Begins())
+}
+
 // An owner that drains waits for a proxy that could own its scopes, but not for ever.
 func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
