@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"go/build"
 	"math"
+	"mime/multipart"
 	"strings"
 	"testing"
 
@@ -614,4 +615,20 @@ func TestAnErrorRepeatsLittleOfWhatAClientWrote(t *testing.T) {
 			require.LessOrEqual(t, len(r.Model), longestModel, name)
 		}
 	}
+}
+
+// The same holds for requests that one engine serves whole: for a key that has a medium somewhere below it, and for a form.
+func TestAnErrorOfAPassedRequestRepeatsLittleOfIt(t *testing.T) {
+	long := strings.Repeat("<", 1<<20)
+	r, fail := ParsePassed([]byte(`{"model":"m","`+long+`":{"type":"image_url","image_url":"http://10.0.0.1/"}}`), Limits{})
+	require.Nil(t, r)
+	require.Less(t, len(fail.JSON()), 16<<10)
+
+	var form bytes.Buffer
+	w := multipart.NewWriter(&form)
+	require.NoError(t, w.WriteField("model", long[:maxFieldBytes]))
+	require.NoError(t, w.Close())
+	r, fail = ParseForm(form.Bytes(), w.FormDataContentType(), Limits{})
+	require.Nil(t, r)
+	require.Less(t, len(fail.JSON()), 16<<10)
 }

@@ -78,7 +78,7 @@ func (p *parser) requireModel() *Error {
 // cluster's network. A plugin of the engine may also fetch what the key data names.
 func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
 	if _, refusal := p.mediaInValue(v, 0, path == "data"); refusal != nil {
-		return refusal.under(path)
+		return refusal.under(shorten(path))
 	}
 	return nil
 }
@@ -222,6 +222,9 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 	}
 	seen[name] = true
 	if name == "model" {
+		if len(value) > longestModel {
+			return badRequest(CodeInvalidValue, name, "%q has more than %d bytes", name, longestModel)
+		}
 		p.req.Model = string(value)
 		return nil
 	}
