@@ -632,3 +632,13 @@ func TestAnErrorOfAPassedRequestRepeatsLittleOfIt(t *testing.T) {
 	require.Nil(t, r)
 	require.Less(t, len(fail.JSON()), 16<<10)
 }
+
+// The echo of a chat is its last message, which would stand in the prompt twice if the answer went on elsewhere.
+func TestTheEchoOfAChatCannotGoOnElsewhere(t *testing.T) {
+	r, fail := Parse(mooncake.Chat, []byte(`{"model":"m","echo":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"a"}]}`), Limits{})
+	require.Nil(t, fail)
+	require.True(t, Unresumable(&r.Body, r.Endpoint))
+	r, fail = Parse(mooncake.Completions, []byte(`{"model":"m","echo":true,"prompt":"a"}`), Limits{})
+	require.Nil(t, fail)
+	require.False(t, Unresumable(&r.Body, r.Endpoint))
+}

@@ -32,6 +32,10 @@ func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 			if endpoint == mooncake.Generate {
 				return true
 			}
+		case "echo": // a chat's answer begins with its last message, which the prompt has already
+			if endpoint == mooncake.Chat && string(v) == "true" {
+				return true
+			}
 		case "stop":
 			if string(v) != "[]" {
 				return true
