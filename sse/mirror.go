@@ -114,6 +114,10 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		}
 		return e.Raw, Ended
 	}
+	if e.Kind == KindOpaque && m.ask.DropDone { // in one of several answers: its id and its index could not be replaced
+		m.fault = ErrLargeEvent
+		return nil, Overrun
+	}
 	if !m.ask.Form.chunked() {
 		return m.take(e, dst)
 	}

@@ -478,3 +478,29 @@ func TestWhatAnEngineKeepsIsSeenAtTheEnd(t *testing.T) {
 		})
 	}
 }
+
+// An event that is too large is not read, so that its id and its index stay as the engine wrote them: for one of several answers, a
+// client would take it for a part of another answer.
+func TestALargeEventOfOneOfSeveralAnswersIsRefused(t *testing.T) {
+	for form, event := range map[Form]string{
+		Chunks:    `{"id":"e","choices":[{"index":0,"delta":{"content":"` + strings.Repeat("a", 100) + `"}}]}`,
+		Tokens:    `{"request_id":"e","choices":[{"index":0,"token_ids":[` + strings.Repeat("1,", 100) + `1]}]}`,
+		Generated: `{"text":"` + strings.Repeat("a", 100) + `","output_ids":[1],"meta_info":{"id":"e","completion_tokens":1}}`,
+	} {
+		for _, leg := range []bool{false, true} {
+			m, f := NewMirror(Ask{Form: form, ID: []byte("ours"), Choice: 1, DropDone: leg}), NewFramer(64)
+			f.Feed([]byte("data: " + event + BlankLine))
+			e, ok := f.Next()
+			require.True(t, ok)
+			require.Equal(t, KindOpaque, e.Kind)
+			out, verdict := m.Event(e, nil)
+			if !leg {
+				require.Equal(t, Forward, verdict, "its client gets it all the same")
+				continue
+			}
+			require.Equal(t, Overrun, verdict)
+			require.Empty(t, out)
+			require.ErrorIs(t, m.Fault(), ErrLargeEvent)
+		}
+	}
+}
