@@ -92,6 +92,9 @@ func (f *Forward) Next() ([]byte, error) {
 // Ended reports whether the answer is complete and all its events were read.
 func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 
+// Torn says that only a part of the last event was returned.
+func (f *Forward) Torn() bool { return f.reader.Torn() }
+
 // await waits until there are events to return.
 func (f *Forward) await() error {
 	for len(f.unread) == 0 {

@@ -31,6 +31,7 @@ type Pull struct {
 	src   io.Reader
 	ahead interface{ Pending() int } // src, if it knows how much Read has without waiting
 	ends  interface{ Ended() bool }  // src, if it knows that nothing comes behind the bytes that Read has
+	torn  interface{ Torn() bool }   // src, if it knows that it has given only a part of an event
 	end   func(err error)
 	log   *zap.Logger
 	conn  io.Writer // the client's connection; nil: the whole answer is written by fasthttp
@@ -43,13 +44,15 @@ type Pull struct {
 
 // NewPull returns a Pull of src, whose Pending() int, if it has one, is how much
 // Read has without waiting, and whose Ended() bool, if it has one, says that nothing
-// comes behind that. end is called exactly once, when fasthttp is
+// comes behind that. While its Torn() bool, if it has one, says that the client has only a
+// part of an event, the client gets no comment. end is called exactly once, when fasthttp is
 // through with the answer or has given it up: err is nil after src's io.EOF,
 // the error src gave, an error about its panic, or ErrUnfinished.
 func NewPull(src io.Reader, end func(err error), log *zap.Logger) *Pull {
 	p := &Pull{src: src, end: end, log: log}
 	p.ahead, _ = src.(interface{ Pending() int })
 	p.ends, _ = src.(interface{ Ended() bool })
+	p.torn, _ = src.(interface{ Torn() bool })
 	return p
 }
 
@@ -151,8 +154,10 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 	}()
 	if p.head {
 		p.keep.wrote()
-		p.keep.Wait()
-		defer p.keep.Over()
+		if p.torn == nil || !p.torn.Torn() {
+			p.keep.Wait()
+			defer p.keep.Over()
+		}
 	}
 	n, err = p.src.Read(b)
 	if p.wire != nil && (err == io.EOF || err == nil && p.pending() == 0 && p.ended()) { //nolint:errorlint // as fasthttp compares

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/valyala/fasthttp"
@@ -133,4 +134,31 @@ func TestALargeArrivalAllocatesNothing(t *testing.T) {
 		a.parts = parts
 		_, _ = p.Read(buf)
 	}), 1.0)
+}
+
+// half is a source that has given a part of an event if torn is set. It says whether its client would get a comment while it waits.
+type half struct {
+	torn, comments bool
+	keep           *KeepAlive
+}
+
+func (h *half) Torn() bool { return h.torn }
+
+func (h *half) Read(p []byte) (int, error) {
+	h.keep.mu.Lock()
+	defer h.keep.mu.Unlock()
+	h.comments = h.keep.waits
+	return copy(p, "data"), nil
+}
+
+func TestNoCommentIsDueInsideAnEvent(t *testing.T) {
+	src := &half{keep: &KeepAlive{span: time.Hour, head: answered}}
+	p := NewPull(src, func(error) {}, zap.NewNop())
+	p.head, p.keep = true, src.keep
+	for _, src.torn = range []bool{false, true, false} {
+		_, err := p.Read(make([]byte, 100))
+		require.NoError(t, err)
+		require.Equal(t, !src.torn, src.comments)
+		require.False(t, src.keep.waits)
+	}
 }

@@ -28,6 +28,8 @@ type Stream interface {
 	Next() (events []byte, err error)
 	// Ended says that nothing comes behind the events that Next has returned.
 	Ended() bool
+	// Torn says that the client has only a part of the last event.
+	Torn() bool
 	// Flow returns the response whose bytes the answer is made of, and drops the stream's buffers; nil: the
 	// stream needs its goroutine now.
 	Flow() *engine.Response
@@ -96,9 +98,20 @@ func (p *pump) carry() {
 
 // next waits for events. If the wait is long, the client gets comments.
 func (p *pump) next() ([]byte, error) {
-	p.keep.Wait()
-	defer p.keep.Over()
+	if p.silence() > 0 {
+		p.keep.Wait()
+		defer p.keep.Over()
+	}
 	return p.Next()
+}
+
+// silence is the time without an event after which the client gets a comment; 0: it gets none, for example because the comment would
+// stand inside an event.
+func (p *pump) silence() time.Duration {
+	if p.keep == nil || p.Torn() {
+		return 0
+	}
+	return p.keep.Silence()
 }
 
 // guard ends the stream if f panics.
@@ -164,7 +177,7 @@ func (p *pump) await(now time.Time) {
 	if wait > 0 {
 		p.until = now.Add(wait)
 	}
-	if silence := p.keep.Silence(); silence > 0 && (wait <= 0 || silence < wait) {
+	if silence := p.silence(); silence > 0 && (wait <= 0 || silence < wait) {
 		wait = silence
 	}
 	if wait > 0 {
@@ -313,7 +326,7 @@ func (p *pump) unblock() {
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
 	switch by := p.out.Patience(); {
-	case p.room == nil && p.keep.Silence() > 0 && (p.until.IsZero() || now.Before(p.until)): // a comment is due, the engine is not late
+	case p.room == nil && p.silence() > 0 && (p.until.IsZero() || now.Before(p.until)): // a comment is due, the engine is not late
 		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
 	case p.room == nil:
 		p.pass(arrival{})

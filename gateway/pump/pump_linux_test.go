@@ -44,6 +44,8 @@ func (b *bytes) Next() ([]byte, error) {
 
 func (b *bytes) Ended() bool { return false }
 
+func (b *bytes) Torn() bool { return false }
+
 func (b *bytes) Flow() *engine.Response { return b.resp }
 
 func (b *bytes) Wait(time.Time) time.Duration {

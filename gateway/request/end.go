@@ -272,7 +272,7 @@ func (s *stream) release(kind board.Kind) {
 	}
 	outcome := s.outcome(kind)
 	if outcome.Kept {
-		s.keepTurn()
+		keepTurn(s)
 	}
 	s.job.srv.Dispatcher.Release(s.from.slot, outcome)
 	s.from.slot = nil

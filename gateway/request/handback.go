@@ -75,7 +75,7 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 }
 
 // keepTurn remembers which KV the decode engine keeps after a whole answer, so that the next turn of the conversation can fetch it.
-func (s *stream) keepTurn() {
+func keepTurn(s *stream) {
 	j, profile, trail := s.job, s.from.rank.Profile, &s.from.answer.Trail
 	if profile.HandBack != mooncake.HandBackFetched || len(trail.HandBack) == 0 || j.life.Resumed() || !trail.Exact() || s.from.local ||
 		s.from.partner != nil {

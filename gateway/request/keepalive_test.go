@@ -337,3 +337,60 @@ func TestCommentsInTheMiddle(t *testing.T) {
 		}
 	}
 }
+
+// An event that is larger than limits.event_bytes reaches its client in pieces. A comment between two pieces would be a part of the event.
+func TestNoCommentComesInsideAnEvent(t *testing.T) {
+	t.Parallel()
+	for _, loops := range []int{2, 0} {
+		t.Run(fmt.Sprintf("%d loops", loops), func(t *testing.T) {
+			t.Parallel()
+			const event = `{"id":"x","object":"text_completion","created":1,"model":"ref","choices":[{"index":0,"text":"%s","finish_reason":%s}]}`
+			first, large := fmt.Sprintf(event, "a", "null"), fmt.Sprintf(event, strings.Repeat("b", 16<<10), "null")
+			last := fmt.Sprintf(event, "c", `"stop"`)
+			goOn := make(chan struct{})
+			b := start(t, kept(t, setup{
+				mixed:     []refengine.Config{{}},
+				configure: func(c *config.Config, _ *Env) { c.Limits.EventBytes = 4 << 10 },
+				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+					body, _ := io.ReadAll(r.Body)
+					if !strings.Contains(string(body), "large") { // its client waits for its first token
+						select {
+						case <-goOn:
+						case <-r.Context().Done():
+						}
+						return
+					}
+					w.Header().Set("Content-Type", "text/event-stream")
+					for _, part := range []string{"data: " + first + sse.BlankLine, "data: " + large[:len(large)/2]} {
+						_, _ = io.WriteString(w, part)
+						_ = http.NewResponseController(w).Flush()
+					}
+					select {
+					case <-goOn:
+						_, _ = io.WriteString(w, large[len(large)/2:]+sse.BlankLine+"data: "+last+sse.BlankLine+sse.Done)
+					case <-r.Context().Done():
+					}
+				},
+			}, loops))
+			said := make(chan reply, 1)
+			go func() {
+				said <- b.post(mooncake.Completions.Path(), completion("large", `"stream":true,"max_tokens":6,`))
+			}()
+			b.eventually("half of the event has come", func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return strings.Count(string(b.shown), "b") > 4<<10
+			})
+			resp, err := http.Post(b.url+mooncake.Completions.Path(), "application/json",
+				strings.NewReader(completion("another", `"stream":true,"max_tokens":6,`)))
+			require.NoError(t, err)
+			defer func() { _ = resp.Body.Close() }()
+			_, err = io.ReadFull(resp.Body, make([]byte, 5*len(sse.Silence(sse.Chunks)))) // so that the time of several comments is over
+			require.NoError(t, err)
+			close(goOn)
+			r := <-said
+			require.Contains(t, r.body, "data: "+large+sse.BlankLine)
+			require.Contains(t, r.body, "data: "+last+sse.BlankLine)
+		})
+	}
+}

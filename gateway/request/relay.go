@@ -282,6 +282,9 @@ func (s *stream) Pending() int { return len(s.unread) + len(s.from.answer.out) }
 // Ended says that nothing comes after what Read has.
 func (s *stream) Ended() bool { return s.stage >= ended }
 
+// Torn says that only a part of the last event was handed on.
+func (s *stream) Torn() bool { return s.from.answer.Reader.Torn() }
+
 // Next returns whole events, all that have arrived, and waits if there are none. They are valid until the next call. io.EOF ends the
 // answer, whole or not.
 func (s *stream) Next() ([]byte, error) {
