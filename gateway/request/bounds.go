@@ -85,7 +85,11 @@ func (s *source) limits(first time.Duration) sse.Limits {
 	if s.muffled {
 		gap = max(gap, l.ProbeTimeout)
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(s.job.maxEchoed()+s.maxTokens, s.job.req.TopLogprobs, l.EventBytes),
+	likeliest := s.job.req.TopLogprobs
+	if s.job.req.Endpoint == mooncake.Generate {
+		likeliest = openai.AllTokens // each event may have all of the answer so far
+	}
+	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(s.job.maxEchoed()+s.maxTokens, likeliest, l.EventBytes),
 		First: max(1, first), Gap: gap}
 }
 

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +11,9 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
+	"evenkeel/sse"
 )
 
 // The docs have a limit under the name of the key that is in force.
@@ -39,5 +42,26 @@ func TestALimitIsTheKeyThatTheDocsName(t *testing.T) {
 		}
 		require.Contains(t, l.String(), row.key)
 		require.Equal(t, want, waitAtMost(l, fleet.NewSettings(cfg), &p), row.key)
+	}
+}
+
+// Each event of /generate has all of the answer so far, so that a stream has the square of its tokens. As long as each event has what its
+// tokens may take, the engine has not sent too much.
+func TestAStreamOfGenerateMayBeLong(t *testing.T) {
+	const tokens = 1000
+	const one = `[-0.1,12345,null],`
+	for likeliest, perToken := range map[int]string{0: one, 5: strings.Repeat(one, 6)} {
+		srv := newServer(t)
+		j := &job{srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Generate, Limit: tokens, TopLogprobs: likeliest}}
+		s, reader, now := &source{job: j, maxTokens: j.maxAnswerTokens(0)}, sse.NewReader(), time.Now()
+		reader.Reset(s.limits(time.Hour))
+		for n := range tokens {
+			event := fmt.Sprintf(`data: {"text":"%s","output_ids":[%s1],"meta_info":{"output_token_logprobs":[%snull],"completion_tokens":%d}}`,
+				strings.Repeat(" word", n+1), strings.Repeat("12345,", n), strings.Repeat(perToken, n+1), n+1)
+			reader.Feed([]byte(event+sse.BlankLine), now)
+			e, ok := reader.Next()
+			require.True(t, ok, "event %d, %v", n, reader.Err())
+			require.Equal(t, sse.KindData, e.Kind)
+		}
 	}
 }
