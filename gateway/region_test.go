@@ -194,6 +194,8 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			require.Equal(t, "local", local.Header.Get("X-Evenkeel-Route"), name)
 			if !strings.Contains(body, `"stream"`) { // whose legs take turns as they come
 				require.Equal(t, constant(local.Body), constant(got.Body), name)
+				here, there := us.receipt(got.Header.Get("X-Request-Id")), eu.receipt(local.Header.Get("X-Request-Id"))
+				require.Equal(t, there.OutputTokens, here.OutputTokens, "%s: the tokens of all answers count", name)
 			}
 			require.Equal(t, len(local.Body), len(got.Body), name)
 		}

@@ -51,7 +51,6 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if req.Stream {
 		srv.keepAlive(ctx, in, in.Record.Arrival)
 	}
-	j.changes = &legs[0].Changes
 	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1,
 		Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	switch req.Endpoint {
@@ -64,6 +63,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if len(legs) > 1 || req.Listed {
 		return srv.fanOut(ctx, conn, j, legs)
 	}
+	j.changes = &legs[0].Changes
 	makeNameable(j, conn)
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
