@@ -260,6 +260,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	case lifecycle.StopWaiting:
 		if p.firstTimer != nil {
 			p.firstTimer.Stop()
+			p.firstTimer = nil
 		}
 	case lifecycle.Forget:
 		p.forget(0)
@@ -322,6 +323,9 @@ func (p *partner) awaitFirst(limit lifecycle.Limit) {
 	p.firstTimer = time.AfterFunc(wait, func() {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
+		if p.firstTimer == nil {
+			return // the wait ended while this goroutine waited for the mutex
+		}
 		if limit == lifecycle.ByWhole { // the answer is waited for as long as its rank gives signs of life
 			if rest := handoff.Patience(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
 				p.firstTimer.Reset(rest)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -596,4 +597,23 @@ func TestACallbackThatComesWhileTheDecodeLegEndsGetsItsPrefill(t *testing.T) {
 		<-c.prefillOver
 		require.Equal(t, 1, c.requests(), "a prefill frees the blocks")
 	}
+}
+
+// The wait for an answer in one piece may end at the very moment when it would be made longer. Then it stays ended: a wait that goes on
+// would keep the request's body in memory.
+func TestAWaitThatHasEndedIsNotMadeLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		settings := fleet.NewSettings(config.Default())
+		j := &job{srv: &Server{Env: Env{Settings: func() *fleet.Settings { return settings }}}}
+		p := &partner{job: j, rank: &fleet.Rank{Signs: engine.NewSigns()}, maxTokens: 1000}
+		j.mu.Lock()
+		p.awaitFirst(lifecycle.ByWhole)
+		timer := p.firstTimer
+		time.Sleep(settings.Limits.ProbeTimeout) // the timer's goroutine waits for the mutex now
+		p.answeredAt = time.Now()
+		p.do(lifecycle.Effect{Do: lifecycle.StopWaiting}, nil)
+		j.mu.Unlock()
+		synctest.Wait()
+		require.False(t, timer.Stop())
+	})
 }
