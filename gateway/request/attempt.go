@@ -67,7 +67,7 @@ func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Du
 		}
 		wait, again = j.srv.Tier.Retry(retry.N, fault.Status, fault.Err)
 		if !again && retry.Despite && fault.Status == 0 && retry.N < conf.Attempts {
-			again, pause = true, retry.N
+			again, pause = true, min(retry.N, 8) // the base pause is doubled 8 times at most
 		}
 	}
 	if pause > 0 {

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
@@ -23,6 +24,16 @@ import (
 
 func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
 	require.Positive(t, failure.FromStream(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
+}
+
+// An answer that has begun is tried again without a budget, too, and the pauses before that grow no longer than any other.
+func TestThePauseOfAnAnswerThatHasBegunIsBounded(t *testing.T) {
+	srv := newServer(t, func(cfg *config.Config, _ *Env) { cfg.Prefill.Retry.Attempts = 100 })
+	j := &job{srv: srv.Server, incoming: &Incoming{}}
+	fault := &failure.Fault{Err: &engine.Error{Sent: true, Aborted: true, Err: errors.New("cut")}}
+	wait, again := j.backoff(lifecycle.Retry{Budget: lifecycle.Counted, N: 48, Despite: true}, fault)
+	require.True(t, again)
+	require.LessOrEqual(t, wait, 256*srv.Settings().Prefill.Retry.Base)
 }
 
 // A client that leaves while a probe is being answered must not take the engine
