@@ -19,6 +19,9 @@ func (e *Release) apply(l *Boards) {
 	generated, first, last := e.Generated, e.First, e.Last
 	if charge := &b.ledger.table[e.Slot]; charge.unheard.first != 0 && charge.rank.group != nil {
 		generated, first, last = int32(charge.unheard.tokens), charge.unheard.first, charge.rank.group.last.Number
+		if int32(last-first) < 0 { // the estimate begins with the next step, and no step was reported since
+			last = first
+		}
 	}
 	b.depart(e.Slot, generated, first, last)
 	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)

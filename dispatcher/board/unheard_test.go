@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/ahead"
 	"evenkeel/pool"
 )
 
@@ -173,4 +174,41 @@ func TestAnAnswerThatIsNotHeardProvesNoPair(t *testing.T) {
 	require.True(t, b.started(whole.index))
 	require.False(t, b.seen(whole.index))
 	require.False(t, b.ledger.table[whole.index].started)
+}
+
+// No step is reported while only answers run that are not heard. An answer that began after the last reported step and ends before the next
+// one has taken one step, and not the 2^32 by which its last step seems to come before its first.
+func TestAnAnswerThatIsNotHeardEndsNoEarlierThanItBegan(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(2, 50, 0)
+	for i := range ws {
+		ws[i].Barrier, ws[i].Group = true, "g"
+	}
+	h.fleet(ws)
+	stream := h.put(pool.Entry{Prompt: 1}).slotNow(t)
+	stream.Started()
+	for n := 1; n < 6; n++ {
+		h.pass(50 * time.Millisecond)
+		stream.Progress(n)
+		reported := h.told
+		h.told = nil
+		h.do(reported...)
+	}
+	whole := h.put(pool.Entry{Prompt: 1}).slotNow(t)
+	whole.unheard = 100
+	h.release(stream)
+	for range 4 {
+		h.pass(150 * time.Millisecond)
+		h.status(h.at)
+	}
+	b := h.boards["m"]
+	require.Greater(t, b.ledger.table[whole.index].unheard.first, b.groups[0].last.Number)
+	whole.generated.Store(8)
+	h.release(whole)
+	running := ahead.Lag{}
+	for range 128 {
+		running.Ended(10, 12, 12)
+		b.groups[0].lag.Ended(10, 12, 12)
+	}
+	require.Equal(t, running.Slots(50), b.groups[0].lag.Slots(50), "requests go ahead as where no such answer was")
 }
